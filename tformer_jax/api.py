@@ -141,7 +141,7 @@ class Run:
         These are attention weights, norms of the residual stream and predictions by layer.
         """
 
-        def run(rows: list[dict[str, list[int]]], _: int) -> Iterator[Watched]:
+        def run(rows: list[dict[str, list[int]]]) -> Iterator[Watched]:
             for found, row in zip(self._in_batches(watch, rows), rows, strict=True):
                 lengths = {key: len(ids) for key, ids in row.items()}
                 yield without_padding(found, self.config.model.family, lengths)
@@ -224,15 +224,14 @@ class Run:
         """Yields the row of each leaf of `function(model, params, batch)`, as NumPy arrays, in the order of `rows`."""
         cfg, mesh = self.config, mesh_of(self.params)
 
-        def run(lengths: np.ndarray, indices: np.ndarray) -> Iterator[Any]:
-            chosen = [rows[index] for index in indices]
-            batch = pad_inputs(chosen, *lengths.shape)
+        def run(indices: np.ndarray, T: int) -> Iterator[Any]:
+            batch = pad_inputs([rows[index] for index in indices], len(indices), T)
             with everywhere(mesh):
                 found = jax.device_get(function(self.model, self.params, shard_batch(mesh, batch)))
-            return (jax.tree.map(operator.itemgetter(number), found) for number in range(len(chosen)))
+            return (jax.tree.map(operator.itemgetter(number), found) for number in range(len(indices)))
 
-        longest = [range(max(map(len, row.values()))) for row in rows]
-        return in_batches(longest, run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
+        lengths = [max(map(len, row.values())) for row in rows]
+        return in_batches(lengths, run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
 
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         family, max_length = self.config.model.family, self.config.model.max_length

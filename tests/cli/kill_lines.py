@@ -25,7 +25,7 @@ def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
     options = argparse.Namespace(output=output, resume=resume, run=run, on_long_line="stop", field="text")
 
     def stream(texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[str]:
-        def compute(texts: list[str], _: int) -> Iterator[str]:
+        def compute(texts: list[str]) -> Iterator[str]:
             time.sleep(sleep)
             return [text.upper() for text in texts]
 

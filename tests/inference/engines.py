@@ -11,9 +11,8 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
-from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.engine import Engine, Event
-from tformer_jax.inference.sampling import row_keys
+from tformer_jax.inference.constraints import Constraints
+from tformer_jax.inference.engine import Engine, Event, Request
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import EOS
 
@@ -49,6 +48,17 @@ def engine(trained, max_rows: int = 3, **options) -> Engine:
     return Engine(*trained, TOKENIZERS, max_rows=max_rows, **options)
 
 
+def encode(text: str, family: str) -> tuple[int, ...]:
+    """Returns the token ids of a text as models of this family read them."""
+    special = LETTERS.special
+    return tuple((special.side if family == "seq2seq" else special.whole)(LETTERS.encode(text)))
+
+
+def submit(served: Engine, text: str, decode: DecodeConfig, **options) -> int:
+    """Submits a request for a text, with these options of `Request`; returns its number."""
+    return served.submit(Request(encode(text, served._cfg.model.family), decode, **options))
+
+
 def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int, int], tuple[str, Event]]:
     """Runs the engine to the end; returns the text of each request and sample, and its last event."""
     events = [] if events is None else events
@@ -68,12 +78,12 @@ def finish(served: Engine, events: list[Event] | None = None) -> dict[tuple[int,
 def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 0) -> str:
     """Returns the best output for this text, computed by the jitted loop."""
     cfg, model, params = trained
-    ids = LETTERS.encode(text)
     translates = cfg.model.family == "seq2seq"
     run = jitted_loop.translate if translates else jitted_loop.continue_text
-    row = pad_rows([[*ids, EOS] if translates else ids], 1, 32, pad_left=not translates)
-    keys, rules = row_keys(seed, np.array([index])), Rules.of(decode, LETTERS)
-    (output,) = np.asarray(run(model, params, row, keys, length=decode.max_new_tokens, cfg=decode, rules=rules))
+    row = pad_rows([encode(text, cfg.model.family)], 1, 32, pad_left=not translates)
+    keys, options = jitted_loop.row_keys(seed, np.array([index])), {"length": decode.max_new_tokens, "cfg": decode}
+    outputs = run(model, params, row, keys, constraints=Constraints.of(decode, LETTERS), **options)
+    (output,) = np.asarray(outputs)
     return LETTERS.decode(output)
 
 

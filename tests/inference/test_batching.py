@@ -13,13 +13,14 @@ from tformer_jax.special_tokens import PAD
 
 def batches(lengths, *, size: int, max_length: int):
     """Returns the shapes that `run` receives and the lengths of their rows; asserts the order of the results."""
-    seen = []
+    rows, seen = [[5] * n for n in lengths], []
 
-    def run(tokens, indices):
+    def run(indices, T):
+        tokens = pad_rows([rows[index] for index in indices], len(indices), T)
         seen.append((tokens.shape, (tokens != PAD).sum(1).tolist()))
         return [(int(index), int(row[row != PAD].sum())) for index, row in zip(indices, tokens, strict=True)]
 
-    found = list(in_batches([[5] * n for n in lengths], run, size=size, max_length=max_length))
+    found = list(in_batches(list(map(len, rows)), run, size=size, max_length=max_length))
     assert found == [(index, 5 * n) for index, n in enumerate(lengths)]
     return seen
 
@@ -29,7 +30,7 @@ def test_rows_of_similar_length_share_a_batch():
         ((2, 16), [0, 1]),
         ((2, 16), [2, 9]),
         ((2, 40), [17, 33]),
-        ((2, 40), [40, 0]),
+        ((2, 40), [40, 40]),
     ]
 
 
@@ -46,11 +47,11 @@ def test_many_lengths_have_few_shapes():
 def test_results_are_yielded_before_later_batches_run():
     ran = []
 
-    def run(tokens, indices):
+    def run(indices, _):
         ran.append(indices.tolist())
         return indices
 
-    found = in_batches([[5], [5] * 20, [5], [5] * 9], run, size=2, max_length=32)
+    found = in_batches([1, 20, 1, 9], run, size=2, max_length=32)
     assert next(found) == 0
     assert ran == [[0, 2]]
     assert list(found) == [1, 2, 3]
@@ -80,8 +81,8 @@ def squares(items, *, size=3, skip=0):
     """Returns the squares, and the chunks they were computed in."""
     chunks = []
 
-    def run(rows, start):
-        chunks.append((start, rows))
+    def run(rows):
+        chunks.append(rows)
         return [row**2 for row in rows]
 
     return in_chunks(items, lambda index, item: item, run, skip=skip, size=size), chunks
@@ -91,13 +92,13 @@ def squares(items, *, size=3, skip=0):
 def test_chunks_yield_all_results_in_order(count):
     found, chunks = squares(range(count))
     assert list(found) == [n**2 for n in range(count)]
-    assert chunks == [(start, list(range(count))[start : start + 3]) for start in range(0, count, 3)]
+    assert chunks == [list(range(count))[start : start + 3] for start in range(0, count, 3)]
 
 
 def test_results_are_yielded_before_their_chunk_is_complete():
     made = []
 
-    def run(rows, _):
+    def run(rows):
         for row in rows:
             made.append(row)
             yield row
@@ -118,7 +119,7 @@ def test_at_most_one_chunk_is_read():
 def test_skipping_does_not_change_chunks(skip):
     found, chunks = squares(range(7), skip=skip)
     assert list(found) == [n**2 for n in range(skip, 7)]
-    assert chunks == [(start, list(range(7))[start : start + 3]) for start in range(skip // 3 * 3, 7, 3)]
+    assert chunks == [list(range(7))[start : start + 3] for start in range(skip // 3 * 3, 7, 3)]
 
 
 def test_earlier_results_are_yielded_before_an_error():

@@ -9,10 +9,11 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, build, rest_slow, tiny
+from tests.inference.beam_search import best_continuations, best_translations
 from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import beam
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
@@ -28,7 +29,7 @@ def seq2seq(request):
 
 def best(model, params, source, *, length: int = LENGTH, **decode) -> beam.Hypotheses:
     cfg = DecodeConfig(strategy="beam", **decode)
-    return jax.device_get(jitted_loop.best_translations(model, params, source, length=length, cfg=cfg))
+    return jax.device_get(best_translations(model, params, source, length=length, cfg=cfg))
 
 
 def penalty(length: int, kind: str, alpha: float) -> float:
@@ -80,18 +81,20 @@ def test_one_beam_is_greedy(seq2seq):
     np.testing.assert_array_equal(one.tokens[:, 0], greedy)
 
 
-@pytest.mark.parametrize("rules", rest_slow([Rules(no_repeat_ngram=2), Rules(forbidden=((4, 5), (4, 3), (3, 4)))], 1))
-def test_rules_see_the_prompt(rules):
-    """One beam is greedy also under rules that look back: over the prompt, of different lengths, and the output."""
+@pytest.mark.parametrize(
+    "constraints", rest_slow([Constraints(no_repeat_ngram=2), Constraints(forbidden=((4, 5), (4, 3), (3, 4)))], 1)
+)
+def test_constraints_see_the_prompt(constraints):
+    """One beam is greedy also if constraints look back: over the prompt, of different lengths, and the output."""
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB, max_length=32))
     prompts = np.array(
         [[PAD, PAD, first, second, first] for first in (3, 4, 5) for second in (3, 4, 5)] + [[3, 4, 5, 3, 3]], np.int32
     )
     keys = jax.random.split(jax.random.key(0), len(prompts))
-    options = {"length": 9, "rules": rules}
+    options = {"length": 9, "constraints": constraints}
     greedy = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), **options)
     cfg = DecodeConfig(strategy="beam", beams=1)
-    one = jitted_loop.best_continuations(model, params, prompts, cfg=cfg, **options)
+    one = best_continuations(model, params, prompts, cfg=cfg, **options)
     np.testing.assert_array_equal(one.tokens[:, 0], greedy)
     free = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), length=9)
     assert (np.asarray(free) != np.asarray(greedy)).any()
@@ -105,7 +108,7 @@ def test_beams_do_not_compete_for_experts():
     roomy = registry.build(dataclasses.replace(crowded, moe=moe))
     cfg = DecodeConfig(strategy="beam", beams=4)
     prompts = np.array([[4], [5], [3]], np.int32)
-    found, expected = (jitted_loop.best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
+    found, expected = (best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     assert_close(found.scores, expected.scores, 1e-6)
 
@@ -125,10 +128,10 @@ def test_finished_rows_do_not_change():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB), seed=5)
     prompts = np.array([[token, other] for token in (3, 4, 5) for other in (3, 4, 5)], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=2, early_stopping="first", length_alpha=2.0)
-    together = jitted_loop.best_continuations(model, params, prompts, length=12, cfg=cfg)
+    together = best_continuations(model, params, prompts, length=12, cfg=cfg)
     for row in range(len(prompts)):
         others_empty = np.where(np.arange(len(prompts))[:, None] == row, prompts, PAD)
-        alone = jitted_loop.best_continuations(model, params, others_empty, length=12, cfg=cfg)
+        alone = best_continuations(model, params, others_empty, length=12, cfg=cfg)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[row])
     assert len(set((np.asarray(together.tokens[:, 0]) != PAD).sum(axis=1).tolist())) > 1
 
@@ -137,9 +140,9 @@ def test_continuations_of_prompts_of_different_length():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB))
     prompts = np.array([[PAD, PAD, 4, 5], [3, 4, 5, 3]], np.int32)
     cfg = DecodeConfig(strategy="beam", beams=3)
-    together = jitted_loop.best_continuations(model, params, prompts, length=5, cfg=cfg)
+    together = best_continuations(model, params, prompts, length=5, cfg=cfg)
     for row, (rows, at) in enumerate((([[4, 5]], 0), ([[PAD] * 4, [3, 4, 5, 3]], 1))):
-        alone = jitted_loop.best_continuations(model, params, np.array(rows, np.int32), length=5, cfg=cfg)
+        alone = best_continuations(model, params, np.array(rows, np.int32), length=5, cfg=cfg)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[at])
         assert_close(together.scores[row], alone.scores[at], 1e-5)
 
@@ -165,8 +168,8 @@ def test_missing_outputs_are_empty(stopping):
     cases = {(4, 5, 4): [[4, 5, 4]], (): [[2], [5], [3], [4]]}  # without padding and BOS, which are never generated
     for forced, outputs in cases.items():
         length = len(outputs[0])
-        settings, rules = RowSettings.of(cfg, 1), Rules(forced=forced)
-        state = beam.Beams.start(one, one, one * length, settings, rules, length=length, cfg=cfg)
+        settings, constraints = RowSettings.of(cfg, 1), Constraints(forced=forced)
+        state = beam.Beams.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
         advance = jax.jit(beam.Beams.advance)
         for _ in range(length):
             state = advance(state, np.broadcast_to(logits, (1, 6, VOCAB)))
@@ -180,8 +183,8 @@ def test_missing_outputs_are_empty(stopping):
 def test_beams_without_a_hypothesis_end_the_search():
     """Both outputs of one token end at once if no other token is allowed."""
     cfg, one = DecodeConfig(strategy="beam", beams=3), np.array([1])
-    rules = Rules(ends=(EOS, 5), forbidden=((3,), (4,)))
-    state = beam.Beams.start(one, one, one * 9, RowSettings.of(cfg, 1), rules, length=9, cfg=cfg)
+    constraints = Constraints(ends=(EOS, 5), forbidden=((3,), (4,)))
+    state = beam.Beams.start(one, one, one * 9, RowSettings.of(cfg, 1), constraints, length=9, cfg=cfg)
     state = jax.jit(beam.Beams.advance)(state, np.zeros((1, 3, VOCAB), np.float32))
     assert state.done.all()
     assert (state.finished.scores[0] > beam.WORST).tolist() == [True, True, False]
@@ -190,14 +193,14 @@ def test_beams_without_a_hypothesis_end_the_search():
 def test_a_longer_state_keeps_its_tokens():
     """Tokens, hypotheses and ancestors are followed by PAD, PAD and 0."""
     cfg, number = DecodeConfig(strategy="beam", beams=2), np.array([5])
-    start = beam.Beams.start(number, number, number, RowSettings.of(cfg, 1), Rules(), length=2, cfg=cfg)
+    start = beam.Beams.start(number, number, number, RowSettings.of(cfg, 1), Constraints(), length=2, cfg=cfg)
     tokens = np.array([[[3, 4], [4, 5]]], np.int32)
     state = dataclasses.replace(
         start,
         running=tokens,
-        lineage=start.lineage.replace(ancestors=tokens),
+        ancestry=start.ancestry.replace(ancestors=tokens),
         finished=start.finished._replace(tokens=tokens),
-    ).widened(4)
+    ).extended(4)
     assert state.length == 4
-    for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.lineage.ancestors, 0)):
+    for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.ancestry.ancestors, 0)):
         np.testing.assert_array_equal(found, [[[3, 4, empty, empty], [4, 5, empty, empty]]])

@@ -14,8 +14,8 @@ from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.inference import constraints, sampling
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference import sampling
+from tformer_jax.inference.constraints import Constraints, constrain, exclude_repeated, exclude_sequences, penalize
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.special_tokens import EOS, UNK
 
@@ -23,15 +23,17 @@ V = 10
 LOGITS = normal(3, V, seed=1)
 
 
-def constrained(rules: Rules, histories: list[list[int]], made: list[int] | None = None, **cfg) -> np.ndarray:
+def constrained(
+    constraints: Constraints, histories: list[list[int]], made: list[int] | None = None, **cfg
+) -> np.ndarray:
     """Applies `constrain` to LOGITS; tokens after a history are arbitrary."""
     counts = np.array(list(map(len, histories)))
     history = np.full((3, counts.max() + 2), 7, np.int32)
     for row, ids in enumerate(histories):
         history[row, : len(ids)] = ids
-    run = jax.jit(constraints.constrain, static_argnames="rules")
+    run = jax.jit(constrain, static_argnames="constraints")
     settings = RowSettings.of(DecodeConfig(**cfg), 3)
-    return np.asarray(run(LOGITS, history, counts, np.array(made or counts), settings, rules=rules))
+    return np.asarray(run(LOGITS, history, counts, np.array(made or counts), settings, constraints=constraints))
 
 
 def excluded(*arguments, **options) -> list[list[int]]:
@@ -42,11 +44,11 @@ def excluded(*arguments, **options) -> list[list[int]]:
     return [np.flatnonzero(row).tolist() for row in gone]
 
 
-def test_without_rules_nothing_changes():
-    assert not Rules().need_history
+def test_without_constraints_nothing_changes():
+    assert not Constraints().need_history
     settings = RowSettings.of(DecodeConfig(), 3)
     nothing = jnp.zeros((3, 0), jnp.int32)
-    found = constraints.constrain(LOGITS, nothing, jnp.zeros(3, int), jnp.zeros(3, int), settings, Rules())
+    found = constrain(LOGITS, nothing, jnp.zeros(3, int), jnp.zeros(3, int), settings, Constraints())
     np.testing.assert_array_equal(found, LOGITS)
 
 
@@ -54,7 +56,7 @@ def test_repetition_is_penalized_by_the_strength_of_the_row():
     logits = jnp.tile(jnp.array([[2.0, -2.0, 0.0, 1.0, -jnp.inf]]), (3, 1))
     history = jnp.array([[0, 1, 1, 4], [0, 0, 1, 2], [3, 1, 0, 2]])
     strength = jnp.array([2.0, 1.0, 0.5])
-    found = jax.jit(constraints.penalize)(logits, history, jnp.array([4, 3, 1]), strength)
+    found = jax.jit(penalize)(logits, history, jnp.array([4, 3, 1]), strength)
     same = [2.0, -2.0, 0.0, 1.0, -np.inf]
     np.testing.assert_array_equal(found, [[1.0, -4.0, 0.0, 1.0, -np.inf], same, [2.0, -2.0, 0.0, 2.0, -np.inf]])
 
@@ -70,40 +72,40 @@ def test_repetition_is_penalized_by_the_strength_of_the_row():
 )
 def test_no_ngram_occurs_again(n, expected):
     histories = [[4, 5, 4, 6, 5, 4], [], [4, 4, 4, 4]]
-    assert excluded(Rules(no_repeat_ngram=n), histories) == expected
+    assert excluded(Constraints(no_repeat_ngram=n), histories) == expected
 
 
 def test_n_grams_longer_than_the_history():
     full, one = jnp.array([[4, 4]]), jnp.array([1])
     for n, expected in ((1, {4}), (2, {4}), (3, set())):
-        found = jax.jit(constraints.exclude_repeated, static_argnums=3)(LOGITS[:1], full, 2 * one, n)
+        found = jax.jit(exclude_repeated, static_argnums=3)(LOGITS[:1], full, 2 * one, n)
         assert set(np.flatnonzero(found[0] == -jnp.inf)) == expected
-    exclude = jax.jit(constraints.exclude_sequences, static_argnums=3)
+    exclude = jax.jit(exclude_sequences, static_argnums=3)
     found = exclude(LOGITS[:1], full[:, :1], one, ((8, 4, 4, 6), (4, 5)))
     assert np.flatnonzero(found[0] == -jnp.inf) == [5]
 
 
 def test_forbidden_sequences_are_not_completed():
-    rules = Rules(forbidden=((4, 4, 4, 4, 4, 6), (9,), (4, 5), (4, 6), (8, 4, 7)))
-    assert rules.need_history
-    assert Rules(forbidden=((9,), (4, 5))).need_history
-    assert excluded(rules, [[8, 4], [4, 8], []]) == [[5, 6, 7, 9], [9], [9]]
-    single = Rules(forbidden=((9,), (5,)))
+    constraints = Constraints(forbidden=((4, 4, 4, 4, 4, 6), (9,), (4, 5), (4, 6), (8, 4, 7)))
+    assert constraints.need_history
+    assert Constraints(forbidden=((9,), (4, 5))).need_history
+    assert excluded(constraints, [[8, 4], [4, 8], []]) == [[5, 6, 7, 9], [9], [9]]
+    single = Constraints(forbidden=((9,), (5,)))
     assert not single.need_history
     assert excluded(single, [[8, 4], [4, 8], []]) == [[5, 9]] * 3
 
 
 def test_min_new_tokens_excludes_eos():
-    assert excluded(Rules(), [[4], [4] * 5, [4] * 9], [0, 1, 2], min_new_tokens=2) == [[EOS], [EOS], []]
+    assert excluded(Constraints(), [[4], [4] * 5, [4] * 9], [0, 1, 2], min_new_tokens=2) == [[EOS], [EOS], []]
 
 
 def test_an_output_that_cannot_continue_ends_with_the_probability_of_the_model():
-    everything = Rules(forbidden=tuple((token,) for token in range(V)))
+    everything = Constraints(forbidden=tuple((token,) for token in range(V)))
     assert excluded(everything, [[4], [], [4, 5]]) == [[token for token in range(V) if token != EOS]] * 3
 
 
 def test_the_first_tokens_are_forced():
-    found = constrained(Rules(forced=(7, 5), forbidden=((7,), (5,))), [[], [7], [7, 5]], min_new_tokens=3)
+    found = constrained(Constraints(forced=(7, 5), forbidden=((7,), (5,))), [[], [7], [7, 5]], min_new_tokens=3)
     for row, token in enumerate((7, 5)):
         assert np.flatnonzero(found[row] > -np.inf).tolist() == [token]
         assert found[row, token] == 0
@@ -112,48 +114,48 @@ def test_the_first_tokens_are_forced():
 
 def test_a_row_without_allowed_tokens_ends():
     everything = tuple((token,) for token in range(3, V))
-    found = constrained(Rules(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
+    found = constrained(Constraints(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
     settings = RowSettings.of(DecodeConfig(), 3)
     keys = jax.random.split(jax.random.key(0), 3)
     assert jax.jit(sampling.choose)(sampling.forbid(found), settings, keys).tolist() == [EOS] * 3
 
 
 def test_rows_have_separate_histories():
-    rules = Rules(repetition=True, no_repeat_ngram=2, forbidden=((4, 5),), forced=(6,))
+    constraints = Constraints(repetition=True, no_repeat_ngram=2, forbidden=((4, 5),), forced=(6,))
     histories = [[6, 4, 5, 4], [4], [6, 5, 5]]
-    together = constrained(rules, histories, repetition_penalty=1.5, min_new_tokens=4)
+    together = constrained(constraints, histories, repetition_penalty=1.5, min_new_tokens=4)
     for row in range(3):
         others = [[6, 9, 8] if other != row else histories[row] for other in range(3)]
-        alone = constrained(rules, others, repetition_penalty=1.5, min_new_tokens=4)
+        alone = constrained(constraints, others, repetition_penalty=1.5, min_new_tokens=4)
         np.testing.assert_array_equal(alone[row], together[row])
 
 
-class TestRulesOfAConfig:
+class TestConstraintsOfAConfig:
     letters = CharacterTokenizer(" abc")
     words = WordTokenizer(["a", "b", "the"])
 
-    def test_disabled_rules_add_no_operations(self):
-        assert Rules.of(DecodeConfig(), self.letters) == Rules()
-        assert hash(Rules()) == hash(Rules.of(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
+    def test_disabled_constraints_add_no_operations(self):
+        assert Constraints.of(DecodeConfig(), self.letters) == Constraints()
+        assert hash(Constraints()) == hash(Constraints.of(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
 
     def test_settings(self):
         cfg = DecodeConfig(repetition_penalty=1.1, no_repeat_ngram=3, forbidden=("ab", "c"), prefix="ba")
-        expected = Rules(repetition=True, no_repeat_ngram=3, forbidden=((5, 6), (7,)), forced=(6, 5))
-        found = Rules.of(cfg, self.letters)
+        expected = Constraints(repetition=True, no_repeat_ngram=3, forbidden=((5, 6), (7,)), forced=(6, 5))
+        found = Constraints.of(cfg, self.letters)
         assert found == expected  # " ab" ends in "ab", which is forbidden already
         assert found.need_history
-        assert Rules.of(DecodeConfig(repetition_penalty=1.1), self.letters).need_history
-        assert Rules.of(DecodeConfig(no_repeat_ngram=1), self.letters).need_history
+        assert Constraints.of(DecodeConfig(repetition_penalty=1.1), self.letters).need_history
+        assert Constraints.of(DecodeConfig(no_repeat_ngram=1), self.letters).need_history
 
     def test_a_text_is_forbidden_after_a_space_too(self):
         texts = [{"text": "cat a cat b cat c"}] * 9
         bpe = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=264), texts).target
         alone, inside = bpe.encode("cat"), bpe.encode(" cat")
         assert len(alone) == len(inside) == 1
-        assert Rules.of(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
+        assert Constraints.of(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
 
     def test_texts_with_some_unknown_tokens_are_forbidden(self):
-        assert Rules.of(DecodeConfig(forbidden=("aΩ",)), self.letters).forbidden == ((5, UNK),)
+        assert Constraints.of(DecodeConfig(forbidden=("aΩ",)), self.letters).forbidden == ((5, UNK),)
 
     @pytest.mark.parametrize(
         ("settings", "sentence"),
@@ -170,7 +172,7 @@ class TestRulesOfAConfig:
     )
     def test_mistakes(self, settings, sentence):
         with pytest.raises(ConfigError, match=sentence) as caught:
-            Rules.of(DecodeConfig(**settings), self.words)
+            Constraints.of(DecodeConfig(**settings), self.words)
         assert "\n" not in str(caught.value)
 
 
@@ -187,7 +189,7 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
     assert dict(loaded.special.names) | {4: "[PAD]", 5: "[UNK]", 6: "[MASK]"} == dict(loaded.special.names)
     assert ExtendedTokenizer.of(loaded, ("<mask>",)).id_of("<mask>") == 6
     with pytest.raises(ConfigError, match="zebra"):
-        Rules.of(DecodeConfig(**{setting: value}), loaded)
+        Constraints.of(DecodeConfig(**{setting: value}), loaded)
 
 
 @pytest.mark.parametrize("setting", ["forbidden", "prefix"])
@@ -195,8 +197,8 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
     """Tokenizers of nanoGPT's character models have no unknown token."""
     tokenizer = characters("the cat sat on a mat")
     with pytest.raises(ConfigError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
-        Rules.of(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
-    Rules.of(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
+        Constraints.of(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
+    Constraints.of(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -211,5 +213,5 @@ def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     """Regression test: such a stop text ended each output at once, or never."""
     tokenizer = NormalizedTokenizer(characters("the cat sat on a mat"), ("lowercase",), "en")
     with pytest.raises(ConfigError, match=sentence):
-        Rules.of(DecodeConfig(**settings), tokenizer)
-    Rules.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), tokenizer)
+        Constraints.of(DecodeConfig(**settings), tokenizer)
+    Constraints.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), tokenizer)

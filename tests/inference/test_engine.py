@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests import oracles
 from tests.helpers import rest_slow
+from tests.inference.beam_search import best_continuations, best_translations
 from tests.inference.engines import (
     BEAM,
     GREEDY,
@@ -26,13 +27,13 @@ from tests.inference.engines import (
     finish,
     models,
     plain,
+    submit,
 )
-from tformer_jax.benchmarks import jitted_loop
+from tformer_jax.benchmarks.jitted_loop import continue_text, row_keys
 from tformer_jax.config import ConfigError
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import lane as lanes
-from tformer_jax.inference.sampling import row_keys
 from tformer_jax.special_tokens import EOS, PAD
 
 
@@ -52,7 +53,7 @@ def test_calls_keep_the_types_of_the_state(case):
     """Else each function would be compiled once more, for the types after the first call."""
     family, decode = case
     served = engine(plain(family))
-    served.submit(Request("abc", decode, samples=2))
+    submit(served, "abc", decode, num_outputs=2)
     finish(served)
     (lane,) = served._lanes.values()
     initial = compiled.empty(lane.plan, lane._size)
@@ -64,7 +65,7 @@ def test_outputs_do_not_depend_on_other_requests(case):
     family, decode = case
     trained = plain(family)
     served = engine(trained)
-    numbers = [served.submit(Request(text, decode, seed=3, index=index)) for index, text in enumerate(TEXTS)]
+    numbers = [submit(served, text, decode, seed=3, index=index) for index, text in enumerate(TEXTS)]
     found = finish(served)
     expected = [alone(trained, text, decode, 3, index) for index, text in enumerate(TEXTS)]
     assert [found[number, 0][0] for number in numbers] == expected
@@ -87,18 +88,18 @@ def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
     long = "abcdefgabcdefgabcdefg"
     texts = [long, long + "ab", "ga", long, long[:17] + "a"]
     decode = dataclasses.replace(GREEDY, cache_dtype="float32")
-    numbers = [served.submit(Request(text, decode)) for text in texts]
+    numbers = [submit(served, text, decode) for text in texts]
     found = finish(served)
     _, model, params = trained
     rows = pad_rows([LETTERS.encode(text) for text in texts], len(texts), 32, pad_left=True)
-    outputs = jitted_loop.continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
+    outputs = continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
     assert [found[number, 0][0] for number in numbers] == [LETTERS.decode(row) for row in np.asarray(outputs)]
 
 
 @pytest.mark.parametrize("text", rest_slow(["abcdefgabcdefgabcd", "abc"], 1))
 def test_samples_of_one_prompt_share_it(trained, text):
     served = engine(trained)
-    number = served.submit(Request(text, SAMPLE, seed=5, index=7, samples=3))
+    number = submit(served, text, SAMPLE, seed=5, index=7, num_outputs=3)
     events = served.step()
     full = 3 * -(-(len(text) + 7) // 16)
     assert trained[0].model.family == "seq2seq" or served.pages_used == full - 2 * ((len(text) - 1) // 16)
@@ -121,7 +122,7 @@ def test_arrivals_and_cancellations_do_not_change_other_outputs(trained, data):
         if action == "submit":
             text, decode = data.draw(st.sampled_from(TEXTS)), data.draw(st.sampled_from([GREEDY, SAMPLE, BEAM]))
             seed = data.draw(st.integers(0, 2))
-            asked[served.submit(Request(text, decode, seed=seed))] = text, decode, seed
+            asked[submit(served, text, decode, seed=seed)] = text, decode, seed
         elif action == "step":
             events += served.step()
         elif asked:
@@ -140,11 +141,11 @@ def test_a_released_row_does_not_write_to_reused_pages():
     """All pages of a canceled row are given to the next request, which takes another row."""
     trained, _ = endless()
     served = engine(trained, max_rows=4, pages=2)
-    first, second = (served.submit(Request(text, GREEDY)) for text in ("abc", "g"))
+    first, second = (submit(served, text, GREEDY) for text in ("abc", "g"))
     served.step()
     for request in (second, first):
         served.cancel(request)
-    number = served.submit(Request("abcabcabc", GREEDY))
+    number = submit(served, "abcabcabc", GREEDY)
     assert finish(served)[number, 0][0] == alone(trained, "abcabcabc", GREEDY)
 
 
@@ -152,9 +153,9 @@ def test_a_released_row_does_not_write_to_reused_pages():
 def test_beam_search_reports_outputs_with_scores(trained):
     cfg, model, params = trained
     served = engine(trained)
-    number = served.submit(Request("abc", BEAM, samples=2))
+    number = submit(served, "abc", BEAM, num_outputs=2)
     found = finish(served)
-    search = jitted_loop.best_translations if cfg.model.family == "seq2seq" else jitted_loop.best_continuations
+    search = best_translations if cfg.model.family == "seq2seq" else best_continuations
     ids = LETTERS.encode("abc")
     rows = np.array([[*ids, EOS] if cfg.model.family == "seq2seq" else [PAD, *ids]])
     best = search(model, params, rows, length=7, cfg=BEAM)
@@ -169,7 +170,7 @@ def test_the_score_is_the_sum_of_log_probabilities_without_forced_tokens(prefix)
     decode = dataclasses.replace(GREEDY, prefix=prefix)
     trained = cfg, _, params = models("decoder_lm", seed=1)  # whose output is made of letters
     served = engine(trained)
-    number, unscored = (served.submit(Request("abcde", decode, scored=scored)) for scored in (True, False))
+    number, unscored = (submit(served, "abcde", decode, scored=scored) for scored in (True, False))
     found = finish(served)
     text, event = found[number, 0]
     assert text.startswith(prefix)
@@ -193,12 +194,11 @@ def test_outputs_do_not_depend_on_steps_per_call(case, most, monkeypatch):
     def run(seconds: float):
         served, events = engine(trained, seconds=seconds), []
         numbers = [
-            served.submit(Request(text, decode, seed=3, index=index, scored=True))
-            for index, text in enumerate(TEXTS[:4])
+            submit(served, text, decode, seed=3, index=index, scored=True) for index, text in enumerate(TEXTS[:4])
         ]
-        leaves = served.submit(Request("gg", dataclasses.replace(decode, max_new_tokens=LONG - 2)))
+        leaves = submit(served, "gg", dataclasses.replace(decode, max_new_tokens=LONG - 2))
         events += served.step()
-        numbers += [served.submit(Request(text, decode, seed=3, scored=True)) for text in TEXTS[4:]]
+        numbers += [submit(served, text, decode, seed=3, scored=True) for text in TEXTS[4:]]
         for _ in range(6):
             events += served.step()
         served.cancel(leaves)
@@ -220,7 +220,7 @@ def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
     trained, _ = endless()
     served = engine(trained, seconds=math.inf)
     lengths = (2, 7, 7, 7)
-    numbers = [served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=most))) for most in lengths]
+    numbers = [submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=most)) for most in lengths]
     first = served.step()
     assert [(event.request, event.tokens, event.finish) for event in first] == [
         (numbers[0], 2, "length"),
@@ -236,8 +236,8 @@ def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     trained, output = endless()
     served = engine(trained, max_rows=1, seconds=seconds)
     stop = output[2:4]
-    first = served.submit(Request("abc", dataclasses.replace(GREEDY, stop=(stop,))))
-    second = served.submit(Request("abc", GREEDY))
+    first = submit(served, "abc", dataclasses.replace(GREEDY, stop=(stop,)))
+    second = submit(served, "abc", GREEDY)
     found = finish(served)
     assert found[first, 0][0] == output[: output.index(stop)]
     assert found[first, 0][1].finish == "stop"
@@ -249,10 +249,10 @@ def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
 def test_a_beam_ends_with_the_token_that_completes_a_stop_text():
     """Regression test: its tokens and their number included those after the stop text."""
     served = engine(endless()[0])
-    whole = served.submit(Request("abc", BEAM))
+    whole = submit(served, "abc", BEAM)
     output = finish(served)[whole, 0][0]
     stop = output[2]
-    number = served.submit(Request("abc", dataclasses.replace(BEAM, stop=(stop,))))
+    number = submit(served, "abc", dataclasses.replace(BEAM, stop=(stop,)))
     text, event = finish(served)[number, 0]
     length = output.index(stop) + 1
     assert (text, event.finish) == (output[: length - 1], "stop")
@@ -264,8 +264,8 @@ def test_rules_and_limits_apply_per_request():
     trained, output = endless()
     served = engine(trained)
     forbids = dataclasses.replace(GREEDY, forbidden=(output[0],), max_new_tokens=3)
-    first = served.submit(Request("abc", forbids))
-    second = served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=LONG)))
+    first = submit(served, "abc", forbids)
+    second = submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=LONG))
     found = finish(served)
     assert output[0] not in found[first, 0][0] and len(found[first, 0][0]) == 3
     assert len(found[second, 0][0]) == LONG - 3
@@ -275,13 +275,13 @@ def test_pages_limit_concurrent_requests():
     trained, _ = endless()
     served = engine(trained, max_rows=4, pages=2)
     long = dataclasses.replace(GREEDY, max_new_tokens=14)
-    numbers = [served.submit(Request("abc", long)) for _ in range(3)]
+    numbers = [submit(served, "abc", long) for _ in range(3)]
     events = served.step()
     assert (served.running, served.pending, served.pages_used) == (1, 2, 2)
     found = finish(served, events)
     assert len({found[number, 0][0] for number in numbers}) == 1
     with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: request fewer"):
-        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=36)))
+        submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=36))
 
 
 def test_requests_that_need_pages_in_use_do_not_end_a_call():
@@ -289,7 +289,7 @@ def test_requests_that_need_pages_in_use_do_not_end_a_call():
     trained, _ = endless()
     served = engine(trained, max_rows=4, pages=2, seconds=math.inf)
     for _ in range(2):
-        served.submit(Request("abc", dataclasses.replace(GREEDY, max_new_tokens=20)))
+        submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=20))
     assert [event.tokens for event in served.step()] == [20]
 
 
@@ -299,13 +299,13 @@ def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
     """Widths 3 and 4 share a compiled step."""
     served = engine(trained, few_shapes=True)
     widths = [dataclasses.replace(BEAM, beams=width, max_new_tokens=4) for width in beams]
-    numbers = [served.submit(Request("gf", decode, samples=2)) for decode in widths]
+    numbers = [submit(served, "gf", decode, num_outputs=2) for decode in widths]
     found = finish(served)
     assert {kind[0].beams for kind in served._lanes} == {2 if width == 2 else 4 for width in beams}
     assert len(served._lanes) == len(beams) - 1
     for number, decode in zip(numbers, widths, strict=True):
         alone_engine = engine(trained)
-        other = alone_engine.submit(Request("gf", decode, samples=2))
+        other = submit(alone_engine, "gf", decode, num_outputs=2)
         expected = finish(alone_engine)
         for sample in range(2):
             (text, event), (wanted, one) = found[number, sample], expected[other, sample]
@@ -318,33 +318,41 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
     """For any lengths of prompts and outputs, and any number of requests admitted together."""
     served = engine(trained, few_shapes=True, max_rows=4)
     decode = dataclasses.replace(GREEDY, max_new_tokens=33)
-    functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.widen, compiled.empty]
+    functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.extend, compiled.empty]
     served.warm_up(decode)
     before = [function._cache_size() for function in functions]
     for texts in (["a"], TEXTS, ["abcdefg" * 5, "ga"], ["abcdefg" * 2]):
         for text in texts:
-            served.submit(Request(text, dataclasses.replace(decode, temperature=0.5, strategy="sample")))
+            submit(served, text, dataclasses.replace(decode, temperature=0.5, strategy="sample"))
         finish(served)
     assert [function._cache_size() for function in functions] == before
-    number = served.submit(Request("abc", GREEDY))
+    number = submit(served, "abc", GREEDY)
     assert finish(served)[number, 0][0] == alone(trained, "abc", GREEDY)
 
 
 @pytest.mark.parametrize(
-    ("request_of", "sentence"),
+    ("refused", "sentence"),
     [
-        (lambda: Request("a" * LONG, GREEDY), "has 40 tokens, but the model takes at most 39: shorten it"),
-        (lambda: Request("", GREEDY), "is empty: write at least one character"),
-        (lambda: Request("abc", BEAM, samples=4), "4 outputs are more than decode.beams=3"),
-        (lambda: Request("abc", SAMPLE, samples=4), "4 outputs are more than the engine's 3 rows"),
+        (Request((), GREEDY), "the request has 0 tokens; the model takes 1 to"),
+        (Request((5,), BEAM, num_outputs=4), "4 outputs are more than decode.beams=3"),
+        (Request((5,), SAMPLE, num_outputs=4), "4 outputs are more than the engine's 3 rows"),
         (
-            lambda: Request("abc", dataclasses.replace(GREEDY, forbidden=("?",))),
+            Request((5,), dataclasses.replace(GREEDY, forbidden=("?",))),
             "'\\?' cannot be encoded with this vocabulary",
         ),
     ],
 )
-def test_requests_that_can_never_be_served_are_refused(trained, request_of, sentence):
+def test_requests_that_can_never_be_served_are_refused(trained, refused, sentence):
     served = engine(trained)
     with pytest.raises(ConfigError, match=sentence):
-        served.submit(request_of())
+        served.submit(refused)
     assert served.idle
+
+
+def test_requests_with_more_tokens_than_the_model_reads_are_refused(trained):
+    """A language model needs one position for an output."""
+    most = LONG if trained[0].model.family == "seq2seq" else LONG - 1
+    served = engine(trained)
+    served.submit(Request((5,) * most, GREEDY))
+    with pytest.raises(ConfigError, match=f"the request has {most + 1} tokens; the model takes 1 to {most}"):
+        served.submit(Request((5,) * (most + 1), GREEDY))

@@ -5,7 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.inference.engines import BEAM, GREEDY, SAMPLE, TEXTS, alone, endless, engine, finish, models, plain
+from tests.inference.engines import (
+    BEAM,
+    GREEDY,
+    SAMPLE,
+    TEXTS,
+    alone,
+    encode,
+    endless,
+    engine,
+    finish,
+    models,
+    plain,
+    submit,
+)
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
@@ -21,7 +34,7 @@ def called(monkeypatch):
     def replace(name, result=None):
         monkeypatch.setattr(compiled, name, lambda *_, **options: names.append(name) or result)
 
-    for name in ("empty", "widen", "admit", "read_prompts", "finished"):
+    for name in ("empty", "extend", "admit", "read_prompts", "finished"):
         replace(name)
     replace("compact", (None, None))
     replace("advance", (None, (None, 1)))
@@ -30,7 +43,7 @@ def called(monkeypatch):
 
 def lane_and_rows(served, decode, text="abc"):
     """Returns the lane of a request of three outputs, and its rows."""
-    queued = served._queued(0, Request(text, decode, samples=3))
+    queued = served._queued(0, Request(encode(text, served._cfg.model.family), decode, num_outputs=3))
     return served._lane(queued.kind), queued.rows
 
 
@@ -92,10 +105,10 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
 def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
     lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
     assert lane.state is None
-    lane._widen(0, 16, 2 * lane._size.positions)
+    lane._extend(0, 16, 2 * lane._size.positions)
     assert called == ["empty"]
-    lane._widen(0, 17)
-    assert called == ["empty", "widen"]
+    lane._extend(0, 17)
+    assert called == ["empty", "extend"]
 
 
 def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called):
@@ -123,7 +136,7 @@ def test_a_prompt_does_not_count_towards_compaction(generated, compacted, called
 def test_arrays_of_translations_start_as_long_as_the_source(text, limit, length):
     """Lengths are powers of two from 16; a source has the text's tokens and EOS."""
     served = engine(models("seq2seq"), seconds=0.0)
-    served.submit(Request(text, dataclasses.replace(GREEDY, max_new_tokens=limit)))
+    submit(served, text, dataclasses.replace(GREEDY, max_new_tokens=limit))
     served.step()
     (lane,) = served._lanes.values()
     assert lane._size.output == length
@@ -135,7 +148,7 @@ def test_outputs_fill_all_slots_of_a_dense_cache(decode):
     trained, _ = endless("seq2seq")
     decode = dataclasses.replace(decode, max_new_tokens=16)
     served = engine(trained)
-    number = served.submit(Request("abc", decode))
+    number = submit(served, "abc", decode)
     assert finish(served)[number, 0][0] == alone(trained, "abc", decode)
     (lane,) = served._lanes.values()
     assert dense_slots(lane.plan, lane._size) == 16 * decode.width
@@ -148,7 +161,7 @@ def test_shared_pages_outlive_long_outputs(monkeypatch):
     served, prefix = engine(trained), "gfedcba" * 3
     for text, length in ((f"{prefix}a", 17), ("abc", 2), (f"{prefix}b", 7)):
         decode = dataclasses.replace(GREEDY, max_new_tokens=length)
-        number = served.submit(Request(text, decode))
+        number = submit(served, text, decode)
         assert finish(served)[number, 0][0] == alone(trained, text, decode)
 
 
@@ -177,7 +190,7 @@ def test_compaction_does_not_change_beam_search(family, pages, positions, monkey
     served = engine(trained, max_rows=2, pages=pages)
     numbers, events = [], []
     for text in texts:
-        numbers.append(served.submit(Request(text, decode)))
+        numbers.append(submit(served, text, decode))
         for _ in range(8):
             events += served.step()
     (lane,) = served._lanes.values()
@@ -194,6 +207,6 @@ def test_kinds_of_decoding_share_a_limited_number_of_lanes(family, monkeypatch):
     trained = plain(family)
     served = engine(trained)
     kinds = [GREEDY, BEAM, SAMPLE]
-    numbers = [served.submit(Request("abc", decode)) for decode in kinds]
+    numbers = [submit(served, "abc", decode) for decode in kinds]
     found = finish(served)
     assert [found[number, 0][0] for number in numbers] == [alone(trained, "abc", decode) for decode in kinds]

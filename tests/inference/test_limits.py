@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.helpers import rest_slow
-from tests.inference.engines import GREEDY, LONG, engine, finish, models, plain
+from tests.inference.engines import GREEDY, LONG, encode, engine, finish, models, plain, submit
 from tests.inference.test_stopping import llama
 from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.inference.engine import Request
@@ -20,29 +20,29 @@ def test_learned_positions_suffice_for_the_longest_inputs(family):
     assert LONG & (LONG - 1)
     served = engine(models(family, position="learned"), max_rows=1)
     served.warm_up(GREEDY)
-    number = served.submit(Request("abcdefg" * 5, GREEDY))
+    number = submit(served, "abcdefg" * 5, GREEDY)
     _, last = finish(served)[number, 0]
     room = LONG - 35 if family == "decoder_lm" else LONG
     assert last.finish == "stop" or last.tokens == min(GREEDY.max_new_tokens, room)
 
 
 @pytest.mark.parametrize(
-    ("request_of", "sentence"),
+    ("refused", "sentence"),
     [
-        (lambda: Request((5, 11), GREEDY), "token id 11 is not in 0, ..., 10"),
-        (lambda: Request((5, -1), GREEDY), "token id -1 is not in 0, ..., 10"),
-        (lambda: Request("abc", GREEDY, seed=-1), "seed=-1: must be an integer from 0 to 4294967295"),
-        (lambda: Request("abc", GREEDY, seed=2**32), "seed=4294967296: must be an integer from 0 to"),
+        (Request((5, 11), GREEDY), "token id 11 is not in 0, ..., 10"),
+        (Request((5, -1), GREEDY), "token id -1 is not in 0, ..., 10"),
+        (Request((5,), GREEDY, seed=-1), "seed=-1: must be an integer from 0 to 4294967295"),
+        (Request((5,), GREEDY, seed=2**32), "seed=4294967296: must be an integer from 0 to"),
         (
-            lambda: Request("a" * (LONG - 2), dataclasses.replace(GREEDY, prefix="abcde")),
+            Request(encode("a" * (LONG - 2), "decoder_lm"), dataclasses.replace(GREEDY, prefix="abcde")),
             "decode.prefix='abcde' has 5 tokens, but only 2 fit after the prompt: shorten one of them",
         ),
     ],
 )
-def test_requests_beyond_the_limits_are_refused(request_of, sentence):
+def test_requests_beyond_the_limits_are_refused(refused, sentence):
     served = engine(plain("decoder_lm"))
     with pytest.raises(ConfigError, match=sentence):
-        served.submit(request_of())
+        served.submit(refused)
     assert served.idle
 
 
@@ -50,7 +50,7 @@ def test_outputs_that_beam_search_did_not_find():
     """The prefix is the only output."""
     decode = DecodeConfig(strategy="beam", beams=2, prefix="abc", max_new_tokens=3)
     served = engine(plain("decoder_lm"))
-    number = served.submit(Request("abc", decode, samples=2))
+    number = submit(served, "abc", decode, num_outputs=2)
     found = finish(served)
     assert [(found[number, n][0], found[number, n][1].score) for n in range(2)] == [("abc", 0.0), ("", None)]
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from tests.helpers import apply, rest_slow
-from tests.inference.engines import LETTERS, LONG, engine, models
+from tests.inference.engines import LETTERS, LONG, engine, models, submit
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.engine import Request
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.special_tokens import PAD
 
@@ -40,7 +39,7 @@ def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
     _, model, params = trained
     served, settings = engine(trained, max_rows=2), DECODES[decode]
     samples = 2 if decode == "samples" else 1
-    numbers = [served.submit(Request(text, settings, samples=samples, scored=True)) for text in TEXTS]
+    numbers = [submit(served, text, settings, num_outputs=samples, scored=True) for text in TEXTS]
     ids: dict[tuple[int, int], list[int]] = {}
     scores: dict[tuple[int, int], float] = {}
     while not served.idle:
@@ -55,7 +54,7 @@ def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
         row[: len(whole)] = whole
     logits = np.asarray(apply(model, params, rows), np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    forbidden = list(Rules.of(settings, LETTERS).never)
+    forbidden = list(Constraints.of(settings, LETTERS).never)
     for row, (key, tokens) in enumerate(ids.items()):
         at = np.arange(len(tokens)) + starts[key] - 1
         np.testing.assert_allclose(scores[key], log_p[row, at, tokens].sum(), rtol=1e-4)

@@ -7,14 +7,14 @@ import pytest
 
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
-from tformer_jax.benchmarks import jitted_loop
+from tests.inference.beam_search import best_translations
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import batching
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.engine import Engine
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, UNK
@@ -84,9 +84,6 @@ def test_a_text_without_tokens_has_a_blank_translation(translations):
     tokenizer, cfg = WithoutZeroWidth("abcdefg"), setup("seq2seq")
     translate = Translator(cfg, model, Tokenizers(tokenizer, tokenizer))
     assert translate(params, ["\u200b", "abc\u200b"]) == ["", expected[0]]
-    served = Engine(cfg, model, params, Tokenizers(tokenizer, tokenizer), max_rows=1)
-    with pytest.raises(ConfigError, match="the source has no character of the vocabulary"):
-        served.submit(Request("\u200b", cfg.decode))
 
 
 def test_labels_have_probabilities():
@@ -116,6 +113,24 @@ def test_continuations_exclude_the_prompt_and_are_independent(language_model):
     tokens = [LETTERS.encode(text) for text in together]
     assert [len(ids) for ids in tokens] == [16 - 14, 5, 5]
     assert together == [continue_text(params, [prompt])[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "beam"])
+def test_outputs_that_end_at_the_maximum_length_of_the_model(language_model, strategy):
+    """The model has 16 positions; the second prompt and its output fill them."""
+    model, params = language_model
+    decode = DecodeConfig(strategy=strategy, max_new_tokens=5)
+    prompts = ["abcdefgabcdefg", "abcdefgabcd", "g"]
+
+    def outputs(decode):
+        return TextGenerator(dataclasses.replace(setup("decoder_lm"), decode=decode), model, TOKENIZERS).outputs(
+            params, prompts
+        )
+
+    found = outputs(decode)
+    assert [output.at_max_length for output in found] == [True, False, False]
+    stopped = outputs(dataclasses.replace(decode, stop=(found[0].text[-1],)))
+    assert not stopped[0].at_max_length
 
 
 def test_samples_depend_on_seed_and_index_but_not_on_the_batch(language_model):
@@ -186,7 +201,7 @@ def test_a_stream_of_the_best_outputs(translations):
     translate = Translator(cfg, model, TOKENIZERS)
     found = streamed(translate, params, TEXTS, outputs=2)
     source = pad_rows([[*LETTERS.encode(text), EOS] for text in TEXTS], len(TEXTS), 16)
-    expected = jitted_loop.best_translations(model, params, source, length=5, cfg=cfg.decode)
+    expected = best_translations(model, params, source, length=5, cfg=cfg.decode)
     for text, outputs, tokens, scores in zip(TEXTS, found, *map(np.asarray, expected), strict=True):
         texts = [LETTERS.decode(row) for row in tokens[:2]] if text else ["", ""]
         assert [output.text for output in outputs] == texts

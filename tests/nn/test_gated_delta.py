@@ -12,7 +12,7 @@ from tests.helpers import apply, assert_close, build, init_module, normal, rest_
 from tformer_jax import axes
 from tformer_jax.nn import conversions, delta_rule
 from tformer_jax.nn.gated_delta import ConvolvedHeads, DeltaState, GatedDelta
-from tformer_jax.nn.kv_cache import Lineage
+from tformer_jax.nn.kv_cache import BeamAncestry
 
 B, T, N, H, V, D = 2, 11, 3, 4, 5, 8
 SEGMENTS = np.repeat([[1, 2, 3], [1, 4, 5]], [4, 1, 6], axis=1)
@@ -160,8 +160,8 @@ def test_beams_continue_the_states_of_their_parents():
 
 def test_parents_of_beams():
     """A prompt of 3 tokens; two beams of two tokens each, the second ones both from beam 1."""
-    lineage = Lineage(np.array([[[1, 0, 0], [1, 1, 0]]]), np.array([3]))
-    parents = [lineage.parents(np.full((1, 2), position)) for position in (2, 3, 4, 5)]
+    ancestry = BeamAncestry(np.array([[[1, 0, 0], [1, 1, 0]]]), np.array([3]))
+    parents = [ancestry.parents(np.full((1, 2), position)) for position in (2, 3, 4, 5)]
     np.testing.assert_array_equal(parents, [[[0, 0]], [[0, 0]], [[1, 1]], [[0, 1]]])
 
 

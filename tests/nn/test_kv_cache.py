@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import assert_close, normal, tiny
-from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, LayerCache, Lineage, Quantized, empty_cache
+from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache, KeyValues, LayerCache, Quantized, empty_cache
 from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
 
 admit, extend = jax.jit(DecoderCache.admit, static_argnames="same_position"), jax.jit(KeyValues.extend)
@@ -88,9 +88,9 @@ def test_beams_share_a_position():
 def test_a_beam_attends_to_its_ancestors():
     """After a prompt of one token, two beams: at the second step, both continue beam 1 of the first."""
     keys = Tokens(jnp.array([[0, 1, 1, 2, 2]]), jnp.array([[0, 0, 1, 0, 1]]))
-    lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]]]), start=jnp.array([1]))
+    ancestry = BeamAncestry(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]]]), start=jnp.array([1]))
     np.testing.assert_array_equal(
-        lineage.may_attend(keys)[0, 0], [[True, False, True, True, False], [True, False, True, False, True]]
+        ancestry.may_attend(keys)[0, 0], [[True, False, True, True, False], [True, False, True, False, True]]
     )
 
 
@@ -104,8 +104,8 @@ def beams_of_two_rows(pages: bool):
         keys = jnp.concatenate(
             [jnp.zeros((1, 1, 2, 1)), keys.reshape(2, 1, 3, 2, 1).swapaxes(0, 2).reshape(6, 1, 2, 1)]
         )
-    lineage = Lineage(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]], [[0] * 3] * 2]), start=jnp.array([1, 1]))
-    return DecoderCache((LayerCache(KeyValues(keys, -keys), None),), {"full": slots}, None, jnp.array([3, 1])), lineage
+    ancestry = BeamAncestry(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]], [[0] * 3] * 2]), start=jnp.array([1, 1]))
+    return DecoderCache((LayerCache(KeyValues(keys, -keys), None),), {"full": slots}, None, jnp.array([3, 1])), ancestry
 
 
 def keys_of_rows(cache: DecoderCache, pages: bool):
@@ -116,8 +116,8 @@ def keys_of_rows(cache: DecoderCache, pages: bool):
 
 @pytest.mark.parametrize("pages", [False, True])
 def test_tokens_that_no_beam_attends_to_are_removed(pages):
-    before, lineage = beams_of_two_rows(pages)
-    cache = jax.jit(DecoderCache.compact)(before, lineage, jnp.array([True, True]))
+    before, ancestry = beams_of_two_rows(pages)
+    cache = jax.jit(DecoderCache.compact)(before, ancestry, jnp.array([True, True]))
     after = cache.slots["full"]
     np.testing.assert_array_equal(after.tokens.positions, [[0, 1, 2, 2, EMPTY, EMPTY], [0] + 5 * [EMPTY]])
     np.testing.assert_array_equal(after.tokens.columns[0, :4], [0, 1, 0, 1])
@@ -129,17 +129,17 @@ def test_tokens_that_no_beam_attends_to_are_removed(pages):
 
 @pytest.mark.parametrize("pages", [False, True])
 def test_rows_that_have_ended_are_not_compacted(pages):
-    before, lineage = beams_of_two_rows(pages)
-    cache = jax.jit(DecoderCache.compact)(before, lineage, jnp.array([False, True]))
+    before, ancestry = beams_of_two_rows(pages)
+    cache = jax.jit(DecoderCache.compact)(before, ancestry, jnp.array([False, True]))
     np.testing.assert_array_equal(keys_of_rows(cache, pages)[0], keys_of_rows(before, pages)[0])
     np.testing.assert_array_equal(cache.slots["full"].index, [5, 1])
 
 
 def test_pages_of_rows_that_have_ended_may_belong_to_others():
-    before, lineage = beams_of_two_rows(pages=True)
+    before, ancestry = beams_of_two_rows(pages=True)
     slots = dataclasses.replace(before.slots["full"], table=jnp.array([[1, 3, 5], [1, 3, 5]]))
     before = dataclasses.replace(before, slots={"full": slots})
-    cache = jax.jit(DecoderCache.compact)(before, lineage, jnp.array([True, False]))
+    cache = jax.jit(DecoderCache.compact)(before, ancestry, jnp.array([True, False]))
     np.testing.assert_array_equal(keys_of_rows(cache, pages=True)[0, :4], [0, 2, 3, 4])
 
 

@@ -16,7 +16,7 @@ from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translato
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.special_tokens import IGNORED, PAD
+from tformer_jax.special_tokens import EOS, IGNORED, PAD
 
 LETTERS = CharacterTokenizer("abcdefg")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -68,7 +68,7 @@ def test_outputs_and_their_scores(kind, decoding, mesh):
 def test_rows_and_heads_of_a_cache_are_sharded():
     cfg, model, params = built("seq2seq", max_new_tokens=6)
     engine = Engine(cfg, model, on(MESHES["both"], model, params), TOKENIZERS, max_rows=4)
-    engine.submit(Request("abc", cfg.decode))
+    engine.submit(Request((5, 6, EOS), cfg.decode))
     engine.step()
     (lane,) = engine._lanes.values()
     cache = lane.state.cache

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.helpers import assert_close
+from tests.inference.beam_search import best_continuations, best_translations
 from tests.parity.test_huggingface import MODELS, V, their_model
-from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
@@ -63,7 +63,7 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
         output_scores=True,
     )
     cfg = DecodeConfig(strategy="beam", beams=beams, length_alpha=alpha, early_stopping=early)
-    found = jax.device_get(jitted_loop.best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
+    found = jax.device_get(best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
     wanted = expected.sequences.numpy()[:, 1:].reshape(len(SOURCE), beams, -1)
     ended = np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0
     wanted = np.where(ended | (wanted == PAD_TOKEN), PAD, wanted)  # theirs repeats EOS, then has PAD_TOKEN
@@ -99,9 +99,9 @@ def test_rules_see_the_prompt(tmp_path):
         output_scores=True,
     )
     decode = DecodeConfig(strategy="beam", beams=beams, repetition_penalty=1.3)
-    rules = Rules(repetition=True, no_repeat_ngram=2)
+    constraints = Constraints(repetition=True, no_repeat_ngram=2)
     model = registry.build(cfg)
-    found = jitted_loop.best_continuations(model, params, prompts, length=LENGTH, cfg=decode, rules=rules)
+    found = best_continuations(model, params, prompts, length=LENGTH, cfg=decode, constraints=constraints)
     wanted = expected.sequences.numpy()[:, prompts.shape[1] :].reshape(len(prompts), beams, -1)
     wanted = np.where(np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0, PAD, wanted)
     places = same_hypotheses(wanted, np.asarray(found.tokens)[..., : wanted.shape[-1]])

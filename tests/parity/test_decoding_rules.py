@@ -9,8 +9,8 @@ from transformers.generation import logits_process as theirs
 
 from tests.helpers import assert_close
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import constraints, sampling
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference import sampling
+from tformer_jax.inference.constraints import Constraints, constrain
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.special_tokens import EOS
 
@@ -22,7 +22,7 @@ COUNTS[:3] = 0, 1, L
 HISTORY = DRAW.integers(3, 3 + DRAW.choice([2, 5, V - 3], (B, 1)), (B, L)).astype(np.int32)
 """Histories with few distinct tokens in some rows, so that n-grams repeat; arbitrary tokens after COUNTS."""
 FORBIDDEN = ((7,), (3, 4), (4, 4), (5, 3, 4), (3, 3, 4, 3), (9, 9), (4,) * 20)
-constrain = jax.jit(constraints.constrain, static_argnames="rules")
+constrained = jax.jit(constrain, static_argnames="constraints")
 
 
 def compare(found: jax.Array, expected: np.ndarray, switch: str, oracle: type) -> None:
@@ -81,22 +81,24 @@ def test_all_restrictions_in_their_order():
 
 def test_repetition_penalty():
     strength = DRAW.choice([0.8, 1.0, 1.3, 5.0], B)
-    rules = Rules(repetition=True)
-    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, settings(repetition=np.float32(strength)), rules=rules)
+    constraints = Constraints(repetition=True)
+    found = constrained(
+        LOGITS, HISTORY, COUNTS, COUNTS, settings(repetition=np.float32(strength)), constraints=constraints
+    )
     oracle = theirs.RepetitionPenaltyLogitsProcessor
     compare(found, by_row([oracle(float(value)) for value in strength]), "repetition_penalty", oracle)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 20])
 def test_no_repeat_ngram(n):
-    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, settings(), rules=Rules(no_repeat_ngram=n))
+    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, settings(), constraints=Constraints(no_repeat_ngram=n))
     expected = by_row([theirs.NoRepeatNGramLogitsProcessor(n)] * B)
     assert n > 4 or (expected == -np.inf).any()
     compare(found, expected, "no_repeat_ngram", theirs.NoRepeatNGramLogitsProcessor)
 
 
 def test_forbidden():
-    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, settings(), rules=Rules(forbidden=FORBIDDEN))
+    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, settings(), constraints=Constraints(forbidden=FORBIDDEN))
     expected = by_row([theirs.NoBadWordsLogitsProcessor([list(ids) for ids in FORBIDDEN])] * B)
     assert len(np.unique((expected == -np.inf).sum(axis=1))) > 2
     compare(found, expected, "forbidden", theirs.NoBadWordsLogitsProcessor)
@@ -105,7 +107,9 @@ def test_forbidden():
 def test_min_new_tokens():
     shortest = DRAW.integers(0, 6, B)
     read = np.maximum(COUNTS - DRAW.integers(0, 6, B), 0)
-    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS - read, settings(min_tokens=np.int32(shortest)), rules=Rules())
+    found = constrained(
+        LOGITS, HISTORY, COUNTS, COUNTS - read, settings(min_tokens=np.int32(shortest)), constraints=Constraints()
+    )
     oracle = theirs.MinNewTokensLengthLogitsProcessor
     expected = by_row([oracle(int(read[row]), int(shortest[row]), EOS) for row in range(B)])
     assert 0 < (expected == -np.inf).sum() < B
@@ -114,7 +118,7 @@ def test_min_new_tokens():
 
 def test_forced_first_token():
     made = COUNTS % 3
-    found = np.asarray(constrain(LOGITS, HISTORY, COUNTS, made, settings(), rules=Rules(forced=(8,))))
+    found = np.asarray(constrained(LOGITS, HISTORY, COUNTS, made, settings(), constraints=Constraints(forced=(8,))))
     oracle = theirs.ForcedBOSTokenLogitsProcessor
     expected = np.stack(
         [
@@ -126,7 +130,7 @@ def test_forced_first_token():
 
 
 def test_all_rules_in_their_order():
-    rules = Rules(repetition=True, no_repeat_ngram=2, forbidden=FORBIDDEN)
+    constraints = Constraints(repetition=True, no_repeat_ngram=2, forbidden=FORBIDDEN)
     cfg = DecodeConfig(repetition_penalty=1.4, min_new_tokens=9)
     pipeline = theirs.LogitsProcessorList(
         [
@@ -136,5 +140,5 @@ def test_all_rules_in_their_order():
             theirs.MinNewTokensLengthLogitsProcessor(0, 9, EOS),
         ]
     )
-    found = constrain(LOGITS, HISTORY, COUNTS, COUNTS, RowSettings.of(cfg, B), rules=rules)
+    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, RowSettings.of(cfg, B), constraints=constraints)
     compare(found, by_row([pipeline] * B), "all rules", theirs.LogitsProcessorList)

@@ -79,7 +79,9 @@ def test_the_engine_streams_the_same_continuation(imported):
     folder, run, model = imported("llama")
     loaded = tj.load(run)
     engine = Engine(loaded.config, loaded.model, loaded.params, loaded.tokenizers, max_rows=1)
-    engine.submit(Request(PROMPTS[0], loaded.decoding({"max_new_tokens": NEW})))
+    tokenizer = loaded.tokenizers.target
+    ids = tokenizer.special.whole(tokenizer.encode(PROMPTS[0]))
+    engine.submit(Request(tuple(ids), loaded.decoding({"max_new_tokens": NEW})))
     text = PROMPTS[0]
     while not engine.idle:
         text += "".join(event.text for event in engine.step())

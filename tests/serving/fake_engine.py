@@ -32,9 +32,8 @@ LABELS = "short", "long", "other"
 
 def expected(request: Request, sample: int = 0) -> tuple[str, str]:
     """Returns an output and its finish reason; samples after the first, and seeds, change its first characters."""
-    given = request.text if isinstance(request.text, str) else BYTES.decode(request.text)
     mark = str((request.seed + request.index) % 7) if request.decode.strategy == "sample" else ""
-    text = mark + (str(sample) if sample else "") + given[::-1]
+    text = mark + (str(sample) if sample else "") + BYTES.decode(request.ids)[::-1]
     ends = [text.find(stop) for stop in request.decode.stop if stop in text]
     text = text[: min(ends)] if ends else text
     room = request.decode.max_new_tokens
@@ -96,13 +95,13 @@ class FakeEngine:
         return len(self._rows)
 
     def check(self, request: Request) -> None:
-        if request.samples > self.max_rows:
-            raise ConfigError(f"{request.samples} outputs need more than {self.max_rows} rows")
+        if request.num_outputs > self.max_rows:
+            raise ConfigError(f"{request.num_outputs} outputs need more than {self.max_rows} rows")
 
     def submit(self, request: Request) -> int:
         self._own()
         self.check(request)
-        if BYTES.decode(request.text) == "odd":
+        if BYTES.decode(request.ids) == "odd":
             raise ZeroDivisionError
         self.seen.append(request)
         self._queue.append((len(self.seen), request))
@@ -119,11 +118,11 @@ class FakeEngine:
         self._own()
         self.gate.wait()
         time.sleep(self.delay)
-        while self._queue and len(self._rows) + self._queue[0][1].samples <= self.max_rows:
+        while self._queue and len(self._rows) + self._queue[0][1].num_outputs <= self.max_rows:
             number, request = self._queue.popleft()
-            if BYTES.decode(request.text) == "explode":
+            if BYTES.decode(request.ids) == "explode":
                 raise RuntimeError("out of memory\nand a stack")
-            self._rows += [Row(number, sample, request) for sample in range(request.samples)]
+            self._rows += [Row(number, sample, request) for sample in range(request.num_outputs)]
         events = [self._scored(row.step()) for row in self._rows]
         self._rows = [row for row, event in zip(self._rows, events, strict=True) if event.finish is None]
         return events

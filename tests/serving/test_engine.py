@@ -160,7 +160,8 @@ def test_caches_of_the_engine_are_bounded():
     cfg, model, params, _ = parts("decoder_lm")
     engine = Engine(cfg, model, params, TOKENIZERS, max_rows=1)
     for number in range(300):
-        engine.submit(Request("ab", dataclasses.replace(cfg.decode, strategy="sample", temperature=1 + number / 100)))
+        decode = dataclasses.replace(cfg.decode, strategy="sample", temperature=1 + number / 100)
+        engine.submit(Request((5, 6), decode))
     assert len(engine._kinds) <= 256
 
 

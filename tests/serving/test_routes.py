@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.serving.fake_engine import FakeEngine, expected, served
+from tests.serving.fake_engine import BYTES, FakeEngine, expected, served
 from tests.serving.live import around, live
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
@@ -134,7 +134,7 @@ def test_settings_of_a_request_override_those_of_the_run(family, route, body, de
         answer = one.post(route, **{"text" if family == "seq2seq" else "prompt": "a!b"}, **body)
         assert answer.status_code == 200
         assert one.engine.seen[0].decode == decode
-        assert one.engine.seen[0].samples == body.get("n", body.get("n_best", 1))
+        assert one.engine.seen[0].num_outputs == body.get("n", body.get("n_best", 1))
 
 
 @pytest.mark.parametrize(("family", "body"), [("decoder_lm", {"max_tokens": 2}), ("seq2seq", {"max_new_tokens": 2})])
@@ -172,7 +172,7 @@ def test_translations_of_a_run_that_samples_differ():
 
 def test_every_text_arrives_unchanged(lm):
     for text in ("ä 漢字 🙂", "\n\n", "data: [DONE]\n\n", "\u2028\u0000\x7f", "a" * 2000, '"\\'):
-        request = Request(text, DecodeConfig(max_new_tokens=2000))
+        request = Request(tuple(BYTES.encode(text)), DecodeConfig(max_new_tokens=2000))
         asked = {"prompt": text, "max_tokens": 2000}
         assert lm.post("/v1/completions", **asked).json()["choices"][0]["text"] == expected(request)[0]
         chunks = lm.stream("/v1/completions", **asked)

@@ -18,6 +18,8 @@ import pytest
 from tests.helpers import rest_slow
 from tests.serving.fake_engine import FakeEngine, served
 from tests.serving.live import around, events, live, until
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETE, ATTENTION = "/v1/completions", "/attention"
@@ -146,6 +148,57 @@ def test_attention_has_the_timeout_of_other_requests():
         assert one.post(ATTENTION, text="a").status_code == 504
         gate.set()
         assert one.post(ATTENTION, text="a").status_code == 200
+
+
+class SlowTokenizer(ByteTokenizer):
+    """Encodes and decodes the text `slow` once `gate` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.gate = threading.Event(), threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        self._wait(text)
+        return super().encode(text)
+
+    def decode(self, ids) -> str:
+        text = super().decode(ids)
+        self._wait(text)
+        return text
+
+    def _wait(self, text: str) -> None:
+        if text == "slow":
+            self.started.set()
+            assert self.gate.wait(20)
+
+
+SLOW_IDS = ByteTokenizer().encode("slow")
+TOKENIZED = {
+    "completion": ("decoder_lm", COMPLETE, {"prompt": "slow"}),
+    "token ids of a completion": ("decoder_lm", COMPLETE, {"prompt": SLOW_IDS, "echo": True}),
+    "tokenization": ("decoder_lm", "/tokenize", {"prompt": "slow"}),
+    "detokenization": ("decoder_lm", "/detokenize", {"tokens": SLOW_IDS}),
+    "translation": ("seq2seq", "/translate", {"text": "slow"}),
+    "label": ("classifier", "/classify", {"input": "slow"}),
+    "embedding": ("masked_lm", "/v1/embeddings", {"input": "slow"}),
+}
+
+
+@pytest.mark.parametrize("case", rest_slow(TOKENIZED, 4))
+def test_other_requests_are_answered_while_a_text_is_tokenized(case):
+    family, route, body = case
+    engine, tokenizer = FakeEngine(), SlowTokenizer()
+    model = dataclasses.replace(served(engine, family), tokenizers=Tokenizers(tokenizer, tokenizer))
+    with around(engine, model) as one:
+        thread, found = one.background(route, **body)
+        try:
+            assert tokenizer.started.wait(10)
+            assert one.post("/tokenize", prompt="abc").status_code == 200
+            assert not found
+        finally:
+            tokenizer.gate.set()
+        thread.join()
+        assert found[0].status_code == 200
 
 
 def test_an_engine_failure_is_reported_to_all_requests():

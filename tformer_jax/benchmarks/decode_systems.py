@@ -14,13 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tformer_jax.benchmarks.jitted_loop import translate
+from tformer_jax.benchmarks.jitted_loop import row_keys, translate
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import FIRST, Tokenizers
 from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
-from tformer_jax.inference.sampling import row_keys
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.special_tokens import EOS, OWN, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
@@ -74,12 +73,13 @@ class JittedLoop:
         cfg = DecodeConfig(strategy=strategy, beams=beams, max_new_tokens=self._length)
         keys = row_keys(0, np.arange(min(self._batch, power_of_two(len(rows)))))
 
-        def run(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:
+        def run(indices: np.ndarray, T: int) -> np.ndarray:
+            tokens = pad_rows([rows[index] for index in indices], len(indices), T)
             outputs = translate(self._model, self._params, tokens, keys, length=self._length, cfg=cfg)
             return np.asarray(outputs)
 
         longest = self._model.cfg.max_length
-        return lambda: list(in_batches(rows, run, size=self._batch, max_length=longest))
+        return lambda: list(in_batches(list(map(len, rows)), run, size=self._batch, max_length=longest))
 
     def tokens(self, output: list[np.ndarray]) -> np.ndarray:
         return np.stack(output)

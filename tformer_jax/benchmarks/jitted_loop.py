@@ -1,8 +1,8 @@
 """Decoding of a whole batch in one compiled loop, without the engine.
 
-`benchmark.py decode` compares the engine's speed with it, and the tests compare the engine's outputs with it. Each
-function is compiled once for each model, input shape, `length` and decoding strategy. Nothing is generated for
-rows of PAD, which only fill up a batch.
+`benchmark.py decode` compares the engine's speed with it, and the tests compare the engine's outputs with it.
+`translate` and `continue_text` are compiled once for each model, input shape, `length` and decoding strategy. Nothing
+is generated for rows of PAD, which only fill up a batch.
 """
 
 import functools
@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams, Hypotheses
-from tformer_jax.inference.constraints import NO_RULES, Rules
+from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
 from tformer_jax.inference.decoding_state import DecodingState
 from tformer_jax.inference.layout import unrolled
 from tformer_jax.inference.model_step import Step, prefill, step_fn
@@ -25,7 +26,7 @@ from tformer_jax.nn.kv_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, PAD
 
 AnyState = TypeVar("AnyState", bound=DecodingState)
-_compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg", "rules"))
+_compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg", "constraints"))
 
 
 @_compiled
@@ -37,7 +38,7 @@ def translate(
     *,
     length: int,
     cfg: DecodeConfig,
-    rules: Rules = NO_RULES,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> jax.Array:
     """Decodes a target for each source.
 
@@ -45,12 +46,12 @@ def translate(
         source: int [B, S], PAD on the right, each row ended by EOS.
         keys: [B] PRNG keys for sampling; other strategies ignore them.
         length: maximum number of generated tokens, at most `model.cfg.max_length`.
-        rules: constraints on outputs.
+        constraints: constraints on outputs.
 
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    return _decode(_start_translation(model, params, source, length, cfg), keys, length, cfg, rules)
+    return _decode(start_translation(model, params, source, length, cfg), keys, length, cfg, constraints)
 
 
 @_compiled
@@ -62,7 +63,7 @@ def continue_text(
     *,
     length: int,
     cfg: DecodeConfig,
-    rules: Rules = NO_RULES,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> jax.Array:
     """Continues each prompt.
 
@@ -70,31 +71,20 @@ def continue_text(
         prompt: int [B, T], PAD on the left, at most `model.cfg.max_length` real tokens.
         keys: [B] PRNG keys for sampling; other strategies ignore them.
         length: maximum number of generated tokens; fewer where the prompt leaves less space in the model.
-        rules: constraints on outputs.
+        constraints: constraints on outputs.
 
     Returns:
         int32 [B, length]: the new tokens up to and including EOS, then PAD.
     """
-    return _decode(_start_continuation(model, params, prompt, length, cfg), keys, length, cfg, rules)
+    return _decode(start_continuation(model, params, prompt, length, cfg), keys, length, cfg, constraints)
 
 
-@_compiled
-def best_translations(
-    model: Seq2Seq, params: Any, source: jax.Array, *, length: int, cfg: DecodeConfig, rules: Rules = NO_RULES
-) -> Hypotheses:
-    """Beam search: the `cfg.beams` best targets of each source; arguments are as for `translate`."""
-    return _search(_start_translation(model, params, source, length, cfg), length, cfg, rules)
+def row_keys(seed: int, indices: np.ndarray) -> jax.Array:
+    """Returns one PRNG key per row from its index among all inputs, int [B], so that batching does not matter."""
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), indices)
 
 
-@_compiled
-def best_continuations(
-    model: DecoderLM, params: Any, prompt: jax.Array, *, length: int, cfg: DecodeConfig, rules: Rules = NO_RULES
-) -> Hypotheses:
-    """Beam search: the `cfg.beams` best continuations of each prompt; arguments are as for `continue_text`."""
-    return _search(_start_continuation(model, params, prompt, length, cfg), length, cfg, rules)
-
-
-class _Start(NamedTuple):
+class Start(NamedTuple):
     """Inputs of the decoding loop."""
 
     step: Step
@@ -106,17 +96,19 @@ class _Start(NamedTuple):
     """int [B]: maximum number of tokens of each row."""
 
 
-def _start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> _Start:
+def start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> Start:
+    """Encodes the sources; arguments are as for `translate`."""
     model, params = unrolled(model, params)
     variables, padding_mask = {"params": params}, source != PAD
     memory = model.apply(variables, source, padding_mask, right_padded=True, method="encode")
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
     cache: Any = model.apply(variables, memory, padding_mask, length, **options, method="init_cache")
     first = jnp.full((source.shape[0], 1), BOS, jnp.int32)
-    return _Start(step_fn(model, params), first, cache, jnp.where(padding_mask.any(axis=1), length, 0))
+    return Start(step_fn(model, params), first, cache, jnp.where(padding_mask.any(axis=1), length, 0))
 
 
-def _start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> _Start:
+def start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> Start:
+    """Reads the prompts; arguments are as for `continue_text`."""
     model, params = unrolled(model, params)
     B, T = prompt.shape
     lengths = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
@@ -124,29 +116,34 @@ def _start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length
     cache: Any = model.apply({"params": params}, B, T + length, lengths, **options, method="init_cache")
     max_new_tokens = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
     cache = prefill(model, params, prompt if model.cfg.prefix_lm else prompt[:, :-1], cache)
-    return _Start(step_fn(model, params), prompt, cache, max_new_tokens)
+    return Start(step_fn(model, params), prompt, cache, max_new_tokens)
 
 
-def _decode(start: _Start, keys: jax.Array, length: int, cfg: DecodeConfig, rules: Rules) -> jax.Array:
+def search(start: Start, length: int, cfg: DecodeConfig, constraints: Constraints) -> Hypotheses:
+    """Returns the `cfg.beams` best outputs of beam search."""
+    counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
+    settings = RowSettings.of(cfg, start.max_new_tokens.shape[0])
+    history = _left_aligned(start.prompt, counts, length) if constraints.need_history else None
+    sizes: Any = {"length": length, "cfg": cfg}
+    rows = Beams.start(
+        start.prompt[:, -1], counts, start.max_new_tokens, settings, constraints, **sizes, history=history
+    )
+    return _finish(start.step, start.cache, rows).finished
+
+
+def _decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, constraints: Constraints) -> jax.Array:
     """Decodes with `cfg.strategy`: int32 [B, length]."""
     if cfg.strategy == "beam":
-        return _search(start, length, cfg, rules).tokens[:, 0]
+        return search(start, length, cfg, constraints).tokens[:, 0]
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     history = _left_aligned(start.prompt, counts, length)
     settings = RowSettings.of(cfg, keys.shape[0])
-    rows = Sequences.start(start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, rules, history=history)
+    rows = Sequences.start(
+        start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, constraints, history=history
+    )
     rows = _finish(start.step, start.cache, rows)
     columns = counts[:, None] + jnp.arange(length)
     return jnp.take_along_axis(rows.history, columns, axis=1)
-
-
-def _search(start: _Start, length: int, cfg: DecodeConfig, rules: Rules) -> Hypotheses:
-    counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
-    settings = RowSettings.of(cfg, start.max_new_tokens.shape[0])
-    history = _left_aligned(start.prompt, counts, length) if rules.need_history else None
-    sizes: Any = {"length": length, "cfg": cfg}
-    rows = Beams.start(start.prompt[:, -1], counts, start.max_new_tokens, settings, rules, **sizes, history=history)
-    return _finish(start.step, start.cache, rows).finished
 
 
 def _left_aligned(prompt: jax.Array, counts: jax.Array, length: int) -> jax.Array:
@@ -159,8 +156,8 @@ def _finish(step: Step, cache: DecoderCache, rows: AnyState) -> AnyState:
 
     def advance(state: tuple[AnyState, DecoderCache]) -> tuple[AnyState, DecoderCache]:
         rows, cache = state
-        tokens, lineage = rows.next_tokens()
-        logits, cache = step(tokens, cache, lineage)
+        tokens, ancestry = rows.next_tokens()
+        logits, cache = step(tokens, cache, ancestry)
         return rows.advance(logits), cache
 
     return jax.lax.while_loop(lambda state: ~state[0].done.all(), advance, (rows, cache))[0]

@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         show(source, work)
     else:
         lines.process(source, work)
+    continuation.report()
 
 
 def show(source: Source, work: "lines.Work[list[Output]]") -> None:

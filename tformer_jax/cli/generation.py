@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ SETTINGS = ("seed", "outputs", "scores")
 """Options, besides those of `DecodeConfig`, that determine the outputs."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Generation:
     """A trained model, with the decoding settings of the command line."""
 
@@ -27,6 +26,22 @@ class Generation:
     params: Any
     decode: DecodeConfig
     model: Translator | TextGenerator
+    at_max_length: int = 0
+    """Number of outputs so far that end only because the model's maximum length was reached."""
+
+    def stream(self, texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[list[Output]]:
+        """Yields the outputs of each text, in order, without those of the first `skip` texts."""
+        wanted = {name: getattr(self.options, name) for name in SETTINGS}
+        for found in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=long_texts):
+            self.at_max_length += sum(output.at_max_length for output in found)
+            yield found
+
+    def report(self) -> None:
+        """Prints `at_max_length` to stderr, if it is not 0."""
+        if self.at_max_length:
+            outputs = "1 output ends" if self.at_max_length == 1 else f"{self.at_max_length:,} outputs end"
+            length = self.model.cfg.model.max_length
+            print(f"{outputs} at the maximum length of the model ({length} tokens)", file=sys.stderr)
 
     def answer(self) -> None:
         """Answers texts at an interactive prompt, each with a different seed."""
@@ -45,8 +60,6 @@ class Generation:
     def work(self, shown: Callable[[str, Output], str]) -> lines.Work[list[Output]]:
         """Returns what `lines.process` needs; `shown` formats an input and an output as plain text."""
         options = self.options
-        wanted = {name: getattr(options, name) for name in SETTINGS}
-        stream = functools.partial(self.model.stream, self.params, **wanted)
 
         def plain(line: Line, found: list[Output]) -> list[str]:
             return [self._with_score(output, shown(line.texts[0], output)) for output in found]
@@ -57,7 +70,9 @@ class Generation:
 
         names = ("outputs", "scores") if options.scores else ("outputs",)
         facts, count = {"decode": dataclasses.asdict(self.decode)}, options.outputs
-        return lines.Work(options, stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count)
+        return lines.Work(
+            options, self.stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count
+        )
 
     def _with_score(self, output: Output, text: str) -> str:
         """Returns `text` after the output's score, if scores are requested and the output has one."""

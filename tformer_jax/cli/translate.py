@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         translation.answer()
     else:
         lines.process(source, translation.work(lambda _, output: output.text))
+    translation.report()
 
 
 def parser() -> argparse.ArgumentParser:

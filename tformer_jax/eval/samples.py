@@ -9,7 +9,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.evaluation import Evaluation, Sample
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.outputs import RowDecoder
 
 PROMPT_DIVISOR = 4
@@ -24,7 +24,7 @@ class ContinuationEvaluator:
         max_length = cfg.model.max_length
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
-        room = max_length - tokenizers.target.special.added - len(Rules.of(cfg.decode, tokenizers.target).forced)
+        room = max_length - tokenizers.target.special.added - len(Constraints.of(cfg.decode, tokenizers.target).forced)
         prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)
         self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
 

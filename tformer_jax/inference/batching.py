@@ -1,4 +1,4 @@
-"""Batches of few shapes from rows of token ids, with results in the order of the inputs."""
+"""Batches of few shapes, with results in the order of the inputs."""
 
 import collections
 import itertools
@@ -28,31 +28,31 @@ MIN_LENGTH = 16
 
 
 def in_batches(
-    rows: Sequence[Sequence[int]],
-    run: Callable[[np.ndarray, np.ndarray], Iterable[Result]],
+    lengths: Sequence[int],
+    run: Callable[[np.ndarray, int], Iterable[Result]],
     *,
     size: int,
     max_length: int,
 ) -> Iterator[Result]:
-    """Calls `run` on batches of rows of similar length, and yields its results in the order of `rows`.
+    """Calls `run` on batches of rows of similar length, and yields its results in the order of the rows.
 
     A result is yielded as soon as those of all earlier rows are known.
 
     Args:
-        rows: token ids, at most `max_length` per row; a row may be empty.
-        run: maps padded tokens, int32 [B, T], and indices into `rows`, int32 [B], to one result per row; those of
-            padding rows are dropped. T is a power of two, or `max_length`.
+        lengths: number of tokens of each row, from 0 to `max_length`.
+        run: maps indices of rows, int32 [B], and the length T to which they are to be padded, to one result per row.
+            Rows that fill up a batch repeat others, and their results are dropped. T is a power of two, or
+            `max_length`.
         size: maximum B; all calls have the same B.
     """
     results: dict[int, Result] = {}
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    size = min(size, power_of_two(len(rows)))
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    size = min(size, power_of_two(len(lengths)))
     done = 0
     for start in range(0, len(order), size):
         indices = order[start : start + size]
-        longest = max(len(rows[indices[-1]]), MIN_LENGTH)
-        tokens = pad_rows([rows[index] for index in indices], size, min(power_of_two(longest), max_length))
-        found = run(tokens, np.resize(np.array(indices, np.int32), size))
+        T = min(power_of_two(max(lengths[indices[-1]], MIN_LENGTH)), max_length)
+        found = run(np.resize(np.array(indices, np.int32), size), T)
         results.update(zip(indices, found, strict=False))
         while done in results:
             yield results.pop(done)
@@ -62,7 +62,7 @@ def in_batches(
 def in_chunks(
     items: Iterable[Item],
     read: Callable[[int, Item], Row],
-    run: Callable[[list[Row], int], Iterable[Result]],
+    run: Callable[[list[Row]], Iterable[Result]],
     *,
     skip: int = 0,
     size: int | None = None,
@@ -71,7 +71,7 @@ def in_chunks(
 
     Args:
         read: maps the index of an item, from 0, and the item to a row.
-        run: maps rows, and the index of the first one, to one result per row; each is yielded as soon as `run` does.
+        run: maps rows to one result per row; each is yielded as soon as `run` does.
         skip: number of first results to omit; the others are bit-identical to those without `skip` if the results of
             a chunk do not depend on other chunks.
         size: default: `ROWS_PER_CHUNK`.
@@ -85,7 +85,7 @@ def in_chunks(
     rows = map(read, itertools.count(start), items)
     while True:
         chunk, error = _take(rows, size)
-        yield from itertools.islice(run(chunk, start), max(skip - start, 0), None) if chunk else ()
+        yield from itertools.islice(run(chunk), max(skip - start, 0), None) if chunk else ()
         if error is not None:
             raise error
         if len(chunk) < size:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
-from tformer_jax.inference.constraints import Rules, constrain
+from tformer_jax.inference.constraints import Constraints, constrain
 from tformer_jax.inference.decoding_state import StepResult
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.nn.kv_cache import Lineage
+from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.nn.padding import take_per_row
 from tformer_jax.special_tokens import PAD
 
@@ -51,7 +51,7 @@ class Beams:
     prompt_end: jax.Array
     """int32 [B]: the last token of the prompt."""
     history: jax.Array
-    """int32 [B, L]: the prompt, then PAD; L is 0 unless `rules.need_history`."""
+    """int32 [B, L]: the prompt, then PAD; L is 0 unless `constraints.need_history`."""
     generated: jax.Array
     """int32 [B]: number of tokens generated so far."""
     max_new_tokens: jax.Array
@@ -62,12 +62,12 @@ class Beams:
     """int32 [B, k, length]: running hypotheses."""
     sums: jax.Array
     """float32 [B, k]: sums of their log-probabilities."""
-    lineage: Lineage
-    """Lineage of `running`."""
+    ancestry: BeamAncestry
+    """Ancestry of `running`."""
     finished: Hypotheses
     settings: RowSettings
     cfg: DecodeConfig = flax.struct.field(pytree_node=False)
-    rules: Rules = flax.struct.field(pytree_node=False)
+    constraints: Constraints = flax.struct.field(pytree_node=False)
 
     @classmethod
     def start(
@@ -76,7 +76,7 @@ class Beams:
         counts: jax.Array,
         max_new_tokens: jax.Array,
         settings: RowSettings,
-        rules: Rules,
+        constraints: Constraints,
         *,
         length: int,
         cfg: DecodeConfig,
@@ -86,7 +86,7 @@ class Beams:
 
         Args:
             last, counts, max_new_tokens, history: as in `Sequences.start`; None: L is 0.
-            length: size of the token arrays; `widened` extends them before an output exceeds it.
+            length: size of the token arrays; `extended` makes them longer before an output exceeds it.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
         first = jnp.arange(k) == 0
@@ -100,19 +100,19 @@ class Beams:
             done=max_new_tokens <= 0,
             running=no_tokens,
             sums=sums,
-            lineage=Lineage(jnp.zeros((B, k, length), jnp.int32), counts),
+            ancestry=BeamAncestry(jnp.zeros((B, k, length), jnp.int32), counts),
             finished=Hypotheses(no_tokens, jnp.full((B, k), WORST, jnp.float32)),
             settings=settings,
             cfg=cfg,
-            rules=rules,
+            constraints=constraints,
         )
 
-    def next_tokens(self) -> tuple[jax.Array, Lineage]:
+    def next_tokens(self) -> tuple[jax.Array, BeamAncestry]:
         """Returns the newest token of each beam, int32 [B, k], PAD for unused ones; initially the last prompt token."""
         chosen = jnp.take_along_axis(self.running, jnp.maximum(self.generated - 1, 0)[:, None, None], axis=2)[..., 0]
         alone = jnp.where(jnp.arange(self.cfg.beams) == 0, self.prompt_end[:, None], PAD)
         last = jnp.where((self.generated == 0)[:, None], alone, chosen)
-        return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.lineage
+        return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.ancestry
 
     def advance(self, logits: jax.Array) -> "Beams":
         """Extends the beams by one token, given logits, float32 [B, k, V]; initially only the first beam is used."""
@@ -120,12 +120,12 @@ class Beams:
         now = jnp.arange(self.running.shape[2]) == self.generated[:, None, None]
         grown = jnp.where(now, tokens[..., None], take_per_row(self.running, parents))
         generated = self.generated + ~self.done
-        ends = sampling.among(tokens, self.rules.ends) | (generated >= self.max_new_tokens)[:, None]
+        ends = sampling.among(tokens, self.constraints.ends) | (generated >= self.max_new_tokens)[:, None]
         continued, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
         continued = jnp.where(self._used(), continued, UNUSED)
         finished = self._finish(grown, sums, ends, generated)
         can_improve = self._can_improve(continued[:, 0], finished.scores, generated)
-        ancestors = take_per_row(self.lineage.ancestors, take_per_row(parents, order))
+        ancestors = take_per_row(self.ancestry.ancestors, take_per_row(parents, order))
         own = jnp.arange(self.cfg.beams)[:, None]
         return dataclasses.replace(
             self,
@@ -133,7 +133,7 @@ class Beams:
             done=self.done | (generated >= self.max_new_tokens) | ~can_improve,
             running=take_per_row(grown, order),
             sums=continued,
-            lineage=Lineage(jnp.where(now, own, ancestors), self.lineage.start),
+            ancestry=BeamAncestry(jnp.where(now, own, ancestors), self.ancestry.start),
             finished=finished,
         )
 
@@ -146,7 +146,7 @@ class Beams:
         """See `decoding_state.DecodingState`."""
         return self.running.shape[2]
 
-    def widened(self, length: int) -> "Beams":
+    def extended(self, length: int) -> "Beams":
         """See `decoding_state.DecodingState`."""
 
         def pad(kept: jax.Array, value: int) -> jax.Array:
@@ -155,7 +155,7 @@ class Beams:
         return dataclasses.replace(
             self,
             running=pad(self.running, PAD),
-            lineage=Lineage(pad(self.lineage.ancestors, 0), self.lineage.start),
+            ancestry=BeamAncestry(pad(self.ancestry.ancestors, 0), self.ancestry.start),
             finished=Hypotheses(pad(self.finished.tokens, PAD), self.finished.scores),
         )
 
@@ -172,7 +172,7 @@ class Beams:
 
         A row of width w < k has n w of them; the others are `UNUSED`.
         """
-        k, n = self.cfg.beams, 1 + len(self.rules.ends)
+        k, n = self.cfg.beams, 1 + len(self.constraints.ends)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         values, tokens = sampling.top_k(self._allowed(logits, total), min(n * k, logits.shape[-1]))
         B, _, width = values.shape
@@ -182,21 +182,21 @@ class Beams:
         return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
-        """Applies the rules to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
-        logits = sampling.forbid(logits, self.rules.never)
-        if not self.rules.need_logits and not self.cfg.min_new_tokens:
+        """Applies the constraints to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
+        logits = sampling.forbid(logits, self.constraints.never)
+        if not self.constraints.need_logits and not self.cfg.min_new_tokens:
             return logits
         B, k, V = logits.shape
         generated = jnp.repeat(self.generated, k)
-        counts = jnp.repeat(self.lineage.start, k) + generated
+        counts = jnp.repeat(self.ancestry.start, k) + generated
         settings = jax.tree.map(lambda leaf: jnp.repeat(leaf, k, axis=0), self.settings)
         log_p = (logits - total).reshape(B * k, V)
         tokens = self._read_and_generated().reshape(B * k, -1)
-        return constrain(log_p, tokens, counts, generated, settings, self.rules).reshape(B, k, V) + total
+        return constrain(log_p, tokens, counts, generated, settings, self.constraints).reshape(B, k, V) + total
 
     def _read_and_generated(self) -> jax.Array:
         """Returns the prompt and the running hypothesis of each beam, then PAD, int32 [B, k, L]."""
-        columns = jnp.arange(self.history.shape[1]) - self.lineage.start[:, None, None]
+        columns = jnp.arange(self.history.shape[1]) - self.ancestry.start[:, None, None]
         own = jnp.take_along_axis(self.running, jnp.clip(columns, 0, self.length - 1), axis=2)
         return jnp.where(columns < 0, self.history[:, None], own)
 

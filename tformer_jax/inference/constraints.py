@@ -15,7 +15,7 @@ from tformer_jax.special_tokens import OWN
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class Constraints:
     """Static constraints on outputs; a disabled constraint adds no operations to the compiled step."""
 
     repetition: bool = False
@@ -32,8 +32,8 @@ class Rules:
     """Tokens that are never generated."""
 
     @classmethod
-    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Rules":
-        """Builds the rules of a config; `tokenizer` is that of the outputs.
+    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Constraints":
+        """Builds the constraints of a config; `tokenizer` is that of the outputs.
 
         Raises:
             ConfigError: the vocabulary cannot represent a text, the prefix is too long or has a text that outputs must
@@ -60,40 +60,45 @@ class Rules:
         return self.repetition or self.no_repeat_ngram > 0 or any(len(ids) > 1 for ids in self.forbidden)
 
 
-NO_RULES = Rules()
+NO_CONSTRAINTS = Constraints()
 
 
 def constrain(
-    logits: jax.Array, history: jax.Array, counts: jax.Array, generated: jax.Array, settings: RowSettings, rules: Rules
+    logits: jax.Array,
+    history: jax.Array,
+    counts: jax.Array,
+    generated: jax.Array,
+    settings: RowSettings,
+    constraints: Constraints,
 ) -> jax.Array:
-    """Sets the logits (or log-probabilities) of tokens that the rules exclude to -inf.
+    """Sets the logits (or log-probabilities) of tokens that the constraints exclude to -inf.
 
-    If all tokens of a row are excluded, the row ends: `rules.ends` are allowed. (Ends outside of the vocabulary, as of
-    nanoGPT's character models, cannot be chosen.) Forced tokens take precedence over all other rules: the next forced
-    token gets 0, all others -inf.
+    If all tokens of a row are excluded, the row ends: `constraints.ends` are allowed. (Ends outside of the vocabulary,
+    as of nanoGPT's character models, cannot be chosen.) Forced tokens take precedence over all other constraints: the
+    next forced token gets 0, all others -inf.
 
     Args:
         logits: float32 [B, V].
-        history: int [B, L], tokens read and generated so far, left-aligned; [B, 0] unless `rules.need_history`.
+        history: int [B, L], tokens read and generated so far, left-aligned; [B, 0] unless `constraints.need_history`.
         counts: int [B], number of tokens in `history`; later entries are ignored.
         generated: int [B], number of output tokens so far.
 
     Returns:
         float32 [B, V].
     """
-    if rules.repetition:
+    if constraints.repetition:
         logits = penalize(logits, history, counts, settings.repetition)
     unconstrained = logits
-    if rules.no_repeat_ngram:
-        logits = exclude_repeated(logits, history, counts, rules.no_repeat_ngram)
-    if rules.forbidden:
-        logits = exclude_sequences(logits, history, counts, rules.forbidden)
-    ends = among(jnp.arange(logits.shape[-1]), rules.ends)
+    if constraints.no_repeat_ngram:
+        logits = exclude_repeated(logits, history, counts, constraints.no_repeat_ngram)
+    if constraints.forbidden:
+        logits = exclude_sequences(logits, history, counts, constraints.forbidden)
+    ends = among(jnp.arange(logits.shape[-1]), constraints.ends)
     logits = jnp.where(ends & (generated < settings.min_tokens)[:, None], -jnp.inf, logits)
-    if rules.no_repeat_ngram or rules.forbidden:
-        stuck = forbid(logits, rules.never).max(axis=-1) == -jnp.inf
+    if constraints.no_repeat_ngram or constraints.forbidden:
+        stuck = forbid(logits, constraints.never).max(axis=-1) == -jnp.inf
         logits = jnp.where(ends & stuck[:, None], unconstrained, logits)
-    return force(logits, generated, rules.forced) if rules.forced else logits
+    return force(logits, generated, constraints.forced) if constraints.forced else logits
 
 
 def penalize(logits: jax.Array, history: jax.Array, counts: jax.Array, strength: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol, Self
 
 import jax
 
-from tformer_jax.nn.kv_cache import Lineage
+from tformer_jax.nn.kv_cache import BeamAncestry
 
 
 class StepResult(NamedTuple):
@@ -27,8 +27,8 @@ class DecodingState(Protocol):
     done: jax.Array
     """bool [B]: rows that are finished, or padding."""
 
-    def next_tokens(self) -> tuple[jax.Array, Lineage | None]:
-        """Returns the next inputs of the model, int [B, T], PAD in rows that are done, and their lineage."""
+    def next_tokens(self) -> tuple[jax.Array, BeamAncestry | None]:
+        """Returns the next inputs of the model, int [B, T], PAD in rows that are done, and their ancestry."""
 
     def advance(self, logits: jax.Array) -> Self:
         """Chooses the next tokens, given logits, float32 [B, T, V]; rows that are done do not change."""
@@ -38,9 +38,9 @@ class DecodingState(Protocol):
 
     @property
     def length(self) -> int:
-        """Size of the token arrays; only beam search widens them."""
+        """Size of the token arrays; only beam search extends them."""
 
-    def widened(self, length: int) -> Self:
+    def extended(self, length: int) -> Self:
         """Extends the arrays to `length` generated tokens."""
 
     def result(self) -> StepResult:

@@ -12,7 +12,7 @@ from flax import linen as nn
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.config.kinds import POOLINGS
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.models.classifier import pool
 from tformer_jax.nn.sharding import replicate
@@ -57,7 +57,7 @@ class Embedder:
         size = WINDOW * self.cfg.eval.batch_size
         return in_chunks(texts, encode, functools.partial(self._embed, params), skip=skip, size=size)
 
-    def _embed(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[np.ndarray]:
+    def _embed(self, params: Any, rows: Sequence[list[int]]) -> Iterator[np.ndarray]:
         size = self.cfg.eval.batch_size
         return embed_rows(self.model, params, rows, size, pooling=self.pooling, normalize=self.normalize)
 
@@ -74,12 +74,13 @@ def embed_rows(
     """Yields the embedding of each row of token ids, float32 [D]; `pooling` and `normalize` are those of `Embedder`."""
     mesh = mesh_of(params)
 
-    def run(tokens: np.ndarray, _: np.ndarray) -> Iterable[np.ndarray]:
+    def run(indices: np.ndarray, T: int) -> np.ndarray:
+        tokens = pad_rows([rows[index] for index in indices], len(indices), T)
         with everywhere(mesh):
             batch = shard_batch(mesh, {"tokens": tokens})
             return np.asarray(embeddings(model, params, **batch, pooling=pooling, normalize=normalize))
 
-    return in_batches(rows, run, size=batch_size, max_length=model.cfg.max_length)
+    return in_batches(list(map(len, rows)), run, size=batch_size, max_length=model.cfg.max_length)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "pooling", "normalize"))

@@ -87,12 +87,13 @@ class MaskFiller:
         first, *others = map(self._tokenizer.encode, (*before, last))
         return first + [token for part in others for token in (self._mask, *part)]
 
-    def _fill(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[list[Fill]]:
+    def _fill(self, params: Any, rows: Sequence[list[int]]) -> Iterator[list[Fill]]:
         mesh = mesh_of(params)
         masks = [[at for at, token in enumerate(row) if token == self._mask] for row in rows]
         most = power_of_two(max(map(len, masks), default=1))
 
-        def run(tokens: np.ndarray, indices: np.ndarray) -> Iterator[list[Fill]]:
+        def run(indices: np.ndarray, T: int) -> Iterator[list[Fill]]:
+            tokens = pad_rows([rows[index] for index in indices], len(indices), T)
             positions = np.maximum(pad_rows([masks[index] for index in indices], len(indices), most), 0)
             with everywhere(mesh):
                 batch = shard_batch(mesh, {"tokens": tokens, "positions": positions})
@@ -101,7 +102,8 @@ class MaskFiller:
                 count = len(masks[index])
                 yield self._fills(rows[index], masks[index], probabilities[:count], ids[:count])
 
-        return in_batches(rows, run, size=self.cfg.eval.batch_size, max_length=self.cfg.model.max_length)
+        cfg = self.cfg
+        return in_batches(list(map(len, rows)), run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
 
     def _fills(self, row: list[int], masks: list[int], probabilities: np.ndarray, ids: np.ndarray) -> list[Fill]:
         """Returns the fills of a row, given the candidates of each mask, [masks, top]; none without masks."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn.kv_cache import DecoderCache, Lineage
+from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache
 from tformer_jax.special_tokens import PAD
 
 
@@ -15,19 +15,21 @@ class Step(Protocol):
     """A model applied to new tokens and a cache of the earlier tokens."""
 
     def __call__(
-        self, tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None
+        self, tokens: jax.Array, cache: DecoderCache, ancestry: BeamAncestry | None = None
     ) -> tuple[jax.Array, DecoderCache]:
         """Returns float32 logits [B, 1, V] of the last token, and the new cache, for tokens int [B, T] and a cache.
 
-        With a `lineage`, the T tokens of a row are beams, and logits are [B, T, V].
+        With an `ancestry`, the T tokens of a row are beams, and logits are [B, T, V].
         """
 
 
 def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:
     """Returns the decoding step of a model with unrolled layers."""
 
-    def step(tokens: jax.Array, cache: DecoderCache, lineage: Lineage | None = None) -> tuple[jax.Array, DecoderCache]:
-        options: Any = {"padding_mask": tokens != PAD, "lineage": lineage, "last_only": lineage is None}
+    def step(
+        tokens: jax.Array, cache: DecoderCache, ancestry: BeamAncestry | None = None
+    ) -> tuple[jax.Array, DecoderCache]:
+        options: Any = {"padding_mask": tokens != PAD, "ancestry": ancestry, "last_only": ancestry is None}
         result: Any = model.apply({"params": params}, tokens, cache, **options, method="decode_step")
         return result
 

@@ -11,6 +11,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
+from tformer_jax.inference.engine.pool import max_new_tokens
 
 
 class Output(NamedTuple):
@@ -22,6 +23,8 @@ class Output(NamedTuple):
 
     None if not requested, for a blank text, and for the empty outputs added if beam search found too few.
     """
+    at_max_length: bool = False
+    """Whether the output ends only because the model's maximum length was reached."""
 
 
 class RowDecoder:
@@ -64,7 +67,8 @@ class RowDecoder:
                     key = requests[event.request], event.sample
                     texts[key].append(event.text)
                     if event.finish:
-                        known[key[0]][key[1]] = Output("".join(texts.pop(key)), event.score)
+                        at_max_length = event.finish == "length" and self._model_limits(rows[key[0]])
+                        known[key[0]][key[1]] = Output("".join(texts.pop(key)), event.score, at_max_length)
             found = known.pop(n, {})
             yield [found[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
 
@@ -74,6 +78,11 @@ class RowDecoder:
         engine.submit(Request(tuple(row), self._cfg.decode, seed))
         while not engine.idle:
             yield from (event.text for event in engine.step() if event.text)
+
+    def _model_limits(self, row: Sequence[int]) -> bool:
+        """Whether the model's maximum length limits the outputs of a row to fewer tokens than the settings do."""
+        decode = self._cfg.decode
+        return max_new_tokens(self._cfg.model, decode, len(row)) < decode.max_new_tokens
 
     def _engine(self, rows: Sequence[Sequence[int]], count: int, outputs: int, seconds: float) -> Engine:
         """Returns an engine for `rows`, with as many rows per step as `count` outputs need, up to `eval.batch_size`.

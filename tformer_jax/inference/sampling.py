@@ -67,11 +67,6 @@ class RowSettings:
         )
 
 
-def row_keys(seed: int, indices: np.ndarray) -> jax.Array:
-    """Returns one PRNG key per row from its index among all inputs, int [B], so that batching does not matter."""
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), indices)
-
-
 def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Array:
     """Chooses the next token of each row.
 

@@ -78,7 +78,7 @@ class Scorer:
                 that the model scores; the scores of all earlier examples are yielded first.
         """
 
-        def run(rows: list[Row], _: int) -> Iterator[Scored]:
+        def run(rows: list[Row]) -> Iterator[Scored]:
             return score_rows(self.model, params, rows, self.cfg.eval.batch_size)
 
         encode = functools.partial(self._encode, long_texts or LongTexts())
@@ -135,8 +135,8 @@ def score_rows(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: i
     """
     mesh = mesh_of(params)
 
-    def run(lengths: np.ndarray, indices: np.ndarray) -> list[Scored]:
-        B, T = lengths.shape
+    def run(indices: np.ndarray, T: int) -> list[Scored]:
+        B = len(indices)
         chosen = [rows[index] for index in indices]
         labels = pad_rows([row.labels for row in chosen], B, T)
         labels = np.where(labels == PAD, IGNORED, labels)
@@ -146,8 +146,8 @@ def score_rows(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: i
             found = jax.device_get(_of_labels(model, params, shard_batch(mesh, batch), top))
         return [_scored(*row) for row in zip(labels, *found, strict=True)]
 
-    longest = [range(max(map(len, row.inputs.values()))) for row in rows]
-    return in_batches(longest, run, size=batch_size, max_length=model.cfg.max_length)
+    lengths = [max(map(len, row.inputs.values())) for row in rows]
+    return in_batches(lengths, run, size=batch_size, max_length=model.cfg.max_length)
 
 
 def _scored(labels: np.ndarray, values: np.ndarray, *top: np.ndarray) -> Scored:

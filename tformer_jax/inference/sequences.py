@@ -6,7 +6,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.inference.constraints import Rules, constrain
+from tformer_jax.inference.constraints import Constraints, constrain
 from tformer_jax.inference.decoding_state import StepResult
 from tformer_jax.inference.sampling import RowSettings, among, choose, forbid
 from tformer_jax.special_tokens import PAD
@@ -19,7 +19,7 @@ class Sequences:
     last: jax.Array
     """int32 [B]: the token to read next."""
     history: jax.Array
-    """int32 [B, L]: prompt and generated tokens, then PAD; L may be 0 unless `rules.need_history`."""
+    """int32 [B, L]: prompt and generated tokens, then PAD; L may be 0 unless `constraints.need_history`."""
     counts: jax.Array
     """int32 [B]: number of tokens of the prompt and the output."""
     generated: jax.Array
@@ -35,7 +35,7 @@ class Sequences:
     keys: jax.Array
     """[B] PRNG keys; ignored by greedy decoding."""
     settings: RowSettings
-    rules: Rules = flax.struct.field(pytree_node=False)
+    constraints: Constraints = flax.struct.field(pytree_node=False)
 
     @classmethod
     def start(
@@ -45,7 +45,7 @@ class Sequences:
         max_new_tokens: jax.Array,
         keys: jax.Array,
         settings: RowSettings,
-        rules: Rules,
+        constraints: Constraints,
         *,
         history: jax.Array,
         scored: jax.Array | None = None,
@@ -70,7 +70,7 @@ class Sequences:
             scores=jnp.zeros(counts.shape),
             keys=keys,
             settings=settings,
-            rules=rules,
+            constraints=constraints,
         )
 
     def next_tokens(self) -> tuple[jax.Array, None]:
@@ -80,8 +80,8 @@ class Sequences:
     def advance(self, logits: jax.Array) -> "Sequences":
         """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
-        allowed = forbid(logits, self.rules.never)
-        allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.rules)
+        allowed = forbid(logits, self.constraints.never)
+        allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.constraints)
         keys = jax.vmap(jax.random.fold_in)(self.keys, self.generated)
         tokens = choose(allowed, self.settings, keys)
         active = ~self.done
@@ -93,13 +93,13 @@ class Sequences:
             history=self.history.at[jnp.arange(len(tokens)), columns].set(tokens, mode="drop"),
             counts=self.counts + active,
             generated=generated,
-            done=self.done | among(tokens, self.rules.ends) | (generated >= self.max_new_tokens),
+            done=self.done | among(tokens, self.constraints.ends) | (generated >= self.max_new_tokens),
             scores=self._scores(logits, tokens),
         )
 
     def _scores(self, logits: jax.Array, tokens: jax.Array) -> jax.Array:
         """Adds the log-probabilities of tokens [B], given logits [B, V], to `scores`."""
-        counts = self.scored & ~self.done & (self.generated >= len(self.rules.forced))
+        counts = self.scored & ~self.done & (self.generated >= len(self.constraints.forced))
 
         def added() -> jax.Array:
             chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
@@ -116,7 +116,7 @@ class Sequences:
         """See `decoding_state.DecodingState`."""
         return self.history.shape[1]
 
-    def widened(self, length: int) -> "Sequences":
+    def extended(self, length: int) -> "Sequences":
         """See `decoding_state.DecodingState`; histories have their full length from the start."""
         return self
 

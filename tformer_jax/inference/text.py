@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.nn.sharding import replicate
@@ -68,10 +68,17 @@ class _Generator:
             ConfigError: raised by `texts`; the outputs of all earlier texts are yielded first.
             TextError: a text does not fit the model; as above.
         """
-        decode = self._decoder(params)
+        decode, encode = self._decoder(params), self._encoder(long_texts)
         window = WINDOW * self.cfg.eval.batch_size
-        run = functools.partial(decode.stream, seed=seed, outputs=outputs, scores=scores, window=window)
-        return in_chunks(texts, self._encoder(long_texts), run, skip=skip)
+
+        def read(index: int, text: str) -> tuple[int, list[int]]:
+            return index, encode(index, text)
+
+        def run(chunk: list[tuple[int, list[int]]]) -> Iterator[list[Output]]:
+            first, rows = chunk[0][0], [row for _, row in chunk]
+            return decode.stream(rows, first, seed=seed, outputs=outputs, scores=scores, window=window)
+
+        return in_chunks(texts, read, run, skip=skip)
 
     def stream_pieces(
         self, params: Any, text: str, *, seed: int = 0, long_texts: LongTexts | None = None
@@ -131,7 +138,7 @@ class TextGenerator(_Generator):
     @functools.cached_property
     def _forced(self) -> int:
         """Number of tokens with which every output starts."""
-        return len(Rules.of(self.cfg.decode, self.tokenizers.target).forced)
+        return len(Constraints.of(self.cfg.decode, self.tokenizers.target).forced)
 
 
 class LabelClassifier:
@@ -184,7 +191,7 @@ class LabelClassifier:
 
         return encode
 
-    def _classify(self, params: Any, rows: Sequence[list[int]], _: int = 0) -> Iterator[tuple[str, float]]:
+    def _classify(self, params: Any, rows: Sequence[list[int]]) -> Iterator[tuple[str, float]]:
         for found in classify_rows(self.model, params, rows, self.cfg.eval.batch_size):
             yield self.labels[int(found.argmax())], float(found.max())
 
@@ -195,11 +202,12 @@ def classify_rows(
     """Yields the label probabilities of each row of token ids, float32 [classes], with a `Classifier` model."""
     mesh = mesh_of(params)
 
-    def run(tokens: np.ndarray, _: np.ndarray) -> np.ndarray:
+    def run(indices: np.ndarray, T: int) -> np.ndarray:
+        tokens = pad_rows([rows[index] for index in indices], len(indices), T)
         with everywhere(mesh):
             return np.asarray(label_probabilities(model, params, **shard_batch(mesh, {"tokens": tokens})))
 
-    return in_batches(rows, run, size=batch_size, max_length=model.cfg.max_length)
+    return in_batches(list(map(len, rows)), run, size=batch_size, max_length=model.cfg.max_length)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
-from tformer_jax.nn.kv_cache import DecoderCache, Lineage
+from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Decoder
@@ -87,7 +87,7 @@ class TokenDecoder(nn.Module):
         cache: DecoderCache,
         *,
         padding_mask: jax.Array | None = None,
-        lineage: Lineage | None = None,
+        ancestry: BeamAncestry | None = None,
         last_only: bool = False,
     ) -> tuple[jax.Array, DecoderCache]:
         """Decodes T more target tokens, int [B, T].
@@ -95,7 +95,7 @@ class TokenDecoder(nn.Module):
         Args:
             cache: as returned by `init_cache` or by the previous call.
             padding_mask: bool [B, T], True for tokens that are not padding; None: all.
-            lineage: the tokens are T beams at one position, each of which attends only to its ancestors.
+            ancestry: the tokens are T beams at one position, each of which attends only to its ancestors.
             last_only: compute the logits of the last token only.
 
         Returns:
@@ -105,11 +105,11 @@ class TokenDecoder(nn.Module):
             ConfigError: the layers are scanned, or, outside of compiled functions, the tokens do not fit in the cache.
         """
         padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
-        cache, positions, attended = cache.admit(padding_mask, same_position=lineage is not None)
+        cache, positions, attended = cache.admit(padding_mask, same_position=ancestry is not None)
         embedding, input_embedding = self.target_embeddings()
         x = input_embedding(embedding(tokens), positions)
         x, cache = self.decoder.step(
-            x, cache, padding_mask=padding_mask, positions=positions, attended=attended, lineage=lineage
+            x, cache, padding_mask=padding_mask, positions=positions, attended=attended, ancestry=ancestry
         )
         return self.logits(x[:, -1:] if last_only else x), cache
 

@@ -76,7 +76,7 @@ class RowState:
     """Base class of a layer's recurrent state, whose size does not depend on the number of tokens.
 
     Subclasses are `flax.struct.dataclass` with arrays [B, W, N, ...]: a row has W columns, one per beam, and N heads.
-    Without a lineage, a call continues the state of column 0.
+    Without an ancestry, a call continues the state of column 0.
     """
 
     def stored(self, dtype: str) -> Self:
@@ -120,7 +120,7 @@ class LayerCache:
 
 
 @flax.struct.dataclass
-class Lineage:
+class BeamAncestry:
     """Ancestors of each of T beams, which are the tokens of one call: a beam attends only to its ancestors."""
 
     ancestors: jax.Array
@@ -194,7 +194,7 @@ class DecoderCache:
         )
         return updated, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
 
-    def compact(self, lineage: Lineage, rows: jax.Array) -> "DecoderCache":
+    def compact(self, ancestry: BeamAncestry, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
 
         After some steps, all beams of a row have the same ancestors at early positions, one slot each instead of one
@@ -203,7 +203,7 @@ class DecoderCache:
         """
         slots = cast(dict[str, RowSlots], self.slots)
         first = next(iter(slots.values()))
-        used = lineage.may_attend(first.tokens).any(axis=(1, 2)) & (first.tokens.positions != EMPTY)
+        used = ancestry.may_attend(first.tokens).any(axis=(1, 2)) & (first.tokens.positions != EMPTY)
         same = jnp.arange(used.shape[1])
         order = jnp.where(rows[:, None], jnp.argsort(~used, axis=1, stable=True), same)
         counts = jnp.where(rows, used.sum(axis=1, dtype=jnp.int32), first.index)

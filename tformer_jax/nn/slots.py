@@ -24,7 +24,7 @@ class Tokens:
     positions: jax.Array
     """int32 [B, S]: positions in the row; `EMPTY` for padding and empty slots."""
     columns: jax.Array
-    """int32 [B, S]: column of the token in its call, by which `kv_cache.Lineage` identifies beams."""
+    """int32 [B, S]: column of the token in its call, by which `kv_cache.BeamAncestry` identifies beams."""
 
     @classmethod
     def of_call(cls, positions: jax.Array) -> "Tokens":

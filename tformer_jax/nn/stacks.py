@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.nn.attention_positions import AttentionPosition, make_attention_positions
-from tformer_jax.nn.kv_cache import DecoderCache, Lineage, TokenCache, mask_kinds
+from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache, TokenCache, mask_kinds
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.masks import Mask, lookahead_mask
 from tformer_jax.nn.norms import make_norm
@@ -199,14 +199,14 @@ class Decoder(Stack):
         padding_mask: jax.Array,
         positions: jax.Array,
         attended: dict[str, Tokens],
-        lineage: Lineage | None = None,
+        ancestry: BeamAncestry | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
         """Continues from `cache`, to which the tokens have been admitted: x [B, T, D] -> [B, T, D].
 
         Args:
             padding_mask: bool [B, T], True for tokens that are not padding.
             positions, attended: results of `cache.admit`.
-            lineage: the ancestors that each token may attend to, if the tokens are beams.
+            ancestry: the ancestors that each token may attend to, if the tokens are beams.
 
         Raises:
             ConfigError: the layers are scanned.
@@ -214,7 +214,7 @@ class Decoder(Stack):
         self._check_unrolled()
 
         def mask(keys: Tokens) -> Mask:
-            explicit = None if lineage is None else lineage.may_attend(keys)
+            explicit = None if ancestry is None else ancestry.may_attend(keys)
             return Mask(explicit=explicit, prefix=cache.prefix, positions=(positions, keys.positions), causal=True)
 
         ctx = LayerContext(
@@ -223,7 +223,7 @@ class Decoder(Stack):
             positions=self.positions(positions),
             cross_mask=Mask(padding_mask=cache.memory_padding_mask),
             slots=cache.slots,
-            parents=None if lineage is None else lineage.parents(positions),
+            parents=None if ancestry is None else ancestry.parents(positions),
         )
         layer_caches: list[Any] = []
         for layer, layer_cache in zip(self.layers.values(), cache.layers, strict=True):

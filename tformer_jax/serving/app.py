@@ -1,5 +1,6 @@
 """ASGI application: the routes of the server."""
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -75,7 +76,10 @@ class Limits:
 
 
 class Handlers:
-    """Request handlers, one method per route."""
+    """Request handlers, one method per route.
+
+    Texts are encoded and decoded in other threads, so that long ones do not delay the streams of other requests.
+    """
 
     def __init__(self, thread: Worker, served: Served, limits: Limits) -> None:
         self.thread, self.served, self.limits = thread, served, limits
@@ -142,7 +146,7 @@ class Handlers:
         body = await self._read(request, Translation)
         self._check_count(body, "text")
         self._check_length("max_new_tokens", body.max_new_tokens)
-        rows = self.served.encode("text", body.texts("text"), self.served.longest_prompt)
+        rows = await self._encode("text", body, self.served.longest_prompt)
         scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs)
         requests = body.requests(rows, self.served.decode)
         return self._generate(requests, TranslationReply(scores), body.stream)
@@ -162,8 +166,8 @@ class Handlers:
         self._check_model(body.model)
         self._check_count(body, "prompt")
         self._check_length("max_tokens", body.max_tokens)
-        rows = body.rows(self.served)
-        reply = CompletionReply(self.served, body, rows)
+        rows = await asyncio.to_thread(body.rows, self.served)
+        reply = await asyncio.to_thread(CompletionReply, self.served, body, rows)
         return self._generate(body.requests(rows, self.served.decode), reply, body.stream)
 
     async def embed(self, request: HttpRequest) -> Response:
@@ -171,7 +175,7 @@ class Handlers:
         self._require("compute embeddings", "classifier", "masked_lm")
         body = await self._read(request, Embedding)
         self._check_model(body.model)
-        rows = self.served.encode("input", body.texts("input"), self.served.max_length)
+        rows = await self._encode("input", body, self.served.max_length)
         return self._generate([], EmbeddingReply(self.served, body, rows), stream=False)
 
     async def classify(self, request: HttpRequest) -> Response:
@@ -181,7 +185,7 @@ class Handlers:
             raise RequestError("the classification head of this model is not trained: use /v1/embeddings", 404)
         body = await self._read(request, Classification)
         self._check_model(body.model)
-        rows = self.served.encode("input", body.texts("input"), self.served.max_length)
+        rows = await self._encode("input", body, self.served.max_length)
         return self._generate([], ClassificationReply(self.served, rows), stream=False)
 
     async def tokenizer_info(self, _: HttpRequest) -> Response:
@@ -195,7 +199,7 @@ class Handlers:
         body = await self._read(request, Tokenization)
         self._check_model(body.model)
         named = [i for i, name in self.served.tokenizer.special.names if name == body.prompt]
-        encoded = named or self.served.tokenizer.encode(body.prompt or "")
+        encoded = named or await asyncio.to_thread(self.served.tokenizer.encode, body.prompt or "")
         if body.add_special_tokens:
             encoded = self.served.framed(encoded)
         return JSONResponse({"tokens": encoded, "count": len(encoded), "max_model_len": self.served.max_length})
@@ -206,11 +210,15 @@ class Handlers:
         self._check_model(body.model)
         tokens = body.tokens or ()
         self.served.check_ids("tokens", tokens)
-        return JSONResponse({"prompt": self.served.text_of(tokens, named=True)})
+        return JSONResponse({"prompt": await asyncio.to_thread(self.served.text_of, tokens, named=True)})
 
     async def _read(self, request: HttpRequest, kind: type[BodyKind]) -> BodyKind:
         limits = self.limits
         return kind.read(await read_object(request, max_body=limits.max_body, seconds=limits.body_timeout))
+
+    async def _encode(self, field: str, body: Body, limit: int) -> list[tuple[int, ...]]:
+        """Returns the token ids of the texts in a field, as `Served.encode` does."""
+        return await asyncio.to_thread(self.served.encode, field, body.texts(field), limit)
 
     def _check_count(self, body: Body, field: str) -> None:
         """Raises `RequestError` if a request has more texts than the queue holds; before they are tokenized."""

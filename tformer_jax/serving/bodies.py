@@ -117,7 +117,7 @@ class Translation(Body):
         decode = dataclasses.replace(saved, **changes)
         seed = secrets.randbelow(INT32_MAX)  # of a run that samples
         return [
-            Request(ids, decode, seed=seed, index=number * self.n_best, samples=self.n_best, scored=True)
+            Request(ids, decode, seed=seed, index=number * self.n_best, num_outputs=self.n_best, scored=True)
             if ids
             else Empty(self.n_best, "stop")
             for number, ids in enumerate(rows)
@@ -229,7 +229,7 @@ class Completion(Body):
         def request(number: int, ids: tuple[int, ...]) -> Request | Empty:
             if not ids or self.max_tokens == 0:
                 return Empty(self.n, "length" if ids else "stop")
-            return Request(ids, decode, seed=seed, index=number * self.n, samples=self.n)
+            return Request(ids, decode, seed=seed, index=number * self.n, num_outputs=self.n)
 
         return [request(number, ids) for number, ids in enumerate(rows)]
 

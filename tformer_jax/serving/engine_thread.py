@@ -63,7 +63,7 @@ class EngineThread(Worker):
         try:
             for index, request in enumerate(job.requests):
                 if isinstance(request, Empty):
-                    events = [Event(index, n, "", request.finish, None, 0) for n in range(request.samples)]
+                    events = [Event(index, n, "", request.finish, None, 0) for n in range(request.num_outputs)]
                     self._send([(job, event) for event in events])
                 else:
                     self._accepted[self._engine.submit(request)] = job, index

@@ -311,8 +311,8 @@ def usage(rows: Sequence[Sequence[int]]) -> dict[str, int]:
 
 
 def empty_outputs(requests: Sequence[Request | Empty]) -> list[list[Output]]:
-    """Returns an empty output for each sample of each request."""
-    return [[Output() for _ in range(request.samples)] for request in requests]
+    """Returns the empty outputs of each request."""
+    return [[Output() for _ in range(request.num_outputs)] for request in requests]
 
 
 def score_or_none(score: float | None) -> float | None:

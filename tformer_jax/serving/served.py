@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.embed import embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
@@ -84,7 +84,7 @@ class Served:
     @functools.cached_property
     def prefix_tokens(self) -> int:
         """Number of tokens of the prefix of every output; 0 without one."""
-        return len(Rules.of(self.decode, self.tokenizers.target).forced) if self.decode.prefix else 0
+        return len(Constraints.of(self.decode, self.tokenizers.target).forced) if self.decode.prefix else 0
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import first_line
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.serving.request_error import RequestError
 
@@ -30,7 +31,7 @@ class Load:
 class Empty(NamedTuple):
     """A request for empty outputs, which the engine does not see."""
 
-    samples: int
+    num_outputs: int
     finish: str
     """Finish reason of the outputs."""
 
@@ -52,7 +53,7 @@ class Job:
         Raises:
             RequestError: the engine does not accept or does not finish the requests.
         """
-        unfinished = sum(request.samples for request in self.requests)
+        unfinished = sum(request.num_outputs for request in self.requests)
         while unfinished:
             event = await self.next()
             unfinished -= event.finish is not None
@@ -149,7 +150,7 @@ class Worker:
                 self._run_once()
             except Exception as error:
                 logging.exception("the engine failed")
-                self._fail(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+                self._fail(f"{type(error).__name__}: {first_line(error)}")
 
     def _run_once(self) -> None:
         self._inbox.get()()

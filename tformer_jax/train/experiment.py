@@ -23,7 +23,7 @@ from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens, train_tokenizers
 from tformer_jax.eval import evaluators
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
@@ -147,7 +147,7 @@ def _check(built: Experiment, *, resume: bool) -> None:
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
     if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
-        forced = Rules.of(cfg.decode, built.tokenizers.target).forced
+        forced = Constraints.of(cfg.decode, built.tokenizers.target).forced
         if (
             cfg.model.family == "decoder_lm"
             and len(forced) + built.tokenizers.target.special.added >= cfg.model.max_length

@@ -76,7 +76,7 @@ def empty(plan: Plan, size: Size) -> State:
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
-def widen(plan: Plan, state: State, size: Size) -> State:
+def extend(plan: Plan, state: State, size: Size) -> State:
     """Pads the arrays of a state to the lengths `size`."""
     cache, num_slots = state.cache, dense_slots(plan, size)
 
@@ -103,7 +103,7 @@ def widen(plan: Plan, state: State, size: Size) -> State:
         slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
         memory_padding_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_padding_mask),
     )
-    return constrain_state(plan, State(cache, state.rows.widened(size.output)))
+    return constrain_state(plan, State(cache, state.rows.extended(size.output)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
@@ -215,8 +215,8 @@ def advance(
 
     def step(carry: tuple[Steps, DecodingState, DecoderCache]) -> tuple[Steps, DecodingState, DecoderCache]:
         (results, taken), rows, cache = carry
-        tokens, lineage = rows.next_tokens()
-        logits, cache = call(tokens, cache, lineage)
+        tokens, ancestry = rows.next_tokens()
+        logits, cache = call(tokens, cache, ancestry)
         rows = rows.advance(logits)
         results = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), results, rows.result())
         return Steps(results, taken + 1), rows, cache
@@ -241,7 +241,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
     """
     assert isinstance(state.rows, Beams)
     rows = state.rows.mark_done(ended)
-    cache = select_rows(state.cache, ALL, pages).compact(rows.lineage, ~rows.done)
+    cache = select_rows(state.cache, ALL, pages).compact(rows.ancestry, ~rows.done)
     used = next(iter(row_slots(cache).values())).index
     return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), replicate(used)
 

@@ -16,8 +16,7 @@ from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.beam import WORST
-from tformer_jax.inference.constraints import Rules
-from tformer_jax.inference.encoding import encode_one, no_tokens
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
 from tformer_jax.inference.engine.pool import PAGE_SIZE, max_new_tokens
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
@@ -34,7 +33,7 @@ MAX_CACHED_KINDS = 256
 SMOOTH_SECONDS = 0.05
 """Step duration in seconds at which streamed text appears smoothly."""
 BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
-Kind = tuple[DecodeConfig, Rules]
+Kind = tuple[DecodeConfig, Constraints]
 """Static settings that a lane is compiled for; requests of greedy decoding and of sampling share a kind."""
 
 
@@ -42,14 +41,14 @@ Kind = tuple[DecodeConfig, Rules]
 class Request:
     """A text to translate or to continue."""
 
-    text: str | tuple[int, ...]
-    """Text, or its token ids as the model reads them: with the special tokens around a text."""
+    ids: tuple[int, ...]
+    """Token ids of the text as the model reads them: with the special tokens around a text."""
     decode: DecodeConfig
     seed: int = 0
     """Random seed."""
     index: int = 0
     """Index of the first sample, folded into the seed, so that equal texts of a file get different samples."""
-    samples: int = 1
+    num_outputs: int = 1
     """Number of outputs: samples, or the best hypotheses of beam search."""
     streamed: bool = True
     """Report text as it is generated; otherwise, the last event has the complete text, at lower cost."""
@@ -75,7 +74,7 @@ class Event(NamedTuple):
     request: int
     """Request number that `submit` returned."""
     sample: int
-    """Index of the output: 0, ..., samples - 1."""
+    """Index of the output: 0, ..., num_outputs - 1."""
     text: str
     """Text that follows the texts of earlier events of this output."""
     finish: str | None
@@ -191,32 +190,18 @@ class Engine:
             seconds = self._seconds / max(len(lanes), 1)
             return [event for kind, lane in lanes.items() for event in self._advance(kind, lane, seconds)]
 
-    def _encode(self, request: Request) -> list[int]:
-        """Returns the token ids of a request's text."""
-        cfg, max_length = self._cfg.model, self._cfg.model.max_length
-        beams = request.decode.strategy == "beam"
-        if request.samples > (request.decode.beams if beams else self._max_rows):
+    def _check(self, request: Request) -> None:
+        """Raises `ConfigError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
+        cfg, beams = self._cfg.model, request.decode.strategy == "beam"
+        if request.num_outputs > (request.decode.beams if beams else self._max_rows):
             limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._max_rows} rows"
-            raise ConfigError(f"{request.samples} outputs are more than {limit}")
-        if not isinstance(request.text, str):
-            most = max_length if cfg.family == "seq2seq" else max_length - 1
-            if not 0 < len(request.text) <= most:
-                raise ConfigError(f"the request has {len(request.text)} tokens; the model takes 1 to {most}")
-            vocab_size = cfg.known("source_vocab_size" if cfg.family == "seq2seq" else "vocab_size")
-            if unknown := [token for token in request.text if not 0 <= token < vocab_size]:
-                raise ConfigError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
-            return list(request.text)
-        if cfg.family == "seq2seq":
-            tokenizer = self._tokenizers.source
-            tokens = encode_one(tokenizer, request.text, max_length - tokenizer.special.added_to_side, "the source")
-            if not tokens or not request.text.strip():
-                raise ConfigError(no_tokens("the source", request.text.strip()))
-            return tokenizer.special.side(tokens)
-        tokenizer = self._tokenizers.target
-        tokens = encode_one(tokenizer, request.text, max_length - 1 - tokenizer.special.added, "the prompt")
-        if not tokens:
-            raise ConfigError(no_tokens("the prompt", request.text))
-        return tokenizer.special.whole(tokens)
+            raise ConfigError(f"{request.num_outputs} outputs are more than {limit}")
+        most = cfg.max_length if cfg.family == "seq2seq" else cfg.max_length - 1
+        if not 0 < len(request.ids) <= most:
+            raise ConfigError(f"the request has {len(request.ids)} tokens; the model takes 1 to {most}")
+        vocab_size = cfg.known("source_vocab_size" if cfg.family == "seq2seq" else "vocab_size")
+        if unknown := [token for token in request.ids if not 0 <= token < vocab_size]:
+            raise ConfigError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
 
     def _admit(self) -> None:
         """Starts the pending requests that `scheduler.admit` selects."""
@@ -255,7 +240,8 @@ class Engine:
         Raises:
             ConfigError: the request can never be served.
         """
-        tokens, decode = self._encode(request), request.decode
+        self._check(request)
+        tokens, decode = list(request.ids), request.decode
         translates = self._cfg.model.family == "seq2seq"
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         limit = max_new_tokens(self._cfg.model, decode, len(prompt))
@@ -275,10 +261,10 @@ class Engine:
                 max_new_tokens=limit,
                 seeds=(request.seed, request.index + sample),
                 stream=self._stream(request),
-                outputs=request.samples,
+                num_outputs=request.num_outputs,
                 scored=request.scored,
             )
-            for sample in range(1 if decode.strategy == "beam" else request.samples)
+            for sample in range(1 if decode.strategy == "beam" else request.num_outputs)
         ]
         pages = _max_pages(rows)
         if self._pages is not None and pages > self._pages:
@@ -298,12 +284,12 @@ class Engine:
         if decode not in self._kinds:
             if len(self._kinds) == MAX_CACHED_KINDS:
                 self._kinds.clear()
-            rules = Rules.of(decode, self._tokenizers.target)
+            constraints = Constraints.of(decode, self._tokenizers.target)
             names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
             given = {name: getattr(decode, name) for name in names}
             if self._few_shapes and decode.strategy == "beam":
                 given["beams"] = power_of_two(decode.beams)
-            self._kinds[decode] = DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), rules
+            self._kinds[decode] = DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), constraints
         return self._kinds[decode]
 
     def _lane(self, kind: Kind) -> Lane:
@@ -344,7 +330,7 @@ class Engine:
     def _beam_events(self, running: RequestRow, tokens: np.ndarray, scores: np.ndarray) -> list[Event]:
         """Returns the events of a finished beam search, given tokens, int [k, length], and scores, float [k]."""
         events = []
-        for sample, (row, score) in enumerate(zip(tokens[: running.outputs], scores, strict=False)):
+        for sample, (row, score) in enumerate(zip(tokens[: running.num_outputs], scores, strict=False)):
             ids = row[row != PAD].tolist()
             decoded = self._outputs.decode(ids)
             text = cut(decoded, running.decode.stop)

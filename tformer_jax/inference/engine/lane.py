@@ -46,7 +46,7 @@ class RequestRow:
     """Maximum number of tokens to generate."""
     seeds: tuple[int, int]
     stream: TextStream | TextBuffer
-    outputs: int
+    num_outputs: int
     scored: bool
     generated: int = 0
     allocation: Allocation = dataclasses.field(default_factory=Allocation)
@@ -143,7 +143,7 @@ class Lane:
         expected = max(row.max_new_tokens for row in leaders)
         if longest:  # most translations are as long as their source
             expected = min(expected, longest)
-        self._widen(longest, expected)
+        self._extend(longest, expected)
         self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows(leaders, indices))
         self._read_prompts(leaders, indices)
         for (index, _), *siblings in assigned:
@@ -161,7 +161,7 @@ class Lane:
         """
         self._hypotheses = None
         longest = max(running.generated for running in self.running.values())
-        self._widen(0, longest + 1)
+        self._extend(0, longest + 1)
         if self.plan.decode.strategy == "beam":
             self._compact()
         slots = self._slots_of_next_step()
@@ -205,7 +205,7 @@ class Lane:
         for row, running in self.running.items():
             running.allocation.filled = int(used[row])
         if self._slots_of_next_step() - prompt > 3 * slots // 4:
-            self._widen(0, 0, 2 * self._size.positions)
+            self._extend(0, 0, 2 * self._size.positions)
 
     def _take_steps(self, steps: int, min_done: int, pages: int | None) -> tuple[Any, Any]:
         """Calls `compiled.advance` and copies its results to the host."""
@@ -245,7 +245,7 @@ class Lane:
         common ancestors.
         """
         translates = self.plan.model.cfg.family == "seq2seq"
-        self._widen(self.plan.longest_input if translates else 0, new_tokens)
+        self._extend(self.plan.longest_input if translates else 0, new_tokens)
         self._smallest = self._size
         lengths = powers_of_two(MIN_LENGTH, self._size.source if translates else self._chunk)
         for indices in map(self._padding_indices, sorted({1, self.plan.rows})):
@@ -278,7 +278,7 @@ class Lane:
         elif any(length >= SHRINK_FACTOR * of for length, of in zip(self._size, needed, strict=True)):
             self._size, self.state = needed, compiled.empty(self.plan, needed)
 
-    def _widen(self, source: int, output: int, positions: int = 0) -> None:
+    def _extend(self, source: int, output: int, positions: int = 0) -> None:
         """Extends the arrays to at least these lengths.
 
         Beam search starts with positions for at most `COMPACTION_LENGTH` output tokens.
@@ -291,7 +291,7 @@ class Lane:
         size = Size(*map(max, wanted, self._size))
         before, self._size = self._size, size
         if self._allocated(size) != self._allocated(before) and "state" in vars(self):
-            self.state = compiled.widen(self.plan, self.state, size)
+            self.state = compiled.extend(self.plan, self.state, size)
 
     def _allocated(self, size: Size) -> tuple[int, int, int]:
         """Returns the lengths of the arrays: outputs are stored by beam search only, positions by dense caches only."""

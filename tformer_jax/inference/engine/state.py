@@ -9,7 +9,7 @@ import jax
 from tformer_jax import axes
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams
-from tformer_jax.inference.constraints import Rules
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.decoding_state import DecodingState
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.sequences import Sequences
@@ -30,7 +30,7 @@ class Plan:
     model: Seq2Seq | DecoderLM
     """With unrolled layers."""
     decode: DecodeConfig
-    rules: Rules
+    constraints: Constraints
     rows: int
     pages: int
     page_size: int
@@ -49,8 +49,8 @@ class Plan:
 
     @property
     def history(self) -> int:
-        """Number of tokens per row that are kept for the rules."""
-        return self.length if self.rules.need_history else 0
+        """Number of tokens per row that are kept for the constraints."""
+        return self.length if self.constraints.need_history else 0
 
     @property
     def pages_per_row(self) -> int:
@@ -77,7 +77,7 @@ class NewRows:
     counts: jax.Array
     """int32 [P]: number of tokens of each prompt."""
     history: jax.Array
-    """int32 [P, L]: prompts, then PAD; L is 0 unless the rules need earlier tokens."""
+    """int32 [P, L]: prompts, then PAD; L is 0 unless the constraints need earlier tokens."""
     max_new_tokens: jax.Array
     """int32 [P]: maximum number of tokens to generate."""
     seeds: jax.Array
@@ -146,11 +146,11 @@ def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
     if plan.decode.strategy == "beam":
         sizes: Any = {"length": length, "cfg": plan.decode}
         return Beams.start(
-            new.last, new.counts, new.max_new_tokens, new.settings, plan.rules, **sizes, history=new.history
+            new.last, new.counts, new.max_new_tokens, new.settings, plan.constraints, **sizes, history=new.history
         )
     options: Any = {"history": new.history, "scored": new.scored}
     return Sequences.start(
-        new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), new.settings, plan.rules, **options
+        new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), new.settings, plan.constraints, **options
     )
 
 
@@ -191,7 +191,7 @@ def select_rows(cache: DecoderCache, indices: Indices, pages: int | None = None)
 def update_rows(cache: DecoderCache, indices: Indices, own: DecoderCache) -> DecoderCache:
     """Replaces the rows `indices` of the cache by `own`, a result of `select_rows` that has read more tokens."""
 
-    def together(slots: RowSlots, part: RowSlots) -> RowSlots:
+    def merged(slots: RowSlots, part: RowSlots) -> RowSlots:
         if not isinstance(slots, PagedSlots):
             return part
         width = part.tokens.positions.shape[1]
@@ -209,7 +209,7 @@ def update_rows(cache: DecoderCache, indices: Indices, own: DecoderCache) -> Dec
             LayerCache(updated(layer.self_attention, read.self_attention), layer.cross_attention)
             for layer, read in zip(cache.layers, own.layers, strict=True)
         ),
-        slots={kind: together(slots, row_slots(own)[kind]) for kind, slots in row_slots(cache).items()},
+        slots={kind: merged(slots, row_slots(own)[kind]) for kind, slots in row_slots(cache).items()},
         lengths=set_rows(cache.lengths, indices, own.lengths),
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Beams, length_penalty
-from tformer_jax.inference.constraints import NO_RULES
+from tformer_jax.inference.constraints import NO_CONSTRAINTS
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.report.explain.mathml import formula, fraction, total
 from tformer_jax.report.explain.topic import Curve, Example, Heat, Lines, Mistake, Shape, Topic, cell_texts
@@ -116,7 +116,7 @@ def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], Beams]:
     @jax.jit
     def start() -> Beams:
         last, counts, limit = (jnp.full((1,), number) for number in (BOS, 1, STEPS))
-        return Beams.start(last, counts, limit, RowSettings.of(CFG, 1), NO_RULES, length=STEPS, cfg=CFG)
+        return Beams.start(last, counts, limit, RowSettings.of(CFG, 1), NO_CONSTRAINTS, length=STEPS, cfg=CFG)
 
     @jax.jit
     def advance(rows: Beams) -> Beams:
