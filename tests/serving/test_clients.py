@@ -72,7 +72,7 @@ def test_prompts_as_token_ids(lm, translator):
     assert found["usage"]["prompt_tokens"] == 3 + 2 + 2
     for prompt in (ids, [*ids, EOS], "abc"):
         assert text_of(translator, prompt=prompt) == "cba"
-        assert translator.engine.seen[-1].text == (*ids, EOS)
+        assert translator.engine.seen[-1].ids == (*ids, EOS)
 
 
 @pytest.mark.parametrize("stream", [False, True])

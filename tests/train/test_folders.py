@@ -3,7 +3,6 @@
 import shutil
 
 import pytest
-from etils import epath
 
 from tests.train.conftest import small_config
 from tformer_jax import config
@@ -27,15 +26,14 @@ def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
 def test_a_replaced_run_is_removed_only_after_the_new_one_is_in_place(corpus_folder, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     experiment.build(small_config(), folder, data_root=corpus_folder).close()
-    kind = type(epath.Path(tmp_path))
-    kept = kind.rmtree
+    kept = shutil.rmtree
 
     def interrupted(path, **options):
         if path.name == ".run.old" and path.exists():
             raise KeyboardInterrupt
         return kept(path, **options)
 
-    monkeypatch.setattr(kind, "rmtree", interrupted)
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         experiment.build(small_config(steps=9), folder, data_root=corpus_folder, overwrite=True)
     assert config.load(folder / "config.json").train.steps == 9

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_folder.write_json(options.record, result)
 
 
-def with_decoding(run: tj.Run, settings: dict[str, Any]) -> Config:
+def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     """Returns the config of a run with changed decoding settings.
 
     Raises:
@@ -48,7 +48,7 @@ def with_decoding(run: tj.Run, settings: dict[str, Any]) -> Config:
     return dataclasses.replace(run.config, decode=run.decoding(settings, name=flag))
 
 
-def evaluate(run: tj.Run, cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
+def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
     """Returns the metrics on all examples of a split, with everything that determines them.
 
     Raises:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         serve(engine, Served.of(*parts, **shown), bound, options)
 
 
-def attention_of(run: tj.Run) -> Callable[[str, str], str] | str:
+def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
     """Returns the function that renders the attention of a text and its output, or why the run has none."""
     from tformer_jax.cli import watching
     from tformer_jax.inference import watch
@@ -56,7 +56,7 @@ def attention_of(run: tj.Run) -> Callable[[str, str], str] | str:
     return lambda text, output: watching.render(run, (text, output) if pairs else text + output)
 
 
-def engine_of(run: tj.Run, options: argparse.Namespace) -> "Engine":
+def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
     from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine, row_pages
 

@@ -80,8 +80,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             folder.rename(old)
         partial.rename(folder)
     finally:
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

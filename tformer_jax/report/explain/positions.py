@@ -143,7 +143,7 @@ def rope(example: Example) -> Topic:
             ),
             Heat(
                 "Scores of one word with itself at every pair of positions",
-                np.asarray(table),
+                table,
                 points,
                 points,
                 "Equal along each diagonal: the score depends only on the distance.",
@@ -163,7 +163,7 @@ def rope(example: Example) -> Topic:
     )
 
 
-def _rotations(q: np.ndarray) -> tuple[Rotation, jax.Array, jax.Array, jax.Array]:
+def _rotations(q: np.ndarray) -> tuple[Rotation, np.ndarray, np.ndarray, np.ndarray]:
     """Rotates queries [1, T, 1, H].
 
     Returns:
@@ -182,7 +182,8 @@ def _rotations(q: np.ndarray) -> tuple[Rotation, jax.Array, jax.Array, jax.Array
         table = scores(same, same, None, Operands.of(same, same, same).scoring)[0, 0]
         return rotation, rotation(q), rotation(unit)[0, :, 0], table
 
-    return compute(np.arange(T)[None])
+    rotation, turned, plain, table = compute(np.arange(T)[None])
+    return rotation, np.asarray(turned), np.asarray(plain), np.asarray(table)
 
 
 def alibi(example: Example) -> Topic:

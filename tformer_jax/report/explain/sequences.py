@@ -142,7 +142,7 @@ def teacher_forcing(example: Example) -> Topic:
     )
 
 
-def _losses(V: int, label: int) -> dict[str, jax.Array]:
+def _losses(V: int, label: int) -> dict[str, np.ndarray]:
     """Returns the losses of a label at `MARGINS`, by what a model returns."""
     target = jnp.asarray(label)
 
@@ -157,4 +157,4 @@ def _losses(V: int, label: int) -> dict[str, jax.Array]:
             "probabilities, by mistake": losses(jax.nn.softmax(logits)),
         }
 
-    return compute(MARGINS[:, None] * (np.arange(V) == label))
+    return {name: np.asarray(found) for name, found in compute(MARGINS[:, None] * (np.arange(V) == label)).items()}
