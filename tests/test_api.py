@@ -139,6 +139,16 @@ def test_mistakes(runs, family, call, problem):
         call(runs[family])
 
 
+def test_a_target_may_be_as_long_as_an_output(runs):
+    """The model predicts no end after it; regression test: `attention.py` refused its own translations."""
+    run = runs["seq2seq"]
+    (logits,) = run.logits([("a", "b" * 16)])
+    np.testing.assert_allclose(logits[:15], run.logits([("a", "b" * 15)])[0][:15], rtol=1e-4, atol=1e-5)
+    assert len(logits) == 16
+    with pytest.raises(ConfigError, match="target 1 has 17 tokens, but the model takes at most 16"):
+        run.logits([("a", "b" * 17)])
+
+
 def test_a_mesh_for_inference_need_not_divide_the_state_of_training(runs, monkeypatch):
     run = runs["decoder_lm"]
     cfg = dataclasses.replace(run.config, parallel=ParallelConfig(preset="zero1"))

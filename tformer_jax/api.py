@@ -239,13 +239,11 @@ class Run:
         if family != "seq2seq":
             return self._text_inputs(number, example)
         names = [f"{key} {number + 1}" for key in KEYS[family]]
-        source, target = (
-            tokenizer.special.side(encode_one(tokenizer, text, max_length - tokenizer.special.added_to_side, name))
-            for tokenizer, text, name in zip(
-                (self.tokenizers.source, self.tokenizers.target), example, names, strict=True
-            )
-        )
-        return {"source": source, "target_in": [self.tokenizers.target.special.start, *target[:-1]]}
+        source, target = self.tokenizers.source, self.tokenizers.target
+        limits = max_length - source.special.added_to_side, max_length - len(target.special.before)
+        read = source.special.side(encode_one(source, example[0], limits[0], names[0]))
+        written = target.special.side(encode_one(target, example[1], limits[1], names[1]))[:max_length]
+        return {"source": read, "target_in": [target.special.start, *written[:-1]]}
 
     def _text_inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.

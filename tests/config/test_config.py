@@ -15,6 +15,7 @@ from tformer_jax.config import (
     DecodeConfig,
     ModelConfig,
     OptimConfig,
+    ParallelConfig,
     TrainConfig,
     read_mesh,
 )
@@ -284,6 +285,38 @@ def test_only_translation_has_two_vocabularies():
     data = DataConfig(source="stdlib_text", batching="windows", shared_vocab=False)
     unused = Config(model=ModelConfig(family="decoder_lm"), data=data).without_effect()
     assert unused == ["data.shared_vocab=False has no effect without translation"]
+
+
+OBJECTIVE = {"data": {"source": "stdlib_text", "batching": "windows", "objective": "masked_tokens"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "unused"),
+    [
+        ({"optim": {"decayed": ["*kernel"]}}, "optim.decayed=('*kernel',) has no effect with optim.weight_decay=0.0"),
+        (
+            {"model": {"family": "masked_lm"}, **OBJECTIVE, "decode": {"prefix": "a"}},
+            "decode.prefix='a' has no effect with data.objective='masked_tokens'",
+        ),
+        (
+            {"model": {"family": "masked_lm"}, **OBJECTIVE, "eval": {"samples": 1}},
+            "eval.samples=1 has no effect with data.objective='masked_tokens'",
+        ),
+        (
+            {"model": {"family": "classifier"}, "data": {"source": "cldr_language", "target_language": "fr"}},
+            "data.target_language='fr' has no effect without translation",
+        ),
+    ],
+)
+def test_settings_that_other_sections_leave_without_effect(values, unused):
+    assert Config.from_dict(values).without_effect() == [unused]
+
+
+@pytest.mark.parametrize(("preset", "axis"), [("fsdp", "data"), ("zero1", "fsdp")])
+def test_only_one_axis_takes_the_remaining_devices(preset, axis):
+    with pytest.raises(ConfigError, match=f"parallel.preset='{preset}': gives .* and so does parallel.{axis}=-1"):
+        ParallelConfig(preset=preset, **{axis: -1})
+    assert ParallelConfig(**{axis: -1}).sizes[axis] == -1
 
 
 @pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])

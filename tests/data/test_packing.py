@@ -43,7 +43,7 @@ def segments_of(batches, tokens: str, segments: str):
 
 
 @given(LENGTHS)
-def test_carried_documents_keep_every_token_once_and_in_order(lengths):
+def test_split_documents_keep_every_token_once_and_in_order(lengths):
     texts, examples = documents(lengths, split=True)
     batches = list(packed_once(examples, 3, {"tokens": 8}))
     found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
@@ -56,7 +56,7 @@ def test_carried_documents_keep_every_token_once_and_in_order(lengths):
 
 
 @given(LENGTHS)
-def test_cut_documents_keep_their_beginning(lengths):
+def test_truncated_documents_keep_their_beginning(lengths):
     texts, examples = documents(lengths, split=False)
     batches = list(packed_once(examples, 2, {"tokens": 8}))
     found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}

@@ -62,6 +62,17 @@ def test_scores_equal_the_formulas(scored):
         assert result.total == pytest.approx(values.sum(), rel=1e-5, abs=1e-6)
 
 
+def test_a_target_of_the_maximum_length_is_scored_without_its_end():
+    """Outputs may be as long; regression test: they were refused."""
+    cfg = setup("seq2seq")
+    model, params = build(cfg.model, seed=1)
+    scorer, text = Scorer(cfg, model, TOKENIZERS), "abcdefgabcdefgab"
+    (found,) = scorer.stream(params, [("abc", text)])
+    assert found.tokens == LETTERS.encode(text)
+    _, values = expected(cfg, params, ("abc", text[:-1]))
+    assert_close(found.log_probabilities[:-1], values[:-1], proves=("scores of the longest target", "NumPy float64"))
+
+
 def test_scores_do_not_depend_on_other_rows(scored):
     cfg, model, params, examples, found = scored
     other = dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, batch_size=8))
@@ -141,7 +152,7 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
     ("family", "examples", "problem"),
     [
         ("seq2seq", [("a", "b"), ("a" * 16, "b")], "text 2: the source has 16 tokens, but the model takes at most 15"),
-        ("seq2seq", [("a", "b" * 16)], "text 1: the target has 16 tokens, but the model takes at most 15"),
+        ("seq2seq", [("a", "b" * 17)], "text 1: the target has 17 tokens, but the model takes at most 16"),
         ("decoder_lm", [("a" * 18,)], "text 1: the text has 18 tokens, but the model takes at most 17"),
     ],
 )

@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.report.folders import write_run
 from tformer_jax.cli import compare as command
 from tformer_jax.report import html
-from tformer_jax.report.charts import TITLES
+from tformer_jax.report.charts import TITLES, all_charts
 from tformer_jax.report.comparison import Change, Comparison, compare
 from tformer_jax.report.run import load_all
 from tformer_jax.report.sections import ABSENT
@@ -58,6 +58,19 @@ def test_losses_at_equal_cost_by_hand(tmp_path):
     assert found["seconds", 8.0].train == (0.0, 3.0)
     assert all(row.validation[0] is None for row in found.values())
     assert [row.axis for row in found.values()] == ["step"] * 4 + ["tokens"] * 4 + ["seconds"] * 4
+
+
+def test_the_loss_of_smoothed_labels_is_not_compared(tmp_path):
+    """Regression test: the plain loss of one run was compared with the smoothed one of the other."""
+    folders = [write_run(tmp_path / name, examples=0, tested=False, evaluations=0) for name in "ab"]
+    plain = records({2: 4.0, 8: 1.0}, tokens=100, seconds=1.0)
+    smoothed = [record | {"nll": record["loss"], "loss": record["loss"] + 1} for record in plain]
+    with_metrics(folders[0], smoothed)
+    with_metrics(folders[1], plain)
+    runs = load_all(folders)
+    assert all(row.train[0] == row.train[1] for row in compare(*runs).losses)
+    drawn = {chart.key: [trace["run"] for trace in chart.traces] for chart in all_charts(runs)}
+    assert drawn["nll"] == [0, 1] and drawn["loss"] == [0]
 
 
 def test_runs_of_equal_outputs_do_not_differ(tmp_path):

@@ -12,9 +12,11 @@ from tests.train.conftest import small_config, write_pairs
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, ParallelConfig
 from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.pipeline import check_predictable
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
+from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.train import experiment, loop, run_folder
 from tformer_jax.train.start_from import Report, check_tokenizers
@@ -202,6 +204,29 @@ def test_loaded_embeddings_of_other_tokens_are_reported(corpus_folder, other_let
     assert len(said(built, first)) == 1
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "names"),
+    [
+        ("none", "output", ["target_embedding/embedding"]),
+        ("output", "none", ["head/kernel", "target_embedding/embedding"]),
+        ("all", "output", ["source_embedding/embedding", "target_embedding/embedding"]),
+    ],
+)
+def test_embeddings_that_another_layout_has_are_of_the_other_tokens(
+    corpus_folder, other_letters, tmp_path, there, here, names
+):
+    """Regression test: only parameters that had the same names in both runs were checked."""
+    built = experiment.build(
+        with_model(small_config(), tie_embeddings=there), tmp_path / "first", data_root=corpus_folder
+    )
+    built.close()
+    tokenizers = train_tokenizers(built.cfg.data, load_corpus(built.cfg, other_letters).train)
+    model = dataclasses.replace(built.cfg.model, tie_embeddings=here)
+    found = check_tokenizers(built.cfg.train, model, tokenizers, tmp_path / "first")
+    assert all(name in found for name in names)
+    assert check_tokenizers(built.cfg.train, model, built.tokenizers, tmp_path / "first") is None
+
+
 @pytest.fixture
 def first(corpus_folder, tmp_path) -> Path:
     """A run folder of `small_config` that passes for that of a trained run."""
@@ -278,6 +303,14 @@ def test_appended_tokens_are_not_other_tokens(corpus_folder, tmp_path):
     assert check_tokenizers(built.cfg.train, built.cfg.model, Tokenizers(more, more), tmp_path / "first") is None
 
 
+def test_a_prefix_that_fills_the_outputs_is_rejected_before_training(corpus_folder, tmp_path):
+    """Regression test: a translator's was refused by its first evaluation."""
+    cfg = dataclasses.replace(small_config(), decode=DecodeConfig(prefix="ab" * 12))
+    with pytest.raises(ConfigError, match="decode.prefix='abab.*leaves no token of model.max_length=16 for other tok"):
+        experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_decoding_rule_that_the_vocabulary_cannot_represent_is_rejected_before_training(corpus_folder, tmp_path):
     cfg = dataclasses.replace(small_config(), decode=DecodeConfig(forbidden=("§",)))
     with pytest.raises(ConfigError, match="decode.forbidden=.*§"):
@@ -306,8 +339,18 @@ def test_a_split_of_empty_documents_is_refused_before_training(tmp_path, split):
     files = {name: f"{name}.jsonl" for name in ("train", "validation")}
     data = DataConfig(source="jsonl", **files, tokenizer="bytes", batching="packed", window=8, batch_size=2)
     cfg = Config(model=ModelConfig(family="decoder_lm", max_length=8), data=data, parallel=ParallelConfig(data=1))
-    with pytest.raises(DataError, match=f"all examples of split {split} are empty: name other data"):
+    with pytest.raises(DataError, match=f"all examples of split {split} are empty or have no token: name other data"):
         experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
+
+
+def test_documents_of_which_no_character_is_a_token_are_refused_before_training(tmp_path):
+    """Regression test: batches of packed documents were never full."""
+    (tmp_path / "a.txt").write_text("xyz" * 99)
+    data = DataConfig(source="lines", train="a.txt", validation="a.txt", batching="packed", window=8, batch_size=2)
+    cfg = Config(model=ModelConfig(family="decoder_lm", max_length=8), data=data, parallel=ParallelConfig(data=1))
+    corpus, tokenizer = load_corpus(cfg, tmp_path), characters("abc")
+    with pytest.raises(DataError, match="all examples of split train are empty or have no token"):
+        check_predictable(cfg, corpus, Tokenizers(tokenizer, tokenizer))
 
 
 def test_tied_embeddings_need_one_vocabulary():

@@ -52,6 +52,9 @@ DATA = {
 }
 
 
+EXAMPLE = {"tokens": jnp.zeros((1, 4), jnp.int32)}
+
+
 def batch(rows: int = 8, length: int = 6, seed: int = 0) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(seed)
     tokens = draw.integers(4, 11, (rows, length + 1)).astype(np.int32)
@@ -201,6 +204,24 @@ def test_the_chunked_loss_never_stores_all_logits():
     text = str(jax.make_jaxpr(step)(start(model, optimizer), batch(length=8)))
     assert "f32[8,2,97]" in text
     assert "f32[8,8,97]" not in text
+
+
+def test_the_chunked_loss_sums_the_gradients_of_bfloat16_parameters_in_float32():
+    """Regression test: the sum over chunks was rounded to bfloat16 after each."""
+    exact = tiny("decoder_lm", decoder_layers=0, output_bias=True, tie_embeddings="none", max_length=512)
+    rounded = dataclasses.replace(exact, param_dtype="bfloat16")
+    data, params = (
+        batch(rows=2, length=512),
+        nn.unbox(registry.build(exact).init(jax.random.key(0), **EXAMPLE))["params"],
+    )
+    gradients = {}
+    for name, cfg, chunk in (("exact", exact, None), ("plain", rounded, None), ("chunked", rounded, 2)):
+        cast = jax.tree.map(lambda leaf, cfg=cfg: leaf.astype(cfg.param_dtype), params)
+        loss = functools.partial(batch_loss, registry.build(cfg), batch=data, chunk=chunk)
+        gradients[name] = jax.jit(jax.grad(lambda params, loss=loss: loss(params)[0].loss))(cast)["head"]
+    for name in ("kernel", "bias"):
+        wanted, plain, chunked = (np.float64(gradients[kind][name]) for kind in ("exact", "plain", "chunked"))
+        assert np.linalg.norm(chunked - wanted) <= 1.5 * np.linalg.norm(plain - wanted)
 
 
 @pytest.mark.parametrize(("chunk", "positions"), [(20, 9), (8, 5), (3, 3)])

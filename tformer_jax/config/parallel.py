@@ -59,6 +59,12 @@ class ParallelConfig(Section):
             raise self.error(
                 filling[0], f"parallel.{filling[1]} is also -1; only one axis can take all remaining devices"
             )
+        for name, size in MESH_PRESETS[self.preset].items():
+            if size == -1 and self.preset != "dp" and filling and filling != [name] and getattr(self, name) is None:
+                raise self.error(
+                    "preset",
+                    f"gives {name} all remaining devices, and so does parallel.{filling[0]}=-1: write one size",
+                )
 
     @property
     def sizes(self) -> dict[str, int]:

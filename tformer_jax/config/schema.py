@@ -3,13 +3,14 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from tformer_jax.config import effects
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.fields import Section, section, setting
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES, TEXTS
-from tformer_jax.config.training import METRICS, WITH_AN_END, OptimConfig, TrainConfig
+from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 OBJECTIVES: dict[str, tuple[str | None, ...]] = {
     "seq2seq": (None, "span_corruption", "denoising"),
@@ -284,25 +285,7 @@ class Config(Section):
 
     def without_effect(self) -> list[str]:
         """As `Section.without_effect`."""
-        unused = super().without_effect()
-        if not self.data.shared_vocab and (self.model.family != "seq2seq" or self.data.objective):
-            unused.append("data.shared_vocab=False has no effect without translation")
-        if self.optim.schedule in WITH_AN_END and self.optim.warmup_steps >= self.train.steps:
-            unused.append(
-                f"optim.schedule={self.optim.schedule!r} has no effect, because optim.warmup_steps="
-                f"{self.optim.warmup_steps} is not below train.steps={self.train.steps}"
-            )
-        moe = self.model.moe
-        if self.model.ffn == "moe" and moe.router_normalize and moe.experts_per_token == 1 < moe.num_experts:
-            unused.append(
-                "model.moe.router_normalize=True with model.moe.experts_per_token=1 gives each expert a weight of 1, "
-                "so that the loss does not train the router; write False"
-            )
-        if self.model.scan_layers and max(self.model.depths) < 2 * self.model.period:
-            unused.append(
-                f"model.scan_layers=True has no effect, because no stack repeats its first {self.model.period} layers"
-            )
-        return unused
+        return super().without_effect() + effects.without_effect(self)
 
     def check(self) -> None:
         if {"", ".", ".."} & {*self.name.split("/")}:

@@ -85,6 +85,13 @@ class OptimConfig(Section):
         0.0, "maximum ratio of gradient norm to parameter norm, per output unit (NFNets, 2021); 0: no clipping", low=0.0
     )
 
+    def without_effect(self) -> list[str]:
+        """As `Section.without_effect`."""
+        unused = super().without_effect()
+        if "decayed" in self.changed_settings() and not self.weight_decay:
+            unused.append(f"optim.decayed={self.decayed} has no effect with optim.weight_decay=0.0")
+        return unused
+
     def check(self) -> None:
         if self.learning_rate is None and self.schedule != "inverse_sqrt":
             raise self.error("learning_rate", f"must be a number for optim.schedule={self.schedule!r}, such as 1e-3")

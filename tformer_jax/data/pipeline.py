@@ -27,7 +27,7 @@ from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Outline, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers, is_bpe
-from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, feature_converter
+from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, end_of, feature_converter
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 BLOCK = 512
@@ -95,7 +95,7 @@ def _evaluation_batches(
     cfg: Config, reader: IndexedReader | Tokenized, tokenizers: Tokenizers, limit: int, shards: Shards
 ) -> Iterator[Batch]:
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
-    end = tokenizers.target.special.ends[0]
+    end = end_of(tokenizers.target)
     if cfg.data.objective:
         objective = objective_of(cfg.data, tokenizers.target)
         yield from covering_corrupted(token_stream(reader, end, limit), objective, rows, shards)
@@ -119,15 +119,19 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
     """Raises `DataError` if a split has no token to predict: in windows, it needs one before it."""
     if cfg.data.batching != "windows":
         for split in ("train", "validation", "test"):
-            texts = (text for example in getattr(corpus, split) for key, text in example.items() if key != "label")
-            if not any(texts):
-                raise DataError(f"all examples of split {split} are empty: name other data")
+            if not any(_has_tokens(example, tokenizers) for example in getattr(corpus, split)):
+                raise DataError(f"all examples of split {split} are empty or have no token: name other data")
         return
     for split, limit in (("validation", cfg.eval.examples), ("test", 0)):
-        reader, end = _reader(getattr(corpus, split), tokenizers), tokenizers.target.special.ends[0]
+        reader, end = _reader(getattr(corpus, split), tokenizers), end_of(tokenizers.target)
         tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
         if tokens < 2:
             raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
+
+
+def _has_tokens(example: Example, tokenizers: Tokenizers) -> bool:
+    texts = {key: text for key, text in example.items() if key != "label"}
+    return any((tokenizers.source if key == "source" else tokenizers.target).encode(texts[key]) for key in texts)
 
 
 def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
@@ -193,7 +197,7 @@ def _pending(
 
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
-    end = tokenizers.target.special.ends[0]
+    end = end_of(tokenizers.target)
     streams = [token_stream(_reader(part, tokenizers), end) for part in parts]
     if cfg.data.objective:
         corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)

@@ -29,7 +29,7 @@ from tformer_jax.data.corpora.prepared import (
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.training import checked
-from tformer_jax.data.transforms import tokenize
+from tformer_jax.data.transforms import end_of, tokenize
 
 EXAMPLES_PER_CHUNK = 1024
 """Number of examples to tokenize at once."""
@@ -92,6 +92,8 @@ def prepare(
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     given = tokenizers
     tokenizers = checked(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
+    if keys_of(cfg) == ("text",) and end_of(tokenizers.target) is None:
+        raise DataError("the vocabulary has no token that separates documents: train on the text directly")
     summaries = {}
     with replacing_folder(folder) as partial:
         tokenizers.save(partial / TOKENIZERS)

@@ -12,7 +12,7 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers, is_bpe
-from tformer_jax.special_tokens import OWN, SpecialTokens
+from tformer_jax.special_tokens import EOS, IGNORED, OWN, SpecialTokens
 
 
 class IdReader(Protocol):
@@ -92,6 +92,8 @@ class FeatureConverter:
     """Special tokens of sources."""
     target: SpecialTokens = OWN
     """Special tokens of targets, texts and documents."""
+    end: int = EOS
+    """Label of the last token of a document."""
     settings: tuple[str, str] = ("data.window", "data.source_window")
     """Names of the settings that `length` and `source_length` are, for messages."""
     reported: bool = dataclasses.field(default=False, init=False)
@@ -106,7 +108,7 @@ class FeatureConverter:
             texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
             return {"tokens": texts.surround(self.target.before, self.target.after), "label": ids["label"]}
         if "text" in ids:
-            tokens, targets = ids["text"], ids["text"].shift_left(self.target.ends[0])
+            tokens, targets = ids["text"], ids["text"].shift_left(self.end)
             if not self.split:
                 tokens, targets = self._truncate(tokens, self.length, self.settings[0]), targets.truncate(self.length)
             return {"tokens": tokens.split(self.length), "targets": targets.split(self.length)}
@@ -139,6 +141,12 @@ class FeatureConverter:
         return truncated
 
 
+def end_of(tokenizer: Tokenizer) -> int | None:
+    """Returns the token that ends documents; None if the vocabulary has none, as nanoGPT's characters have."""
+    end = tokenizer.special.ends[0]
+    return end if end < tokenizer.vocab_size else None
+
+
 def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
     """Returns the feature_converter for the row lengths in `cfg.data`.
 
@@ -159,8 +167,16 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         _check_room(data, name, length, target.added_to_side)
     elif cfg.model.family == "classifier":
         _check_room(data, name, length, target.added)
-    split = data.long_documents == "split"
-    return FeatureConverter(length, source_length, split=split, source=source, target=target, settings=settings)
+    split, end = data.long_documents == "split", end_of(tokenizers.target)
+    return FeatureConverter(
+        length,
+        source_length,
+        split=split,
+        source=source,
+        target=target,
+        end=IGNORED if end is None else end,
+        settings=settings,
+    )
 
 
 def _check_room(cfg: DataConfig, name: str, length: int, added: int) -> None:

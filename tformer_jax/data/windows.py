@@ -17,14 +17,17 @@ TokenStream = np.ndarray | StoredIds
 """Token ids, int [tokens], in memory or in a file."""
 
 
-def token_stream(documents: IdReader, end: int = EOS, limit: int = 0) -> TokenStream:
-    """Concatenates the tokens of the first `limit` documents (0: of all), separated by `end`."""
+def token_stream(documents: IdReader, end: int | None = EOS, limit: int = 0) -> TokenStream:
+    """Concatenates the tokens of the first `limit` documents (0: of all), separated by `end`; None: not separated."""
     stream = documents.stream(limit) if isinstance(documents, Records) else None
     if stream is not None:
         return stream
     indices = range(len(documents))[: limit or None]
     parts = (indices[start : start + DOCUMENTS_PER_BLOCK] for start in range(0, len(indices), DOCUMENTS_PER_BLOCK))
-    return np.concatenate([documents.read(part)["text"].append(end).ids for part in parts])[:-1]
+    columns = (documents.read(part)["text"] for part in parts)
+    if end is None:
+        return np.concatenate([column.ids for column in columns])
+    return np.concatenate([column.append(end).ids for column in columns])[:-1]
 
 
 class Windows:

@@ -90,13 +90,13 @@ class Scorer:
         if family == "decoder_lm":
             return self._encode_text(long_texts, index, example)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
-        limits = [max_length - side.added_to_side for side in sides]
+        limits = max_length - sides[0].added_to_side, max_length - len(sides[1].before)
         source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), limits[0], "source")
         ids = _encode_all(self.tokenizers.target, index, example[1])
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
             return pair_row(sides[0].side([]), [])
-        read = sides[1].side(target) if len(target) == len(ids) else [*sides[1].before, *target]
+        read = sides[1].side(target)[:max_length] if len(target) == len(ids) else [*sides[1].before, *target]
         return pair_row(sides[0].side(source), read, sides[1].start)
 
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:

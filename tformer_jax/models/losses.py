@@ -78,8 +78,11 @@ def batch_loss(
         model, params, batch, train=True, dropout_key=dropout_key, method="features"
     )
 
+    # the scan over chunks sums the gradients of the parameters in their dtype
+    in_float32 = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+
     def sums(x: jax.Array, labels: jax.Array) -> Sums:
-        logits: Any = model.apply({"params": params}, x, method="logits")
+        logits: Any = model.apply({"params": in_float32}, x, method="logits")
         return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
     return in_chunks(sums, features, labels, chunk), auxiliary_loss

@@ -78,15 +78,16 @@ def all_charts(runs: Sequence[RunFiles]) -> list[Chart]:
 
 
 def _training(runs: Sequence[RunFiles]) -> Iterator[Chart]:
-    smoothed = any("nll" in run.train.columns for run in runs)
-    for name in ordered({name for run in runs for name in _drawn_columns(run) if "/" not in name}):
+    unsmoothed = "nll" if any(run.nll == "nll" for run in runs) else "loss"
+    drawn = [_drawn_columns(run, unsmoothed) for run in runs]
+    for name in ordered({name for columns in drawn for name in columns if "/" not in name}):
         title, unit = TITLES.get(name, (_readable(name), ""))
         chart = Chart(name, title, unit, "training", log=name in LOGARITHMIC, zero=name in FROM_ZERO)
         for number, run in enumerate(runs):
-            values = _drawn_columns(run).get(name)
+            values = drawn[number].get(name)
             if values is not None and not _is_idle(name, values):
                 chart.traces.append(_line(run, number, run.train.steps, values, "training"))
-        if name == ("nll" if smoothed else "loss"):
+        if name == unsmoothed:
             chart.traces += _validation_lines(runs, "loss")
         if name in ("loss", "grad_norm"):
             chart.marks = [mark for number, run in enumerate(runs) for mark in _marks(run, number)]
@@ -184,9 +185,15 @@ def _marks(run: RunFiles, number: int) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn_columns(run: RunFiles) -> dict[str, np.ndarray]:
-    """Returns the training metrics: memory in GiB, and FLOP/s in percent of the devices' peak if it is known."""
+def _drawn_columns(run: RunFiles, unsmoothed: str) -> dict[str, np.ndarray]:
+    """Returns the training metrics: memory in GiB, and FLOP/s in percent of the devices' peak if it is known.
+
+    Args:
+        unsmoothed: name of the loss without label smoothing.
+    """
     columns = {name: values for name, values in run.train.columns.items() if name not in NOT_DRAWN}
+    if run.nll in columns:
+        columns[unsmoothed] = columns.pop(run.nll)
     if (peak := run.model.get("peak_flops")) and "flops_per_second" in columns:
         columns["utilization"] = 100 * columns.pop("flops_per_second") / peak
     if "memory_bytes" in columns:

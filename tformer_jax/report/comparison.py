@@ -181,15 +181,14 @@ def _changes(a: RunFiles, b: RunFiles, split: str) -> Iterator[Change]:
 
 
 def _losses(a: RunFiles, b: RunFiles) -> Iterator[LossAt]:
-    """Yields the losses at parts of the range that both runs cover: NLL if both recorded it, else the training loss."""
-    name = "nll" if all("nll" in run.train.columns for run in (a, b)) else "loss"
+    """Yields the losses, without label smoothing, at parts of the range that both runs cover."""
     for axis in ("step", "tokens", "seconds"):
         ends = [run.axis(axis, run.train.steps)[-1:] for run in (a, b)]
         if not all(len(end) and np.isfinite(end).all() for end in ends):
             continue
         for fraction in FRACTIONS:
             at = fraction * float(min(ends[0][0], ends[1][0]))
-            train = [_value_at(run, run.train, name, axis, at) for run in (a, b)]
+            train = [_value_at(run, run.train, run.nll, axis, at) for run in (a, b)]
             held_out = [_value_at(run, run.group("validation"), "loss", axis, at) for run in (a, b)]
             yield LossAt(axis, at, (train[0], train[1]), (held_out[0], held_out[1]))
 

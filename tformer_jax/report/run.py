@@ -59,6 +59,11 @@ class RunFiles:
         return self.group("train")
 
     @property
+    def nll(self) -> str:
+        """Name of the training metric that is the loss without label smoothing."""
+        return "nll" if "nll" in self.train.columns else "loss"
+
+    @property
     def step(self) -> int:
         """Returns the last step of which a record or an event exists."""
         steps = [int(series.steps[-1]) for series in self.metrics.values() if len(series.steps)]

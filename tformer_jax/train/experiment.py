@@ -147,12 +147,12 @@ def _check(built: Experiment, *, resume: bool) -> None:
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
     if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
-        forced = Constraints.of(cfg.decode, built.tokenizers.target).forced
-        if (
-            cfg.model.family == "decoder_lm"
-            and len(forced) + built.tokenizers.target.special.added >= cfg.model.max_length
-        ):
-            raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for a prompt")
+        used = len(Constraints.of(cfg.decode, built.tokenizers.target).forced)
+        if cfg.model.family == "decoder_lm":
+            used += built.tokenizers.target.special.added
+        if used >= cfg.model.max_length:
+            other = "a prompt" if cfg.model.family == "decoder_lm" else "other tokens"
+            raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for {other}")
     metrics.check_installed(cfg)
     evaluators.check_installed(cfg)
 

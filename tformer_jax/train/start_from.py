@@ -102,11 +102,7 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
     if not weights.verify(run, latest) and latest is None:
         raise train.error("start_from", "holds no checkpoint: it was stopped before its first one; train it first")
     boxed = registry.shapes(registry.build(model))
-    other = config.load(run / "config.json").model
-    theirs = jax.eval_shape(
-        functools.partial(conversions.in_layout_of, model, other), nn.unbox(registry.shapes(registry.build(other)))
-    )
-    known = _without_other_head(_shapes(flatten_dict(theirs, sep="/")), labels, run)
+    known = _without_other_head(_shapes_in_layout_of(model, run), labels, run)
     report = _compare(_unrolled_shapes(model, boxed), known, run)
     if train.lora_rank:
         trainable = _unrolled_shapes(model, lora.trainable_shapes(train, boxed))
@@ -138,6 +134,13 @@ def _without_other_head(known: dict[str, Any], labels: Labels, run: Path) -> dic
     if run_folder.load_labels(run) == labels:
         return known
     return {name: value for name, value in known.items() if not name.startswith("head/")}
+
+
+def _shapes_in_layout_of(model: ModelConfig, run: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of `run`, by the names that they have in the layout of `model`."""
+    other = config.load(run / "config.json").model
+    convert = functools.partial(conversions.in_layout_of, model, other)
+    return _shapes(flatten_dict(jax.eval_shape(convert, nn.unbox(registry.shapes(registry.build(other)))), sep="/"))
 
 
 def _unrolled_shapes(model: ModelConfig, boxed: Any) -> dict[str, tuple[int, ...]]:
@@ -205,7 +208,7 @@ def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokeniz
 
 def _of_other_tokens(model: ModelConfig, tokenizers: Tokenizers, run: Path) -> list[str]:
     """Returns the names of the parameters along the vocabulary that match those of `run`, and have other tokens."""
-    mine, theirs = map(_along_vocabulary, (model, config.load(run / "config.json").model))
+    mine, theirs = _along_vocabulary(model), _shapes_in_layout_of(model, run)
     names = sorted(name for name, shape in mine.items() if theirs.get(name) == shape)
     if not names:
         return []
