@@ -288,9 +288,9 @@ def mask_kind(layer: str) -> str:
     return "window" if layer == "window" else "full"
 
 
-def mask_kinds(cfg: ModelConfig) -> set[str]:
-    """Returns the `mask_kind` of all layers."""
-    return {mask_kind(layer) for layer in cfg.layer_pattern}
+def mask_kinds(cfg: ModelConfig) -> list[str]:
+    """Returns the distinct `mask_kind` of all layers, sorted, so that every process traces the same program."""
+    return sorted({mask_kind(layer) for layer in cfg.layer_pattern})
 
 
 def empty_entries(cfg: ModelConfig, attention: str, rows: int, slots: int) -> TokenCache:

@@ -60,8 +60,7 @@ class Stack(nn.Module):
         """Returns the rotations or biases of positions int [B or 1, T], by `mask_kind` of layers."""
         if self.attention_positions is None:
             return {}
-        kinds = sorted(mask_kinds(self.cfg))
-        return {kind: self.attention_positions(positions, window=kind == "window") for kind in kinds}
+        return {kind: self.attention_positions(positions, window=kind == "window") for kind in mask_kinds(self.cfg)}
 
     def masks(self, mask: Mask) -> dict[str, Mask]:
         """Returns the masks by `mask_kind`; "window" layers attend to positions less than `cfg.window` away."""
