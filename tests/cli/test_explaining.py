@@ -111,7 +111,9 @@ def test_the_default_text_has_few_tokens(run, tmp_path):
     assert default_text(dataclasses.replace(run, path=folder), explain.TEXT) == "a short one"
     outputs.unlink()
     (folder / "outputs" / "validation.json").unlink()
-    assert default_text(dataclasses.replace(run, path=folder), explain.TEXT) == "The cat sat on the mat because"
+    for max_length, text in ((32, "The cat sat on the mat because"), (16, "The cat sat on")):
+        cfg = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, max_length=max_length))
+        assert default_text(dataclasses.replace(run, path=folder, config=cfg), explain.TEXT) == text
 
 
 def test_a_text_without_enough_tokens(run):

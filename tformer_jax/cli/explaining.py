@@ -23,9 +23,10 @@ def default_text(run: tj.Run, otherwise: str) -> str:
     (found,) = load_all([run.path])
     texts = found.outputs[found.split].sources if found.split else []
     tokenizer = run.tokenizers.source if run.config.model.family == "seq2seq" else run.tokenizers.target
-    short = (text for text in texts if 3 < len(tokenizer.encode(text)) < MAX_TOKENS // 2)
+    limit = min(MAX_TOKENS, run.config.model.max_length - tokenizer.special.added_to_side)
+    short = (text for text in texts if 3 < len(tokenizer.encode(text)) < min(MAX_TOKENS // 2, limit + 1))
     words = otherwise.split()
-    while len(tokenizer.encode(" ".join(words))) > MAX_TOKENS:
+    while len(tokenizer.encode(" ".join(words))) > limit:
         words.pop()
     return next(short, " ".join(words))
 
