@@ -192,7 +192,7 @@ def test_other_requests_are_answered_while_a_text_is_tokenized(case):
     with around(engine, model) as one:
         thread, found = one.background(route, **body)
         try:
-            assert tokenizer.started.wait(10)
+            assert tokenizer.started.wait(20)
             assert one.post("/tokenize", prompt="abc").status_code == 200
             assert not found
         finally:
