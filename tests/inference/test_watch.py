@@ -10,7 +10,7 @@ from tests.test_api import DATA, run_of
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.inference.watch import ATTENTIONS, rollout, watch
 from tformer_jax.models import registry
-from tformer_jax.nn import attention, conversions, latent_attention, layers, stacks
+from tformer_jax.nn import cached_attention, conversions, latent_attention, layers, stacks
 from tformer_jax.nn.attention_ops import attention_weights
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import PAD
@@ -205,7 +205,7 @@ def test_the_train_step_is_the_same_program_as_without_hooks(case, monkeypatch):
 
     assert "watch" not in jax.eval_shape(lambda: model.init(jax.random.key(0), **example(model)))
     calls, with_hooks = [], program()
-    for module in (attention, latent_attention, layers, stacks):
+    for module in (cached_attention, latent_attention, layers, stacks):
         monkeypatch.setattr(module, "watch", lambda *_, **__: calls.append(1))
     assert program() == with_hooks
     assert calls
