@@ -12,9 +12,9 @@ from tformer_jax.config import ConfigError
 
 @flax.struct.dataclass
 class Mask:
-    """Conjunction of conditions: a query may attend to a key if all conditions that are set hold.
+    """Conditions under which a query may attend to a key: all that are set must hold.
 
-    Stored as conditions rather than as an array, so that a backend can evaluate it in full or in blocks.
+    They are stored rather than an array, so that a backend can evaluate the mask in full or in blocks.
     """
 
     padding_mask: jax.Array | None = None
