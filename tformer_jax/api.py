@@ -241,8 +241,8 @@ class Run:
         names = [f"{key} {number + 1}" for key in KEYS[family]]
         source, target = self.tokenizers.source, self.tokenizers.target
         limits = max_length - source.special.added_to_side, max_length - len(target.special.before)
-        read = source.special.side(encode_one(source, example[0], limits[0], names[0]))
-        written = target.special.side(encode_one(target, example[1], limits[1], names[1]))[:max_length]
+        read = source.special.wrap_side(encode_one(source, example[0], limits[0], names[0]))
+        written = target.special.wrap_side(encode_one(target, example[1], limits[1], names[1]))[:max_length]
         return {"source": read, "target_in": [target.special.start, *written[:-1]]}
 
     def _text_inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
@@ -253,7 +253,7 @@ class Run:
         model, tokenizer = self.config.model, self.tokenizers.target
         limit = model.max_length - tokenizer.special.added
         text = encode_one(tokenizer, "".join(example), limit, f"text {number + 1}")
-        ids = tokenizer.special.whole(text)
+        ids = tokenizer.special.wrap_text(text)
         return (
             {"tokens": ids, "prefix": [prompt_length(tokenizer, example, text)]} if model.prefix_lm else {"tokens": ids}
         )

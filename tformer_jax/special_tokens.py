@@ -45,19 +45,19 @@ class SpecialTokens:
     """Token after which the continuation of a text is decoded; None: as at the start of a text."""
 
     @property
-    def closing(self) -> tuple[int, ...]:
+    def after_side(self) -> tuple[int, ...]:
         """Tokens after a source or target."""
         return self.after or self.ends[:1]
 
     @property
     def added(self) -> int:
-        """Number of tokens that `whole` adds."""
+        """Number of tokens that `wrap_text` adds."""
         return len(self.before) + len(self.after)
 
     @property
     def added_to_side(self) -> int:
-        """Number of tokens that `side` adds."""
-        return len(self.before) + len(self.closing)
+        """Number of tokens that `wrap_side` adds."""
+        return len(self.before) + len(self.after_side)
 
     @property
     def used(self) -> set[int]:
@@ -74,13 +74,13 @@ class SpecialTokens:
             pad=None if self.pad is None or self.pad >= size else self.pad,
         )
 
-    def whole(self, ids: Sequence[int]) -> list[int]:
+    def wrap_text(self, ids: Sequence[int]) -> list[int]:
         """Returns a prompt, or a text to classify, as models read it."""
         return [*self.before, *ids, *self.after]
 
-    def side(self, ids: Sequence[int]) -> list[int]:
+    def wrap_side(self, ids: Sequence[int]) -> list[int]:
         """Returns a source or target as models read it; the decoder reads `start` before a target."""
-        return [*self.before, *ids, *self.closing]
+        return [*self.before, *ids, *self.after_side]
 
     def name(self, token: int) -> str | None:
         """Returns the name of a special token; None for other tokens."""
@@ -92,5 +92,5 @@ class SpecialTokens:
         return dict(self.names)
 
 
-OWN = SpecialTokens()
+DEFAULT_SPECIAL_TOKENS = SpecialTokens()
 """Special tokens of this package's tokenizers."""

@@ -51,7 +51,7 @@ def engine(trained, max_rows: int = 3, **options) -> Engine:
 def encode(text: str, family: str) -> tuple[int, ...]:
     """Returns the token ids of a text as models of this family read them."""
     special = LETTERS.special
-    return tuple((special.side if family == "seq2seq" else special.whole)(LETTERS.encode(text)))
+    return tuple((special.wrap_side if family == "seq2seq" else special.wrap_text)(LETTERS.encode(text)))
 
 
 def submit(served: Engine, text: str, decode: DecodeConfig, **options) -> int:

@@ -18,7 +18,7 @@ from tformer_jax.data.tokenizers.pretrained import PiecesTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.inference.stopping import MAX_WAITING, TextBuffer, TextStream, cut, output_decoder
-from tformer_jax.special_tokens import EOS, OWN
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS
 
 TEXTS = ["the cat sat on the mat.", "a dog's log , it is n't", "naïve 数字 123 456", "😀 \ufffd 数学 a\n\nb  c"] * 9
 RANKS = {bytes([byte]): byte for byte in range(256)} | {b"th": 256, b"\xe6\x95": 257, b"\xb0\xe5": 258, b"at": 259}
@@ -87,7 +87,9 @@ def word_ends() -> Tokenizer:
 def marian() -> Tokenizer:
     """A tokenizer whose decoded texts have no space at their ends, where the piece of a space may stand alone."""
     pieces = ["</s>", "<unk>", "▁", "▁the", "a", "t", "数", ".", "<pad>"]
-    special = dataclasses.replace(OWN, names=((0, "</s>"), (8, "<pad>")), ends=(0,), unknown=1, pad=8)
+    special = dataclasses.replace(
+        DEFAULT_SPECIAL_TOKENS, names=((0, "</s>"), (8, "<pad>")), ends=(0,), unknown=1, pad=8
+    )
     return PiecesTokenizer(spiece_model(vocab_size=60), {piece: i for i, piece in enumerate(pieces)}, special)
 
 

@@ -51,7 +51,7 @@ def test_ids_and_special_tokens_are_those_of_transformers(imported, kind):
         if kind == "marian" and "</s>" in text:
             continue  # theirs splits names of special tokens from the text, which SentencePiece does not know
         special = ours.source.special
-        whole = special.side if kind in ("t5", "marian") else special.whole
+        whole = special.wrap_side if kind in ("t5", "marian") else special.wrap_text
         assert whole(ours.source.encode(text)) == theirs(text)["input_ids"]
         if "</s>" in text:
             continue  # ends our decoding
@@ -80,7 +80,7 @@ def test_the_engine_streams_the_same_continuation(imported):
     loaded = tj.load(run)
     engine = Engine(loaded.config, loaded.model, loaded.params, loaded.tokenizers, max_rows=1)
     tokenizer = loaded.tokenizers.target
-    ids = tokenizer.special.whole(tokenizer.encode(PROMPTS[0]))
+    ids = tokenizer.special.wrap_text(tokenizer.encode(PROMPTS[0]))
     engine.submit(Request(tuple(ids), loaded.decoding({"max_new_tokens": NEW})))
     text = PROMPTS[0]
     while not engine.idle:

@@ -21,7 +21,7 @@ from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.special_tokens import EOS, OWN, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
 Rows = Sequence[Sequence[int]]
 
@@ -88,7 +88,7 @@ class JittedLoop:
 class NumberTokenizer:
     """A tokenizer whose texts are token ids in decimal."""
 
-    special = OWN
+    special = DEFAULT_SPECIAL_TOKENS
     vocab_size = 2**31 - 1
     fallback_bytes: frozenset[int] = frozenset()
 

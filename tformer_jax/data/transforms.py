@@ -12,7 +12,7 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers, is_bpe
-from tformer_jax.special_tokens import EOS, IGNORED, OWN, SpecialTokens
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
 
 class IdReader(Protocol):
@@ -88,9 +88,9 @@ class FeatureConverter:
     source_length: int
     split: bool = False
     """Split a document that is too long into several examples instead of truncating it."""
-    source: SpecialTokens = OWN
+    source: SpecialTokens = DEFAULT_SPECIAL_TOKENS
     """Special tokens of sources."""
-    target: SpecialTokens = OWN
+    target: SpecialTokens = DEFAULT_SPECIAL_TOKENS
     """Special tokens of targets, texts and documents."""
     end: int = EOS
     """Label of the last token of a document."""
@@ -114,9 +114,9 @@ class FeatureConverter:
             return {"tokens": tokens.split(self.length), "targets": targets.split(self.length)}
         source = self._truncate(ids["source"], self.source_length - self.source.added_to_side, self.settings[1])
         target = self._truncate(ids["target"], self.length - self.target.added_to_side, self.settings[0])
-        before, closing = self.target.before, self.target.closing
+        before, closing = self.target.before, self.target.after_side
         return {
-            "source": source.surround(self.source.before, self.source.closing),
+            "source": source.surround(self.source.before, self.source.after_side),
             "target_in": target.surround((self.target.start, *before), closing[:-1]),
             "target_out": target.surround(before, closing),
         }

@@ -37,7 +37,7 @@ class ContinuationEvaluator:
             return Evaluation({})
         tokenizer = self._tokenizers.target
         generate = RowDecoder(self._cfg, self._model, params, self._tokenizers)
-        outputs = generate([tokenizer.special.whole(prompt) for prompt, _ in self._parts])
+        outputs = generate([tokenizer.special.wrap_text(prompt) for prompt, _ in self._parts])
         samples = []
         for (prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
             samples.append(Sample(tokenizer.decode(prompt), tokenizer.decode(reference), output.text))

@@ -11,7 +11,7 @@ from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among, forbid
-from tformer_jax.special_tokens import OWN
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Constraints:
     """Token sequences that must not occur in an output."""
     forced: tuple[int, ...] = ()
     """First tokens of each output."""
-    ends: tuple[int, ...] = OWN.ends
+    ends: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.ends
     """Tokens that end an output."""
-    never: tuple[int, ...] = OWN.never
+    never: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.never
     """Tokens that are never generated."""
 
     @classmethod

@@ -48,11 +48,11 @@ class Embedder:
         An embedding of no token is zero. Arguments and errors are as in `Translator.stream`.
         """
         fit, special = (long_texts or LongTexts()).fit, self._tokenizer.special
-        frame, added = (special.side, special.added_to_side) if self._pair else (special.whole, special.added)
+        wrap, added = (special.wrap_side, special.added_to_side) if self._pair else (special.wrap_text, special.added)
         limit = self.cfg.model.max_length - added
 
         def encode(index: int, text: str) -> list[int]:
-            return frame(fit(index, self._tokenizer.encode(text), limit, "text") or [])
+            return wrap(fit(index, self._tokenizer.encode(text), limit, "text") or [])
 
         size = WINDOW * self.cfg.eval.batch_size
         return in_chunks(texts, encode, functools.partial(self._embed, params), skip=skip, size=size)

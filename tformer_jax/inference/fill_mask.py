@@ -68,7 +68,7 @@ class MaskFiller:
                 raise TextError(
                     index, f"the text has no mask{among}: write {self._name} where a token is to be predicted"
                 )
-            return special.whole(fitting) if fitting else []
+            return special.wrap_text(fitting) if fitting else []
 
         size = WINDOW * self.cfg.eval.batch_size
         return in_chunks(texts, encode, functools.partial(self._fill, params), skip=skip, size=size)

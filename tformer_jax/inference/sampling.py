@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.special_tokens import OWN
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
 
 BLOCK = 64
 """Block size of `top_k`."""
@@ -87,7 +87,7 @@ def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Arr
     return jax.lax.cond(settings.draw.any(), draw, lambda: best)
 
 
-def forbid(logits: jax.Array, never: Sequence[int] = OWN.never) -> jax.Array:
+def forbid(logits: jax.Array, never: Sequence[int] = DEFAULT_SPECIAL_TOKENS.never) -> jax.Array:
     """Sets the logits of tokens that are never generated to -inf: [..., V] -> [..., V]."""
     return jnp.where(among(jnp.arange(logits.shape[-1]), never), -jnp.inf, logits)
 

@@ -95,9 +95,9 @@ class Scorer:
         ids = _encode_all(self.tokenizers.target, index, example[1])
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
-            return pair_row(sides[0].side([]), [])
-        read = sides[1].side(target)[:max_length] if len(target) == len(ids) else [*sides[1].before, *target]
-        return pair_row(sides[0].side(source), read, sides[1].start)
+            return pair_row(sides[0].wrap_side([]), [])
+        read = sides[1].wrap_side(target)[:max_length] if len(target) == len(ids) else [*sides[1].before, *target]
+        return pair_row(sides[0].wrap_side(source), read, sides[1].start)
 
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         model, tokenizer = self.cfg.model, self.tokenizers.target

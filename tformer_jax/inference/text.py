@@ -107,7 +107,7 @@ class Translator(_Generator):
         tokenizer = self.tokenizers.source
         limit = self.cfg.model.max_length - tokenizer.special.added_to_side
         ids = long_texts.fit(index, tokenizer.encode(text), limit, "source")
-        return tokenizer.special.side(ids) if ids else []
+        return tokenizer.special.wrap_side(ids) if ids else []
 
 
 class TextGenerator(_Generator):
@@ -133,7 +133,7 @@ class TextGenerator(_Generator):
                 f"decode.prefix={prefix!r} has {self._forced} tokens, but only {room} fit after the prompt: shorten "
                 "one of them",
             )
-        return tokenizer.special.whole(fitting)
+        return tokenizer.special.wrap_text(fitting)
 
     @functools.cached_property
     def _forced(self) -> int:
@@ -187,7 +187,7 @@ class LabelClassifier:
         limit = self.max_length - tokenizer.special.added
 
         def encode(index: int, text: str) -> list[int]:
-            return tokenizer.special.whole(fit(index, tokenizer.encode(text), limit, "text") or [])
+            return tokenizer.special.wrap_text(fit(index, tokenizer.encode(text), limit, "text") or [])
 
         return encode
 

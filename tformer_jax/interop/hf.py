@@ -24,7 +24,7 @@ from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published import DEFAULTS, UNREAD
 from tformer_jax.models import registry
 from tformer_jax.nn import conversions
-from tformer_jax.special_tokens import OWN, SpecialTokens
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
 ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | {"bert": BERT}
 """Architectures by `model_type` of config.json."""
@@ -134,7 +134,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     except ConfigError as error:
         raise _unfit(model_type, str(error)) from error
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
-    hf |= token_ids(OWN, cfg.family) | architecture.config(cfg) | theirs
+    hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg.family) | architecture.config(cfg) | theirs
     _check_exact(cfg, hf, arrays, architecture)
     if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
         copies = {copy: arrays[of] for copy, of in architecture.copies.items() if of in arrays}

@@ -99,7 +99,7 @@ class Served:
     def framed(self, ids: Sequence[int]) -> list[int]:
         """Returns the token ids of a text with the special tokens around it."""
         special = self.tokenizer.special
-        return special.side(ids) if self.translates else special.whole(ids)
+        return special.wrap_side(ids) if self.translates else special.wrap_text(ids)
 
     def encode(self, field: str, texts: Sequence[Text], limit: int) -> list[tuple[int, ...]]:
         """Returns the token ids of the texts in a field of a request, as the model reads them.
@@ -129,7 +129,7 @@ class Served:
             ids = self.tokenizer.encode(text) if text.strip() or not self.translates else []
             return tuple(self.framed(ids) if ids else ())
         self.check_ids(field, text)
-        closing = self.tokenizer.special.closing if self.translates else ()
+        closing = self.tokenizer.special.after_side if self.translates else ()
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
 
     def text_of(self, ids: Sequence[int], *, named: bool = False) -> str:

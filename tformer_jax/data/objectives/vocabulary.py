@@ -26,7 +26,7 @@ class Vocabulary:
         """Returns `source`, `target_in` and `target_out`, int32, with the special tokens around them."""
         special = self._tokenizer.special
         read, output = (
-            np.concatenate([special.before, ids, special.closing], dtype=np.int32, casting="unsafe")
+            np.concatenate([special.before, ids, special.after_side], dtype=np.int32, casting="unsafe")
             for ids in (source, target)
         )
         return {"source": read, "target_in": np.append(np.int32(special.start), output[:-1]), "target_out": output}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tformer_jax.config import ConfigError
-from tformer_jax.special_tokens import EOS, OWN, SPECIAL_TOKENS, SpecialTokens
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, SPECIAL_TOKENS, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
 """Id of the first token that is not special in this package's tokenizers."""
@@ -70,7 +70,7 @@ def with_context(tokenizer: Tokenizer) -> SpecialTokens:
     """
     texts = filter(None, (tokenizer.decode([i]) for i in range(FIRST, tokenizer.vocab_size)))
     last = (i for text in texts for i in tokenizer.encode(text)[-1:] if i not in tokenizer.fallback_bytes)
-    return dataclasses.replace(OWN, context=next((i for i in last if tokenizer.decode([i])), None))
+    return dataclasses.replace(DEFAULT_SPECIAL_TOKENS, context=next((i for i in last if tokenizer.decode([i])), None))
 
 
 def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:

@@ -12,7 +12,7 @@ from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import first_line
 from tformer_jax.data.tokenizers.base import FIRST, OneByOne, Tokenizer, import_library, ordinary, with_context
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.special_tokens import OWN, UNK
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, UNK
 
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 """GPT-2's pre-tokenization pattern ("Language Models are Unsupervised Multitask Learners", 2019, section 2.2)."""
@@ -51,7 +51,7 @@ class SentencePieceTokenizer(OneByOne):
 class TiktokenTokenizer(OneByOne):
     """Byte-level BPE with GPT-2's pre-tokenization; ids are shifted past the special tokens."""
 
-    special = OWN
+    special = DEFAULT_SPECIAL_TOKENS
     fallback_bytes: frozenset[int] = frozenset()
 
     def __init__(self, ranks: dict[bytes, int]):

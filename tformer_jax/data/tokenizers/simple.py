@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tformer_jax.data.tokenizers.base import FIRST, OneByOne, ordinary, with_context
-from tformer_jax.special_tokens import OWN, UNK
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, UNK
 
 
 class ByteTokenizer(OneByOne):
     """One token per UTF-8 byte; the encoding is lossless for valid Unicode."""
 
     vocab_size = FIRST + 256
-    special = OWN
+    special = DEFAULT_SPECIAL_TOKENS
     fallback_bytes: frozenset[int] = frozenset()
 
     def encode(self, text: str) -> list[int]:
@@ -38,7 +38,7 @@ class CharacterTokenizer(OneByOne):
 
     kind = "characters"
     separator = ""
-    special = OWN
+    special = DEFAULT_SPECIAL_TOKENS
     fallback_bytes: frozenset[int] = frozenset()
 
     def __init__(self, pieces: Sequence[str]):
