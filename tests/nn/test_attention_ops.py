@@ -108,6 +108,13 @@ def test_gradients_of_the_reference_equal_finite_differences():
         assert_close(found[place][index], (sums[0] - sums[1]) / (2 * step), 1e-5)
 
 
+def test_nothing_to_attend_gives_zeros(backend):
+    for T, S in ((0, 3), (2, 0)):
+        q, k = jnp.ones((1, T, 2, 4)), jnp.ones((1, S, 2, 4))
+        out = attention_ops.attend(q, k, k, Mask(causal=True), backend=backend)
+        np.testing.assert_array_equal(out, np.zeros((1, T, 2, 4)))
+
+
 def test_scale_by_hand(backend):
     # H = 4: both keys are unit vectors times 2 ln 3, the query sees logits ln 3 and 0, weights 3/4 and 1/4
     q = jnp.array([1.0, 0, 0, 0]).reshape(1, 1, 1, 4)

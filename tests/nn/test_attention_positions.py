@@ -184,6 +184,12 @@ def test_buckets_equal_the_formula(bidirectional):
     assert out.max() == 31
 
 
+def test_boundaries_of_buckets_are_exact():
+    """2 * (200 / 2) ** (1 / 2) = 20; regression test: the float32 logarithm was just below."""
+    np.testing.assert_array_equal(buckets(np.array([-19, -20]), 4, 200, False), [2, 3])
+    np.testing.assert_array_equal(buckets(np.array([-19, -20, 19, 20]), 8, 200, True), [2, 3, 6, 7])
+
+
 def test_buckets_by_hand():
     # 8 buckets, one direction: 0..3 have their own, then 4 * 4^(i/4) up to 16: [4, 5], [6, 7], [8, 11], [12, ...)
     distances = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 15, 16, 99])

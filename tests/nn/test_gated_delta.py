@@ -47,6 +47,18 @@ def test_chunks_equal_the_recurrence(chunk, monkeypatch):
         assert_close(found, expected, proves=("attention=gated_delta, chunks", "recurrence in NumPy float64"))
 
 
+def test_chunks_are_exact_after_strong_decays():
+    """Regression test: a decay was the difference of two cumulative sums, which a reset within the chunk made large."""
+    q, k, v, _, beta, state = inputs()
+    log_decay = jnp.where(jnp.arange(T)[:, None] % 2 == 0, -1000.0, -0.05) * jnp.ones((B, T, N))
+    found, last = jax.jit(delta_rule.full_pass)(q, k, v, log_decay, beta, state)
+    for b, n in np.ndindex(B, N):
+        tokens = (np.float64(x[b, :, n]) for x in (q, k, v, log_decay, beta))
+        expected, expected_last = oracles.delta_rule(*tokens, np.float64(state[b, n]).T)
+        np.testing.assert_allclose(found[b, :, n], expected, atol=3e-6)
+        np.testing.assert_allclose(last[b, n], expected_last.T, atol=3e-6)
+
+
 def test_steps_equal_the_recurrence():
     *tokens, state = inputs()
     step, outputs = jax.jit(delta_rule.step), []

@@ -3,6 +3,7 @@
 Each kind is a module that all layers of a stack share; it returns an `AttentionPosition`.
 """
 
+import functools
 import math
 from typing import ClassVar
 
@@ -202,9 +203,22 @@ def relative_bucket(offset: jax.Array, buckets: int, farthest: int, *, bidirecti
     else:
         distance = jnp.maximum(-offset, 0)
     exact = buckets // 2
-    growth = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(farthest / exact)
-    logarithmic = exact + (growth * (buckets - exact)).astype(jnp.int32)
-    return first + jnp.where(distance < exact, distance, jnp.minimum(logarithmic, buckets - 1))
+    later = distance[..., None] >= jnp.asarray(_first_distances(exact, buckets - exact, farthest))
+    return first + jnp.minimum(distance, exact) + later.sum(axis=-1, dtype=jnp.int32)
+
+
+@functools.cache
+def _first_distances(exact: int, count: int, farthest: int) -> np.ndarray:
+    """Returns the smallest distance of each of `count` logarithmic buckets but the first: int32 [count - 1].
+
+    That of bucket n is the smallest d with `d / exact >= (farthest / exact) ** (n / count)`, in integer arithmetic.
+    """
+    found = []
+    for n in range(1, count):
+        near = int(exact * (farthest / exact) ** (n / count))
+        reached = (d for d in (near, near + 1, near + 2) if d**count * exact**n >= farthest**n * exact**count)
+        found.append(next(reached))
+    return np.array(found, np.int32)
 
 
 class RelativeBuckets(AttentionPositions):

@@ -76,9 +76,10 @@ def full_pass(
     before = jnp.concatenate([ids[:1, ..., :1], ids[:-1, ..., -1:]])
     total = jnp.cumsum(log_decay, axis=-1)
     earlier = jnp.tril(jnp.ones((C, C), bool)) & (ids[..., :, None] == ids[..., None, :])
-    decay = jnp.exp(jnp.where(earlier, total[..., :, None] - total[..., None, :], -jnp.inf))
+    between = _sums_between(log_decay)
+    decay = jnp.exp(jnp.where(earlier, between, -jnp.inf))
     from_start = jnp.where(ids == before, jnp.exp(total), 0)[..., None]
-    to_end = jnp.where(ids == ids[..., -1:], jnp.exp(total[..., -1:] - total), 0)[..., None]
+    to_end = jnp.where(ids == ids[..., -1:], jnp.exp(between[..., -1, :]), 0)[..., None]
     beta_k = beta[..., None] * k
     system = decay * jnp.einsum("...ih,...jh->...ij", beta_k, k)
     right = jnp.concatenate([beta[..., None] * v, from_start * beta_k], axis=-1)
@@ -95,3 +96,13 @@ def full_pass(
     state, out = jax.lax.scan(chunk, state, parts)
     out = jnp.moveaxis(out, (0, 2), (1, 3))
     return out.reshape(len(out), -1, *out.shape[3:])[:, :T], state
+
+
+def _sums_between(x: jax.Array) -> jax.Array:
+    """Sums x [..., C] over j < m <= i for each i >= j: [..., C, C].
+
+    A difference of two cumulative sums would be inexact where they are much larger than it.
+    """
+    C = x.shape[-1]
+    until, after = jnp.tril(jnp.ones((C, C), x.dtype)), jnp.tril(jnp.ones((C, C), x.dtype), -1)
+    return jnp.einsum("im,...mj->...ij", until, x[..., None] * after, precision=jax.lax.Precision.HIGHEST)

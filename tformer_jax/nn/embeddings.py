@@ -63,8 +63,8 @@ def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
 class InputEmbedding(Module):
     """Adds position embeddings and token types to token embeddings, then applies the norm and dropout.
 
-    In training, `cfg.token_dropout` zeroes whole token embeddings first ("A Theoretically Grounded Application of
-    Dropout in Recurrent Neural Networks", 2016).
+    In training, `cfg.token_dropout` zeroes the embeddings of random tokens first (word dropout, "Deep Unordered
+    Composition Rivals Syntactic Methods for Text Classification", 2015, section 3.1).
     """
 
     cfg: ModelConfig

@@ -117,9 +117,13 @@ def gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, vocab
 
 
 def mixtral(
-    vocab_size: int, dim: int, layers: int, heads: int, ffn_dim: int, length: int, balance_loss: float
+    vocab_size: int, dim: int, layers: int, heads: int, ffn_dim: int, length: int, router_aux_loss_coef: float
 ) -> Settings:
-    """ "Mixtral of Experts" (2024), table 1, and its successor 8x22B: eight experts, two per token."""
+    """ "Mixtral of Experts" (2024), table 1, and its successor 8x22B: eight experts, two per token.
+
+    The published weight of the load-balance loss is for the sum over the experts of a token and the mean of all layers.
+    """
+    balance_loss = router_aux_loss_coef * 2 / layers
     return llama(vocab_size, dim, layers, heads, 8, ffn_dim, length, 1_000_000.0) | {
         "ffn": "moe",
         "moe": {"num_experts": 8, "experts_per_token": 2, "balance_loss": balance_loss},

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import flax
 import jax
+import jax.numpy as jnp
 
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.nn import sharding
@@ -160,7 +161,10 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )
-    return get_backend(backend, needs_of(operands)).run(operands)
+    run = get_backend(backend, needs_of(operands)).run
+    if not q.shape[1] or not k.shape[1]:
+        return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
+    return run(operands)
 
 
 def needs_of(x: Operands) -> Needs:
