@@ -274,11 +274,34 @@ def test_a_complete_output_of_another_command_is_refused(source):
 def test_killed_between_the_two_steps_of_finishing(source):
     output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
     echo(source, output, resume=False, sleep=0)
-    provenance.rename(source.with_name("out.txt.partial.json"))
+    saved, facts = provenance.read_text(), source.with_name("out.txt.partial.json")
+    facts.write_text(json.dumps({**json.loads(saved), outputs.COMPLETE: {}}))
     provenance.write_text("of an older output")
     with pytest.raises(SystemExit):
         echo(source, output, resume=True, sleep=0)
     assert left(source.parent) == ["out.txt", provenance.name]
+    assert json.loads(provenance.read_text()) == json.loads(saved)
+
+
+def test_facts_of_a_deleted_partial_file_are_not_those_of_an_older_output(source):
+    """Regression test: the older output was called complete, with the settings of the killed command."""
+    output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
+    echo(source, output, resume=False, sleep=0)
+    saved = provenance.read_text()
+    killed = {**json.loads(saved), "settings": {"beams": 4}}
+    source.with_name("out.txt.partial.json").write_text(json.dumps(killed))
+    source.write_text("another input\n")
+    with pytest.raises(ConfigError, match="out.txt was written by another command"):
+        echo(source, output, resume=True, sleep=0)
+    assert provenance.read_text() == saved
+
+
+@pytest.mark.parametrize("name", ["out.txt.partial", "out.txt.partial.json", "out.txt.provenance.json"])
+def test_an_input_that_the_output_replaces_is_refused(tmp_path, name):
+    """Regression test: it was truncated."""
+    (tmp_path / name).write_text("abc")
+    with pytest.raises(ConfigError, match=f"{name} is a file that --output .*out.txt replaces"):
+        outputs.check(tmp_path / "out.txt", tmp_path / name)
 
 
 def test_numbers_that_are_not_finite_are_null():

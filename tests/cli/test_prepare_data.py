@@ -6,6 +6,7 @@ import pytest
 
 from tformer_jax.cli import benchmark, prepare_data
 from tformer_jax.config import ConfigError
+from tformer_jax.train.guards import FolderLock
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,10 @@ def test_the_command(corpus_folder, tmp_path, capsys):
     assert "81" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
         prepare_data.main(arguments)
+    lock = FolderLock(tmp_path / "p")
+    with pytest.raises(ConfigError, match="p is in use by process .*, or choose another --output"):
+        prepare_data.main([*arguments, "--overwrite"])
+    lock.release()
     for tokenizers in ("p/tokenizers", "p"):  # as of a run folder
         prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / tokenizers)])
     with pytest.raises(ConfigError, match="contains files other than prepared data"):

@@ -274,6 +274,19 @@ def test_validation_metrics_are_those_of_the_tested_weights(tmp_path):
     assert {result["tokens_per_second"] for result in found.values()} == {3.0}
 
 
+def test_runs_of_other_data_are_not_compared(tmp_path):
+    """Regression test: the mean was over seeds trained on different files."""
+    for number in range(2):
+        (folder := tmp_path / f"seed={number}").mkdir()
+        (folder / "result.json").write_text(json.dumps({"tokens": 6, "seconds": 2}))
+        (folder / "metrics.jsonl").write_text('{"step": 1, "group": "validation", "loss": 3.0}')
+        (folder / "corpus.json").write_text(json.dumps({"the number of train examples": number}))
+    combinations = [("seed=0",), ("seed=1",)]
+    assert len(sweep.read_results(tmp_path, combinations)) == 2
+    with pytest.raises(ConfigError, match="the data of .*seed=0 changed .the number of train examples is 1 and was 0"):
+        sweep.read_results(tmp_path, combinations, same_data=True)
+
+
 @pytest.mark.parametrize(("width", "shown"), [(70, {"bleu"}), (90, {"loss", "bleu", "chrf"})])
 def test_a_narrow_terminal_shows_the_metric_alone(width, shown, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))

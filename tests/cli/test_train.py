@@ -146,6 +146,15 @@ def test_a_result_that_could_not_be_recorded_is_refused_before_training(tmp_path
             check_writable(path)
 
 
+def test_a_record_is_not_in_the_run_folder(tmp_path):
+    """Regression test: the folder was replaced, and the record could not be written after the training."""
+    flags = ["--config", "configs/translate_cldr.py", "--run", str(tmp_path / "run")]
+    for name in ("run/record.json", "run/records/record.json"):
+        with pytest.raises(ConfigError, match=f"--record {tmp_path}/{name}: is in the run folder"):
+            train.main([*flags, "--record", str(tmp_path / name)])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_report_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     """The run may have ended with an error of its own, which must not be replaced."""
     train.write_report(tmp_path)

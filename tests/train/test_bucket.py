@@ -103,6 +103,7 @@ def test_a_folder_is_created_and_replaced(run, monkeypatch):
     run_folder.write_json(run / "result.json", {"steps": 1})
     assert run_folder.result_of(run, small_config()) == {"steps": 1}
     run_folder.resume(run, small_config(steps=9), {})
+    run_folder.adopt(run, small_config(steps=9))
     assert not (run / "result.json").exists()
     create(run)
     assert run_folder.run_id(run) != first

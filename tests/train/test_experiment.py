@@ -118,6 +118,7 @@ def test_a_resumed_run_may_save_memory(tmp_path):
     saving = small_config(loss_chunk=8)
     saving = dataclasses.replace(saving, model=dataclasses.replace(saving.model, remat="nothing_saveable"))
     run_folder.resume(tmp_path, saving, {})
+    run_folder.adopt(tmp_path, saving)
     assert config.load(tmp_path / "config.json") == saving
 
 

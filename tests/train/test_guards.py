@@ -190,7 +190,7 @@ def test_a_full_disk_is_explained():
 def test_a_lost_loader_process_is_explained():
     """The error is Grain's."""
     lost = RuntimeError("Worker process was terminated unexpectedly with exit code -9. Search the logs above")
-    sentence = r"the data loader failed \(Worker process .* exit code -9\), .*: set fewer data.workers; .* --resume"
+    sentence = r"the data loader failed \(Worker process .* exit code -9\), .*: free some; the .* fewer data.workers"
     with pytest.raises(RunError, match=sentence), failures.explained(ProcessGroup()):
         raise lost
     with pytest.raises(RuntimeError, match="a bug"), failures.explained(ProcessGroup()):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import pytest
@@ -142,3 +144,19 @@ def test_the_first_classes_are_named():
     assert describe_classes(None) == ""
     assert describe_classes(("neg", "pos")) == "2 classes (neg, pos), "
     assert describe_classes(tuple("abcdefg")) == "7 classes (a, b, c, d, e, ...), "
+
+
+def test_a_run_outlives_the_reader_of_its_output():
+    """Regression test: rich ended the process, without a checkpoint."""
+    program = (
+        "import sys, time; from tformer_jax.train.progress import ProgressView; view = ProgressView(steps=1)\n"
+        "view.say('first'); sys.stdin.read(1); view.say('second'); view.say('third'); print('alive', file=sys.stderr)"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes, text=True) as process:
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        process.stdin.write("x")
+        process.stdin.close()
+        assert process.stderr.read() == "alive\n"
+    assert process.returncode == 0

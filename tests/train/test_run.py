@@ -245,8 +245,12 @@ def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_pat
     folder = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     changed = two_shapes(log_every=3)
     changed = dataclasses.replace(changed, decode=dataclasses.replace(changed.decode, max_new_tokens=3))
+    before, result = config.load(folder / "config.json"), (folder / "result.json").read_text()
     built = experiment.build(changed, folder, data_root=corpus_folder, resume=True)
     built.close()
+    assert config.load(folder / "config.json") == before, "nothing is restored yet"
+    assert (folder / "result.json").read_text() == result
+    run_folder.adopt(folder, built.cfg)
     saved = config.load(folder / "config.json")
     assert (saved.train.log_every, saved.decode.max_new_tokens) == (3, 3)
     assert saved == built.cfg

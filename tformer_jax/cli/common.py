@@ -19,7 +19,7 @@ from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS, ConfigError
 from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.config.numbers import GIB, KIB, MIB
-from tformer_jax.config.paths import as_path
+from tformer_jax.config.paths import as_path, resolved
 from tformer_jax.train.errors import FULL_DISK, RunError
 from tformer_jax.train.provenance import PROGRAM
 
@@ -178,6 +178,9 @@ def check_writable(path: Path, flag: str = "--record") -> None:
     """
     if path.is_dir():
         raise ConfigError(f"{flag} {path}: cannot be written, because it is a folder; name a file")
+    path = resolved(path)
+    if path.exists() and not path.is_file():  # a device or a pipe
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = f".{path.name}."  # the record is written under a name as long as this file's

@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(options.report, "--report")
     folders = [options.baseline, options.run]
     a, b = run.load_all(folders)
-    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+    at_terminal = sys.stdout is not None and sys.stdout.isatty()
+    console = Console(highlight=False, emoji=False, width=None if at_terminal else WIDTH)
     for part in shown(compare(a, b, options.resamples), options.sentences):
         console.print(part, end="\n\n", soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
     if options.report:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.cli import lines, outputs
-from tformer_jax.cli.common import load_run
+from tformer_jax.cli.common import check_writable, load_run
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import ConfigError
 from tformer_jax.config.kinds import POOLINGS
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             "--on-long-line skip"
         )
     source = lines.opened(options)
+    if as_array:
+        check_writable(options.output, "--output")
     run = load_run(options.run, options.mesh)
     embedder = run.embedder(pooling=options.pooling, normalize=options.normalize)
     stream = functools.partial(embedder.stream, run.params)

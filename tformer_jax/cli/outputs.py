@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import finite, write_text
+from tformer_jax.config.paths import finite, resolved, write_text
 from tformer_jax.train.errors import RunError
 
 Facts = dict[str, dict[str, Any]]
@@ -36,12 +36,19 @@ class LineWriter(Protocol):
         """Writes and flushes the lines of the next text."""
 
 
+COMPLETE = "complete"
+"""Key of the facts of a partial file whose lines are complete."""
+
+
 def check(path: Path | None, source: Path | None = None) -> None:
     """Raises `ConfigError` if `path` cannot be created, as far as that is known before writing."""
     if path is None:
         return
     if source is not None and path.exists() and path.samefile(source):
         raise ConfigError(f"{path} is both --input and --output: choose another --output")
+    partial = partial_path(resolved(path))
+    if source is not None and resolved(source) in (partial, facts_path(partial), provenance_path(resolved(path))):
+        raise ConfigError(f"{source} is a file that --output {path} replaces: choose another --output")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"folder {path.parent} does not exist: create it, or choose another --output")
     if path.is_dir():
@@ -145,8 +152,10 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
     partial, provenance = partial_path(path), provenance_path(path)
     if not path.exists() or partial.exists():
         return False
-    if facts_path(partial).exists():  # killed between the two steps of `finish`
-        facts_path(partial).replace(provenance)
+    left = read_facts(facts_path(partial)) or {}
+    if left.pop(COMPLETE, None) is not None:  # killed in `finish`
+        write_facts(provenance, left)
+        facts_path(partial).unlink()
     again = "leave out --resume to write it again"
     saved = read_facts(provenance)
     if saved is None:
@@ -224,13 +233,16 @@ class PartialFile:
     def finish(self) -> None:
         """Moves the complete file to its final path; compresses it if the path ends in .gz."""
         try:
+            facts = read_facts(self._facts) or {}
+            write_facts(self._facts, {**facts, COMPLETE: {}})
             if self._path.suffix == ".gz":
                 compress(self._partial, packed := self._path.with_name(f"{self._partial.name}.gz"))
                 packed.replace(self._path)
                 self._partial.unlink()
             else:
                 self._partial.replace(self._path)
-            self._facts.replace(provenance_path(self._path))
+            write_facts(provenance_path(self._path), facts)
+            self._facts.unlink()
         except OSError as error:
             raise self._error(error) from error
 

@@ -1,6 +1,7 @@
 """`scripts/prepare_data.py`: tokenizes a corpus once and writes it as array_record files."""
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.train.guards import FolderLock
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizers = _tokenizers(options.tokenizers) if options.tokenizers else None
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} examples"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
+    hidden = sys.stderr is None or not sys.stderr.isatty()
+    with contextlib.ExitStack() as on_exit:
+        on_exit.callback(FolderLock(options.output, flag="--output").release)
+        bar = on_exit.enter_context(Progress(*columns, console=console, disable=hidden, transient=True))
         tasks = {split: bar.add_task(split, total=None) for split in ("train", "validation", "test")}
         summaries = prepare(
             cfg,

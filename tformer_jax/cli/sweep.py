@@ -24,15 +24,19 @@ from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, ConfigError, comparable, differences, flat, to_dict
+from tformer_jax.config.paths import resolved
+from tformer_jax.config.sources import GENERATED
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import curves, provenance
 from tformer_jax.train.errors import RunError
-from tformer_jax.train.run_folder import read_json, read_records, write_json
+from tformer_jax.train.run_folder import CORPUS, check_corpus, read_json, read_records, write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
+RESULTS = "results.json"
+"""Name of the file of all results, in the folder of the sweep."""
 MAX_NAME_BYTES = 240
 """Bytes of a folder's name; file systems allow 255, of which suffixes and temporary names need some."""
 
@@ -62,8 +66,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         best = sweeps.chosen(read_results(folder, trials), options.choose, metric)
     todo = [combination for combination in combinations if best is None or sweeps.without(combination, "seed") in best]
     failed += train_all(options, overrides, todo, folder)
-    results = read_results(folder, combinations)
-    write_results(folder / "results.json", results)
+    shared = configs[0].data.source not in GENERATED and not any("data." in name for name in combinations[0])
+    results = read_results(folder, combinations, same_data=shared)
+    write_results(folder / RESULTS, results)
     if results and best != set():
         facts = {"name": name, "command": provenance.command(), "metric": metric, "chosen": options.choose}
         write(options, facts | sweeps.record(results, metric, of=best) | {"failed": failed})
@@ -170,6 +175,8 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
             f"--sweep: the folder name {longest} has more than {MAX_NAME_BYTES} bytes; pass settings that all runs "
             "share as --config.SECTION.SETTING=VALUE, or long values as variants of the config"
         )
+    if options.record and options.output and resolved(options.record) == resolved(options.output) / RESULTS:
+        raise ConfigError(f"--record {options.record}: is the sweep's own file of results; name another")
     if options.record:
         check_writable(options.record)
     if options.plot:
@@ -301,15 +308,22 @@ def environment(options: argparse.Namespace, device: str | None) -> dict[str, st
     return {**shared, **os.environ, **data} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
 
 
-def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Combination, dict[str, Any]]:
+def read_results(
+    folder: Path, combinations: Sequence[Combination], *, same_data: bool = False
+) -> dict[Combination, dict[str, Any]]:
     """Returns the results of the finished runs, each with its curves, and the facts of `measured` that it lacks.
 
     A result has validation metrics if its weights are not those of the last step.
+
+    Raises:
+        ConfigError: with `same_data`, two runs were trained on different data.
     """
-    results = {}
+    results: dict[Combination, dict[str, Any]] = {}
     for combination in combinations:
         run = folder / run_name(combination)
         if (run / "result.json").exists():
+            if results and same_data and (run / CORPUS).exists():
+                check_corpus(folder / run_name(next(iter(results))), read_json(run / CORPUS))
             result = read_json(run / "result.json")
             results[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
             if "tokens_per_second" not in results[combination]:

@@ -10,7 +10,7 @@ from tformer_jax.allocator import run_in_calling_thread
 from tformer_jax.cli.common import INTERRUPTED, add_data, check_writable, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import is_remote
+from tformer_jax.config.paths import is_remote, resolved
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         report.html.check_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
     if options.record:
+        if resolved(options.record).is_relative_to(resolved(folder)):
+            raise ConfigError(f"--record {options.record}: is in the run folder, which this run creates; name another")
         group.run(lambda: check_writable(options.record) if group.first else None)
     built = experiment.build(
         cfg, folder, data_root=options.data, resume=options.resume, overwrite=options.overwrite, group=group

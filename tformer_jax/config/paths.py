@@ -42,13 +42,27 @@ def is_remote(path: Path) -> bool:
 
 
 def resolved(path: Path) -> Path:
-    """Returns `path.resolve()`; a path in a bucket is unchanged, since `epath` adds the working directory to it."""
-    return path if is_remote(path) else path.resolve()
+    """Returns `path.resolve()`; a path in a bucket is unchanged, since `epath` adds the working directory to it.
+
+    Raises:
+        ConfigError: symbolic links form a loop.
+    """
+    try:
+        return path if is_remote(path) else path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{path} cannot be resolved ({error}): name another path") from error
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path beside `path`, whose file replaces that of `path`, or is removed if the block fails."""
+    """Yields a path beside `path`, whose file replaces that of `path`, or is removed if the block fails.
+
+    The target of a symbolic link is replaced. A device or a pipe is not: it is yielded itself.
+    """
+    path = resolved(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial

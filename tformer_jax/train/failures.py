@@ -48,6 +48,6 @@ def explained(group: ProcessGroup) -> Iterator[None]:
             raise
         reason = str(error).partition(".")[0]
         raise RunError(
-            f"the data loader failed ({reason}), often for lack of memory: set fewer data.workers; the same command "
-            "with --resume continues from the last checkpoint"
+            f"the data loader failed ({reason}), often for lack of memory: free some; the same command with --resume "
+            "continues from the last checkpoint (a new run may set fewer data.workers)"
         ) from error

@@ -38,10 +38,10 @@ def lock_path(run: Path) -> Path:
 
 
 class FolderLock:
-    """An exclusive `flock` for a run folder, released by the operating system when the process ends."""
+    """An exclusive `flock` for a folder, released by the operating system when the process ends."""
 
-    def __init__(self, run: Path):
-        """Acquires the lock.
+    def __init__(self, run: Path, flag: str = "--run"):
+        """Acquires the lock of the folder that `flag` names.
 
         Raises:
             ConfigError: another process holds the lock, or the file system cannot create it.
@@ -57,10 +57,10 @@ class FolderLock:
         except BlockingIOError:
             self._file.seek(0)
             owner = self._file.read().strip() or "another process"
-            raise ConfigError(f"{run} is in use by {owner}: wait for it to end, or choose another --run") from None
+            raise ConfigError(f"{run} is in use by {owner}: wait for it to end, or choose another {flag}") from None
         except OSError as error:
             raise ConfigError(
-                f"{path} cannot be locked ({error.strerror}): name a --run on a file system that supports flock"
+                f"{path} cannot be locked ({error.strerror}): name a {flag} on a file system that supports flock"
             ) from error
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()}")

@@ -168,6 +168,7 @@ class Trainer:
         """Prints and records the number of parameters, the devices, the attention backends and the run folder."""
         self.view.begin(self.step)
         if self.experiment.group.first:
+            run_folder.adopt(self.experiment.folder, self.cfg)
             run_folder.write_json(self.experiment.folder / "model.json", self._model_facts())
         count, labels = self.experiment.group.count, self.experiment.corpus.labels
         where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")

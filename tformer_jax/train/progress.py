@@ -2,6 +2,8 @@
 
 import dataclasses
 import datetime
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -61,11 +63,20 @@ def with_prefix(number: float) -> str:
     return f"{number:.0f} "
 
 
+class RunConsole(Console):
+    """A console whose reader may leave: a run goes on without its output."""
+
+    def on_broken_pipe(self) -> None:
+        """Discards all further output, where rich ends the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class ProgressView:
     """Shows steps, loss, learning rate, tokens/s and the remaining time; prints evaluations above the bar."""
 
     def __init__(self, *, steps: int, console: Console | None = None):
-        self.console = console or Console(highlight=False)
+        self.console = console or RunConsole(highlight=False)
         self._steps = steps
         self.begin(0)
         self._bar = Progress(

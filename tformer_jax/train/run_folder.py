@@ -13,6 +13,7 @@ model.json       parameters by module, backends report.html                   wr
 
 import contextlib
 import json
+import re
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
@@ -88,8 +89,9 @@ def latest_step(run: Path) -> int | None:
 
 def latest_in(folder: Path) -> int | None:
     """Returns the step of the newest complete checkpoint in a folder of checkpoints, or None."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    steps = (int(path.name) for path in paths if re.fullmatch(r"[0-9]+", path.name) and path.is_dir())
+    return max(steps, default=None)
 
 
 def create(
@@ -125,7 +127,7 @@ def create(
 
 
 def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
-    """Makes `cfg` the config of a resumed run, and returns the earlier one; removes its result if a setting changed.
+    """Checks that a run can continue with `cfg`, and returns its earlier config; see `adopt`.
 
     Raises:
         ConfigError: the corpus changed, or a setting that a resumed run may not change; the run is beyond the new
@@ -157,10 +159,14 @@ def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
             "train.patience cannot compare their scores with new ones; restore this setting, or choose another --run"
         )
     check_corpus(run, corpus)
-    if differences:
+    return before
+
+
+def adopt(run: Path, cfg: Config) -> None:
+    """Makes `cfg` the config of a run whose checkpoint has been restored; removes its result if a setting changed."""
+    if config.differences(config.load(run / "config.json"), cfg):
         (run / "result.json").unlink(missing_ok=True)
         config.save(cfg, run / "config.json")
-    return before
 
 
 def check_corpus(run: Path, corpus: dict[str, Any]) -> None:

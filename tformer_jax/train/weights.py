@@ -16,7 +16,7 @@ from tformer_jax.config import Config, ConfigError, TrainConfig
 from tformer_jax.config.fields import first_line
 from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
-from tformer_jax.train import lora, optimizers
+from tformer_jax.train import lora, optimizers, run_folder
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.errors import RunError, cause_of_failed_write
 from tformer_jax.train.run_folder import weights_json, write_json
@@ -179,10 +179,10 @@ def _damage_named(run: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
-        reason = first_line(error)
-        raise ConfigError(
-            f"{run / FOLDER} is damaged ({reason}): remove {weights_json(run)}, then the newest checkpoint is used"
-        ) from error
+        remedy = "restore it from a copy"
+        if run_folder.holds_checkpoint(run):
+            remedy = f"remove {weights_json(run)}, then the newest checkpoint is used"
+        raise ConfigError(f"{run / FOLDER} is damaged ({first_line(error)}): {remedy}") from error
 
 
 def _checksums(folder: Path) -> dict[str, str]:

@@ -155,7 +155,7 @@ def _subsample(train: Iterable[Example], limit: int) -> Iterator[Example]:
         "reading examples for the tokenizer",
         total=count,
         console=console,
-        disable=not sys.stderr.isatty(),
+        disable=sys.stderr is None or not sys.stderr.isatty(),
         transient=True,
     )
 
