@@ -8,7 +8,6 @@ import os
 import queue
 import re
 import signal
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,20 +22,19 @@ from rich.table import Table
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, new_parser
 from tformer_jax.cli.config_file import read_config
+from tformer_jax.cli.sweep_results import RESULTS, read_results, run_name, write_results
 from tformer_jax.config import Config, ConfigError, comparable, differences, flat, to_dict
 from tformer_jax.config.paths import resolved
 from tformer_jax.config.sources import GENERATED
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
-from tformer_jax.train import curves, provenance
+from tformer_jax.train import provenance
 from tformer_jax.train.errors import RunError
-from tformer_jax.train.run_folder import CORPUS, check_corpus, read_json, read_records, write_json
+from tformer_jax.train.run_folder import read_json, write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
-RESULTS = "results.json"
-"""Name of the file of all results, in the folder of the sweep."""
 MAX_NAME_BYTES = 240
 """Bytes of a folder's name; file systems allow 255, of which suffixes and temporary names need some."""
 
@@ -145,11 +143,6 @@ def of_first_seed(combinations: Sequence[Combination]) -> list[Combination]:
 def location(config: str, combination: Combination) -> str:
     """Returns the config of a combination: `config`, and each `variant` of the combination after a colon."""
     return ":".join([config, *(part.removeprefix("variant=") for part in combination if part.startswith("variant="))])
-
-
-def run_name(combination: Combination) -> str:
-    """Returns the name of a combination's run folder: its settings, with "%" and "/" percent-encoded."""
-    return ",".join(combination).replace("%", "%25").replace("/", "%2F")
 
 
 def as_flags(combination: Combination) -> list[str]:
@@ -306,53 +299,6 @@ def environment(options: argparse.Namespace, device: str | None) -> dict[str, st
     shared = SHARED_DEVICE if options.jobs > 1 else {}
     data = {DATA_VARIABLE: str(options.data)} if options.data else {}
     return {**shared, **os.environ, **data} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
-
-
-def read_results(
-    folder: Path, combinations: Sequence[Combination], *, same_data: bool = False
-) -> dict[Combination, dict[str, Any]]:
-    """Returns the results of the finished runs, each with its curves, and the facts of `measured` that it lacks.
-
-    A result has validation metrics if its weights are not those of the last step.
-
-    Raises:
-        ConfigError: with `same_data`, two runs were trained on different data.
-    """
-    results: dict[Combination, dict[str, Any]] = {}
-    for combination in combinations:
-        run = folder / run_name(combination)
-        if (run / "result.json").exists():
-            if results and same_data and (run / CORPUS).exists():
-                check_corpus(folder / run_name(next(iter(results))), read_json(run / CORPUS))
-            result = read_json(run / "result.json")
-            results[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
-            if "tokens_per_second" not in results[combination]:
-                results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
-    return results
-
-
-def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
-    """Writes the results, and those of other combinations that the file has."""
-    known = read_json(path) if path.exists() else []
-    others = [result for result in known if tuple(result["settings"]) not in results]
-    write_json(path, [*others, *({"settings": combination, **result} for combination, result in results.items())])
-
-
-def measured(path: Path) -> dict[str, Any]:
-    """Returns a run's last validation metrics (None for non-finite ones) and its median training speed in tokens/s.
-
-    The speed is missing if the run ended before its first record.
-
-    Raises:
-        RunError: the run has no validation metrics.
-    """
-    records = read_records(path)
-    speeds = [record["tokens_per_second"] for record in records if record.get("group") == "train"]
-    evaluations = [record for record in records if record.get("group") == "validation"]
-    if not evaluations:
-        raise RunError(f"{path} has no validation metrics: remove {path.parent}, and the sweep trains this run again")
-    validation = {name: value for name, value in evaluations[-1].items() if name not in ("step", "group")}
-    return {"validation": validation} | ({"tokens_per_second": statistics.median(speeds)} if speeds else {})
 
 
 def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         path.mkdir(parents=True)
         yield path
         return
-    folder = path.resolve()
+    folder = resolved(path)
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
     for leftover in filter(Path.exists, (partial, old)):
         shutil.rmtree(leftover)

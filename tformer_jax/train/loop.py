@@ -296,9 +296,8 @@ class Trainer:
         self.writer.write(self.step, split, metrics)
         if self.experiment.group.first:
             record = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
-            run_folder.write_outputs(
-                self.experiment.folder, split, record | ({"losses": vars(losses)} if losses else {})
-            )
+            record |= {"losses": vars(losses)} if losses else {}
+            run_folder.write_outputs(self.experiment.folder, split, record)
         self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
         self.meter.restart()
         return metrics

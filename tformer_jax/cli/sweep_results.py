@@ -1,0 +1,66 @@
+"""The results of the runs of a sweep."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.report.sweeps import Combination
+from tformer_jax.train import curves
+from tformer_jax.train.errors import RunError
+from tformer_jax.train.run_folder import CORPUS, check_corpus, read_json, read_records, write_json
+
+RESULTS = "results.json"
+"""Name of the file of all results, in the folder of the sweep."""
+
+
+def run_name(combination: Combination) -> str:
+    """Returns the name of a combination's run folder: its settings, with "%" and "/" percent-encoded."""
+    return ",".join(combination).replace("%", "%25").replace("/", "%2F")
+
+
+def read_results(
+    folder: Path, combinations: Sequence[Combination], *, same_data: bool = False
+) -> dict[Combination, dict[str, Any]]:
+    """Returns the results of the finished runs, each with its curves, and the facts of `measured` that it lacks.
+
+    A result has validation metrics if its weights are not those of the last step.
+
+    Raises:
+        ConfigError: with `same_data`, two runs were trained on different data.
+    """
+    results: dict[Combination, dict[str, Any]] = {}
+    for combination in combinations:
+        run = folder / run_name(combination)
+        if (run / "result.json").exists():
+            if results and same_data and (run / CORPUS).exists():
+                check_corpus(folder / run_name(next(iter(results))), read_json(run / CORPUS))
+            result = read_json(run / "result.json")
+            results[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
+            if "tokens_per_second" not in results[combination]:
+                results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
+    return results
+
+
+def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
+    """Writes the results, and those of other combinations that the file has."""
+    known = read_json(path) if path.exists() else []
+    others = [result for result in known if tuple(result["settings"]) not in results]
+    write_json(path, [*others, *({"settings": combination, **result} for combination, result in results.items())])
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """Returns a run's last validation metrics (None for non-finite ones) and its median training speed in tokens/s.
+
+    The speed is missing if the run ended before its first record.
+
+    Raises:
+        RunError: the run has no validation metrics.
+    """
+    records = read_records(path)
+    speeds = [record["tokens_per_second"] for record in records if record.get("group") == "train"]
+    evaluations = [record for record in records if record.get("group") == "validation"]
+    if not evaluations:
+        raise RunError(f"{path} has no validation metrics: remove {path.parent}, and the sweep trains this run again")
+    validation = {name: value for name, value in evaluations[-1].items() if name not in ("step", "group")}
+    return {"validation": validation} | ({"tokens_per_second": statistics.median(speeds)} if speeds else {})
