@@ -131,6 +131,7 @@ def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
         (["a\tb", "--layer", "1"], "--layer 1: the model has layers 0 to 0"),
         (["a\tb", "--head", "4"], "--head 4: the model has heads 0 to 3"),
         (["a\tb", "--output", "."], "--output .: cannot be written, because it is a folder; name a file"),
+        (["a\tb", "--output", "x", "--npz", "./x"], "--npz x: is the page's file; name another file for the arrays"),
         (["\tb"], "the text is empty: write at least one character"),
         (["a" * 17], "text 1 has 17 tokens|the source has 17 tokens"),
     ],

@@ -125,6 +125,7 @@ def test_problems_are_reported(arguments, sentence, capsys):
     ("arguments", "sentence"),
     [
         (["--config", "none.py"], "config file none.py does not exist"),
+        (["--config", ""], "config file . is a folder; name a file in it"),
         (["--devices", "8"], "--devices applies to a config: add --config FILE"),
         (["--memory", "16"], "--memory applies to a config: add --config FILE"),
         (["--config.model.dim=3"], "--config.model.dim=3 applies to a config"),

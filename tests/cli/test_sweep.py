@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import shutil
 import signal
 
@@ -125,6 +126,16 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
         (folder / "sweep.json").write_text(damaged)
         with pytest.raises(ConfigError, match="sweep.json is damaged .*: remove it, and the sweep writes it again"):
             sweep.main([*arguments, "--sweep", "seed=0"])
+
+
+def test_a_sweep_outlives_the_reader_of_its_output(corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        sweep.main([*flags(tmp_path, corpus_folder, tmp_path / "sweep"), "--sweep", "seed=0,1"])
+    assert len(json.loads((tmp_path / "sweep" / "results.json").read_text())) == 2
 
 
 def test_runs_of_another_config_are_not_results(corpus_folder, tmp_path, monkeypatch):

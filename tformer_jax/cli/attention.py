@@ -7,6 +7,7 @@ from pathlib import Path
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import check_writable, integer, run_parser
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import resolved
 from tformer_jax.report import html
 
 NAME = "attention.html"
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_writable(path, flag)
     from tformer_jax.cli import watching
 
-    watching.show(options, options.output or options.run / NAME)
+    watching.show(options, page_of(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,11 +46,18 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+def page_of(options: argparse.Namespace) -> Path:
+    """Returns the path of the page."""
+    return options.output or options.run / NAME
+
+
 def check(options: argparse.Namespace) -> None:
     """Raises `ConfigError` if the flags do not fit each other, or a package is missing."""
     if (options.text is None) == (options.batch is None):
         raise ConfigError("write one text, or name a file of texts with --batch")
     if options.batch is None:
+        if options.npz is not None and resolved(options.npz) == resolved(page_of(options)):
+            raise ConfigError(f"--npz {options.npz}: is the page's file; name another file for the arrays")
         html.check_installed("this command")
         return
     if options.npz is None:

@@ -17,9 +17,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     options, overrides = parser().parse_known_args(argv)
     given = [*overrides, *(f"--{name}" for name in ("devices", "memory") if getattr(options, name))]
-    if given and not options.config:
+    if given and options.config is None:
         raise ConfigError(f"{given[0]} applies to a config: add --config FILE")
-    cfg = read_config(options.config, overrides) if options.config else None
+    cfg = read_config(options.config, overrides) if options.config is not None else None
     from tformer_jax.cli import diagnosis
 
     diagnosis.report(cfg, options)

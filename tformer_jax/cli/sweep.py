@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
@@ -30,6 +29,7 @@ from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import provenance
 from tformer_jax.train.errors import RunError
+from tformer_jax.train.progress import RunConsole
 from tformer_jax.train.run_folder import read_json, write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
@@ -268,7 +268,7 @@ def train(
     try:
         if children.stopped_by is not None:
             return None
-        print(f"{run}: training" + (f" on device {device}" if device is not None else ""), flush=True)
+        say(f"{run}: training" + (f" on device {device}" if device is not None else ""))
         config = location(options.config, combination)
         command = [sys.executable, "-c", TRAIN, f"--config={config}", *overrides, *as_flags(combination)]
         command += [f"--run={run}", "--resume"]
@@ -279,10 +279,15 @@ def train(
         if status == 0 or children.stopped_by is not None:
             return None
         problem = problem_of(status, log.read_bytes()[start:].decode(errors="replace"))
-        print(f"{run}: failed: {problem}", flush=True)
+        say(f"{run}: failed: {problem}")
         return f"{run}: {problem} (full log: {log})"
     finally:
         slots.put(device)
+
+
+def say(text: str) -> None:
+    """Prints a line; a sweep outlives the reader of its output."""
+    RunConsole(markup=False, emoji=False, highlight=False, soft_wrap=True).print(text)
 
 
 def problem_of(status: int, output: str) -> str:
@@ -306,7 +311,7 @@ def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
 
     A terminal that is too narrow for all metrics shows only the one that selects models.
     """
-    console, view = Console(emoji=False), table(record, list(record["groups"][0]["mean"]))
+    console, view = RunConsole(emoji=False), table(record, list(record["groups"][0]["mean"]))
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:
         view = table(record, [record["metric"]])
     console.print(view)

@@ -82,13 +82,13 @@ def read_mesh(text: str) -> ParallelConfig:
     Axes not named have the preset's size, or 1.
 
     Raises:
-        ConfigError: a preset or an axis is unknown, or a size is not a number.
+        ConfigError: a preset or an axis is unknown, an axis is written twice, or a size is not a number.
     """
     first, *rest = text.split(",")
     preset = None if "=" in first else first
     if preset is not None and preset not in MESH_PRESETS:
         raise ConfigError(f"--mesh {text}: {first!r} is neither AXIS=SIZE nor a preset{nearest(first, MESH_PRESETS)}")
-    sizes: dict[str, Any] = {} if preset else dict.fromkeys(MESH_AXES, 1)
+    sizes: dict[str, int] = {}
     for entry in rest if preset else (first, *rest):
         name, _, size = entry.partition("=")
         if name not in MESH_AXES:
@@ -97,5 +97,7 @@ def read_mesh(text: str) -> ParallelConfig:
             raise ConfigError(
                 f"--mesh {text}: {name} must be at least 1, or -1 for all remaining devices, such as {name}=8"
             )
+        if name in sizes:
+            raise ConfigError(f"--mesh {text}: {name} is written twice; write each axis once")
         sizes[name] = int(size)
-    return ParallelConfig(**sizes | ({"preset": preset} if preset else {}))
+    return ParallelConfig(preset=preset, **sizes) if preset else ParallelConfig(**dict.fromkeys(MESH_AXES, 1) | sizes)
