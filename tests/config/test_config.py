@@ -319,7 +319,15 @@ def test_only_one_axis_takes_the_remaining_devices(preset, axis):
     assert ParallelConfig(**{axis: -1}).sizes[axis] == -1
 
 
-@pytest.mark.parametrize(("content", "problem"), [(None, "does not exist"), ("{", "is not a saved config")])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "does not exist"),
+        ("{", "is not a saved config"),
+        ("3", "is not a saved config"),
+        ('{"decode": []}', r"was written by another version \(decode=\[\]: must be DecodeConfig"),
+    ],
+)
 def test_damaged_files_are_named(tmp_path, content, problem):
     path = tmp_path / "config.json"
     if content is not None:

@@ -10,7 +10,7 @@ from tformer_jax.config import Config, ConfigError
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
-from tformer_jax.train import experiment
+from tformer_jax.train import experiment, run_folder
 from tformer_jax.train.trained import load_trained
 
 
@@ -21,6 +21,12 @@ def test_overwrite_starts_from_the_beginning(corpus_folder, tmp_path):
     experiment.build(small_config(steps=9), folder, data_root=corpus_folder, overwrite=True)
     assert config.load(folder / "config.json").train.steps == 9
     assert not (folder / "metrics.jsonl").exists()
+
+
+def test_a_file_that_holds_another_kind_of_json_is_damaged(tmp_path):
+    (tmp_path / "labels.json").write_text("3")
+    with pytest.raises(ConfigError, match=r"labels.json is damaged \(a JSON int where a list is expected\)"):
+        run_folder.load_labels(tmp_path)
 
 
 def test_a_replaced_run_is_removed_only_after_the_new_one_is_in_place(corpus_folder, tmp_path, monkeypatch):

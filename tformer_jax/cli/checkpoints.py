@@ -195,7 +195,7 @@ def _save(options: argparse.Namespace, run: tj.Run) -> str:
     imported = options.run / IMPORTED
     given = options.model_type
     if given is None and imported.exists():
-        kind = json.loads(imported.read_text(encoding="utf-8"))["model_type"]
+        kind = run_folder.read_json(imported).get("model_type")
         given = kind if kind in hf.ARCHITECTURES else None
     theirs = hf.token_ids(run.tokenizers.target.special, run.config.model.family)
     if run.labels is not None:

@@ -44,7 +44,7 @@ def read_results(
 
 def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
     """Writes the results, and those of other combinations that the file has."""
-    known = read_json(path) if path.exists() else []
+    known = read_json(path, list) if path.exists() else []
     others = [result for result in known if tuple(result["settings"]) not in results]
     write_json(path, [*others, *({"settings": combination, **result} for combination, result in results.items())])
 

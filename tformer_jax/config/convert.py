@@ -85,8 +85,9 @@ def _drop_unknown(values: dict[str, Any]) -> list[str]:
     dropped = []
     for name, kind in CHANGEABLE_SECTIONS.items():
         known = {field.name for field in dataclasses.fields(kind)}
-        for key in values.get(name, {}).keys() - known:
-            del values[name][key]
+        section = values.get(name)
+        for key in section.keys() - known if isinstance(section, dict) else ():
+            del section[key]
             dropped.append(f"{name}.{key}")
     return sorted(dropped)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tformer_jax.config.fields import ConfigError, Section, nearest, setting
 

@@ -226,8 +226,8 @@ def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
     if not path.exists() or config.differences(config.load(run / "config.json"), cfg):
         return None
     try:
-        return {**read_json(path)}
-    except (ConfigError, TypeError):
+        return read_json(path)
+    except ConfigError:
         if not holds_checkpoint(run):
             raise ConfigError(f"{path} is damaged, and {run} has no checkpoint: restore it from a copy") from None
         return None
@@ -241,7 +241,7 @@ def run_id(run: Path) -> str:
 def load_labels(run: Path) -> tuple[str, ...] | None:
     """Returns the class names of a classifier in the order of its logits; None for other models."""
     path = run / "labels.json"
-    return tuple(read_json(path)) if path.exists() else None
+    return tuple(read_json(path, list)) if path.exists() else None
 
 
 def write_outputs(run: Path, split: str, found: Mapping[str, Any]) -> None:
@@ -250,14 +250,17 @@ def write_outputs(run: Path, split: str, found: Mapping[str, Any]) -> None:
     write_json(run / "outputs" / f"{split}.json", found)
 
 
-def read_json(path: Path) -> Any:
-    """Reads a file that `write_json` wrote.
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Reads a file that `write_json` wrote: an object (`kind=dict`) or an array (`kind=list`).
 
     Raises:
         ConfigError: the file is missing or damaged.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, kind):
+            raise ValueError(f"a JSON {type(found).__name__} where a {kind.__name__} is expected")
+        return found
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: restore it from a copy") from None
     except ValueError as error:
