@@ -11,6 +11,8 @@ dropout of 0.4, that of `modern_gpu` is 1.47 after 1,500 steps with a weight dec
 has one held-out part, on which these settings were chosen.
 """
 
+from typing import NamedTuple
+
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
@@ -25,13 +27,26 @@ from tformer_jax.config import (
     to_config_dict,
 )
 
+
+class Size(NamedTuple):
+    """Sizes and regularization of a variant."""
+
+    layers: int
+    heads: int
+    dim: int
+    context: int
+    batch_size: int
+    dropout: float
+    weight_decay: float
+
+
 SIZES = {
-    # layers, heads, width, context, batch size, steps, dropout, weight decay; the first six of `cpu` are nanoGPT's
-    "cpu": (4, 4, 128, 64, 12, 2000, 0.0, 0.1),
-    "gpu": (6, 6, 384, 256, 64, 2000, 0.3, 0.1),
-    "modern": (4, 4, 128, 64, 12, 2000, 0.0, 0.1),
-    "modern_gpu": (6, 6, 384, 256, 64, 2000, 0.4, 0.5),
+    "cpu": Size(4, 4, 128, 64, 12, 0.0, 0.1),  # as in nanoGPT's example for CPUs
+    "gpu": Size(6, 6, 384, 256, 64, 0.3, 0.1),
+    "modern": Size(4, 4, 128, 64, 12, 0.0, 0.1),
+    "modern_gpu": Size(6, 6, 384, 256, 64, 0.4, 0.5),
 }
+STEPS = 2_000
 GPT2 = {
     "position": "learned",
     "activation": "gelu",
@@ -48,7 +63,7 @@ def get_config(variant: str = "cpu") -> ConfigDict:
     """Returns the config of a GPT-2-style decoder of size `variant`, or of a modern one with Muon."""
     if variant not in SIZES:
         raise ConfigError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(SIZES)}")
-    layers, heads, dim, context, batch_size, steps, dropout, weight_decay = SIZES[variant]
+    layers, heads, dim, context, batch_size, dropout, weight_decay = SIZES[variant]
     modern = variant.startswith("modern")
     return to_config_dict(
         Config(
@@ -83,7 +98,7 @@ def get_config(variant: str = "cpu") -> ConfigDict:
                 eps=1e-8,
                 weight_decay=weight_decay,
             ),
-            train=TrainConfig(steps=steps, eval_every=500, checkpoint_every=500),
+            train=TrainConfig(steps=STEPS, eval_every=500, checkpoint_every=500),
             eval=EvalConfig(batch_size=128),
         )
     )

@@ -254,9 +254,9 @@ class Run:
         limit = model.max_length - tokenizer.special.added
         text = encode_one(tokenizer, "".join(example), limit, f"text {number + 1}")
         ids = tokenizer.special.wrap_text(text)
-        return (
-            {"tokens": ids, "prefix": [prompt_length(tokenizer, example, text)]} if model.prefix_lm else {"tokens": ids}
-        )
+        if not model.prefix_lm:
+            return {"tokens": ids}
+        return {"tokens": ids, "prefix": [prompt_length(tokenizer, example, text)]}
 
 
 def _texts(texts: Iterable[Any]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from tformer_jax.benchmarks import decode, decode_systems, turns
 from tformer_jax.cli import benchmark
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, packages
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 from tformer_jax.train.errors import RunError
@@ -70,7 +70,7 @@ def test_only_the_cpu_is_compared(monkeypatch):
 
 @pytest.mark.slow
 def test_missing_peers_are_named_and_the_record_has_ours(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(decode_systems, "not_installed", lambda modules: list(modules[-1:]))
+    monkeypatch.setattr(packages, "not_installed", lambda modules: list(modules[-1:]))
     monkeypatch.setattr(turns, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
     printed = capsys.readouterr().out

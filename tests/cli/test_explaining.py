@@ -11,7 +11,7 @@ from tests.helpers import tiny
 from tests.report.folders import write_run
 from tests.test_api import DATA, run_of
 from tformer_jax.cli import explain
-from tformer_jax.cli.explaining import default_text, explained, outputs
+from tformer_jax.cli.explaining import default_text, outputs, trained_example
 from tformer_jax.config import Config, ConfigError, DecodeConfig
 from tformer_jax.report.explain import page
 
@@ -24,7 +24,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def computed(run):
-    return explained(run, "abc", "bca")
+    return trained_example(run, "abc", "bca")
 
 
 def figures(computed, name: str):
@@ -81,7 +81,7 @@ def test_outputs_of_a_language_model_have_the_scores_of_its_beam_search(prefix_l
     for (_, scored), total in zip(shown, texts.values(), strict=True):
         assert scored.total == pytest.approx(total, rel=1e-4)
         assert len(scored.tokens) == 6
-    _, trained = explained(language_model, "abca", None)
+    _, trained = trained_example(language_model, "abca", None)
     (wanted,) = language_model.watch([("abca", "") if prefix_lm else "abca"])
     np.testing.assert_array_equal(trained.watched.weights["decoder"], wanted.weights["decoder"])
     assert bool((np.triu(trained.watched.weights["decoder"], 1) > 0).any()) == prefix_lm
@@ -118,13 +118,13 @@ def test_the_default_text_has_few_tokens(run, tmp_path):
 
 def test_a_text_without_enough_tokens(run):
     with pytest.raises(ConfigError, match=r"--text: write 2 to 32 tokens \(of the run's tokenizer\), not 1$"):
-        explained(run, " ", None)
+        trained_example(run, " ", None)
 
 
 def test_a_translation_without_enough_tokens(run, monkeypatch):
     monkeypatch.setattr(tj.Run, "translate", lambda *_: ["b"])
     problem = "^--target, in place of the run's translation 'b': write 2 to 32 tokens .*, not 1$"
     with pytest.raises(ConfigError, match=problem):
-        explained(run, "abc", None)
+        trained_example(run, "abc", None)
     with pytest.raises(ConfigError, match="^--target: write 2 to 32 tokens .*, not 1$"):
-        explained(run, "abc", "b")
+        trained_example(run, "abc", "b")

@@ -339,10 +339,10 @@ def test_damaged_files_are_named(tmp_path, content, problem):
 @pytest.mark.parametrize(
     ("mesh", "sentence"),
     [
-        ("tenser=2", "--mesh tenser=2: 'tenser' is not an axis of the mesh; did you mean 'tensor'?"),
-        ("fsdpp", "--mesh fsdpp: 'fsdpp' is neither AXIS=SIZE nor a preset; did you mean 'fsdp'?"),
-        ("tensor=0", "--mesh tensor=0: tensor must be at least 1, or -1 for all remaining devices, such as tensor=8"),
-        ("dp,data=1,data=2", "--mesh dp,data=1,data=2: data is written twice; write each axis once"),
+        ("tenser=2", "mesh 'tenser=2': 'tenser' is not an axis of the mesh; did you mean 'tensor'?"),
+        ("fsdpp", "mesh 'fsdpp': 'fsdpp' is neither AXIS=SIZE nor a preset; did you mean 'fsdp'?"),
+        ("tensor=0", "mesh 'tensor=0': tensor must be at least 1, or -1 for all remaining devices, such as tensor=8"),
+        ("dp,data=1,data=2", "mesh 'dp,data=1,data=2': data is written twice; write each axis once"),
     ],
 )
 def test_invalid_meshes(mesh, sentence):

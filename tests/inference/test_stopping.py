@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers import rest_slow
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import FIRST, Tokenizer, train_tokenizers
-from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer
+from tformer_jax.data.tokenizers.from_files import SentencePieceTokenizer, TiktokenTokenizer
 from tformer_jax.data.tokenizers.pretrained import PiecesTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer

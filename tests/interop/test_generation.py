@@ -31,14 +31,14 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_is_read_as_the_same_settings(name, family, tmp_path):
     cfg = DecodeConfig(**WRITTEN[name])
-    fields, left = generation.written(cfg)
+    fields, left = generation.generation_fields(cfg)
     assert left == []
     (tmp_path / "generation_config.json").write_text(json.dumps(fields))
-    assert generation.decoding(tmp_path, {}, tiny(family)) == (cfg, [])
+    assert generation.read_decoding(tmp_path, {}, tiny(family)) == (cfg, [])
 
 
 def test_all_tokens_are_sampled_from_unless_a_limit_is_set():
-    fields, _ = generation.written(DecodeConfig(strategy="sample"))
+    fields, _ = generation.generation_fields(DecodeConfig(strategy="sample"))
     assert (fields["top_k"], fields["top_p"]) == (0, 1.0)
 
 
@@ -53,14 +53,14 @@ def test_the_export_holds_the_decoding_settings(tmp_path, capsys):
     export_hf.main(["--run", str(tmp_path / "run"), "--model-type", "gpt2", str(tmp_path / "out")])
     found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (found["eos_token_id"], found["bad_words_ids"]) == (2, [[0], [1]])
-    back, _ = generation.decoding(tmp_path / "out", {}, cfg.model)
+    back, _ = generation.read_decoding(tmp_path / "out", {}, cfg.model)
     assert back == dataclasses.replace(cfg.decode, length_penalty="average", prefix="")
     assert "not written: decode.length_penalty='gnmt', decode.prefix='a'\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("given", "stop"), [("END", ("END",)), (["a", "b"], ("a", "b")), ([], ()), (None, ())])
 def test_texts_that_end_outputs(given, stop, tmp_path):
-    cfg, unapplied = generation.decoding(tmp_path, {"stop_strings": given}, tiny("decoder_lm"))
+    cfg, unapplied = generation.read_decoding(tmp_path, {"stop_strings": given}, tiny("decoder_lm"))
     assert (cfg.stop, unapplied) == (stop, [])
 
 
@@ -82,7 +82,7 @@ def test_settings_that_are_not_applied_are_reported(name, tmp_path):
     for family in ("decoder_lm", "seq2seq"):
         for value in (LACKING[name], generation.NEUTRAL[name]):
             expected = [] if value == generation.NEUTRAL[name] else [f"{name}={value!r}"]
-            assert generation.decoding(tmp_path, {name: value}, tiny(family))[1] == expected
+            assert generation.read_decoding(tmp_path, {name: value}, tiny(family))[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,5 @@ def test_settings_that_are_not_applied_are_reported(name, tmp_path):
     ],
 )
 def test_lengths_with_the_prompt_are_reported(given, expected, tmp_path):
-    assert generation.decoding(tmp_path, given, tiny("decoder_lm"))[1] == expected
-    assert generation.decoding(tmp_path, given, tiny("seq2seq"))[1] == []
+    assert generation.read_decoding(tmp_path, given, tiny("decoder_lm"))[1] == expected
+    assert generation.read_decoding(tmp_path, given, tiny("seq2seq"))[1] == []

@@ -11,7 +11,7 @@ from tests.helpers import assert_close, normal, tiny
 from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache, KeyValues, LayerCache, Quantized, empty_cache
 from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
 
-admit, extend = jax.jit(DecoderCache.admit, static_argnames="same_position"), jax.jit(KeyValues.extend)
+allocate, extend = jax.jit(DecoderCache.allocate, static_argnames="same_position"), jax.jit(KeyValues.extend)
 
 
 def test_an_empty_cache_has_one_entry_per_layer():
@@ -50,7 +50,7 @@ def test_a_ring_keeps_the_newest(calls):
 
     @jax.jit
     def call(slots, ring, positions):
-        slots, seen = slots.admit(Tokens.of_call(positions))
+        slots, seen = slots.allocate(Tokens.of_call(positions))
         return slots, seen, *slots.extend(ring, positions[:, None, :, None].astype(jnp.float32))
 
     for T in calls:
@@ -66,10 +66,10 @@ def test_a_ring_keeps_the_newest(calls):
 
 def test_positions_count_real_tokens_only():
     cache = empty_cache(tiny("decoder_lm"), batch=2, length=6)
-    cache, positions, seen = admit(cache, np.array([[False, True, True], [True, True, True]]))
+    cache, positions, seen = allocate(cache, np.array([[False, True, True], [True, True, True]]))
     np.testing.assert_array_equal(positions, [[0, 0, 1], [0, 1, 2]])
     np.testing.assert_array_equal(seen["full"].positions, [[-1, 0, 1, -1, -1, -1], [0, 1, 2, -1, -1, -1]])
-    cache, positions, seen = admit(cache, np.ones((2, 2), bool))
+    cache, positions, seen = allocate(cache, np.ones((2, 2), bool))
     np.testing.assert_array_equal(positions, [[2, 3], [3, 4]])
     np.testing.assert_array_equal(seen["full"].positions, [[-1, 0, 1, 2, 3, -1], [0, 1, 2, 3, 4, -1]])
     np.testing.assert_array_equal(cache.lengths, [4, 5])
@@ -77,8 +77,8 @@ def test_positions_count_real_tokens_only():
 
 def test_beams_share_a_position():
     cache = empty_cache(tiny("decoder_lm"), batch=2, length=4, width=2)
-    cache, _, _ = admit(cache, np.array([[False, True], [True, True]]))
-    cache, positions, seen = admit(cache, np.ones((2, 2), bool), same_position=True)
+    cache, _, _ = allocate(cache, np.array([[False, True], [True, True]]))
+    cache, positions, seen = allocate(cache, np.ones((2, 2), bool), same_position=True)
     np.testing.assert_array_equal(positions, [[1, 1], [2, 2]])
     np.testing.assert_array_equal(seen["full"].positions[:, :4], [[-1, 0, 1, 1], [0, 1, 2, 2]])
     np.testing.assert_array_equal(seen["full"].columns[:, :4], [[0, 1, 0, 1]] * 2)

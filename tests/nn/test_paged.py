@@ -34,7 +34,7 @@ def put(slots: PagedSlots, pool: jax.Array, counts: list[int], first: list[int])
 
 @jax.jit
 def written(slots, pool, places, keys):
-    slots, seen = slots.admit(Tokens.of_call(places))
+    slots, seen = slots.allocate(Tokens.of_call(places))
     return slots, slots.extend(pool, keys)[0], seen.positions
 
 

@@ -31,13 +31,13 @@ def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
 
 
 @jax.jit
-def admit(slots, places):
-    return slots.admit(Tokens.of_call(places))
+def allocate(slots, places):
+    return slots.allocate(Tokens.of_call(places))
 
 
 @jax.jit
 def call(slots, kept, places, keys):
-    slots, seen = slots.admit(Tokens.of_call(places))
+    slots, seen = slots.allocate(Tokens.of_call(places))
     kept, attended = slots.extend(kept, keys)
     return slots.end_call(), kept, seen.positions, attended
 
@@ -98,7 +98,7 @@ def test_rows_remove_different_numbers_of_tokens(kind):
 def test_tokens_of_one_call_have_distinct_slots_of_a_ring(T, width):
     """A scatter to equal indices keeps any of the values."""
     places = np.repeat(np.arange(T // width, dtype=np.int32), width)[None]
-    slots, _ = admit(RingSlots.empty(1, 2, width), places)
+    slots, _ = allocate(RingSlots.empty(1, 2, width), places)
     stored = [slot for slot in slots.added[0].tolist() if slot < 2 * width]
     assert sorted(stored) == list(range(2 * width))
 
@@ -139,8 +139,8 @@ def test_a_ring_keeps_each_rows_window_for_any_padding(window):
 
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RowSlots.empty(2, 4)])
 def test_a_full_cache_refuses_the_next_token(make):
-    slots, _ = admit(make(), np.arange(4, dtype=np.int32)[None].repeat(2, axis=0))
+    slots, _ = allocate(make(), np.arange(4, dtype=np.int32)[None].repeat(2, axis=0))
     with pytest.raises(
         ConfigError, match="5 tokens do not fit a cache of 4 slots; pass a larger length to `init_cache`"
     ):
-        slots.end_call().admit(Tokens.of_call(jnp.full((2, 1), 4)))
+        slots.end_call().allocate(Tokens.of_call(jnp.full((2, 1), 4)))

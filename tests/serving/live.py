@@ -28,10 +28,10 @@ class Live:
         self.engine, self.model = engine, model
         self.socket = server.listen("127.0.0.1", 0)
         queue = {**LIMITS, **limits}["queue"]
-        self.thread = Worker(queue) if model.family in ("classifier", "masked_lm") else EngineThread(engine, queue)
-        application = app.build(self.thread, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback, key=key)
+        self.worker = Worker(queue) if model.family in ("classifier", "masked_lm") else EngineThread(engine, queue)
+        application = app.build(self.worker, model, app.Limits(**{**LIMITS, **limits}), loopback=loopback, key=key)
         self.server = server.Server(
-            application, self.thread, grace=grace, header_seconds={**LIMITS, **limits}["body_timeout"]
+            application, self.worker, grace=grace, header_seconds={**LIMITS, **limits}["body_timeout"]
         )
         self.url = server.address(self.socket)
         self.client = httpx.Client(base_url=self.url, timeout=30)

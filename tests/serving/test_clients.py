@@ -209,9 +209,9 @@ def test_functions_that_wait_are_limited_and_dropped_with_their_clients(monkeypa
         until(lambda: calls)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(one.url + EMBED, json={"input": "b"}, timeout=0.2)
-        until(lambda: len(one.thread.jobs) == 1)
+        until(lambda: len(one.worker.jobs) == 1)
         second, _ = one.background(EMBED, input="c")
-        until(lambda: len(one.thread.jobs) == 2)
+        until(lambda: len(one.worker.jobs) == 2)
         answer = one.post(EMBED, input="d")
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
         gate.set()

@@ -6,7 +6,7 @@ import pytest
 
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
 from tformer_jax.inference.score import Scored
-from tformer_jax.serving.logprobs import LOWEST, logprobs, pieces
+from tformer_jax.serving.logprobs import LOWEST, added_texts, logprobs
 from tformer_jax.special_tokens import EOS, UNK
 
 BYTES = ByteTokenizer()
@@ -23,12 +23,12 @@ WORDS = WordTokenizer(["one", "two", "three"])
     ],
 )
 def test_tokens_add_up_to_the_text(ids, expected):
-    assert pieces(BYTES, ids) == expected
+    assert added_texts(BYTES, ids) == expected
 
 
 def test_words_come_with_the_space_before_them():
     ids = WORDS.encode("one two three")
-    assert pieces(WORDS, ids) == ["one", " two", " three"]
+    assert added_texts(WORDS, ids) == ["one", " two", " three"]
     found = logprobs([(WORDS, ids)], Scored(ids[1:], [-1.0, -2.0], [{ids[0]: -0.5, ids[1]: -1.0}, {UNK: -0.25}]))
     assert found["tokens"] == ["one", " two", " three"]
     assert found["text_offset"] == [0, 3, 7]

@@ -227,7 +227,7 @@ def test_requests_that_are_not_http(lm):
 
 def test_an_internal_error():
     with live() as one:
-        one.thread.load = None
+        one.worker.load = None
         refused(one.client.get("/metrics"), 500, "internal server error")
         assert one.client.get("/health").status_code == 200
 

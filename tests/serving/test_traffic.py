@@ -74,10 +74,10 @@ def test_disconnecting_while_pending_never_starts_the_request():
     with live(max_rows=1) as one:
         one.engine.gate.clear()
         thread, found = one.background(COMPLETE, prompt="abc")
-        until(lambda: len(one.thread.jobs) == 1)
+        until(lambda: len(one.worker.jobs) == 1)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(one.url + COMPLETE, json={"prompt": "xyz"}, timeout=0.2)
-        until(lambda: len(one.thread.jobs) == 1)
+        until(lambda: len(one.worker.jobs) == 1)
         one.engine.gate.set()
         thread.join()
         assert found[0].json()["choices"][0]["text"] == "cba"
@@ -88,7 +88,7 @@ def at_once(one, count: int, prompt: str) -> list:
     """Returns the responses to `count` requests, none of which is served before all have arrived."""
     one.engine.gate.clear()
     asked = [one.background(COMPLETE, prompt=prompt) for _ in range(count)]
-    until(lambda: len(one.thread.jobs) == count)
+    until(lambda: len(one.worker.jobs) == count)
     one.engine.gate.set()
     for thread, _ in asked:
         thread.join()
@@ -135,7 +135,7 @@ def test_attention_has_the_thread_and_the_queue_of_other_requests():
         refused = one.post(ATTENTION, text="a")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         one.server.stop()
-        until(lambda: one.thread.stopping)
+        until(lambda: one.worker.stopping)
         refused = one.post(ATTENTION, text="a")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
         gate.set()
@@ -229,7 +229,7 @@ def test_shutdown_finishes_requests_and_accepts_no_new_ones():
         thread, found = one.background(COMPLETE, prompt="a" * 60)
         until(lambda: one.metric("tformer_requests_running") == 1)
         one.server.stop()
-        until(lambda: one.thread.stopping)
+        until(lambda: one.worker.stopping)
         answer = one.post(COMPLETE, prompt="ab")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
         health = one.client.get("/health")

@@ -89,7 +89,7 @@ def test_flags_name_local_folders_and_buckets(gcsfs, capsys):
 
 def test_without_gcsfs(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"gs://bucket/run needs the package gcsfs: pip install -e"):
+    with pytest.raises(ConfigError, match=r"gs://bucket/run needs gcsfs: pip install -e"):
         as_path("gs://bucket/run")
 
 
@@ -102,7 +102,7 @@ def test_a_folder_is_created_and_replaced(run, monkeypatch):
     assert Tokenizers.load(run / "tokenizers").source.encode("ab")
     run_folder.write_json(run / "result.json", {"steps": 1})
     assert run_folder.result_of(run, small_config()) == {"steps": 1}
-    run_folder.resume(run, small_config(steps=9), {})
+    run_folder.check_resumable(run, small_config(steps=9), {})
     run_folder.adopt(run, small_config(steps=9))
     assert not (run / "result.json").exists()
     create(run)

@@ -109,11 +109,11 @@ def test_the_noise_of_uneven_micro_batches_is_unbiased(labels):
     parts = [mean + rng.normal(size=(draws, 50)) / np.sqrt(max(count, 1)) for count in labels]
     whole = sum(count * part for count, part in zip(labels, parts, strict=True)) / sum(labels)
     norms = np.stack([np.linalg.norm(part, axis=1) * (count > 0) for count, part in zip(labels, parts, strict=True)])
-    found = jax.vmap(diagnostics.noise_parts, (0, 1, None))(np.linalg.norm(whole, axis=1), norms, jnp.array(labels))
+    found = jax.vmap(diagnostics.noise_estimates, (0, 1, None))(np.linalg.norm(whole, axis=1), norms, jnp.array(labels))
     assert found["gradient_squared"].mean() == pytest.approx(50 * 0.3**2, rel=0.03)
     assert found["gradient_variance"].mean() == pytest.approx(50, rel=0.03)
 
 
 def test_a_single_micro_batch_with_labels_shows_no_noise():
-    found = diagnostics.noise_parts(jnp.array(2.0), jnp.array([2.0, 0.0]), jnp.array([7, 0]))
+    found = diagnostics.noise_estimates(jnp.array(2.0), jnp.array([2.0, 0.0]), jnp.array([7, 0]))
     assert {name: float(value) for name, value in found.items()} == {"gradient_squared": 0, "gradient_variance": 0}

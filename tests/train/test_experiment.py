@@ -96,11 +96,11 @@ def test_final_weights_without_a_checkpoint_are_not_trained_from_the_start(tmp_p
         (tmp_path / name).write_text("{}")
     cfg = small_config(**changes)
     with pytest.raises(ConfigError, match=f"no checkpoint to continue from; .*train.start_from={tmp_path}$"):
-        run_folder.resume(tmp_path, cfg, {})
+        run_folder.check_resumable(tmp_path, cfg, {})
     assert config.load(tmp_path / "config.json") == small_config()
     assert all((tmp_path / name).exists() for name in kept)
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
-    run_folder.resume(tmp_path, cfg, {})
+    run_folder.check_resumable(tmp_path, cfg, {})
 
 
 def test_a_run_does_not_end_before_its_last_checkpoint(tmp_path):
@@ -108,8 +108,8 @@ def test_a_run_does_not_end_before_its_last_checkpoint(tmp_path):
     config.save(small_config(steps=8), tmp_path / "config.json")
     (tmp_path / "checkpoints" / "6").mkdir(parents=True)
     with pytest.raises(ConfigError, match="train.steps=4: .* is already at step 6; write at least 6"):
-        run_folder.resume(tmp_path, small_config(steps=4), {})
-    run_folder.resume(tmp_path, small_config(steps=6), {})
+        run_folder.check_resumable(tmp_path, small_config(steps=4), {})
+    run_folder.check_resumable(tmp_path, small_config(steps=6), {})
 
 
 def test_a_resumed_run_may_save_memory(tmp_path):
@@ -117,7 +117,7 @@ def test_a_resumed_run_may_save_memory(tmp_path):
     config.save(small_config(), tmp_path / "config.json")
     saving = small_config(loss_chunk=8)
     saving = dataclasses.replace(saving, model=dataclasses.replace(saving.model, remat="nothing_saveable"))
-    run_folder.resume(tmp_path, saving, {})
+    run_folder.check_resumable(tmp_path, saving, {})
     run_folder.adopt(tmp_path, saving)
     assert config.load(tmp_path / "config.json") == saving
 
@@ -166,10 +166,10 @@ def test_scores_of_two_evaluations_are_not_mixed(tmp_path, train, changes, refus
     same = changes is not EXAMPLES and refused is None
     assert (run_folder.score_fingerprint(cfg) == run_folder.score_fingerprint(changed)) == same
     if refused is None:
-        run_folder.resume(tmp_path, changed, {})
+        run_folder.check_resumable(tmp_path, changed, {})
         return
     with pytest.raises(ConfigError, match=f"used another setting .{refused}., so that train.keep_best"):
-        run_folder.resume(tmp_path, changed, {})
+        run_folder.check_resumable(tmp_path, changed, {})
 
 
 @pytest.fixture
@@ -360,8 +360,8 @@ def test_tied_embeddings_need_one_vocabulary():
     assert source.vocab_size == target.vocab_size
     cfg = Config(model=ModelConfig(tie_embeddings="all"))
     with pytest.raises(ConfigError, match="model.tie_embeddings='all': needs one vocabulary, but the tokenizers"):
-        experiment.resolve(cfg, Tokenizers(source, target), None)
-    experiment.resolve(cfg, Tokenizers(source, source), None)
+        experiment.with_data_sizes(cfg, Tokenizers(source, target), None)
+    experiment.with_data_sizes(cfg, Tokenizers(source, source), None)
 
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
@@ -373,9 +373,10 @@ def of_sizes(**sizes: int | None) -> Config:
 
 
 def test_missing_sizes_are_those_of_the_data():
-    found = experiment.resolve(of_sizes(vocab_size=None, num_classes=None), TOKENIZERS, ["x", "y"]).model
+    found = experiment.with_data_sizes(of_sizes(vocab_size=None, num_classes=None), TOKENIZERS, ["x", "y"]).model
     assert (found.vocab_size, found.num_classes) == (11, 2)
-    assert experiment.resolve(of_sizes(vocab_size=16, num_classes=2), TOKENIZERS, ["x", "y"]).model.vocab_size == 16
+    found = experiment.with_data_sizes(of_sizes(vocab_size=16, num_classes=2), TOKENIZERS, ["x", "y"]).model
+    assert found.vocab_size == 16
 
 
 @pytest.mark.parametrize(
@@ -388,4 +389,4 @@ def test_missing_sizes_are_those_of_the_data():
 )
 def test_sizes_that_do_not_fit(sizes, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        experiment.resolve(of_sizes(**{"num_classes": 2, **sizes}), TOKENIZERS, ["x", "y"])
+        experiment.with_data_sizes(of_sizes(**{"num_classes": 2, **sizes}), TOKENIZERS, ["x", "y"])

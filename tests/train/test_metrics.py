@@ -1,5 +1,6 @@
 """The destinations of metrics, and the records that a resumed run drops."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -187,7 +188,7 @@ def test_runs_at_the_same_path_are_separate_in_weights_and_biases(tmp_path, wand
 
 
 def test_a_missing_package_is_reported_before_training(monkeypatch):
-    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"train.wandb='cards': needs the package wandb: pip install"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train.wandb needs wandb: pip install"):
         metrics.check_installed(small_config(wandb="cards"))
     metrics.check_installed(small_config())

@@ -14,7 +14,7 @@ from tests import oracles
 from tests.helpers import assert_close, rest_slow, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
-from tformer_jax.models.losses import batch_loss, in_chunks, masked_cross_entropy
+from tformer_jax.models.losses import batch_loss, masked_cross_entropy, sum_over_chunks
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -232,7 +232,7 @@ def test_chunks_hold_no_more_positions_than_needed(chunk, positions):
         shapes.append((x.shape, labels.shape))
         return x.sum() + (labels != IGNORED).sum()
 
-    total = in_chunks(sums, jnp.ones((2, 9, 4)), jnp.zeros((2, 9), jnp.int32), chunk)
+    total = sum_over_chunks(sums, jnp.ones((2, 9, 4)), jnp.zeros((2, 9), jnp.int32), chunk)
     assert set(shapes) == {((2, positions, 4), (2, positions))}
     assert total == 2 * 9 * 5
 

@@ -21,7 +21,7 @@ from tests.train.test_checkpoint import made
 from tformer_jax.config import ConfigError
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.train import experiment, loop, optimizers, state, weights
+from tformer_jax.train import announcement, experiment, loop, optimizers, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.errors import RunError
 from tformer_jax.train.start_from import load_matching
@@ -198,7 +198,7 @@ def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys,
         (
             {"weights": "average_last", "average": 3, "keep_checkpoints": 3},
             [8, 6],
-            ["averaged", "finished"],
+            ["fewer_averaged", "finished"],
             ["validators", "test"],
         ),
     ],
@@ -211,9 +211,10 @@ def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
         setattr(trainer, name, mock.MagicMock())
     trainer.experiment.folder, trainer.best.exhausted, done = tmp_path, False, []
     trainer.meter.totals.return_value, trainer.state.params = {"seconds": 1.0}, {}
-    trainer.signatures = trainer._attention_backends.return_value = {}
+    trainer.signatures = {}
     trainer._measured = lambda evaluators, params: (done.append("validators"), {"loss": 1.0})[1:]
     trainer.evaluate = lambda split, evaluators, params: done.append(split)
+    monkeypatch.setattr(announcement, "attention_backends", lambda _: {})
     monkeypatch.setattr(weights, "final_params", lambda *_: ({}, steps))
     monkeypatch.setattr(weights, "save", lambda *_: None)
     result = loop.Trainer.finish(trainer)
@@ -221,7 +222,9 @@ def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
     assert result.get("validation") == ({"loss": 1.0} if "validators" in evaluated else None)
     assert [call.args[1] for call in trainer.events.write.call_args_list] == events
     said = [call.args[0] for call in trainer.view.say.call_args_list]
-    assert any("averages 2 checkpoints instead of train.average=3" in text for text in said) == ("averaged" in events)
+    assert any("averages 2 checkpoints instead of train.average=3" in text for text in said) == (
+        "fewer_averaged" in events
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.pipeline import Batch, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.models.registry import FAMILIES
-from tformer_jax.special_tokens import PAD
+from tformer_jax.models import registry
 
 WARM_UP_BATCHES = 8
 
@@ -67,5 +64,5 @@ def measure(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, seconds: float)
 
 def count_positions(cfg: Config, batch: Batch) -> tuple[int, int]:
     """Returns the number of real tokens and of all positions in the model's inputs."""
-    inputs = [batch[key] for key in FAMILIES[cfg.model.family].inputs]
-    return sum(int(np.count_nonzero(array != PAD)) for array in inputs), sum(array.size for array in inputs)
+    inputs = registry.FAMILIES[cfg.model.family].inputs
+    return registry.count_tokens(cfg.model, batch), sum(batch[key].size for key in inputs)

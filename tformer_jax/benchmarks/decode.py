@@ -18,7 +18,7 @@ from tformer_jax import presets
 from tformer_jax.benchmarks import decode_systems
 from tformer_jax.benchmarks.decode_systems import PEERS, Rows, System
 from tformer_jax.benchmarks.turns import alternate, timed
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config import ConfigError, ModelConfig, packages
 from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
@@ -160,7 +160,7 @@ def installed_systems(cfg: ModelConfig, params: Any, options: argparse.Namespace
     model: Any = registry.build(cfg)
     parts = model, params, options.batch, options.length
     systems: dict[str, System] = {OURS: decode_systems.Ours(*parts), LOOP: decode_systems.JittedLoop(*parts)}
-    absent = {name: decode_systems.not_installed(modules) for name, (_, modules) in PEERS.items()}
+    absent = {name: packages.not_installed(modules) for name, (_, modules) in PEERS.items()}
     for name in filter(absent.get, absent):
         print(f'skipping {name}: {", ".join(absent[name])} not installed: pip install -e ".[benchmark]"', flush=True)
     present = [name for name in absent if not absent[name]]

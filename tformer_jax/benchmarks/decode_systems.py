@@ -5,7 +5,6 @@ Each decodes the same rows with the same weights. The measured time excludes the
 
 import dataclasses
 import functools
-import importlib.util
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
@@ -219,11 +218,6 @@ PEERS: dict[str, tuple[type[HuggingFace] | type[CTranslate2], tuple[str, ...]]] 
     "CTranslate2": (CTranslate2, ("safetensors", "torch", "transformers", "ctranslate2")),
 }
 """Systems to compare with, and the modules that each requires."""
-
-
-def not_installed(modules: Sequence[str]) -> list[str]:
-    """Returns the modules that are not installed."""
-    return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
 def versions(system: System) -> dict[str, str]:

@@ -129,7 +129,7 @@ def paged(cfg: ModelConfig, lengths: np.ndarray, options: argparse.Namespace) ->
 def filled(cache: DecoderCache, lengths: jax.Array) -> DecoderCache:
     """Returns the cache with random keys and values of `lengths` tokens, the same ones for each kind of cache."""
     rows, longest = len(lengths), next(iter(cache.slots.values())).tokens.positions.shape[1]
-    cache, _, _ = cache.admit(jnp.arange(longest) < lengths[:, None])
+    cache, _, _ = cache.allocate(jnp.arange(longest) < lengths[:, None])
     (slots,) = cache.slots.values()
     layers = []
     for number, layer in enumerate(cache.layers):

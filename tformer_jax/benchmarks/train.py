@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import statistics
 import tempfile
 import time
@@ -18,6 +17,7 @@ from tformer_jax.benchmarks import train_cases
 from tformer_jax.benchmarks.processes import Remote
 from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.benchmarks.turns import alternate
+from tformer_jax.config import packages
 from tformer_jax.config.numbers import MIB
 from tformer_jax.train.errors import RunError
 
@@ -119,7 +119,7 @@ def remaining_losses(system: Remote) -> list[float]:
 
 def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:
     """Returns why PyTorch cannot be compared, or None."""
-    if importlib.util.find_spec("torch") is None:
+    if packages.not_installed(["torch"]):
         return 'it is not installed: pip install -e ".[benchmark]"'
     if backend not in ("cpu", "gpu"):
         return f"the comparison runs on a CPU or a GPU, but JAX uses the {backend}: set JAX_PLATFORMS=cpu"

@@ -11,6 +11,7 @@ import numpy as np
 from tformer_jax import presets
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig
 from tformer_jax.config.sizes import with_sizes
+from tformer_jax.data.bucketing import bucket_sizes
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -106,7 +107,7 @@ def built_in(name: str, cfg: Config) -> Case:
     """Builds the case `name` of `BUILT_IN` from its config, with AdamW, which PyTorch has in a fused form."""
     _, rows, length, vocab_size, dropout = BUILT_IN[name]
     cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer="adamw"))
-    case = Case(name, resolved(cfg, vocab_size), rows, length)
+    case = Case(name, for_timing(cfg, vocab_size), rows, length)
     return case if dropout else without_dropout(case)
 
 
@@ -116,7 +117,7 @@ def published(name: str) -> Case:
     model = ModelConfig(**settings)
     windows = DataConfig(source="stdlib_text", batching="windows", window=length)
     cfg = Config(name=name, model=model, data=windows if model.family == "decoder_lm" else DataConfig())
-    return without_dropout(Case(name, resolved(cfg, model.known("vocab_size")), rows, length))
+    return without_dropout(Case(name, for_timing(cfg, model.known("vocab_size")), rows, length))
 
 
 def of_config(cfg: Config) -> Case:
@@ -129,12 +130,12 @@ def of_config(cfg: Config) -> Case:
     rows, length = data.batch_size, data.window
     if data.batching == "buckets":
         length = data.bucket_lengths[len(data.bucket_lengths) // 2]
-        rows = data.batch_tokens // length // data.batch_multiple * data.batch_multiple
+        rows = bucket_sizes(data)[length]
     model = with_sizes(cfg)
-    return Case(cfg.name, resolved(dataclasses.replace(cfg, model=model), model.known("vocab_size")), rows, length)
+    return Case(cfg.name, for_timing(dataclasses.replace(cfg, model=model), model.known("vocab_size")), rows, length)
 
 
-def resolved(cfg: Config, vocab_size: int) -> Config:
+def for_timing(cfg: Config, vocab_size: int) -> Config:
     """Fills in the sizes that the data would determine, and sets a constant learning rate."""
     model = cfg.model
     sizes: dict[str, Any] = {"vocab_size": model.vocab_size or vocab_size}

@@ -29,12 +29,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.record:
         check_writable(options.record)
     run_in_calling_thread()
-    found = measured(options, overrides)
+    found = run_benchmark(options, overrides)
     if options.record:
         run_folder.write_json(options.record, provenance.collect() | found)
 
 
-def measured(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+def run_benchmark(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     """Runs the chosen benchmark and returns its results."""
     if options.benchmark == "decode":
         return measure_decoding(options)

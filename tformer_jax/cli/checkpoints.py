@@ -87,7 +87,7 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     theirs = files.read_config(folder)
     cfg, params, headless = _model(folder, theirs, settings)
     tokenizers = _fitting(folder, load_checkpoint_tokenizers(folder), cfg)
-    decode, unapplied = generation.decoding(folder, theirs, cfg)
+    decode, unapplied = generation.read_decoding(folder, theirs, cfg)
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
     notes = ["the checkpoint has no classification head: the run has a random one, to be trained"] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
@@ -126,7 +126,7 @@ def save_run(options: argparse.Namespace) -> None:
     fields = hf.token_ids(special, family)
     unwritten: list[str] = []
     if family in ("seq2seq", "decoder_lm"):
-        settings, unwritten = generation.written(run.config.decode)
+        settings, unwritten = generation.generation_fields(run.config.decode)
         fields |= settings | ({"bad_words_ids": [[token] for token in special.never]} if special.never else {})
     (options.folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     print(f"{options.folder}: {hf.architecture_of(model_type, family).name}")

@@ -183,7 +183,7 @@ def check_writable(path: Path, flag: str = "--record") -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = f".{path.name}."  # the record is written under a name as long as this file's
+        partial = f".{path.name}."  # the temporary file of the record has a name of this length
         tempfile.NamedTemporaryFile(dir=path.parent, prefix=partial).close()
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); name a file in a writable folder"

@@ -1,4 +1,4 @@
-"""Flags of `translate.py` and `generate.py`: one for each setting of `DecodeConfig`, and others of these commands."""
+"""Flags for the settings of `DecodeConfig`, and other flags that `translate.py` and `generate.py` share."""
 
 import argparse
 import dataclasses

@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     html.check_installed("this command")
     check_writable(options.output, "--output")
-    from tformer_jax.cli.explaining import default_text, explained
+    from tformer_jax.cli.explaining import default_text, trained_example
     from tformer_jax.report.explain import page
     from tformer_jax.report.explain.topic import Example
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         run = load_run(options.run)
         text = default_text(run, TEXT) if options.text is None else options.text
-        example, trained = explained(run, text, options.target)
+        example, trained = trained_example(run, text, options.target)
         arguments, name = [*arguments, "--run", str(options.run)], trained.name
     arguments = [*arguments, "--text", text, *(["--target", options.target] if options.target is not None else [])]
     command = shlex.join(["python", "scripts/explain.py", *arguments])

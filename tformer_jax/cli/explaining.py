@@ -31,7 +31,7 @@ def default_text(run: tj.Run, otherwise: str) -> str:
     return next(short, " ".join(words))
 
 
-def explained(run: tj.Run, text: str, target: str | None) -> tuple[Example, TrainedFigures]:
+def trained_example(run: tj.Run, text: str, target: str | None) -> tuple[Example, TrainedFigures]:
     """Returns the tokens of the figures, and what the run computes for them.
 
     Args:

@@ -50,19 +50,19 @@ class Source:
 
     @property
     def is_file(self) -> bool:
-        """Returns whether the input is a file, which can be read again."""
+        """Whether the input is a file, which can be read again."""
         return self._path is not None and self._path.is_file()
 
     @property
     def size(self) -> int | None:
-        """Returns the size of the file in bytes; None if it is unknown."""
+        """The size of the file in bytes; None if it is unknown."""
         if self._path is None or not self.is_file or self._path.suffix == ".zst":
             return None
         return self._path.stat().st_size
 
     @property
     def position(self) -> int:
-        """Returns the number of bytes of the file that have been read; 0 if its size is unknown."""
+        """The number of bytes of the file that have been read; 0 if its size is unknown."""
         return 0 if self._file is None or self.size is None else getattr(self._file, "fileobj", self._file).tell()
 
     def identity(self, lines: int | None = None) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Work(Generic[Result]):
 
     @functools.cached_property
     def long_texts(self) -> LongTexts:
-        """Returns the policy for texts that are too long for the model, and the record of those that `stream` found."""
+        """The policy for texts that are too long for the model, and the record of those that `stream` found."""
         return LongTexts(self.options.on_long_line)
 
 

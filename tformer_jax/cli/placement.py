@@ -56,7 +56,7 @@ class Placement:
 
     @property
     def state(self) -> int:
-        """Returns the bytes that a device holds permanently."""
+        """The bytes that a device holds permanently."""
         return self.parameters + self.optimizer + self.mean
 
 

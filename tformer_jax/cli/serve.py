@@ -1,7 +1,6 @@
 """`scripts/serve.py`: serves a trained model over HTTP."""
 
 import argparse
-import importlib.util
 import logging
 import os
 import socket
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
 from tformer_jax.cli.common import integer, load_run, run_parser, seconds
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, packages
 from tformer_jax.config.numbers import MIB
 from tformer_jax.report import html
 
@@ -25,7 +24,7 @@ KEY_VARIABLE = "TFORMER_API_KEY"
 def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
-    check_installed()
+    packages.require("serving", ("prometheus_client", "starlette", "uvicorn"), "serve")
     from tformer_jax.cli.about import about
     from tformer_jax.serving import server
     from tformer_jax.serving.served import Served
@@ -111,13 +110,6 @@ def api_key(text: str) -> str:
             f"the key (here or in {KEY_VARIABLE}) must consist of printable ASCII characters without spaces"
         )
     return text
-
-
-def check_installed() -> None:
-    """Raises `ConfigError` if the packages of the server are not installed."""
-    if not all(map(importlib.util.find_spec, ("prometheus_client", "starlette", "uvicorn"))):
-        packages = "prometheus-client, starlette and uvicorn"
-        raise ConfigError(f'serving needs the packages {packages}: pip install -e ".[serve]"')
 
 
 def parser() -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ def run_name(combination: Combination) -> str:
 def read_results(
     folder: Path, combinations: Sequence[Combination], *, same_data: bool = False
 ) -> dict[Combination, dict[str, Any]]:
-    """Returns the results of the finished runs, each with its curves, and the facts of `measured` that it lacks.
+    """Returns the results of the finished runs, each with its curves and what it lacks of `validation_and_speed`.
 
     A result has validation metrics if its weights are not those of the last step.
 
@@ -36,7 +36,7 @@ def read_results(
             if results and same_data and (run / CORPUS).exists():
                 check_corpus(folder / run_name(next(iter(results))), read_json(run / CORPUS))
             result = read_json(run / "result.json")
-            results[combination] = measured(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
+            results[combination] = validation_and_speed(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
             if "tokens_per_second" not in results[combination]:
                 results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return results
@@ -49,7 +49,7 @@ def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) 
     write_json(path, [*others, *({"settings": combination, **result} for combination, result in results.items())])
 
 
-def measured(path: Path) -> dict[str, Any]:
+def validation_and_speed(path: Path) -> dict[str, Any]:
     """Returns a run's last validation metrics (None for non-finite ones) and its median training speed in tokens/s.
 
     The speed is missing if the run ended before its first record.

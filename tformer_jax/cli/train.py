@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = read_config(options.config, overrides)
     folder = options.run or Path("runs") / cfg.name
     run_in_calling_thread()
-    from tformer_jax.cli import report
     from tformer_jax.parallel import multihost
+    from tformer_jax.report import html
     from tformer_jax.train import curves, experiment, loop, profiler, run_folder
 
     if options.profile and cfg.train.steps < profiler.NEEDED:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.profile and is_remote(folder):
         raise ConfigError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
     if cfg.train.report:
-        report.html.check_installed("train.report=True")
+        html.check_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
     if options.record:
         if resolved(options.record).is_relative_to(resolved(folder)):

@@ -11,7 +11,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the flags on one line; with `--explain`, lists and explains all flags of the device."""
     options = parser().parse_args(argv)
     if options.explain:
-        print(f"{VARIABLES[options.device]}:\n" + "\n".join(map(explained, FLAGS[options.device])))
+        print(f"{VARIABLES[options.device]}:\n" + "\n".join(map(describe, FLAGS[options.device])))
     else:
         print(" ".join(map(str, chosen(options.device, options.axes))))
 
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def explained(flag: Flag) -> str:
+def describe(flag: Flag) -> str:
     """Formats a flag with its uses and its meaning."""
     return f"  {flag}\n      {', '.join(flag.uses)}: {flag.meaning}"
 

@@ -86,9 +86,10 @@ def _drop_unknown(values: dict[str, Any]) -> list[str]:
     for name, kind in CHANGEABLE_SECTIONS.items():
         known = {field.name for field in dataclasses.fields(kind)}
         section = values.get(name)
-        for key in section.keys() - known if isinstance(section, dict) else ():
-            del section[key]
-            dropped.append(f"{name}.{key}")
+        if isinstance(section, dict):  # else an error of `Config.from_dict`
+            unknown = section.keys() - known
+            values[name] = {key: value for key, value in section.items() if key in known}
+            dropped += [f"{name}.{key}" for key in unknown]
     return sorted(dropped)
 
 

@@ -1,4 +1,4 @@
-"""Settings without effect, because of settings in other sections."""
+"""Warnings about combinations of settings: some have no effect, others an unwanted one."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def without_effect(cfg: "Config") -> list[str]:
-    """Returns one sentence for each setting that settings of other sections leave without effect."""
+    """Returns one sentence for each setting that has no effect, or an unwanted one, with the other settings."""
     return [*_data(cfg), *_generation(cfg), *_model(cfg), *_schedule(cfg)]
 
 

@@ -214,6 +214,7 @@ class ModelConfig(Section):
             )
 
     def values_of(self, switch: str) -> tuple[str, ...]:
+        """As `Section.values_of`; `attention` has a value for each kind in the layers."""
         values = self.attentions if switch == "attention" else (getattr(self, switch),)
         return values if BUILT_IN.issuperset(values) else ()
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tformer_jax.config.fields import ConfigError, Section, nearest, setting
 
@@ -77,7 +77,7 @@ class ParallelConfig(Section):
 
 
 def read_mesh(text: str) -> ParallelConfig:
-    """Parses the flag `--mesh`: sizes such as data=4,fsdp=8, a preset, or both, as in zero1,tensor=2.
+    """Parses a mesh, as after `--mesh`: sizes such as data=4,fsdp=8, a preset, or both, as in zero1,tensor=2.
 
     Axes not named have the preset's size, or 1.
 
@@ -87,17 +87,17 @@ def read_mesh(text: str) -> ParallelConfig:
     first, *rest = text.split(",")
     preset = None if "=" in first else first
     if preset is not None and preset not in MESH_PRESETS:
-        raise ConfigError(f"--mesh {text}: {first!r} is neither AXIS=SIZE nor a preset{nearest(first, MESH_PRESETS)}")
-    sizes: dict[str, int] = {}
+        raise ConfigError(f"mesh {text!r}: {first!r} is neither AXIS=SIZE nor a preset{nearest(first, MESH_PRESETS)}")
+    sizes: dict[str, Any] = {}
     for entry in rest if preset else (first, *rest):
         name, _, size = entry.partition("=")
         if name not in MESH_AXES:
-            raise ConfigError(f"--mesh {text}: {name!r} is not an axis of the mesh{nearest(name, MESH_AXES)}")
+            raise ConfigError(f"mesh {text!r}: {name!r} is not an axis of the mesh{nearest(name, MESH_AXES)}")
         if not re.fullmatch(r"-1|[1-9]\d*", size):
             raise ConfigError(
-                f"--mesh {text}: {name} must be at least 1, or -1 for all remaining devices, such as {name}=8"
+                f"mesh {text!r}: {name} must be at least 1, or -1 for all remaining devices, such as {name}=8"
             )
         if name in sizes:
-            raise ConfigError(f"--mesh {text}: {name} is written twice; write each axis once")
+            raise ConfigError(f"mesh {text!r}: {name} is written twice; write each axis once")
         sizes[name] = int(size)
     return ParallelConfig(preset=preset, **sizes) if preset else ParallelConfig(**dict.fromkeys(MESH_AXES, 1) | sizes)

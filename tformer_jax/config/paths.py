@@ -4,7 +4,6 @@ A bucket has no locks, no append and no atomic rename of folders; each object is
 """
 
 import contextlib
-import importlib.util
 import math
 import os
 import shutil
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from tformer_jax.config import packages
 from tformer_jax.config.fields import ConfigError
 
 
@@ -29,8 +29,7 @@ def as_path(location: str | Path) -> Path:
         return resolved(path) if path.name in ("", "..") else path
     if not location.startswith("gs://"):
         raise ConfigError(f"{location} is not supported: a run folder is a local folder or gs://BUCKET/FOLDER")
-    if importlib.util.find_spec("gcsfs") is None:
-        raise ConfigError(f'{location} needs the package gcsfs: pip install -e ".[gcs]"')
+    packages.require(location, ("gcsfs",), "gcs")
     from etils import epath  # local paths do not need it
 
     return cast(Path, epath.Path(location))

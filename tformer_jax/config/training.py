@@ -164,7 +164,9 @@ class TrainConfig(Section):
         1800, "seconds after which a hung step ends the run with stack traces; 0 disables it", low=0
     )
     log_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
-    noise_scale: bool = setting(False, "log the gradient noise scale (McCandlish et al., 2018); needs accumulate")
+    noise_scale: bool = setting(
+        False, 'log the gradient noise scale ("An Empirical Model of Large-Batch Training", 2018); needs accumulate'
+    )
     report: bool = setting(False, "write the report of the run, report.html, at the end")
     wandb: str | None = setting(None, "Weights & Biases project that also receives the metrics")
 

@@ -8,7 +8,7 @@ import grain
 import numpy as np
 
 from tformer_jax.config import DataConfig
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.rows import RowReader
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -38,7 +38,7 @@ def smallest_fitting(lengths: Sequence[int], length: int) -> int:
     return next(bucket for bucket in lengths if length <= bucket)
 
 
-def pad_batch(examples: Iterable[Tokens], rows: int, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
+def pad_batch(examples: Iterable[TokenIds], rows: int, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Stacks examples into int32 [rows, length] by key, padded at the end; missing rows are padding."""
     fills = {key: IGNORED if key in LABELS else PAD for key in lengths}
     batch = {key: np.full((rows, length), fills[key], np.int32) for key, length in lengths.items()}
@@ -48,7 +48,7 @@ def pad_batch(examples: Iterable[Tokens], rows: int, lengths: Mapping[str, int])
     return batch
 
 
-def _bucket_batch(examples: Sequence[Tokens], rows: int, length: int, keys: Iterable[str]) -> dict[str, np.ndarray]:
+def _bucket_batch(examples: Sequence[TokenIds], rows: int, length: int, keys: Iterable[str]) -> dict[str, np.ndarray]:
     """Stacks the `keys` of examples into int32 [rows, length]; labels of classes into int32 [rows]."""
     batch = pad_batch(examples, rows, {key: 1 if key == "label" else length for key in keys})
     return batch | {"label": batch["label"][:, 0]} if "label" in batch else batch

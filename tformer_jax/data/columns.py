@@ -76,16 +76,16 @@ class Column(NamedTuple):
 
 Block = dict[str, Column]
 """Several examples: one column per key."""
-Tokens = dict[str, np.ndarray]
+TokenIds = dict[str, np.ndarray]
 """One example: ids by key, int32 [tokens]; a class label is an array of one element."""
 
 
-def join_examples(examples: Sequence[Tokens]) -> Block:
+def join_examples(examples: Sequence[TokenIds]) -> Block:
     """Concatenates examples into a block."""
     return {key: Column.of([example[key] for example in examples]) for key in (examples[0] if examples else ())}
 
 
-def split_examples(block: Block) -> list[Tokens]:
+def split_examples(block: Block) -> list[TokenIds]:
     """Splits a block into its examples."""
     rows: Iterable[tuple[np.ndarray, ...]] = zip(*(Column(*column).rows() for column in block.values()), strict=True)
     return [dict(zip(block, row, strict=True)) for row in rows]

@@ -9,7 +9,7 @@ import grain
 import numpy as np
 
 from tformer_jax.data.bucketing import LABELS
-from tformer_jax.data.columns import Column, Tokens
+from tformer_jax.data.columns import Column, TokenIds
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.rows import RowReader
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -92,7 +92,9 @@ class _Search:
         return first
 
 
-def pack_rows(rows: Sequence[Sequence[Tokens]], capacity: dict[str, int], keys: Sequence[str]) -> dict[str, np.ndarray]:
+def pack_rows(
+    rows: Sequence[Sequence[TokenIds]], capacity: dict[str, int], keys: Sequence[str]
+) -> dict[str, np.ndarray]:
     """Concatenates the examples of each row: int32 [rows, length] for each of `keys`, and the segments of `SEGMENTS`.
 
     Labels have the length of their tokens; a row without examples is padding.

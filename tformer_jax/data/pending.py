@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer_jax.data.columns import Block, Tokens, split_examples
+from tformer_jax.data.columns import Block, TokenIds, split_examples
 
 
 class PendingExample(NamedTuple):
@@ -13,7 +13,7 @@ class PendingExample(NamedTuple):
 
     lengths: dict[str, int]
     """Number of ids by key."""
-    ids: Tokens | None
+    ids: TokenIds | None
     """None: read when the batch is made."""
     position: int = 0
     """Its index in the split."""
@@ -33,7 +33,7 @@ class PendingExamples(tuple[PendingExample, ...]):
         return cls(PendingExample(lengths, _arrays(ids), *rest) for lengths, ids, *rest in examples)
 
 
-def with_ids(examples: Iterable[Tokens]) -> list[PendingExample]:
+def with_ids(examples: Iterable[TokenIds]) -> list[PendingExample]:
     """Returns examples whose ids are known."""
     return [PendingExample({key: len(ids) for key, ids in example.items()}, example) for example in examples]
 

@@ -25,7 +25,7 @@ from tformer_jax.data.objectives import CorruptedWindows, covering_corrupted, ob
 from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
-from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Outline, RowReader, Shards
+from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, LengthReader, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers, is_bpe
 from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, end_of, feature_converter
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
@@ -156,7 +156,7 @@ def check_divisible(cfg: Config, shards: int) -> None:
         raise cfg.data.error(name, f"must be a multiple of {parts}: {factors}")
 
 
-class _Read:
+class _BlockReader:
     """Reads a block of examples and converts them for the model."""
 
     def __init__(self, reader: IdReader, convert: FeatureConverter):
@@ -174,11 +174,11 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
     blocks = _index_blocks(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     if isinstance(reader, Tokenized):
-        read = _Read(reader, convert)
+        read = _BlockReader(reader, convert)
         blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
         examples = _loaded(blocks, cfg.data.workers).map(of_block)
     else:
-        examples = _loaded(blocks.map(Outline(reader, convert)), workers=0)
+        examples = _loaded(blocks.map(LengthReader(reader, convert)), workers=0)
     rows = RowReader(reader, convert, shards)
     if cfg.data.batching == "packed":
         return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
@@ -190,9 +190,9 @@ def _pending(
 ) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
     """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
     if isinstance(reader, Tokenized):
-        read = _Read(reader, convert)
+        read = _BlockReader(reader, convert)
         return lambda indices: of_block(read(indices))
-    return Outline(reader, convert)
+    return LengthReader(reader, convert)
 
 
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:

@@ -14,7 +14,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from tformer_jax.config import Config, to_dict
 from tformer_jax.config.paths import replacing_folder
-from tformer_jax.data.columns import Tokens, split_examples
+from tformer_jax.data.columns import TokenIds, split_examples
 from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import (
@@ -53,7 +53,7 @@ class Summary:
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of malformed lines by reason, of the files that are named for this split."""
 
-    def count(self, ids: Tokens) -> None:
+    def count(self, ids: TokenIds) -> None:
         """Adds one example."""
         self.examples += 1
         sizes = {key: len(tokens) for key, tokens in ids.items() if key != "label"}

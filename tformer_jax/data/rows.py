@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from tformer_jax.data.columns import Column, Tokens, split_examples
+from tformer_jax.data.columns import Column, TokenIds, split_examples
 from tformer_jax.data.pending import PendingExample
 from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized
 
@@ -42,7 +42,7 @@ class IndexedReader(IdReader, Protocol):
         ...
 
 
-class Outline:
+class LengthReader:
     """Turns indices into pending examples by their lengths alone, without reading ids."""
 
     def __init__(self, reader: IndexedReader, convert: FeatureConverter):
@@ -69,7 +69,7 @@ class RowReader:
         """Selects the rows of a global batch that this process prepares."""
         return self._shards.select(rows)
 
-    def ids(self, examples: Sequence[PendingExample]) -> list[Tokens]:
+    def ids(self, examples: Sequence[PendingExample]) -> list[TokenIds]:
         """Returns the ids of the features of examples, reading them if necessary."""
         if isinstance(self._reader, Tokenized):
             return [example.ids for example in examples if example.ids is not None]

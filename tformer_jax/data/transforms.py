@@ -148,7 +148,7 @@ def end_of(tokenizer: Tokenizer) -> int | None:
 
 
 def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
-    """Returns the feature_converter for the row lengths in `cfg.data`.
+    """Builds the `FeatureConverter` for the row lengths in `cfg.data`.
 
     Raises:
         ConfigError: a row has no room for a text beside its special tokens.

@@ -15,7 +15,7 @@ from tformer_jax.data.corpora import DataError
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
-from tformer_jax.models.losses import in_chunks, masked_cross_entropy
+from tformer_jax.models.losses import masked_cross_entropy, sum_over_chunks
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import IGNORED
@@ -106,7 +106,7 @@ def _sums(model: nn.Module, params: Any, batch: Mapping[str, jax.Array], chunk: 
         return _sums_of_rows(model.apply({"params": params}, x, method="logits"), labels)
 
     features, labels, _ = registry.forward(model, params, batch, method="features")
-    return replicate(in_chunks(sums, features, labels, chunk))
+    return replicate(sum_over_chunks(sums, features, labels, chunk))
 
 
 def _sums_of_rows(logits: Any, labels: jax.Array) -> jax.Array:

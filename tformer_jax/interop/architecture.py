@@ -19,15 +19,19 @@ ACTIVATIONS = {
 }
 
 
+Settings = dict[str, Any]
+"""Settings by name: fields of a `config.json`, or settings of `ModelConfig`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Architecture:
     """Description of the checkpoints of one `model_type`. "Their" is Hugging Face's, "our" is this package's."""
 
     name: str
     """Name of their class."""
-    settings: Callable[[dict[str, Any]], dict[str, Any]]
+    settings: Callable[[Settings], Settings]
     """Their config.json -> our settings, except `tie_embeddings` and `output_bias`, which the arrays determine."""
-    config: Callable[[ModelConfig], dict[str, Any]]
+    config: Callable[[ModelConfig], Settings]
     """Our settings -> their config.json."""
     rules: Callable[[ModelConfig], tuple[Rule, ...]]
     ignored: tuple[str, ...] = ()
@@ -44,13 +48,13 @@ class Architecture:
     """Our `attention_projections` with the layout of theirs."""
 
 
-def activation(name: str) -> str:
+def our_activation(name: str) -> str:
     """Returns our name for their activation."""
     check(name in ACTIVATIONS, f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def written(name: str) -> str:
+def their_activation(name: str) -> str:
     """Returns their name for our activation."""
     return next((theirs for theirs, ours in reversed(ACTIVATIONS.items()) if ours == name), name)
 

@@ -1,12 +1,8 @@
 """Hugging Face's BERT: as a classifier, which needs no head to embed texts, and as a masked language model."""
 
-from typing import Any
-
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation, require, written
+from tformer_jax.interop.architecture import Architecture, Settings, our_activation, require, their_activation
 from tformer_jax.interop.mapping import AFFINE, NORM, Rule, attention_parts, parts, rules_below
-
-Settings = dict[str, Any]
 
 _INPUTS = tuple(f"attention.self.{role}" for role in ("query", "key", "value"))
 _LAYER = (
@@ -46,7 +42,7 @@ def _encoder_settings(hf: Settings) -> Settings:
         "encoder_layers": hf["num_hidden_layers"],
         "num_heads": hf["num_attention_heads"],
         "ffn_dim": hf["intermediate_size"],
-        "activation": activation(hf["hidden_act"]),
+        "activation": our_activation(hf["hidden_act"]),
         "norm_placement": "post",
         "norm_eps": hf["layer_norm_eps"],
         "position": "learned",
@@ -80,7 +76,7 @@ def _encoder_config(cfg: ModelConfig) -> Settings:
         "num_hidden_layers": cfg.encoder_layers,
         "num_attention_heads": cfg.num_heads,
         "intermediate_size": cfg.ffn_dim,
-        "hidden_act": written(cfg.activation),
+        "hidden_act": their_activation(cfg.activation),
         "layer_norm_eps": cfg.norm_eps,
         "type_vocab_size": cfg.token_types,
         "hidden_dropout_prob": cfg.dropout,

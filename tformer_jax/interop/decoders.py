@@ -2,10 +2,17 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation, check, pattern_of, require, written
+from tformer_jax.interop.architecture import (
+    Architecture,
+    Settings,
+    check,
+    our_activation,
+    pattern_of,
+    require,
+    their_activation,
+)
 from tformer_jax.interop.mapping import (
     AFFINE,
     FLAT,
@@ -22,8 +29,6 @@ from tformer_jax.interop.mapping import (
 )
 from tformer_jax.interop.rotary import gemma3_rope_parameters, rope_parameters, rotary_settings
 
-Settings = dict[str, Any]
-
 
 def _gpt2_settings(hf: Settings) -> Settings:
     require(hf, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
@@ -37,7 +42,7 @@ def _gpt2_settings(hf: Settings) -> Settings:
         "ffn_dim": hf.get("n_inner") or 4 * hf["n_embd"],
         "attention_projections": "fused_qkv",
         "attention_scale": None if hf["scale_attn_weights"] else 1.0,
-        "activation": activation(hf["activation_function"]),
+        "activation": our_activation(hf["activation_function"]),
         "norm_eps": hf["layer_norm_epsilon"],
         "position": "learned",
         "scale_embeddings": False,
@@ -57,7 +62,7 @@ def _gpt2_config(cfg: ModelConfig) -> Settings:
         "n_layer": cfg.decoder_layers,
         "n_head": cfg.num_heads,
         "n_inner": cfg.ffn_dim,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, written(cfg.activation)),
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, their_activation(cfg.activation)),
         "scale_attn_weights": cfg.attention_scale is None or math.isclose(cfg.attention_scale, cfg.head_size**-0.5),
         "layer_norm_epsilon": cfg.norm_eps,
         "resid_pdrop": cfg.dropout,
@@ -136,7 +141,7 @@ def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False
         "ffn": "gated",
         "ffn_dim": hf["intermediate_size"],
         "ffn_bias": bool(hf.get("mlp_bias")),
-        "activation": activation(hf.get("hidden_activation") or hf["hidden_act"]),
+        "activation": our_activation(hf.get("hidden_activation") or hf["hidden_act"]),
         "norm": "rmsnorm",
         "norm_eps": hf["rms_norm_eps"],
         "scale_embeddings": False,
@@ -260,7 +265,7 @@ def llama_config(cfg: ModelConfig) -> Settings:
         "attention_bias": "output" in cfg.attention_bias,
         "intermediate_size": cfg.ffn_dim,
         "mlp_bias": cfg.ffn_bias,
-        "hidden_act": written(cfg.activation),
+        "hidden_act": their_activation(cfg.activation),
         "rms_norm_eps": cfg.norm_eps,
         "attention_dropout": cfg.attention_dropout,
         "initializer_range": cfg.init_std,
@@ -304,7 +309,7 @@ def _gemma_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {
         "sliding_window": cfg.window or cfg.max_length,
         "layer_types": _layer_types(cfg),
-        "hidden_activation": written(cfg.activation),
+        "hidden_activation": their_activation(cfg.activation),
         "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
         "attn_logit_softcapping": cfg.attention_softcap,
         "final_logit_softcapping": cfg.output_softcap,

@@ -1,12 +1,8 @@
 """Hugging Face's encoder-decoder models: T5, BART, Marian."""
 
-from typing import Any
-
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, activation, check, require, written
+from tformer_jax.interop.architecture import Architecture, Settings, check, our_activation, require, their_activation
 from tformer_jax.interop.mapping import AFFINE, NORM, ROW, SAME, Part, Rule, attention_parts, kernel, parts, rules_below
-
-Settings = dict[str, Any]
 
 
 def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:
@@ -72,7 +68,7 @@ def _t5_settings(hf: Settings) -> Settings:
         "ffn": "gated" if gated else "mlp",
         "ffn_dim": hf["d_ff"],
         "ffn_bias": False,
-        "activation": "gelu_tanh" if gated and kind == "gelu" else activation(kind),
+        "activation": "gelu_tanh" if gated and kind == "gelu" else our_activation(kind),
         "norm": "rmsnorm",
         "norm_eps": hf["layer_norm_epsilon"],
         "position": "relative",
@@ -89,7 +85,7 @@ def _t5_settings(hf: Settings) -> Settings:
 
 def _t5_config(cfg: ModelConfig) -> Settings:
     gated = cfg.ffn == "gated"
-    kind = "gelu" if gated and cfg.activation == "gelu_tanh" else written(cfg.activation)
+    kind = "gelu" if gated and cfg.activation == "gelu_tanh" else their_activation(cfg.activation)
     return {
         "vocab_size": cfg.vocab_size,
         "n_positions": cfg.max_length,
@@ -156,7 +152,7 @@ def _marian_settings(hf: Settings) -> Settings:
         "decoder_layers": hf["decoder_layers"],
         "num_heads": hf["encoder_attention_heads"],
         "ffn_dim": hf["encoder_ffn_dim"],
-        "activation": activation(hf["activation_function"]),
+        "activation": our_activation(hf["activation_function"]),
         "norm_placement": "post",
         "position": "sinusoidal_halves",
         "scale_embeddings": hf["scale_embedding"],
@@ -185,7 +181,7 @@ def _marian_config(cfg: ModelConfig) -> Settings:
         "decoder_attention_heads": cfg.num_heads,
         "encoder_ffn_dim": cfg.ffn_dim,
         "decoder_ffn_dim": cfg.ffn_dim,
-        "activation_function": written(cfg.activation),
+        "activation_function": their_activation(cfg.activation),
         "scale_embedding": cfg.scale_embeddings,
         "dropout": cfg.dropout,
         "attention_dropout": cfg.attention_dropout,

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tformer_jax.config import ConfigError, DecodeConfig, ModelConfig
 from tformer_jax.data.tokenizers.checkpoints import read_json
-
-Settings = dict[str, Any]
+from tformer_jax.interop.architecture import Settings
 
 NEUTRAL: Settings = {
     "num_beam_groups": 1,
@@ -43,7 +41,7 @@ STOPPING = {True: "first", False: "heuristic", "never": "never"}
 """Our `early_stopping` by theirs."""
 
 
-def decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
+def read_decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
     """Returns the decoding settings of a checkpoint, and those of its settings that are not applied, as `name=value`.
 
     Raises:
@@ -124,7 +122,7 @@ def _sampling(given: Settings) -> Settings:
     }
 
 
-def written(cfg: DecodeConfig) -> tuple[Settings, list[str]]:
+def generation_fields(cfg: DecodeConfig) -> tuple[Settings, list[str]]:
     """Returns the fields of `generation_config.json`, and the settings that it cannot hold, as `decode.name=value`."""
     fields: Settings = {
         "do_sample": cfg.strategy == "sample",

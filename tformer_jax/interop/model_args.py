@@ -1,12 +1,10 @@
 """Sizes of the models of state dicts: most are those of the arrays, the others are given as "model_args"."""
 
 import re
-from typing import Any
 
 from tformer_jax.config import ConfigError
+from tformer_jax.interop.architecture import Settings
 from tformer_jax.interop.files import StoredArrays
-
-Settings = dict[str, Any]
 
 REQUIRED = None
 """Default of an argument that must be given."""

@@ -1,12 +1,9 @@
 """Rotary settings of Hugging Face's decoder-only language models."""
 
 import math
-from typing import Any
 
 from tformer_jax.config import RotaryConfig
-from tformer_jax.interop.architecture import check, require
-
-Settings = dict[str, Any]
+from tformer_jax.interop.architecture import Settings, check, require
 
 
 def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Settings:

@@ -18,10 +18,9 @@ from jax.sharding import Mesh
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.config.fields import first_line
 from tformer_jax.interop import mapping, nanogpt, torch_transformer
+from tformer_jax.interop.architecture import Settings
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.models import registry
-
-Settings = dict[str, Any]
 
 SUFFIXES = (".pt", ".pth")
 STATES = ("model", "state_dict", "model_state_dict")
@@ -30,7 +29,7 @@ WRAPPERS = re.compile(r"^(_orig_mod\.|module\.)+")
 """Prefixes of names that `torch.compile` and `DistributedDataParallel` add, in any order."""
 
 
-class Layout(NamedTuple):
+class StateDictKind(NamedTuple):
     """Description of the state dicts of one kind of model."""
 
     has: str
@@ -42,9 +41,9 @@ class Layout(NamedTuple):
     """Patterns of names of buffers."""
 
 
-LAYOUTS = {
-    "nanoGPT": Layout(nanogpt.HAS, nanogpt.settings, nanogpt.RULES, nanogpt.BUFFERS),
-    "torch.nn.Transformer": Layout(
+KINDS = {
+    "nanoGPT": StateDictKind(nanogpt.HAS, nanogpt.settings, nanogpt.RULES, nanogpt.BUFFERS),
+    "torch.nn.Transformer": StateDictKind(
         torch_transformer.HAS, torch_transformer.settings, torch_transformer.RULES, torch_transformer.BUFFERS
     ),
 }
@@ -64,11 +63,11 @@ def load(
         ConfigError: the file is damaged, holds other objects than tensors, or its arrays fit no kind of model.
     """
     arrays, given = read(path)
-    found = [name for name, layout in LAYOUTS.items() if layout.has in arrays]
+    found = [name for name, layout in KINDS.items() if layout.has in arrays]
     if not found:
-        names = " or ".join(f"{layout.has!r} ({name})" for name, layout in LAYOUTS.items())
+        names = " or ".join(f"{layout.has!r} ({name})" for name, layout in KINDS.items())
         raise ConfigError(f"{path} is a state dict of another model: it has no array {names}")
-    layout = LAYOUTS[found[0]]
+    layout = KINDS[found[0]]
     cfg = ModelConfig(**layout.settings(arrays, {**given, **args}) | settings)
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)

@@ -27,7 +27,7 @@ def pool_token(x: jax.Array, padding_mask: jax.Array | None, *, last: bool) -> j
 
 
 def pool(x: jax.Array, padding_mask: jax.Array | None, kind: str) -> jax.Array:
-    """Pools x [B, S, D] over the tokens that are not padding: [B, D].
+    """Pools x [B, S, D] over the tokens that are not padding: [B, D], for "mean" float32, else of x's dtype.
 
     Args:
         padding_mask: bool [B, S], True for tokens that are not padding; None: all.

@@ -85,10 +85,10 @@ def batch_loss(
         logits: Any = model.apply({"params": in_float32}, x, method="logits")
         return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
-    return in_chunks(sums, features, labels, chunk), auxiliary_loss
+    return sum_over_chunks(sums, features, labels, chunk), auxiliary_loss
 
 
-def in_chunks(sums: Callable[[jax.Array, jax.Array], Tree], x: jax.Array, labels: jax.Array, chunk: int) -> Tree:
+def sum_over_chunks(sums: Callable[[jax.Array, jax.Array], Tree], x: jax.Array, labels: jax.Array, chunk: int) -> Tree:
     """Sums `sums(x, labels)`, a tree, of x [B, T, D] and labels int [B, T] over chunks of at most `chunk` positions.
 
     Only x is kept for the backward pass, which recomputes each chunk.

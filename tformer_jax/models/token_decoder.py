@@ -105,7 +105,7 @@ class TokenDecoder(nn.Module):
             ConfigError: the layers are scanned, or, outside of compiled functions, the tokens do not fit in the cache.
         """
         padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
-        cache, positions, attended = cache.admit(padding_mask, same_position=ancestry is not None)
+        cache, positions, attended = cache.allocate(padding_mask, same_position=ancestry is not None)
         embedding, input_embedding = self.target_embeddings()
         x = input_embedding(embedding(tokens), positions)
         x, cache = self.decoder.step(

@@ -52,7 +52,7 @@ class DeltaState(RowState):
     keys: jax.Array
     values: jax.Array
     """[B, W, N, conv_kernel_size - 1, P]."""
-    memory: jax.Array
+    recurrent_state: jax.Array
     """float32 [B, W, N, H, P]."""
 
     @classmethod
@@ -180,12 +180,12 @@ class GatedDelta(Module):
         tokens = q / math.sqrt(H), k, v.astype(jnp.float32), log_decay, beta
         if x.shape[1] == 1:
             q, k, v, log_decay, beta = (part[:, 0] for part in tokens)
-            out, memory = delta_rule.step(q, k, v, log_decay, beta, state.memory)
+            out, recurrent = delta_rule.step(q, k, v, log_decay, beta, state.recurrent_state)
             out = out[:, None]
         else:
-            out, memory = delta_rule.full_pass(*tokens, state.memory, segments)
+            out, recurrent = delta_rule.full_pass(*tokens, state.recurrent_state, segments)
         gated = rms_norm(out, self.scale, self.cfg.norm_eps) * nn.silu(self.gate(x).astype(jnp.float32))
-        return self.output(gated), DeltaState(queries, keys, values, memory)
+        return self.output(gated), DeltaState(queries, keys, values, recurrent)
 
 
 def _unit(x: jax.Array) -> jax.Array:

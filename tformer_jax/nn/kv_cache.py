@@ -165,7 +165,7 @@ class DecoderCache:
     prefix: jax.Array | None = None
     """int32 [B]: number of leading tokens that all tokens of the row may attend to; None: 0."""
 
-    def admit(
+    def allocate(
         self, padding_mask: jax.Array, *, same_position: bool = False
     ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
         """Assigns positions and slots to T new tokens, of which those in `padding_mask` (bool [B, T]) are real.
@@ -188,11 +188,11 @@ class DecoderCache:
             )
         positions = self.lengths[:, None] + after
         new = Tokens.of_call(jnp.where(padding_mask, positions, EMPTY))
-        admitted = {kind: slots.admit(new, same_position=same_position) for kind, slots in self.slots.items()}
+        allocated = {kind: slots.allocate(new, same_position=same_position) for kind, slots in self.slots.items()}
         updated = dataclasses.replace(
-            self, slots={kind: slots for kind, (slots, _) in admitted.items()}, lengths=self.lengths + counts
+            self, slots={kind: slots for kind, (slots, _) in allocated.items()}, lengths=self.lengths + counts
         )
-        return updated, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in admitted.items()}
+        return updated, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in allocated.items()}
 
     def compact(self, ancestry: BeamAncestry, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.

@@ -44,8 +44,8 @@ class Latents(TokenCache):
 class LatentAttention(nn.Module):
     """Attention whose keys and values are projections of one latent per token, `c = norm(x W_c)` of size C.
 
-    The key of head n is `[c W_k[n], r]` of size H + R, where r, the same for all heads, is the only part that positions
-    rotate; its value is `c W_v[n]`. Queries are projections of x, or of a latent of their own.
+    The key of head n is `[c W_k[n], r]`, where the R features of r, which all heads share, are the only ones that are
+    rotated by position; its value is `c W_v[n]`. Queries are projections of x, or of a latent of their own.
 
     Without a cache, keys and values are computed ("expanded"). With a cache, which stores only c and r, queries attend
     to latents: `q . (c W_k) = (q W_k^T) . c`, and `W_v` is applied to the weighted sum of latents ("absorbed").

@@ -118,15 +118,15 @@ def route(
     """Selects the most probable experts of each token: logits float32 [B, T, E], padding_mask bool [B, T].
 
     If `limited`, an expert drops a token that would exceed its `capacity` for the document's tokens so far. Tokens are
-    admitted in order of position, so that routing does not depend on later tokens, padding, other documents or other
-    rows; "GShard" (2020) admits all first choices before second ones.
+    accepted in order of position, so that routing does not depend on later tokens, padding, other documents or other
+    rows; "GShard" (2020) accepts all first choices before second ones.
     """
     weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.moe.experts_per_token)
     if cfg.moe.router_normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     kept = jnp.broadcast_to(padding_mask[..., None], weights.shape)
     if limited:
-        kept = kept & jnp.take_along_axis(_admits(chosen, padding_mask, segments, cfg), chosen, axis=-1)
+        kept = kept & jnp.take_along_axis(_has_capacity(chosen, padding_mask, segments, cfg), chosen, axis=-1)
     return Routing(chosen, jnp.where(kept, weights, 0))
 
 
@@ -140,7 +140,9 @@ def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return jnp.take_along_axis(probabilities, experts, axis=-1), experts
 
 
-def _admits(chosen: jax.Array, padding_mask: jax.Array, segments: jax.Array | None, cfg: ModelConfig) -> jax.Array:
+def _has_capacity(
+    chosen: jax.Array, padding_mask: jax.Array, segments: jax.Array | None, cfg: ModelConfig
+) -> jax.Array:
     """Returns whether each expert has capacity for each token: chosen int [B, T, k] -> bool [B, T, E].
 
     A(n) of the first n tokens choose an expert of capacity C(n). It accepts a(n) = min(a(n-1) + A(n) - A(n-1), C(n)),

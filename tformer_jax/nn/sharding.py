@@ -46,9 +46,9 @@ def mesh_axes(name: str, size: int = 0) -> tuple[str, ...]:
     return () if size % devices(found) else found
 
 
-def devices(mesh_axes: Iterable[str]) -> int:
+def devices(names: Iterable[str]) -> int:
     """Returns the number of devices along these axes of the current mesh."""
-    return math.prod(jax.sharding.get_abstract_mesh().shape[axis] for axis in mesh_axes)
+    return math.prod(jax.sharding.get_abstract_mesh().shape[name] for name in names)
 
 
 def platform() -> str:

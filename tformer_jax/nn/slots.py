@@ -38,11 +38,11 @@ class Tokens:
 
 
 class Slots(Protocol):
-    """A slot layout. Each call runs `admit`, then `extend` for every array of keys or values, then `end_call`."""
+    """A slot layout. Each call runs `allocate`, then `extend` for every array of keys or values, then `end_call`."""
 
     tokens: Tokens
 
-    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
+    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
         """Assigns slots to T tokens, at consecutive positions or, if `same_position`, all at one position of their row.
 
         Returns:
@@ -50,10 +50,10 @@ class Slots(Protocol):
         """
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Writes the keys or values of the admitted tokens, `new` [B, K, T, ...], into `old`.
+        """Writes the keys or values of the call's tokens, `new` [B, K, T, ...], into `old`.
 
         Returns:
-            The updated `old`, and the array that this call attends to, [B, K, S, ...], ordered as `admit`'s tokens.
+            The updated `old`, and the array that this call attends to, [B, K, S, ...], ordered as `allocate`'s tokens.
         """
 
     def end_call(self) -> Self:
@@ -76,7 +76,7 @@ class DenseSlots:
         """Returns an empty layout with `slots` slots per row."""
         return cls(Tokens.empty(batch, slots), jnp.zeros((), jnp.int32))
 
-    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple["DenseSlots", Tokens]:
+    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["DenseSlots", Tokens]:
         """See `Slots`."""
         T = new.positions.shape[1]
         _check_capacity(self.index + T, self.tokens)
@@ -118,7 +118,7 @@ class RingSlots:
         """Returns an empty layout with `width` slots for each of `window` positions."""
         return cls(Tokens.empty(batch, window * width), jnp.zeros((batch, 0), jnp.int32), width)
 
-    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple["RingSlots", Tokens]:
+    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["RingSlots", Tokens]:
         """See `Slots`."""
         S = self.tokens.positions.shape[1]
         window = S // self.width
@@ -160,7 +160,7 @@ class RowSlots:
         """Returns an empty layout with `slots` slots per row."""
         return cls(Tokens.empty(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
 
-    def admit(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
+    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
         """See `Slots`."""
         real = new.positions != EMPTY
         S = self.tokens.positions.shape[1]
@@ -220,7 +220,7 @@ class PagedSlots(RowSlots):
         return self.tokens.positions.shape[1] // self.table.shape[1]
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Writes the keys or values of the admitted tokens, `new` [B, K, T, ...], into the pool `old`.
+        """Writes the keys or values of the call's tokens, `new` [B, K, T, ...], into the pool `old`.
 
         Returns:
             The updated pool [pages, K, size, ...], twice: `paged.attend_pages` reads it in place.

@@ -200,11 +200,11 @@ class Decoder(Stack):
         attended: dict[str, Tokens],
         ancestry: BeamAncestry | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
-        """Continues from `cache`, to which the tokens have been admitted: x [B, T, D] -> [B, T, D].
+        """Continues from `cache`, which has allocated slots for the tokens: x [B, T, D] -> [B, T, D].
 
         Args:
             padding_mask: bool [B, T], True for tokens that are not padding.
-            positions, attended: results of `cache.admit`.
+            positions, attended: results of `cache.allocate`.
             ancestry: the ancestors that each token may attend to, if the tokens are beams.
 
         Raises:

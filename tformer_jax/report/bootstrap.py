@@ -35,12 +35,12 @@ class Estimate:
 
     @property
     def low(self) -> float:
-        """Returns the lower end of the interval."""
+        """The lower end of the interval."""
         return max(self.mean - self.half, 0.0)
 
     @property
     def high(self) -> float:
-        """Returns the upper end of the interval."""
+        """The upper end of the interval."""
         return min(self.mean + self.half, self.highest)
 
 

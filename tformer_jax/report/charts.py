@@ -78,7 +78,7 @@ def all_charts(runs: Sequence[RunFiles]) -> list[Chart]:
 
 
 def _training(runs: Sequence[RunFiles]) -> Iterator[Chart]:
-    unsmoothed = "nll" if any(run.nll == "nll" for run in runs) else "loss"
+    unsmoothed = "nll" if any(run.nll_column == "nll" for run in runs) else "loss"
     drawn = [_drawn_columns(run, unsmoothed) for run in runs]
     for name in ordered({name for columns in drawn for name in columns if "/" not in name}):
         title, unit = TITLES.get(name, (_readable(name), ""))
@@ -192,8 +192,8 @@ def _drawn_columns(run: RunFiles, unsmoothed: str) -> dict[str, np.ndarray]:
         unsmoothed: name of the loss without label smoothing.
     """
     columns = {name: values for name, values in run.train.columns.items() if name not in NOT_DRAWN}
-    if run.nll in columns:
-        columns[unsmoothed] = columns.pop(run.nll)
+    if run.nll_column in columns:
+        columns[unsmoothed] = columns.pop(run.nll_column)
     if (peak := run.model.get("peak_flops")) and "flops_per_second" in columns:
         columns["utilization"] = 100 * columns.pop("flops_per_second") / peak
     if "memory_bytes" in columns:

@@ -41,7 +41,7 @@ class Change:
 
     @property
     def gain(self) -> float:
-        """Returns by how much the second output is better."""
+        """By how much the second output is better."""
         return self.quality[1] - self.quality[0]
 
 
@@ -67,20 +67,20 @@ class Comparison:
 
     @property
     def counted(self) -> str:
-        """Returns what was compared, in words."""
+        """What was compared, in words."""
         if self.equal is None:
             return f"{self.examples:,} parts of the split"
         return f"{self.examples:,} examples, {self.equal:,} with equal outputs"
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Returns the steps after which the outputs of both runs were generated."""
+        """The steps after which the outputs of both runs were generated."""
         assert self.split is not None
         return self.a.outputs[self.split].step, self.b.outputs[self.split].step
 
     @functools.cached_property
     def same_tokens(self) -> bool:
-        """Returns whether losses per token are comparable: by the settings of labels, and by the saved tokenizers."""
+        """Whether losses per token are comparable: by the settings of labels, and by the saved tokenizers."""
         if self.a.family == "classifier":
             return True
         if comparable.labels(self.a.config) != comparable.labels(self.b.config):
@@ -188,7 +188,7 @@ def _losses(a: RunFiles, b: RunFiles) -> Iterator[LossAt]:
             continue
         for fraction in FRACTIONS:
             at = fraction * float(min(ends[0][0], ends[1][0]))
-            train = [_value_at(run, run.train, run.nll, axis, at) for run in (a, b)]
+            train = [_value_at(run, run.train, run.nll_column, axis, at) for run in (a, b)]
             held_out = [_value_at(run, run.group("validation"), "loss", axis, at) for run in (a, b)]
             yield LossAt(axis, at, (train[0], train[1]), (held_out[0], held_out[1]))
 

@@ -4,14 +4,13 @@ import base64
 import datetime
 import functools
 import gzip
-import importlib.util
 import json
 import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from tformer_jax.config import ConfigError
+from tformer_jax.config import packages
 from tformer_jax.report import charts, sections
 from tformer_jax.report.comparison import compare
 from tformer_jax.report.run import RunFiles
@@ -24,11 +23,9 @@ SCRIPTS = {
 """Scripts of each page, in order."""
 
 
-def check_installed(what: str, packages: Sequence[str] = ("jinja2", "plotly")) -> None:
-    """Raises `ConfigError`, which begins with `what`, if a package of the extra `report` is not installed."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f'{what} needs {" and ".join(missing)}: pip install -e ".[report]"')
+def check_installed(what: str) -> None:
+    """Raises `ConfigError`, which begins with `what`, if a package for pages is not installed."""
+    packages.require(what, ("jinja2", "plotly"), "report")
 
 
 def render(runs: Sequence[RunFiles], *, refresh: int | None = None) -> str:

@@ -45,12 +45,12 @@ class Outputs:
 
     @functools.cached_property
     def hits(self) -> np.ndarray:
-        """Returns whether each output equals its reference: bool [examples]."""
+        """Whether each output equals its reference: bool [examples]."""
         return np.array([text == ref for text, ref in zip(self.texts, self.references, strict=True)], bool)
 
     @functools.cached_property
     def chrf(self) -> np.ndarray:
-        """Returns sacreBLEU's sentence chrF of each output, in percent: float64 [examples]."""
+        """SacreBLEU's sentence chrF of each output, in percent: float64 [examples]."""
         metric = sacrebleu.CHRF()
         pairs = zip(self.texts, self.references, strict=True)
         return np.array([metric.sentence_score(text, [reference]).score for text, reference in pairs], np.float64)

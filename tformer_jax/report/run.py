@@ -1,4 +1,4 @@
-"""Reads what a run folder holds, whether the run has finished, is in progress, or was killed."""
+"""Reads the files of a run folder; the run may have finished, be in progress, or have been killed."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ class RunFiles:
 
     @property
     def status(self) -> str:
-        """Returns "running", "finished", "stopped" (by a signal), "failed", or "ended early" (killed)."""
+        """ "running", "finished", "stopped" (by a signal), "failed", or "ended early" (killed)."""
         if self.running:
             return "running"
         last = self.events[-1]["kind"] if self.events else ""
@@ -55,28 +55,28 @@ class RunFiles:
 
     @property
     def train(self) -> Series:
-        """Returns the training metrics."""
+        """The training metrics."""
         return self.group("train")
 
     @property
-    def nll(self) -> str:
+    def nll_column(self) -> str:
         """Name of the training metric that is the loss without label smoothing."""
         return "nll" if "nll" in self.train.columns else "loss"
 
     @property
     def step(self) -> int:
-        """Returns the last step of which a record or an event exists."""
+        """The last step of which a record or an event exists."""
         steps = [int(series.steps[-1]) for series in self.metrics.values() if len(series.steps)]
         return max([*steps, *(event["step"] for event in self.events)], default=0)
 
     @property
     def family(self) -> str:
-        """Returns the model family, `model.family`."""
+        """The model family, `model.family`."""
         return self.config["model.family"]
 
     @property
     def split(self) -> str | None:
-        """Returns the split whose outputs represent the run: "test", or else "validation"."""
+        """The split whose outputs represent the run: "test", or else "validation"."""
         return next((split for split in ("test", "validation") if split in self.outputs), None)
 
     def is_current(self, split: str) -> bool:
@@ -122,7 +122,7 @@ def load(folder: Path, name: str) -> RunFiles:
     return RunFiles(
         name=name,
         folder=folder,
-        config=flat(Config()) | {name: _setting(value) for name, value in flat_values(config).items()},
+        config=flat(Config()) | {key: _setting(value) for key, value in flat_values(config).items()},
         provenance=_json(folder / "provenance.json"),
         corpus=_json(folder / run_folder.CORPUS),
         model=_json(folder / "model.json"),

@@ -186,7 +186,7 @@ def parameters(runs: Sequence[RunFiles]) -> dict[str, list[int | None]]:
 
 def downloads(runs: Sequence[RunFiles]) -> list[tuple[int, str, str, str]]:
     """Returns the number of the run, the label, the file name and the contents of each CSV file."""
-    downloads = []
+    found = []
     for number, run in enumerate(runs):
         prefix = run.name.replace("/", "_")
         files = [
@@ -200,8 +200,8 @@ def downloads(runs: Sequence[RunFiles]) -> list[tuple[int, str, str, str]]:
             label = f"{split} outputs".capitalize()
             label += f" (the first {len(kept):,} of {len(rows):,})" if len(kept) < len(rows) else ""
             files.append((label, f"{split}_outputs.csv", kept))
-        downloads += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
-    return downloads
+        found += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
+    return found
 
 
 def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

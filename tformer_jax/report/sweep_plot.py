@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, packages
 from tformer_jax.report.charts import TITLES
-from tformer_jax.report.html import check_installed
 
 FORMATS = (".svg", ".png", ".pdf")
 Group = Mapping[str, Any]
@@ -22,7 +21,7 @@ def check(path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or the suffix of `path` is not one of `FORMATS`.
     """
-    check_installed("--plot", ["matplotlib"])
+    packages.require("--plot", ("matplotlib",), "report")
     if path.suffix not in FORMATS:
         raise ConfigError(f"--plot {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 

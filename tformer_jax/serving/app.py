@@ -81,9 +81,9 @@ class Handlers:
     Texts are encoded and decoded in other threads, so that long ones do not delay the streams of other requests.
     """
 
-    def __init__(self, thread: Worker, served: Served, limits: Limits) -> None:
-        self.thread, self.served, self.limits = thread, served, limits
-        self.metrics = Metrics(lambda: self.thread.load)
+    def __init__(self, worker: Worker, served: Served, limits: Limits) -> None:
+        self.worker, self.served, self.limits = worker, served, limits
+        self.metrics = Metrics(lambda: self.worker.load)
         self._created = int(time.time())
         self._page = page()
 
@@ -114,9 +114,9 @@ class Handlers:
     async def health(self, _: HttpRequest) -> Response:
         """Returns 200 while requests are accepted; otherwise 503, with the reason."""
         found: dict[str, Any] = {"status": "ok", "model": self.served.name, "family": self.served.family}
-        if self.thread.failure is not None:
-            found |= {"status": "unhealthy", "reason": self.thread.failure}
-        elif self.thread.stopping:
+        if self.worker.failure is not None:
+            found |= {"status": "unhealthy", "reason": self.worker.failure}
+        elif self.worker.stopping:
             found |= {"status": "stopping", "reason": str(stopping())}
         return JSONResponse(found, 200 if found["status"] == "ok" else 503)
 
@@ -234,7 +234,7 @@ class Handlers:
 
     def _generate(self, requests: Sequence[Request | Empty], reply: Reply, stream: bool) -> Response:
         seconds = self.limits.timeout
-        return Generation(self.thread, self.metrics, requests, reply, seconds=seconds, stream=stream)
+        return Generation(self.worker, self.metrics, requests, reply, seconds=seconds, stream=stream)
 
     def _described(self) -> dict[str, Any]:
         return {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
@@ -253,7 +253,7 @@ class Handlers:
             raise RequestError(message, 404, code="wrong_family")
 
 
-def build(thread: Worker, served: Served, limits: Limits, *, loopback: bool, key: str | None = None) -> ASGIApp:
+def build(worker: Worker, served: Served, limits: Limits, *, loopback: bool, key: str | None = None) -> ASGIApp:
     """Builds the application; its lifespan starts and ends the model's thread.
 
     Args:
@@ -264,11 +264,11 @@ def build(thread: Worker, served: Served, limits: Limits, *, loopback: bool, key
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        thread.start()
+        worker.start()
         yield
-        thread.end(END_SECONDS)
+        worker.end(END_SECONDS)
 
-    handlers = Handlers(thread, served, limits)
+    handlers = Handlers(worker, served, limits)
     exception_handlers: dict[Any, Any] = {
         ConfigError: _reject,
         HTTPException: _reject_route,

@@ -304,5 +304,5 @@ def at_most(count: int, saved: DecodeConfig) -> dict[str, int]:
 
 
 def is_ids(value: Any) -> bool:
-    """Whether a value is a tuple of at least one integer."""
+    """Returns whether a value is a tuple of at least one integer."""
     return isinstance(value, tuple) and bool(value) and all(type(i) is int for i in value)

@@ -28,7 +28,7 @@ class Generation(Response):
     """Runs requests in the engine and sends their outputs.
 
     Args:
-        thread: thread of the model.
+        worker: runs the model.
         metrics: records the response times.
         requests: engine requests of this HTTP request.
         reply: builds the response of the route.
@@ -42,7 +42,7 @@ class Generation(Response):
 
     def __init__(
         self,
-        thread: Worker,
+        worker: Worker,
         metrics: Metrics,
         requests: Sequence[Request | Empty],
         reply: Reply,
@@ -50,7 +50,7 @@ class Generation(Response):
         seconds: float,
         stream: bool,
     ) -> None:
-        self.thread, self.metrics, self.requests, self.reply = thread, metrics, requests, reply
+        self.worker, self.metrics, self.requests, self.reply = worker, metrics, requests, reply
         self.seconds, self.stream = seconds, stream
         self._begun, self._started = time.perf_counter(), False
 
@@ -65,7 +65,7 @@ class Generation(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout(self.seconds):
-                with self.thread.job(self.requests) as job:
+                with self.worker.job(self.requests) as job:
                     if self.stream:
                         await self._stream(job, send)
                     else:
@@ -81,7 +81,7 @@ class Generation(Response):
         scope["state"]["outcome"] = failure.status
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ERROR_SECONDS):
-                await send(piece(data(failure.body()), last=True))
+                await send(body_message(event_bytes(failure.body()), last=True))
 
     async def _complete(self, job: Job) -> Response:
         outputs = empty_outputs(self.requests)
@@ -92,7 +92,7 @@ class Generation(Response):
     async def _computed(self, job: Job, outputs: Outputs) -> Any:
         """Returns what the reply needs besides the outputs, or None, and records the time until then."""
         work = self.reply.work(outputs)
-        found = None if work is None else await self.thread.compute(job, work)
+        found = None if work is None else await self.worker.compute(job, work)
         self.metrics.request.observe(time.perf_counter() - self._begun)
         return found
 
@@ -100,8 +100,8 @@ class Generation(Response):
         async for part in self._parts(job):
             if not self._started:
                 await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await send(piece(data(part)))
-        await send(piece(END, last=True))
+            await send(body_message(event_bytes(part)))
+        await send(body_message(END, last=True))
 
     async def _parts(self, job: Job) -> AsyncIterator[dict[str, Any]]:
         """Yields the chunks of a stream."""
@@ -147,11 +147,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def data(value: Any) -> bytes:
+def event_bytes(value: Any) -> bytes:
     """Encodes a server-sent event as ASCII, since many clients break lines at U+2028 and similar characters."""
     return f"data: {json.dumps(value, allow_nan=False)}\n\n".encode()
 
 
-def piece(body: bytes, *, last: bool = False) -> Message:
+def body_message(body: bytes, *, last: bool = False) -> Message:
     """Returns the ASGI message that sends a part of a body."""
     return {"type": "http.response.body", "body": body, "more_body": not last}

@@ -24,7 +24,7 @@ def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
         scored: scores of the last of these tokens; those before them have none, such as the first token of a prompt.
     """
     places = [(decoder, part, n) for decoder, part in parts for n in range(len(part))]
-    tokens = [piece for part in parts for piece in pieces(*part)]
+    tokens = [piece for part in parts for piece in added_texts(*part)]
     named = (decoder.special.name(part[n]) is not None for decoder, part, n in places)
     lengths = (0 if special else len(piece) for special, piece in zip(named, tokens, strict=True))
     missing = len(tokens) - len(scored.tokens)
@@ -40,7 +40,7 @@ def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
     }
 
 
-def pieces(tokenizer: Decoder, ids: Sequence[int]) -> list[str]:
+def added_texts(tokenizer: Decoder, ids: Sequence[int]) -> list[str]:
     """Returns the text that each token adds to the decoded text; for a special token, which adds none, its name.
 
     A token that ends within a character adds no text, and the token that completes it adds the character.

@@ -81,7 +81,7 @@ def named_host(scope: Scope) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is a loopback address."""
+    """Returns whether a host name or address is a loopback address."""
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

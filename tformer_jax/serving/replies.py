@@ -24,7 +24,7 @@ ATTENTION_HEADERS = {"Content-Security-Policy": "sandbox allow-scripts", "Cache-
 
 
 @dataclasses.dataclass
-class Output:
+class AccumulatedOutput:
     """One output, accumulated from its events."""
 
     text: str = ""
@@ -40,7 +40,7 @@ class Output:
         self.finish, self.score, self.tokens = event.finish, score_or_none(event.score), event.tokens
 
 
-Outputs = Sequence[Sequence[Output]]
+Outputs = Sequence[Sequence[AccumulatedOutput]]
 """Outputs by request, then by sample."""
 
 
@@ -102,7 +102,7 @@ class TokenScores:
             for prompt, row in zip(prompts, outputs, strict=True)
         ]
 
-    def _row(self, ids: tuple[int, ...], output: Output) -> Row:
+    def _row(self, ids: tuple[int, ...], output: AccumulatedOutput) -> Row:
         if self.served.translates:
             source, start = [*ids] or self.served.framed([]), self.served.tokenizers.target.special.start
             return pair_row(source, output.ids, start)
@@ -133,13 +133,13 @@ class TranslationReply(Reply):
             event = event._replace(finish=None, score=None)
         if not event.text and event.finish is None:
             return None
-        return piece(event.request, event.sample, event.text, event.finish, score_or_none(event.score))
+        return translation_chunk(event.request, event.sample, event.text, event.finish, score_or_none(event.score))
 
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields the end of each translation with its "logprobs", if they are requested."""
         for index, named in enumerate(result or ()):
             for rank, (one, of) in enumerate(zip(outputs[index], named, strict=True)):
-                yield {**piece(index, rank, "", one.finish, one.score), "logprobs": of}
+                yield {**translation_chunk(index, rank, "", one.finish, one.score), "logprobs": of}
 
 
 class CompletionReply(Reply):
@@ -294,7 +294,7 @@ class AttentionReply(Reply):
         return HTMLResponse(result, headers=ATTENTION_HEADERS)
 
 
-def piece(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:
+def translation_chunk(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:
     """Returns a chunk of a translation."""
     return {"index": index, "rank": rank, "text": text, "finish_reason": finish, "score": score}
 
@@ -310,9 +310,9 @@ def usage(rows: Sequence[Sequence[int]]) -> dict[str, int]:
     return {"prompt_tokens": count, "total_tokens": count}
 
 
-def empty_outputs(requests: Sequence[Request | Empty]) -> list[list[Output]]:
+def empty_outputs(requests: Sequence[Request | Empty]) -> list[list[AccumulatedOutput]]:
     """Returns the empty outputs of each request."""
-    return [[Output() for _ in range(request.num_outputs)] for request in requests]
+    return [[AccumulatedOutput() for _ in range(request.num_outputs)] for request in requests]
 
 
 def score_or_none(score: float | None) -> float | None:

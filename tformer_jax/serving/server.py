@@ -28,18 +28,18 @@ class Server(uvicorn.Server):
 
     Args:
         app: result of `app.build`.
-        thread: thread of the model.
+        worker: runs the model.
         grace: seconds for running requests to finish.
         header_seconds: seconds for the headers of a request to arrive.
     """
 
-    def __init__(self, app: ASGIApp, thread: Worker, *, grace: float, header_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, worker: Worker, *, grace: float, header_seconds: float) -> None:
         protocol: Any = functools.partial(TimedProtocol, header_seconds=header_seconds)
         config = uvicorn.Config(
             app, http=protocol, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=CLOSING
         )
         super().__init__(config)
-        self._thread, self._grace = thread, grace
+        self._worker, self._grace = worker, grace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
@@ -60,16 +60,16 @@ class Server(uvicorn.Server):
 
     def _stop(self) -> None:
         if self._draining is None:
-            self._thread.stopping = True
+            self._worker.stopping = True
             self._draining = asyncio.ensure_future(self._drain())
         else:
             self._grace = 0
 
     async def _drain(self) -> None:
         started = time.monotonic()
-        while self._thread.jobs and time.monotonic() < started + self._grace:
+        while self._worker.jobs and time.monotonic() < started + self._grace:
             await asyncio.sleep(TICK)
-        self._thread.stop_jobs()
+        self._worker.stop_jobs()
         self.should_exit = True
 
 
@@ -88,7 +88,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     if port > LAST_PORT:
         raise ConfigError(f"--port {port}: must be at most {LAST_PORT}")
-    with _explained(host, port):
+    with _address_errors(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,12 +102,12 @@ def accept(bound: socket.socket) -> None:
     Raises:
         ConfigError: another process, which has bound the same address meanwhile, accepts connections there.
     """
-    with _explained(*bound.getsockname()[:2]):
+    with _address_errors(*bound.getsockname()[:2]):
         bound.listen()
 
 
 @contextlib.contextmanager
-def _explained(host: str, port: int) -> Iterator[None]:
+def _address_errors(host: str, port: int) -> Iterator[None]:
     """Turns the errors of an address into a `ConfigError`."""
     try:
         yield

@@ -32,7 +32,7 @@ def layer_of(parameter: str) -> str:
     return found[0] if found else parameter.rpartition("/")[0]
 
 
-def noise_parts(norm: jax.Array, norms: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+def noise_estimates(norm: jax.Array, norms: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     """Returns unbiased estimates of the squared gradient norm and the gradient variance.
 
     Averaged over many steps, `gradient_variance / gradient_squared` is the noise scale: the batch size, in labels,

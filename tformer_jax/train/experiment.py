@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,22 +95,34 @@ def build(
     tokenizers = _common_tokenizers(
         group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
-    cfg = resolve(cfg, tokenizers, corpus.labels)
+    cfg = with_data_sizes(cfg, tokenizers, corpus.labels)
     facts = corpus_facts(cfg, corpus)
     group.check_equal(config.flat(cfg) | facts)
     shards = Shards(data_parallelism(mesh), own_shards(mesh))
     check_predictable(cfg, corpus, tokenizers)
     batches = train_batches(cfg, corpus, tokenizers, shards=shards)
     model = registry.build(cfg.model, train=True)
-    optimizers.build(cfg, registry.shapes(model))
     start_from = as_path(cfg.train.start_from) if cfg.train.start_from else None
     finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
-    built = Experiment(cfg, folder, mesh, corpus, tokenizers, model, batches, shards, None, group, start_from, finished)
+    built = Experiment(
+        cfg=cfg,
+        folder=folder,
+        mesh=mesh,
+        corpus=corpus,
+        tokenizers=tokenizers,
+        model=model,
+        batches=batches,
+        shards=shards,
+        lock=None,
+        group=group,
+        start_from=start_from,
+        finished=finished,
+    )
     group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run
 
     def write() -> FolderLock | None:
-        expected = None if overwrite else resume
-        return _locked(folder, expected, lambda: _write_folder(built, facts, resume=resume))
+        allowed = (True, False) if overwrite else (resume,)
+        return _locked(folder, allowed, lambda: _create_or_check(built, facts, resume=resume))
 
     lock = group.run(lambda: write() if group.first else None)
     group.check_shared(folder)
@@ -139,8 +151,14 @@ def _continues(cfg: Config, folder: Path, group: ProcessGroup, *, resume: bool, 
 
 
 def _check(built: Experiment, *, resume: bool) -> None:
-    """Raises `ConfigError` if the run that provides the parameters, the constraints or the packages do not fit."""
+    """Checks what needs the data and the model.
+
+    Raises:
+        ConfigError: a glob matches no parameter, the run of `train.start_from` does not fit, `decode.prefix` leaves no
+            room for an output, or a package is missing.
+    """
     cfg, folder, start_from = built.cfg, built.folder, built.start_from
+    optimizers.build(cfg, registry.shapes(built.model))  # raises
     if start_from is not None:
         if built.finished is None and not (resume and run_folder.holds_checkpoint(folder)):
             check_start(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)
@@ -157,24 +175,28 @@ def _check(built: Experiment, *, resume: bool) -> None:
     evaluators.check_installed(cfg)
 
 
-def _write_folder(built: Experiment, facts: dict[str, Any], *, resume: bool) -> None:
-    """Creates the run folder, or makes the config that of the resumed run."""
+def _create_or_check(built: Experiment, facts: dict[str, Any], *, resume: bool) -> None:
+    """Creates the run folder, or checks that its run can continue; warns if its learning rate then changes."""
     cfg, folder = built.cfg, built.folder
     if not resume:
         run_folder.create(folder, cfg, built.tokenizers, built.corpus.labels, facts)
         return
-    before = run_folder.resume(folder, cfg, facts)
+    before = run_folder.check_resumable(folder, cfg, facts)
     if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
         logging.getLogger(__name__).warning("%s", warning)
 
 
-def _locked(folder: Path, expected: bool | None, write: Callable[[], None]) -> FolderLock | None:
-    """Locks a run folder (not a bucket) and calls `write`; `expected` says whether it holds a run, None: it may."""
+def _locked(folder: Path, allowed: Collection[bool], write: Callable[[], None]) -> FolderLock | None:
+    """Locks a run folder (not a bucket) and calls `write`.
+
+    Args:
+        allowed: whether the folder may hold a run; another process may have created or removed one.
+    """
     with contextlib.ExitStack() as on_error:
         lock = None if is_remote(folder) else FolderLock(folder)
         if lock is not None:
             on_error.callback(lock.release)
-        if expected is not None and run_folder.holds_run(folder) != expected:
+        if run_folder.holds_run(folder) not in allowed:
             raise ConfigError(
                 f"another process has created or removed {folder} since this one started: start this one again"
             )
@@ -225,7 +247,7 @@ def find_tokenizers(cfg: Config, corpus: Corpus, data_root: Path | None, of_run:
     return first
 
 
-def resolve(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> Config:
+def with_data_sizes(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] | None) -> Config:
     """Fills in the sizes that depend on the data: vocabularies and the number of classes.
 
     Raises:

@@ -14,7 +14,7 @@ LOST_WORKER = "Worker process was terminated unexpectedly"
 
 
 @contextlib.contextmanager
-def explained(group: ProcessGroup) -> Iterator[None]:
+def as_run_errors(group: ProcessGroup) -> Iterator[None]:
     """Turns a failure that the user can resolve into a `RunError` that explains it.
 
     These are a lack of memory, a full disk, a lost loader process and a failed collective. (`jax.distributed` ends all

@@ -114,8 +114,8 @@ class Watchdog:
 class SpikeDetector:
     """Detects losses far above the recent ones, by their running mean and standard deviation.
 
-    After `MAX_SPIKES` in a row the loss has risen for good, and the statistics restart with the next one. Most spikes
-    end within fewer steps, and no more warnings are needed to notice one.
+    `MAX_SPIKES` consecutive spikes count as a lasting rise: the statistics restart from the next loss, and the warnings
+    end. Most spikes are shorter.
     """
 
     DECAY, DEVIATIONS, MIN_STEPS, MIN_RISE, MAX_SPIKES = 0.9, 6.0, 50, 0.5, 20

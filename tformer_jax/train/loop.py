@@ -14,9 +14,10 @@ from rich.console import Console
 from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
-from tformer_jax.models import cost, registry
-from tformer_jax.parallel import placement, rules
+from tformer_jax.models import registry
+from tformer_jax.parallel import placement
 from tformer_jax.train import (
+    announcement,
     failures,
     hardware,
     lora,
@@ -38,7 +39,7 @@ from tformer_jax.train.interrupt import GracefulStop
 from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
-from tformer_jax.train.progress import Figures, ProgressView, describe_classes
+from tformer_jax.train.progress import Figures, ProgressView
 from tformer_jax.train.start_from import find_mismatches, load_matching
 from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
 
@@ -64,12 +65,13 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         _report_finished(experiment, experiment.finished["steps"])
         return experiment.finished
     with (
-        failures.explained(experiment.group),
+        failures.as_run_errors(experiment.group),
         contextlib.closing(experiment),
         contextlib.closing(Trainer(experiment, profile=profile)) as trainer,
         trainer.events.failure_recorded(lambda: trainer.step),
     ):
         with GracefulStop(several=experiment.group.count > 1) as stop, trainer.view:
+            trainer.adopt_folder()
             trainer.announce()
             while not trainer.done and not experiment.group.should_stop(trainer.step, stop.requested):
                 trainer.advance()
@@ -164,29 +166,22 @@ class Trainer:
         """Whether the last step is done, or early stopping ends the run."""
         return self.step >= self.cfg.train.steps or self.best.exhausted
 
-    def announce(self) -> None:
-        """Prints and records the number of parameters, the devices, the attention backends and the run folder."""
-        self.view.begin(self.step)
+    def adopt_folder(self) -> None:
+        """Makes `cfg` the config of the run folder, and writes `model.json` there."""
         if self.experiment.group.first:
             run_folder.adopt(self.experiment.folder, self.cfg)
-            run_folder.write_json(self.experiment.folder / "model.json", self._model_facts())
-        count, labels = self.experiment.group.count, self.experiment.corpus.labels
-        where = provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
-        self.view.say(
-            f"{self.cfg.name}: {self._counted_parameters()} on {where}, {describe_classes(labels)}"
-            f"attention backend: {', '.join(sorted(set(self._attention_backends().values())))}, "
-            f"run folder {self.experiment.folder}" + (f", continuing from step {self.step}" if self.step else "")
-        )
-        self.events.write(self.step, "resume" if self.step else "start", where)
+            facts = announcement.model_facts(self.experiment, self.state.params)
+            run_folder.write_json(self.experiment.folder / "model.json", facts)
+
+    def announce(self) -> None:
+        """Prints the first line and the warnings of the run, and records its start."""
+        self.view.begin(self.step)
+        self.view.say(announcement.first_line(self.experiment, self.state.params, self.step))
+        self.events.write(self.step, "resume" if self.step else "start", announcement.devices(self.experiment))
         short = self.profiler.shortage(self.cfg.train.steps)
         for warning in (*self.cfg.without_effect(), *hardware.dtype_warnings(self.cfg), short):
             if warning:
                 self.view.say(warning)
-
-    def _counted_parameters(self) -> str:
-        params = self.state.params
-        total, trainable = (state.parameter_count(part) for part in (lora.base(params), lora.trainable(params)))
-        return f"{total:,} parameters" + (f", {trainable:,} trainable (LoRA)" if self.cfg.train.lora_rank else "")
 
     def advance(self) -> None:
         """Runs one optimizer step, and the logging, evaluation and saving that are due after it.
@@ -256,7 +251,7 @@ class Trainer:
                 raise self._not_finite(int(values["skipped"]))
 
     def _not_finite(self, steps: int) -> RunError:
-        batch = placement.to_host(self.recent[self.fetched - self.step - 1])
+        batch = placement.to_host(self.recent[self.fetched - self.step - 1])  # the last one is that of `self.step`
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         with self.watchdog.paused():
             first = non_finite.origin(self.experiment.model, placement.to_host(self.state.params), batch, key, self.cfg)
@@ -335,18 +330,6 @@ class Trainer:
         with self.watchdog.paused():
             self.checkpointer.save(self.step, self.state, host, score=score)
 
-    def _model_facts(self) -> dict[str, Any]:
-        return {
-            "parameters": cost.by_module(lora.base(self.state.params)),
-            "attention_backends": self._attention_backends(),
-            "peak_flops": hardware.peak_flops(list(self.experiment.mesh.devices.flat)),
-        }
-
-    def _attention_backends(self) -> dict[str, str]:
-        """Returns the attention backends used for the longest rows."""
-        with rules.on(self.experiment.mesh):
-            return registry.attention_backends(self.cfg.model, self.cfg.data.longest)
-
     def finish(self) -> dict[str, Any]:
         """Evaluates the final weights on the test split, saves them and writes `result.json`.
 
@@ -361,7 +344,7 @@ class Trainer:
         params, steps = weights.final_params(self.cfg, self.state, self.checkpointer)
         if shortage := weights.shortage(self.cfg.train, steps):
             self.view.say(shortage)
-            self.events.write(self.step, "averaged", shortage)
+            self.events.write(self.step, "fewer_averaged", shortage)
         weights.save(folder, params, kind, steps, self.step, self.experiment.group)
         validation = {}
         if kind not in weights.LAST_STEP:
@@ -374,7 +357,7 @@ class Trainer:
             "parameters": state.parameter_count(lora.base(self.state.params)),
             "steps": self.step,
             "weights": {"kind": kind, "steps": steps},
-            "attention_backends": self._attention_backends(),
+            "attention_backends": announcement.attention_backends(self.experiment),
             **self.meter.totals(),
             **validation,
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),

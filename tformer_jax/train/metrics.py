@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import json
 import sys
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from tformer_jax.config import Config, to_dict
+from tformer_jax.config import Config, packages, to_dict
 from tformer_jax.config.paths import append_lines, finite, is_remote, write_text
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError
@@ -48,7 +47,7 @@ class MetricsWriter:
         self._sinks: list[Sink] = []
         if not recording:
             return
-        with self._explained():
+        with self._as_run_errors():
             self._sinks = [JsonLines(run, resume_step), TensorBoard(run, resume_step)]
         if cfg.train.wandb:
             self._sinks.append(WeightsAndBiases(run, cfg, cfg.train.wandb))
@@ -59,7 +58,7 @@ class MetricsWriter:
         Raises:
             RunError: they cannot be written.
         """
-        with self._explained():
+        with self._as_run_errors():
             for sink in self._sinks:
                 sink.write(step, group, values)
 
@@ -69,18 +68,18 @@ class MetricsWriter:
         Raises:
             RunError: they cannot be written.
         """
-        with self._explained():
+        with self._as_run_errors():
             for sink in self._sinks:
                 sink.flush()
 
     def close(self) -> None:
         """Closes all sinks."""
         for sink in self._sinks:
-            with self._explained():
+            with self._as_run_errors():
                 sink.close()
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _as_run_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -179,5 +178,5 @@ class WeightsAndBiases:
 
 def check_installed(cfg: Config) -> None:
     """Raises `ConfigError` if the package of a requested sink is not installed."""
-    if cfg.train.wandb and importlib.util.find_spec("wandb") is None:
-        raise cfg.train.error("wandb", 'needs the package wandb: pip install -e ".[wandb]", or write None')
+    if cfg.train.wandb:
+        packages.require("train.wandb", ("wandb",), "wandb")

@@ -268,16 +268,16 @@ def _orthogonal(momentum: Any, numbers: Any) -> Any:
     return jax.tree.map(_as_parameter, jax.tree.unflatten(structure, matrices), momentum, numbers)
 
 
-def _as_matrices(array: jax.Array, axes: contrib.MuonDimensionNumbers) -> jax.Array:
+def _as_matrices(array: jax.Array, sides: contrib.MuonDimensionNumbers) -> jax.Array:
     """Reshapes a parameter to matrices [n, rows, columns], transposed if rows > columns."""
-    rows, columns = (math.prod(array.shape[axis] for axis in side) for side in axes)
+    rows, columns = (math.prod(array.shape[axis] for axis in side) for side in sides)
     matrices = array.reshape(-1, rows, columns)
     return matrices if rows <= columns else jnp.swapaxes(matrices, 1, 2)
 
 
-def _as_parameter(matrices: jax.Array, parameter: jax.Array, axes: contrib.MuonDimensionNumbers) -> jax.Array:
+def _as_parameter(matrices: jax.Array, parameter: jax.Array, sides: contrib.MuonDimensionNumbers) -> jax.Array:
     """Inverts `_as_matrices`: returns an array of the parameter's shape."""
-    rows, columns = (math.prod(parameter.shape[axis] for axis in side) for side in axes)
+    rows, columns = (math.prod(parameter.shape[axis] for axis in side) for side in sides)
     return (matrices if rows <= columns else jnp.swapaxes(matrices, 1, 2)).reshape(parameter.shape)
 
 

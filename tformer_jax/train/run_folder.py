@@ -6,7 +6,7 @@ tokenizers/      trained on the training split  weights/, weights.json        th
 corpus.json      sizes and checksums of splits  result.json                   the final evaluation
 labels.json      names of the classes
 start_from.json  parameters of another run      profile/                      traces
-imported.json    the files of an imported model
+imported.json    the files of an imported model damaged/                      checkpoints that cannot be read
 events.jsonl     starts, spikes, interruptions  outputs/                      of the last evaluation, by split
 model.json       parameters by module, backends report.html                   written if train.report is set
 """
@@ -126,7 +126,7 @@ def create(
         raise ConfigError(f"{run} cannot be written ({error.strerror or error}); choose another --run") from error
 
 
-def resume(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
+def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
     """Checks that a run can continue with `cfg`, and returns its earlier config; see `adopt`.
 
     Raises:

@@ -23,7 +23,7 @@ from tformer_jax.train.step_metrics import StepMetrics, pack
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
-Parts = tuple[jax.Array, jax.Array]
+MicroBatchStats = tuple[jax.Array, jax.Array]
 """The gradient norm of each micro-batch's mean loss, and its number of labels: [accumulate] each."""
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 WITHOUT_COPIES = "xla_cpu_copy_insertion_use_region_analysis"
@@ -47,7 +47,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
-        sums, auxiliary_loss, grads, parts = accumulated_gradients(model, state.params, batch, key, cfg)
+        sums, auxiliary_loss, grads, stats = accumulated_gradients(model, state.params, batch, key, cfg)
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
         trainable = lora.trainable(state.params)
@@ -67,7 +67,7 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
         if train.log_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trainable, "param_norm")
         if train.noise_scale:
-            metrics |= diagnostics.noise_parts(norm, *parts)
+            metrics |= diagnostics.noise_estimates(norm, *stats)
         params = lora.with_trainable(state.params, trainable)
         new_state = TrainState(step=state.step + 1, skipped=skipped, params=params, opt_state=opt_state, ema=ema)
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -129,7 +129,8 @@ class Gradients(NamedTuple):
     """float32 scalar: weighted auxiliary losses of the experts, summed over layers and averaged over micro-batches."""
     grads: Any
     """Gradient of the mean loss with the auxiliary loss."""
-    parts: Parts
+    stats: MicroBatchStats
+    """For `train.noise_scale`."""
 
 
 def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config) -> Gradients:
@@ -161,7 +162,7 @@ def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.
         grads, (sums, auxiliary) = gradient(trainable, batch, key)
         return Gradients(sums, auxiliary, grads, (optax.tree.norm(grads)[None], sums.labels[None]))
 
-    def add(carry: tuple[Sums, jax.Array, Any], inputs: tuple[Batch, jax.Array]) -> tuple[Any, Parts]:
+    def add(carry: tuple[Sums, jax.Array, Any], inputs: tuple[Batch, jax.Array]) -> tuple[Any, MicroBatchStats]:
         micro_batch, number = inputs
         grads, (sums, auxiliary) = gradient(trainable, micro_batch, jax.random.fold_in(key, number))
         grads = optax.tree.cast(grads, jnp.float32)
@@ -171,8 +172,8 @@ def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.
     split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
     start = zero_sums(), jnp.zeros(()), zeros
-    (sums, auxiliary, grads), parts = jax.lax.scan(add, start, (split, jnp.arange(count)))
-    return Gradients(sums, auxiliary, grads, parts)
+    (sums, auxiliary, grads), stats = jax.lax.scan(add, start, (split, jnp.arange(count)))
+    return Gradients(sums, auxiliary, grads, stats)
 
 
 def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) -> Any:

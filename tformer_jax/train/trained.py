@@ -38,7 +38,7 @@ def load_trained(run: Path, mesh: Mesh | None = None, group: ProcessGroup = SING
         group: all processes of the mesh; each loads its own shards.
 
     Raises:
-        ConfigError: `run` is not a run folder, or has neither final weights nor a checkpoint.
+        ConfigError: `run` is not a run folder, has neither final weights nor a checkpoint, or is damaged.
     """
     if not run.is_dir():
         problem = "is a file" if run.is_file() else "does not exist"

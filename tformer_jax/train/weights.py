@@ -109,10 +109,16 @@ def mean(trees: Any) -> Any:
     return jax.tree.map(lambda leaf, dtype: (leaf / count).astype(dtype), total, dtypes)
 
 
-def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: ProcessGroup = SINGLE) -> None:
+def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, group: ProcessGroup = SINGLE) -> None:
     """Writes the final weights to a run folder atomically, replacing earlier ones; each process writes its shards.
 
     `weights.json` holds a checksum of each file, which `load` verifies.
+
+    Args:
+        kind: `train.weights`, or "imported".
+        steps: steps of the checkpoints that the weights are computed from.
+        saved_step: last step of the run.
+        group: all processes of the run.
 
     Raises:
         RunError: the disk is full or not writable.
@@ -133,7 +139,7 @@ def save(run: Path, params: Any, kind: str, steps: list[int], at: int, group: Pr
         ) from error
     if not group.first:
         return
-    facts = {"weights": kind, "steps": steps, "at_step": at, "checksums": _checksums(run / FOLDER)}
+    facts = {"weights": kind, "steps": steps, "at_step": saved_step, "checksums": _checksums(run / FOLDER)}
     write_json(weights_json(run), facts)
 
 

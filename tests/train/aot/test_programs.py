@@ -1,6 +1,7 @@
 """Figures of programs compiled for simulated devices, and errors of the command."""
 
 import dataclasses
+import importlib.util
 from unittest import mock
 
 import jax
@@ -105,7 +106,7 @@ def test_a_program_that_does_not_fit():
 
 
 def test_missing_libtpu_is_reported(monkeypatch):
-    monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'--topology needs libtpu: pip install -e "\.\[aot\]"'):
         topology.devices("v5e:4x4")
 

@@ -47,9 +47,9 @@ class FileReader:
         """
         return KINDS[self.cfg.source](self, name)
 
-    def each_file(self, name: str, read_file: Callable[["FileReader", Path], Iterator[Example]]) -> Iterator[Example]:
+    def each_file(self, name: str, read_file: Callable[[Path], Iterator[Example]]) -> Iterator[Example]:
         """Yields the examples of each file that matches `name`, in the order of the paths."""
-        return itertools.chain.from_iterable(read_file(self, path) for path in locate(self.root, name))
+        return itertools.chain.from_iterable(read_file(path) for path in locate(self.root, name))
 
 
 def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileReader:
@@ -86,7 +86,7 @@ def tsv(reader: FileReader, name: str) -> Iterator[Example]:
     keys = reader.keys if reader.cfg.fields or "source" in reader.keys else tuple(reversed(reader.keys))
     expected = f"{max(columns) + 1} columns" if reader.cfg.fields else "<tab>".join(keys)
 
-    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+    def read_file(path: Path) -> Iterator[Example]:
         for number, line in numbered_lines(path, reader.bad):
             if not (line and line.strip()):
                 continue
@@ -104,7 +104,7 @@ def jsonl(reader: FileReader, name: str) -> Iterator[Example]:
     """Reads one JSON object per line, skipping blank lines."""
     fields = field_names(reader.cfg, reader.keys)
 
-    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+    def read_file(path: Path) -> Iterator[Example]:
         for number, line in numbered_lines(path, reader.bad):
             if line is None or not line.strip():
                 continue
@@ -122,7 +122,7 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
     """Reads the rows of Parquet, Arrow or Feather files."""
     fields = field_names(reader.cfg, reader.keys)
 
-    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+    def read_file(path: Path) -> Iterator[Example]:
         reader.bad.start(path)
         number = 0
         try:
@@ -155,7 +155,7 @@ def columnar(reader: FileReader, name: str) -> Iterator[Example]:
 def text(reader: FileReader, name: str) -> Iterator[Example]:
     """Reads one document per file."""
 
-    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+    def read_file(path: Path) -> Iterator[Example]:
         return ({"text": document} for document in (read_text(path, reader.bad),) if document.strip())
 
     return reader.each_file(name, read_file)
@@ -164,7 +164,7 @@ def text(reader: FileReader, name: str) -> Iterator[Example]:
 def lines(reader: FileReader, name: str) -> Iterator[Example]:
     """Reads one document per line, skipping blank lines."""
 
-    def read_file(reader: FileReader, path: Path) -> Iterator[Example]:
+    def read_file(path: Path) -> Iterator[Example]:
         return ({"text": line} for _, line in numbered_lines(path, reader.bad) if line and line.strip())
 
     return reader.each_file(name, read_file)

@@ -119,7 +119,7 @@ def read_text(path: Path, bad: BadLines) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether `text` can be encoded as UTF-8."""
+    """Returns whether `text` can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

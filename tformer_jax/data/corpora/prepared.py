@@ -22,7 +22,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.config import Config, to_dict
 from tformer_jax.config.fields import first_line
-from tformer_jax.data.columns import Block, Column, Tokens, join_examples, split_examples
+from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, keys_of
 from tformer_jax.special_tokens import EOS
 
@@ -215,7 +215,7 @@ class JoinedRecords(Joined):
 
     def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """Returns the token ids of the examples at `indices`."""
-        examples: list[Tokens] = [{} for _ in indices]
+        examples: list[TokenIds] = [{} for _ in indices]
         for part, outputs, inside in self._by_part(indices):
             for output, example in zip(outputs, split_examples(part.read(inside)), strict=True):
                 examples[output] = example

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from tformer_jax.config import DataConfig, NoiseConfig
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.objectives.vocabulary import Vocabulary
 
 
@@ -31,7 +31,7 @@ class Denoising:
         """Length of a row by batch key."""
         return dict.fromkeys(("source", "target_in", "target_out"), self.tokens + self.vocabulary.around)
 
-    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
+    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> TokenIds:
         """Returns `source`, `target_in` and `target_out`."""
         permuted = self._permuted(ids, rng) if self.noise.permute_sentences else ids
         return self.vocabulary.pair(self._infilled(permuted, rng), ids)

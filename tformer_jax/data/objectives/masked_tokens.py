@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from tformer_jax.config import DataConfig, NoiseConfig
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.objectives.vocabulary import Vocabulary
 from tformer_jax.special_tokens import IGNORED
 
@@ -34,7 +34,7 @@ class MaskedTokens:
         """Length of a row by batch key."""
         return {"tokens": self.tokens, "targets": self.tokens}
 
-    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
+    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> TokenIds:
         """Returns `tokens` and `targets`, int32 [n]; targets are IGNORED where tokens were not chosen."""
         ordinary = self.vocabulary.ordinary
         candidates = np.flatnonzero(ordinary[ids])

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from tformer_jax.config import DataConfig
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.objectives.denoising import Denoising
 from tformer_jax.data.objectives.masked_tokens import MaskedTokens
 from tformer_jax.data.objectives.span_corruption import SpanCorruption
@@ -27,7 +27,7 @@ class Objective(Protocol):
         """Length of a row by batch key."""
         ...
 
-    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
+    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> TokenIds:
         """Makes an example of the token ids of a text, int32 [n], 2 <= n <= `tokens`."""
         ...
 

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from tformer_jax.config import DataConfig, NoiseConfig
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.objectives.vocabulary import Vocabulary
 
 
@@ -30,7 +30,7 @@ class SpanCorruption:
         lengths = {"source": sizes.source + further, "target_in": target, "target_out": target}
         return cls(cfg.noise, sizes.tokens, lengths, vocabulary)
 
-    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> Tokens:
+    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> TokenIds:
         """Returns `source`, `target_in` and `target_out`."""
         sizes = self.noise.span_sizes(len(ids))
         kept = random_parts(sizes.tokens - sizes.noise, sizes.spans, rng)

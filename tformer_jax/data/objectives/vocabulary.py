@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.tokenizers import ExtendedTokenizer
 from tformer_jax.data.tokenizers.extended import MASK, SENTINEL_TOKENS
 
@@ -22,7 +22,7 @@ class Vocabulary:
         """Number of special tokens around a source or target."""
         return self._tokenizer.special.added_to_side
 
-    def pair(self, source: np.ndarray, target: np.ndarray) -> Tokens:
+    def pair(self, source: np.ndarray, target: np.ndarray) -> TokenIds:
         """Returns `source`, `target_in` and `target_out`, int32, with the special tokens around them."""
         special = self._tokenizer.special
         read, output = (

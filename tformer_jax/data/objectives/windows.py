@@ -6,9 +6,10 @@ import numpy as np
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.bucketing import pad_batch
-from tformer_jax.data.columns import Tokens
+from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Joined
 from tformer_jax.data.objectives.objective import Objective
+from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.windows import TokenStream
 
@@ -34,11 +35,11 @@ class CorruptedWindows:
         self.sizes = self._windows.sizes
         """Number of windows of each stream."""
 
-    def batch(self, draws: Sequence[int]) -> Tokens:
+    def batch(self, draws: Sequence[int]) -> Batch:
         """Returns rows of an objective by numbers `epoch * sum(sizes) + window`: int32 [rows, length] by key."""
         return pad_batch(map(self._row, draws), len(draws), self._objective.lengths)
 
-    def _row(self, draw: int) -> Tokens:
+    def _row(self, draw: int) -> TokenIds:
         epoch, window = divmod(int(draw), len(self._windows))
         part, offset = self._windows.locate(window)
         ids = self._streams[part][offset : offset + self._objective.tokens].astype(np.int32)
@@ -47,7 +48,7 @@ class CorruptedWindows:
 
 def covering_corrupted(
     stream: TokenStream, objective: Objective, rows: int, shards: Shards = WHOLE_BATCH
-) -> Iterator[Tokens]:
+) -> Iterator[Batch]:
     """Yields this process's rows of batches that have each token of a stream in exactly one corrupted window.
 
     The corruption of a window is the same in all runs. A single token at the end is left out; missing rows are padding.

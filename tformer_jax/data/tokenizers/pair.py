@@ -8,7 +8,7 @@ from typing import Any
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
-from tformer_jax.data.tokenizers.imported import SentencePieceTokenizer, TiktokenTokenizer, load_tokenizer
+from tformer_jax.data.tokenizers.from_files import SentencePieceTokenizer, TiktokenTokenizer, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer

@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints that come without them, such as state dicts."""
+"""Loads the tokenizers of checkpoints without tokenizer files, such as PyTorch state dicts."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -166,7 +166,7 @@ def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i: jax.Array, j: ja
     weights = jnp.where(may_attend, jnp.exp(logits - new_peak[..., None]), 0)
     shrink = jnp.exp(peak - new_peak)
     dropped = _dropout(weights, nondiff.dropout_key, grid, i, j).astype(inputs.v.dtype)
-    added = _weighted_sum(dropped, _rows(inputs.v, j, grid.columns))
+    added = _weighted_sum(dropped, _block(inputs.v, j, grid.columns))
     out = out * jnp.swapaxes(shrink, 1, 2)[..., None] + added
     return Softmax(new_peak, total * shrink + weights.sum(axis=-1), out)
 
@@ -175,22 +175,22 @@ def _block_gradients(
     inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, i: jax.Array, j: jax.Array, gradients: Inputs
 ) -> Inputs:
     """Adds the contribution of block (i, j) to `gradients`."""
-    queries, keys = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
-    values, d_out = _rows(inputs.v, j, grid.columns), _rows(results.d_out, i, grid.rows)
+    queries, keys = _block(inputs.q, i, grid.rows), _block(inputs.k, j, grid.columns)
+    values, d_out = _block(inputs.v, j, grid.columns), _block(results.d_out, i, grid.rows)
 
     logits, pull = jax.vjp(lambda q, k, bias: _scores(q, k, bias, nondiff.mask, grid, i, j), queries, keys, inputs.bias)
     may_attend = _may_attend(nondiff.mask, grid, i, j)
-    weights = jnp.where(may_attend, jnp.exp(logits - _columns(results.logsumexp, i, grid.rows)[..., None]), 0)
+    weights = jnp.where(may_attend, jnp.exp(logits - _block(results.logsumexp, i, grid.rows, axis=2)[..., None]), 0)
 
     dropped = functools.partial(_dropout, key=nondiff.dropout_key, grid=grid, i=i, j=j)
     _, pull_sum = jax.vjp(lambda w, v: _weighted_sum(dropped(w).astype(v.dtype), v), weights, values)
     d_weights, d_values = pull_sum(d_out.astype(jnp.float32))
-    d_logits = weights * (d_weights - _columns(results.d_sum, i, grid.rows)[..., None])
+    d_logits = weights * (d_weights - _block(results.d_sum, i, grid.rows, axis=2)[..., None])
     d_queries, d_keys, d_bias = pull(d_logits)
     return Inputs(
-        _add_rows(gradients.q, d_queries, i),
-        _add_rows(gradients.k, d_keys, j),
-        _add_rows(gradients.v, d_values, j),
+        _add_to_block(gradients.q, d_queries, i),
+        _add_to_block(gradients.k, d_keys, j),
+        _add_to_block(gradients.v, d_values, j),
         jax.tree.map(jnp.add, gradients.bias, d_bias),
         gradients.sinks,
     )
@@ -221,7 +221,7 @@ def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i: jax.Array, j: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the scores of block (i, j), `MASKED_SCORE` where masked, and the mask."""
-    q, k = _rows(inputs.q, i, grid.rows), _rows(inputs.k, j, grid.columns)
+    q, k = _block(inputs.q, i, grid.rows), _block(inputs.k, j, grid.columns)
     may_attend = _may_attend(mask, grid, i, j)
     return jnp.where(may_attend, _scores(q, k, inputs.bias, mask, grid, i, j), MASKED_SCORE), may_attend
 
@@ -238,18 +238,15 @@ def _dropout(weights: jax.Array, key: jax.Array | None, grid: Grid, i: jax.Array
     return dropout(weights, grid.scoring.dropout_rate, block_key)
 
 
-def _rows(array: jax.Array, block: jax.Array, size: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(array, block * size, size, axis=1)
+def _block(array: jax.Array, index: jax.Array, size: int, axis: int = 1) -> jax.Array:
+    """Returns block `index`, of `size` elements, along `axis`."""
+    return jax.lax.dynamic_slice_in_dim(array, index * size, size, axis)
 
 
-def _columns(array: jax.Array, block: jax.Array, size: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(array, block * size, size, axis=2)
-
-
-def _add_rows(array: jax.Array, part: jax.Array, block: jax.Array) -> jax.Array:
+def _add_to_block(array: jax.Array, part: jax.Array, index: jax.Array) -> jax.Array:
     size = part.shape[1]
-    old = _rows(array, block, size)
-    return jax.lax.dynamic_update_slice_in_dim(array, old + part.astype(array.dtype), block * size, axis=1)
+    old = _block(array, index, size)
+    return jax.lax.dynamic_update_slice_in_dim(array, old + part.astype(array.dtype), index * size, axis=1)
 
 
 def _round_up(length: int, block: int) -> int:

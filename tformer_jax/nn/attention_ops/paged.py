@@ -73,9 +73,9 @@ class Blocks:
         return -(-self.ends[-1] // self.at_once)
 
     def of_group(self, number: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the blocks of a group, each int32 [C]: their rows, rows less than B, and columns.
+        """Returns `(owners, rows, columns)` of the blocks of a group, each int32 [at_once].
 
-        The rows of blocks beyond the last one are B, and B - 1 where an existing row is needed.
+        For blocks beyond the last one, `owners` is B and `rows` is B - 1, so that `rows` is always a valid index.
         """
         blocks = number * self.at_once + jnp.arange(self.at_once)
         owners = (blocks[:, None] >= self.ends).sum(axis=1)
@@ -84,7 +84,7 @@ class Blocks:
         return owners, rows, jnp.minimum(blocks - starts, self.pages.shape[1] - 1)
 
     def mask(self, mask: Mask, rows: jax.Array, columns: jax.Array) -> Mask:
-        """Returns the part of a mask that blocks `columns` [C] of `rows` [C] need."""
+        """Returns the part of a mask that blocks `columns` [at_once] of `rows` [at_once] need."""
         assert mask.positions is not None
         return dataclasses.replace(
             mask,
@@ -112,7 +112,7 @@ def attend_pages(
     Args:
         q: [B, T, N, H].
         pool: what `pool.unpack` converts to keys and values, each [pages, K, page size, ...].
-        slots: the layout after it has admitted the T tokens.
+        slots: the layout after it has allocated slots for the T tokens.
         mask: over the slots [B, S] of each row.
         bias, sinks, scale, softcap: as in `attend`.
 

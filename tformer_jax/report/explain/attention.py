@@ -10,7 +10,6 @@ from tformer_jax.nn.attention import Attention, BasicAttention
 from tformer_jax.nn.attention_ops import Operands, attend, attention_weights
 from tformer_jax.nn.attention_ops.reference import exponentials, scores, weighted_sum
 from tformer_jax.nn.masks import Mask, lookahead_mask
-from tformer_jax.nn.watch import COLLECTION
 from tformer_jax.report.explain.mathml import brackets, formula, fraction, root, total
 from tformer_jax.report.explain.topic import (
     CFG,
@@ -22,6 +21,7 @@ from tformer_jax.report.explain.topic import (
     Shape,
     Topic,
     random_params,
+    run_attention,
     vectors,
 )
 
@@ -109,14 +109,7 @@ def heads(example: Example) -> Topic:
     """Explains heads, and heads that share keys and values."""
     module = Attention(CFG)
     params = random_params(module, example.x)
-
-    @jax.jit
-    def watched(x: jax.Array) -> tuple[jax.Array, Operands, jax.Array]:
-        (out, _), collected = module.apply({"params": params}, x, mutable=[COLLECTION])
-        (operands,) = collected[COLLECTION]["operands"]
-        return out, operands, attention_weights(operands)
-
-    out, operands, weights = watched(example.x)
+    out, operands, weights = run_attention(module, params, example.x)
     G = CFG.num_heads // CFG.kv_heads
     return Topic(
         title="Heads",

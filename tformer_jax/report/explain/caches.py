@@ -82,7 +82,7 @@ def _step_by_step(example: Example) -> tuple[KeyValues, float]:
 
     @jax.jit
     def step(x: jax.Array, t: jax.Array, cache: KeyValues, slots: Any) -> tuple[jax.Array, KeyValues, Any]:
-        slots, keys = slots.admit(Tokens.of_call(t))
+        slots, keys = slots.allocate(Tokens.of_call(t))
         mask = Mask(causal=True, positions=(t, keys.positions))
         return *module.apply(params, x, mask=mask, cache=cache, slots=slots), slots
 
@@ -98,7 +98,7 @@ def _slots(title: str, empty: Callable[[], Any], example: Example) -> Heat:
     """Shows which token each slot of the layout `empty()` holds after each step."""
 
     def step(slots: Any, t: Any) -> tuple[Any, jax.Array]:
-        slots, _ = slots.admit(Tokens.of_call(t[None, None]))
+        slots, _ = slots.allocate(Tokens.of_call(t[None, None]))
         slots = slots.end_call()
         return slots, slots.tokens.positions[0]
 
@@ -183,7 +183,7 @@ class PagedRows:
 
     @property
     def pages(self) -> np.ndarray:
-        """Returns the page table: float [rows, pages], 0 after the last page of a row."""
+        """The page table: float [rows, pages], 0 after the last page of a row."""
         return _padded([one.pages for one in self.allocations.values()])
 
 
@@ -194,7 +194,7 @@ def _three_rows(example: Example) -> PagedRows:
     names = sorted({word for words in rows.values() for word in words})
     ids = {key: [names.index(word) for word in words] for key, words in rows.items()}
     table = PageTable(3 * (T // PAGE + 2), PAGE)
-    first, second = _admitted(table, ids["A"]), _admitted(table, ids["B"])
+    first, second = _allocation(table, ids["A"]), _allocation(table, ids["B"])
     third, copies = table.fork(first)
     table.grow(third, len(rows[CONTINUATION]))
     allocations = dict(zip(rows, (first, second, third), strict=True))
@@ -224,7 +224,7 @@ def _pool_map(cache: PagedRows) -> Heat:
     )
 
 
-def _admitted(table: PageTable, ids: Sequence[int]) -> Allocation:
+def _allocation(table: PageTable, ids: Sequence[int]) -> Allocation:
     """Allocates the pages of a prompt, shared ones first."""
     allocation = table.match(ids)
     table.grow(allocation, len(ids))
@@ -250,7 +250,7 @@ def _pool(
                 pool = pool.at[target].set(pool[source])
             empty = PagedSlots.without_pages(1, widest, table.size)
             slots = dataclasses.replace(empty, table=jnp.asarray(_padded([allocation.pages], widest), jnp.int32))
-            slots, _ = slots.admit(Tokens.of_call(jnp.arange(len(ids[key]))[None]))
+            slots, _ = slots.allocate(Tokens.of_call(jnp.arange(len(ids[key]))[None]))
             pool, _ = slots.extend(pool, jnp.asarray(ids[key])[None, None, :, None])
         return pool[:, 0, :, 0]
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.beam import Beams, length_penalty
+from tformer_jax.inference.beam import WORST, Beams, length_penalty
 from tformer_jax.inference.constraints import NO_CONSTRAINTS
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.report.explain.mathml import formula, fraction, total
@@ -16,9 +16,8 @@ from tformer_jax.report.explain.topic import Curve, Example, Heat, Lines, Mistak
 from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 BEAMS, STEPS = 3, 6
-CFG = DecodeConfig(
-    strategy="beam", beams=BEAMS, length_penalty="average", length_alpha=1.0
-)  # the score times the length is the sum
+# With this penalty, the score times the length is the sum.
+CFG = DecodeConfig(strategy="beam", beams=BEAMS, length_penalty="average", length_alpha=1.0)
 BY_ALPHA = {f"α = {alpha}": dataclasses.replace(CFG, length_alpha=alpha) for alpha in (0.0, 0.6, 1.0)}
 SMOOTHING = 0.05
 """Added to the number of times that a word follows another."""
@@ -127,9 +126,9 @@ def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], Beams]:
     while not np.asarray(rows.done).all():
         rows = advance(rows)
         length = int(rows.generated[0])
-        for tokens, total_of in zip(np.asarray(rows.running)[0], np.asarray(rows.sums)[0], strict=True):
-            if total_of > -1e8:
-                sums[tuple(tokens[:length].tolist())] = float(total_of)
+        for tokens, log_probability in zip(np.asarray(rows.running)[0], np.asarray(rows.sums)[0], strict=True):
+            if log_probability > WORST / 2:  # those of missing beams are near `WORST`, or below
+                sums[tuple(tokens[:length].tolist())] = float(log_probability)
         for output, score in zip(_outputs(rows), np.asarray(rows.finished.scores)[0], strict=False):
             if output not in sums:
                 sums[output] = float(score) * len(output)

@@ -9,9 +9,7 @@ from tformer_jax.data.transforms import FeatureConverter
 from tformer_jax.models.losses import masked_cross_entropy
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.attention import Attention
-from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.watch import COLLECTION
 from tformer_jax.report.explain.mathml import formula, fraction, total
 from tformer_jax.report.explain.topic import (
     CFG,
@@ -23,6 +21,7 @@ from tformer_jax.report.explain.topic import (
     Shape,
     Topic,
     random_params,
+    run_attention,
     vectors,
 )
 from tformer_jax.special_tokens import BOS, SPECIAL_TOKENS
@@ -36,14 +35,7 @@ def encoder_decoder(example: Example) -> Topic:
     module = Attention(CFG, cross=True)
     memory, x = example.x, vectors((SPECIAL_TOKENS[BOS], *example.target), CFG.dim)[None]
     params = random_params(module, x, memory)
-
-    @jax.jit
-    def watched(x: jax.Array, memory: jax.Array) -> tuple[Operands, jax.Array]:
-        _, collected = module.apply({"params": params}, x, memory, mutable=[COLLECTION])
-        (operands,) = collected[COLLECTION]["operands"]
-        return operands, attention_weights(operands)
-
-    operands, weights = watched(x, memory)
+    _, operands, weights = run_attention(module, params, x, memory)
     read = (SPECIAL_TOKENS[BOS], *example.target)
     return Topic(
         title="Encoder and decoder",
@@ -137,7 +129,7 @@ def teacher_forcing(example: Example) -> Topic:
                 "Token ids outside the vocabulary, which JAX would silently clamp.",
                 "nn/test_embeddings.py::test_ids_outside_the_vocabulary_give_nan",
             ),
-            Mistake("Padding that counts in the loss.", "eval/test_losses.py::test_ignored_labels_have_no_gradient"),
+            Mistake("Padding that counts in the loss.", "models/test_losses.py::test_ignored_labels_have_no_gradient"),
         ),
     )
 

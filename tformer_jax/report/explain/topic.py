@@ -16,6 +16,9 @@ from flax import linen as nn
 
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.config.numbers import significant
+from tformer_jax.nn.attention import Attention
+from tformer_jax.nn.attention_ops import Operands, attention_weights
+from tformer_jax.nn.watch import COLLECTION
 from tformer_jax.report.explain.mathml import Math
 
 MIN_TOKENS, MAX_TOKENS = 2, 32
@@ -65,7 +68,7 @@ class Example:
 
     @property
     def x(self) -> np.ndarray:
-        """Returns the embeddings of the source, float32 [1, T, `CFG.dim`]."""
+        """The embeddings of the source, float32 [1, T, `CFG.dim`]."""
         return vectors(self.source, CFG.dim)[None]
 
 
@@ -86,6 +89,14 @@ def random_params(module: nn.Module, *arguments: Any, scale: float = 0.5, **opti
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(functools.partial(module.init, **options), jax.random.key(0), *arguments)["params"]
     return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run_attention(module: Attention, params: Any, *inputs: jax.Array) -> tuple[jax.Array, Operands, jax.Array]:
+    """Returns the output of an attention module, its operands, and its weights [B, N, T, S]."""
+    (out, _), collected = module.apply({"params": params}, *inputs, mutable=[COLLECTION])
+    (operands,) = collected[COLLECTION]["operands"]
+    return out, operands, attention_weights(operands)
 
 
 @dataclasses.dataclass(frozen=True)

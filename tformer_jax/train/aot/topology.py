@@ -1,6 +1,5 @@
 """Describes the devices of a TPU slice with libtpu, on a machine without TPUs."""
 
-import importlib.util
 import math
 import os
 import re
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, packages
 from tformer_jax.config.fields import first_line
 
 ACCELERATORS = {
@@ -33,8 +32,7 @@ def devices(name: str) -> Sequence[jax.Device]:
         raise ConfigError(
             f"--topology {name}: write a kind ({', '.join(ACCELERATORS)}) and the sides of the slice, such as v5e:4x4"
         )
-    if importlib.util.find_spec("libtpu") is None:
-        raise ConfigError('--topology needs libtpu: pip install -e ".[aot]"')
+    packages.require("--topology", ("libtpu",), "aot")
     accelerator, cores = ACCELERATORS[kind]
     chips = math.prod(map(int, sides.split("x")))
     os.environ |= {

@@ -21,7 +21,7 @@ from tformer_jax.data.tokenizers import (
     load_checkpoint_tokenizers,
     train_tokenizers,
 )
-from tformer_jax.data.tokenizers.imported import TiktokenTokenizer, load_tokenizer
+from tformer_jax.data.tokenizers.from_files import TiktokenTokenizer, load_tokenizer
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
 from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK, SpecialTokens
 
