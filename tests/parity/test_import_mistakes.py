@@ -122,6 +122,7 @@ MISTAKES = {
     ),
     "pickle": (pickled, "pytorch_model.bin is a pickle, which is never read because it may run code"),
     "field": (fields(nonlocal_attention=3), "the field nonlocal_attention=3 is not supported"),
+    "not causal": (fields(is_causal=False), "is_causal=False is not supported, only True is"),
     "quantized": (fields(quantization_config={"bits": 4}), "the field quantization_config={'bits': 4} is not"),
     "missing field": (fields(hidden_size="left out"), "config.json has no 'hidden_size'"),
     "type": (fields(rms_norm_eps="small"), "rms_norm_eps|norm_eps"),

@@ -195,7 +195,7 @@ def test_decoding_settings_that_are_reported(tmp_path):
     """Those that differ from the defaults of transformers."""
 
     def reported(given):
-        return generation.decoding(tmp_path, given, tiny("seq2seq"))[1]
+        return generation.read_decoding(tmp_path, given, tiny("seq2seq"))[1]
 
     assert reported(transformers.GenerationConfig._get_default_generation_params()) == []
     for name in generation.NEUTRAL:
@@ -204,10 +204,10 @@ def test_decoding_settings_that_are_reported(tmp_path):
 
 def test_beam_search_does_not_sample(tmp_path):
     given = {"num_beams": 4, "do_sample": True, "temperature": 0.7, "top_k": 10, "top_p": 1.0}
-    decode, unapplied = generation.decoding(tmp_path, given, tiny("seq2seq"))
+    decode, unapplied = generation.read_decoding(tmp_path, given, tiny("seq2seq"))
     assert (decode.strategy, decode.temperature, decode.top_k) == ("beam", 1.0, None)
     assert unapplied == ["do_sample=True", "temperature=0.7", "top_k=10"]
-    assert generation.decoding(tmp_path, given | {"do_sample": False}, tiny("seq2seq"))[1] == []
+    assert generation.read_decoding(tmp_path, given | {"do_sample": False}, tiny("seq2seq"))[1] == []
 
 
 @pytest.mark.parametrize(
@@ -222,12 +222,12 @@ def test_beam_search_does_not_sample(tmp_path):
     ],
 )
 def test_numbers_of_new_tokens(tmp_path, family, given, shortest, longest):
-    cfg, _ = generation.decoding(tmp_path, given, tiny(family))
+    cfg, _ = generation.read_decoding(tmp_path, given, tiny(family))
     assert (cfg.min_new_tokens, cfg.max_new_tokens) == (shortest, longest)
 
 
 def test_only_bad_words_of_one_token_are_applied(tmp_path):
-    _, unapplied = generation.decoding(tmp_path, {"bad_words_ids": [[7], [5, 6], [8, 9, 4]]}, tiny("seq2seq"))
+    _, unapplied = generation.read_decoding(tmp_path, {"bad_words_ids": [[7], [5, 6], [8, 9, 4]]}, tiny("seq2seq"))
     assert unapplied == ["bad_words_ids=[[5, 6], [8, 9, 4]]"]
 
 

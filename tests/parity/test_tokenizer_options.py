@@ -10,7 +10,7 @@ import transformers
 from tests.parity import checkpoints
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 
-TEXTS = ("the cat sat", "The CAT on a Mät", "中文 cat", " cat", "  the cat", "")
+TEXTS = ("the cat sat", "The CAT on a Mät", "中文 cat", " cat", "  the cat", "the  cat\n sat", "a cat</s> sat", "")
 WORDS = ("the", "The", "cat", "CAT", "sat", "on", "a", "mat", "mät", "Mat", "Mät", "中", "文", "中文")
 NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -41,6 +41,30 @@ def as_published(folder: Path) -> None:
     tokenizer.save(str(path))
 
 
+def as_mistral(folder: Path) -> None:
+    """Writes the same tokenizer.json for Mistral, for which transformers has no class of its own."""
+    as_published(folder)
+    change(folder / "config.json", {"model_type": "mistral"})
+
+
+def as_llama_3(folder: Path) -> None:
+    """Writes a byte-level BPE for Llama."""
+    checkpoints.gpt2(folder)
+    change(folder / "config.json", {"model_type": "llama"})
+
+
+def bart(folder: Path) -> None:
+    """Writes the tokenizer of BART."""
+    checkpoints.bart_tokenizer(folder)
+    ids = {"eos_token_id": 2, "decoder_start_token_id": 2}
+    (folder / "config.json").write_text(json.dumps({"model_type": "bart", "is_encoder_decoder": True, **ids}))
+
+
+def change(path: Path, changes: dict) -> None:
+    """Changes fields of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 @pytest.mark.parametrize(
     ("write", "changes"),
     [
@@ -61,12 +85,15 @@ def as_published(folder: Path) -> None:
             for spaced in (None, False)
         ],
         (checkpoints.llama, {"add_eos_token": True}),
+        *[(as_mistral, {"tokenizer_class": "LlamaTokenizer", "legacy": legacy}) for legacy in (False, True)],
+        (as_llama_3, {"tokenizer_class": "LlamaTokenizerFast"}),
+        *[(bart, {"tokenizer_class": kind, "add_prefix_space": True}) for kind in (None, "BartTokenizer")],
+        *[(checkpoints.t5, {"tokenizer_class": kind, "extra_ids": 0}) for kind in (None, "T5TokenizerFast")],
     ],
 )
 def test_token_ids_of_texts(write, changes, tmp_path):
     write(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    change(tmp_path / "tokenizer_config.json", changes)
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_checkpoint_tokenizers(tmp_path).target
     for text in TEXTS:
         assert [*ours.special.before, *ours.encode(text), *ours.special.after] == theirs(text)["input_ids"], text

@@ -27,11 +27,11 @@ from tformer_jax.interop.mapping import (
     rules_below,
     untransposed,
 )
-from tformer_jax.interop.rotary import gemma3_rope_parameters, rope_parameters, rotary_settings
+from tformer_jax.interop.rotary import gemma3_rotary_fields, rotary_fields, rotary_settings
 
 
 def _gpt2_settings(hf: Settings) -> Settings:
-    require(hf, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    require(hf, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, is_causal=True)
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
@@ -128,6 +128,7 @@ def llama_rules(*layer: Part) -> tuple[Rule, ...]:
 
 def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False) -> Settings:
     """Returns our settings of Llama; `partial` and `by_kind` are those of `rotary_settings`."""
+    require(hf, is_causal=True)
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
@@ -270,7 +271,7 @@ def llama_config(cfg: ModelConfig) -> Settings:
         "attention_dropout": cfg.attention_dropout,
         "initializer_range": cfg.init_std,
         "tie_word_embeddings": cfg.tie_embeddings == "output",
-        "rope_parameters": rope_parameters(cfg.rotary),
+        **rotary_fields(cfg.rotary),
     }
 
 
@@ -301,7 +302,7 @@ def _stablelm_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {
         "layer_norm_eps": cfg.norm_eps,
         "use_qkv_bias": "query" in cfg.attention_bias,
-        "rope_parameters": rope_parameters(cfg.rotary) | {"partial_rotary_factor": cfg.rotary.fraction},
+        **rotary_fields(cfg.rotary, partial=True),
     }
 
 
@@ -317,7 +318,7 @@ def _gemma_config(cfg: ModelConfig) -> Settings:
 
 
 def _gemma3_config(cfg: ModelConfig) -> Settings:
-    return _gemma_config(cfg) | {"rope_parameters": gemma3_rope_parameters(cfg.rotary)}
+    return _gemma_config(cfg) | gemma3_rotary_fields(cfg.rotary)
 
 
 _GPT2 = gpt2_rules(untransposed)

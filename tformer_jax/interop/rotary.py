@@ -5,6 +5,13 @@ import math
 from tformer_jax.config import RotaryConfig
 from tformer_jax.interop.architecture import Settings, check, require
 
+KNOWN = {
+    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
+    *("low_freq_factor", "high_freq_factor"),
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+}
+"""Fields of `rope_scaling` and `rope_parameters` that transformers reads: all, those of llama3, and those of YaRN."""
+
 
 def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Settings:
     """Returns our rotary settings, from transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
@@ -13,6 +20,7 @@ def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Se
     it has one rotation for all layers, instead of one for `full_attention` and one for `sliding_attention`.
     """
     rope = _rope(hf)
+    _check_known(rope)
     full: Settings = rope
     local: Settings = {}
     if by_kind:
@@ -65,6 +73,15 @@ def _rope(hf: Settings) -> Settings:
     return parameters
 
 
+def _check_known(rope: Settings) -> None:
+    """Raises `ConfigError` for a field that transformers does not read, such as a misspelt one."""
+    for name, value in rope.items():
+        if isinstance(value, dict):
+            _check_known(value)
+        elif value is not None and name not in KNOWN:
+            check(False, f"the rotary setting {name}={value!r} is not supported: delete it to ignore it")
+
+
 def _yarn(rope: Settings) -> Settings:
     """Returns our settings of YaRN; DeepSeek's `mscale` and `mscale_all_dim` are factors of the logarithm."""
     names = {"beta_fast": 32, "beta_slow": 1}
@@ -93,7 +110,25 @@ def rope_parameters(rotary: RotaryConfig) -> Settings:
     return {"rope_theta": rotary.base, **scaling}
 
 
-def gemma3_rope_parameters(rotary: RotaryConfig) -> Settings:
-    """Returns their `rope_parameters` of Gemma 3, which has others for layers with windows."""
-    local = {"rope_theta": rotary.window_base or rotary.base, "rope_type": "default"}
-    return {"full_attention": rope_parameters(rotary), "sliding_attention": local}
+def rotary_fields(rotary: RotaryConfig, *, partial: bool = False) -> Settings:
+    """Returns the fields of config.json: `rope_parameters` of transformers 5, and those that earlier versions read.
+
+    If `partial`, the architecture has a default fraction of its own, so that the fraction is always written.
+    """
+    fraction = {"partial_rotary_factor": rotary.fraction} if partial else {}
+    parameters = rope_parameters(rotary) | fraction
+    scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
+    return {
+        "rope_parameters": parameters,
+        "rope_theta": rotary.base,
+        "rope_scaling": None if rotary.scaling == "none" else scaling,
+        **fraction,
+    }
+
+
+def gemma3_rotary_fields(rotary: RotaryConfig) -> Settings:
+    """Returns the fields of Gemma 3, which has another base for layers with windows."""
+    base = rotary.window_base or rotary.base
+    local = {"rope_theta": base, "rope_type": "default"}
+    kinds = {"full_attention": rope_parameters(rotary), "sliding_attention": local}
+    return rotary_fields(rotary) | {"rope_parameters": kinds, "rope_local_base_freq": base}

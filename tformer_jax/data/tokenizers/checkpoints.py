@@ -16,13 +16,10 @@ from tformer_jax.data.tokenizers.added import Fields, read_added, special_token
 from tformer_jax.data.tokenizers.base import import_library
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
+from tformer_jax.data.tokenizers.replaced_parts import Settings, bert_normalizer, replace_parts
 from tformer_jax.special_tokens import SpecialTokens
 
-Settings = dict[str, Any]
-
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-CLASSES = {"bert": "BertTokenizer", "gpt2": "GPT2Tokenizer"}
-"""Default tokenizer classes of transformers that replace parts of a `tokenizer.json`, by model type."""
 BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -78,36 +75,8 @@ def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings:
 def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
     tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
     options = read_json(folder / "tokenizer_config.json", {})
-    kind = options.get("tokenizer_class") or CLASSES.get(settings.get("model_type", ""), "")
-    if kind.removesuffix("Fast") == "BertTokenizer" and isinstance(tokenizer.normalizer, hf.normalizers.BertNormalizer):
-        tokenizer.normalizer = _bert_normalizer(options)
-    if kind.removesuffix("Fast") == "GPT2Tokenizer" and isinstance(
-        tokenizer.pre_tokenizer, hf.pre_tokenizers.ByteLevel
-    ):
-        tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=options.get("add_prefix_space", False))
-    if kind.removesuffix("Fast") == "LlamaTokenizer" and isinstance(tokenizer.model, hf.models.BPE):
-        _as_llama(tokenizer, options)
+    replace_parts(tokenizer, settings.get("model_type", ""), options)
     return of_library(tokenizer, settings, options)
-
-
-def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
-    """Replaces the parts that LlamaTokenizer of transformers 5 does not read from tokenizer.json."""
-    spaced = options.get("add_prefix_space") in (None, True)
-    scheme = "never" if not spaced else "always" if options.get("legacy") else "first"
-    tokenizer.model.unk_token, tokenizer.model.fuse_unk, tokenizer.model.byte_fallback = None, True, True
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
-    parts = [hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
-    tokenizer.decoder = hf.decoders.Sequence([*parts, *([hf.decoders.Strip(" ", 1, 0)] if spaced else [])])
-
-
-def _bert_normalizer(options: Settings) -> hf.normalizers.BertNormalizer:
-    return hf.normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
-        strip_accents=options.get("strip_accents"),
-        lowercase=options.get("do_lower_case", True),
-    )
 
 
 def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
@@ -121,7 +90,7 @@ def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
     if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
         raise ConfigError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
     tokenizer = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
-    tokenizer.normalizer = _bert_normalizer(options)
+    tokenizer.normalizer = bert_normalizer(options)
     tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = hf.decoders.WordPiece(prefix="##")
     ends = names["cls"], names["sep"]

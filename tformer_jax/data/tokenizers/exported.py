@@ -27,7 +27,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
         Why there is no such format for these tokenizers; None if they were written.
     """
     source, target = tokenizers.source, tokenizers.target
-    options: dict[str, Any] = _roles(target.special)
+    options: dict[str, Any] = _roles(target.special) | {"clean_up_tokenization_spaces": False}
     if isinstance(source, PiecesTokenizer) and isinstance(target, PiecesTokenizer):
         _save_pieces(folder, source, target, model_type)
         options |= {"tokenizer_class": "MarianTokenizer"} if source.vocab is not None else _pieces(target, model_type)

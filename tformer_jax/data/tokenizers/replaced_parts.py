@@ -1,0 +1,63 @@
+"""Parts of a tokenizer.json that tokenizer classes of transformers 5 replace."""
+
+import json
+from typing import Any
+
+import tokenizers as hf
+
+Settings = dict[str, Any]
+
+DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "T5Tokenizer"}
+"""Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
+WITHOUT_CLASS = ("mistral", "mixtral", "stablelm")
+"""Model types whose tokenizer.json is read as it is even if LlamaTokenizer is named."""
+
+
+def replace_parts(tokenizer: hf.Tokenizer, model_type: str, options: Settings) -> None:
+    """Replaces the parts of a tokenizer that its class in transformers 5 does not read from tokenizer.json.
+
+    A byte-level BPE that is declared as LlamaTokenizer is left as it is, as are other classes.
+    """
+    kind = (options.get("tokenizer_class") or DEFAULT_CLASSES.get(model_type, "")).removesuffix("Fast")
+    if kind == "BertTokenizer" and isinstance(tokenizer.normalizer, hf.normalizers.BertNormalizer):
+        tokenizer.normalizer = bert_normalizer(options)
+    if kind in ("BartTokenizer", "GPT2Tokenizer", "RobertaTokenizer") and isinstance(
+        tokenizer.pre_tokenizer, hf.pre_tokenizers.ByteLevel
+    ):
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=options.get("add_prefix_space", False))
+    if kind == "T5Tokenizer" and isinstance(tokenizer.model, hf.models.Unigram):
+        words = hf.pre_tokenizers.WhitespaceSplit()
+        tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence([words, hf.pre_tokenizers.Metaspace()])
+        tokenizer.decoder = hf.decoders.Metaspace()
+    if kind == "LlamaTokenizer" and model_type not in WITHOUT_CLASS and _is_character_bpe(tokenizer):
+        _as_llama(tokenizer, options)
+
+
+def bert_normalizer(options: Settings) -> hf.normalizers.BertNormalizer:
+    """Returns the normalizer of BertTokenizer."""
+    return hf.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
+        strip_accents=options.get("strip_accents"),
+        lowercase=options.get("do_lower_case", True),
+    )
+
+
+def _is_character_bpe(tokenizer: hf.Tokenizer) -> bool:
+    """Returns whether the model is a BPE of characters as in Llama 2, not one of bytes as in Llama 3."""
+    if not isinstance(tokenizer.model, hf.models.BPE):
+        return False
+    described = json.loads(tokenizer.to_str())
+    parts = [described["pre_tokenizer"] or {}, described["decoder"] or {}]
+    nested = [step for part in parts for name in ("pretokenizers", "decoders") for step in part.get(name, ())]
+    return all(part.get("type") != "ByteLevel" for part in (*parts, *nested))
+
+
+def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    spaced = options.get("add_prefix_space") in (None, True)
+    scheme = "never" if not spaced else "always" if options.get("legacy") else "first"
+    tokenizer.model.unk_token, tokenizer.model.fuse_unk, tokenizer.model.byte_fallback = None, True, True
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
+    parts = [hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
+    tokenizer.decoder = hf.decoders.Sequence([*parts, *([hf.decoders.Strip(" ", 1, 0)] if spaced else [])])
