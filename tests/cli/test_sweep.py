@@ -11,7 +11,7 @@ import pytest
 
 from tests.train.conftest import small_config
 from tformer_jax.cli import sweep
-from tformer_jax.config import Config, ConfigError, save
+from tformer_jax.config import Config, ConfigError, DataConfig, save
 from tformer_jax.train.errors import RunError
 
 CONFIG = """
@@ -285,17 +285,37 @@ def test_validation_metrics_are_those_of_the_tested_weights(tmp_path):
     assert {result["tokens_per_second"] for result in found.values()} == {3.0}
 
 
-def test_runs_of_other_data_are_not_compared(tmp_path):
-    """Regression test: the mean was over seeds trained on different files."""
+@pytest.mark.parametrize(
+    ("setting", "changed", "refused"),
+    [
+        ({}, "train", True),
+        ({}, "test", True),
+        ({"bpe_dropout": 0.1}, "train", False),
+        ({"bpe_dropout": 0.1}, "test", True),
+        ({"train": ("other.txt",)}, "train", False),
+        ({"train": ("other.txt",)}, "validation", True),
+    ],
+)
+def test_runs_of_other_data_are_not_compared(setting, changed, refused, tmp_path):
+    """The held-out examples of all runs are the same, and the training examples of runs with equal settings of data."""
+    data = {"source": "tsv", "train": ("train.tsv",), "validation": ("held.tsv",), "tokenizer": "bpe"}
+    configs = {
+        ("seed=0",): Config(data=DataConfig(**data)),
+        ("seed=1",): Config(seed=1, data=DataConfig(**data | setting)),
+    }
     for number in range(2):
         (folder := tmp_path / f"seed={number}").mkdir()
-        (folder / "result.json").write_text(json.dumps({"tokens": 6, "seconds": 2}))
-        (folder / "metrics.jsonl").write_text('{"step": 1, "group": "validation", "loss": 3.0}')
-        (folder / "corpus.json").write_text(json.dumps({"the number of train examples": number}))
-    combinations = [("seed=0",), ("seed=1",)]
-    assert len(sweep.read_results(tmp_path, combinations)) == 2
-    with pytest.raises(ConfigError, match="the data of .*seed=0 changed .the number of train examples is 1 and was 0"):
-        sweep.read_results(tmp_path, combinations, same_data=True)
+        (folder / "result.json").write_text("{}")
+        facts = {
+            f"the number of {split} examples": number * (split == changed) for split in ("train", "validation", "test")
+        }
+        (folder / "corpus.json").write_text(json.dumps(facts))
+    if refused:
+        problem = f"seed=0 and .*seed=1 had different data: the number of {changed} examples is 0 and 1; remove the run"
+        with pytest.raises(ConfigError, match=problem):
+            sweep.check_same_data(tmp_path, configs)
+    else:
+        sweep.check_same_data(tmp_path, configs)
 
 
 @pytest.mark.parametrize(("width", "shown"), [(70, {"bleu"}), (90, {"loss", "bleu", "chrf"})])

@@ -306,6 +306,14 @@ OBJECTIVE = {"data": {"source": "stdlib_text", "batching": "windows", "objective
             {"model": {"family": "classifier"}, "data": {"source": "cldr_language", "target_language": "fr"}},
             "data.target_language='fr' has no effect without translation",
         ),
+        (
+            {
+                "model": {"family": "classifier"},
+                "data": {"source": "cldr_language", "normalize": ("moses",), "source_language": "de"}
+                | {"target_language": "fr"},
+            },
+            "data.target_language='fr' has no effect without translation",
+        ),
     ],
 )
 def test_settings_that_other_sections_leave_without_effect(values, unused):

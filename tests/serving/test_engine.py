@@ -225,13 +225,14 @@ def test_log_probabilities_of_outputs_sum_to_their_scores(translator):
         assert sum(choice["logprobs"]["token_logprobs"]) == pytest.approx(output["score"], rel=1e-4)
 
 
-def test_embeddings_and_labels_equal_the_oracle():
-    """Embeddings are means of the encoder's outputs, whatever the classifier pools."""
+@pytest.mark.parametrize(("pooling", "normalize"), [("mean", False), ("first", True)])
+def test_embeddings_and_labels_equal_the_oracle(pooling, normalize):
+    """Embeddings are pooled as the server's flags say, whatever the classifier pools."""
     data = DataConfig(source="cldr_language", bucket_lengths=(8, 16))
     cfg = Config(model=tiny("classifier", pooling="first"), data=data)
     model, params = build(cfg.model, seed=2)
-    labels = ("en", "de", "fr")
-    with around(None, Served.of(cfg, model, params, TOKENIZERS, labels=labels)) as server:
+    labels, flags = ("en", "de", "fr"), {"pooling": pooling, "normalize": normalize}
+    with around(None, Served.of(cfg, model, params, TOKENIZERS, labels=labels, **flags)) as server:
         found = server.post("/v1/embeddings", input=TEXTS).json()["data"]
         classes = server.post("/classify", input=TEXTS).json()["data"]
     for text, one in zip(TEXTS, classes, strict=True):
@@ -244,4 +245,5 @@ def test_embeddings_and_labels_equal_the_oracle():
         x = oracles.embed(tokens, p["embedding"], p.get("input"), cfg.model)
         mask = oracles.padding_mask(tokens != PAD)
         x = oracles.stack(x, p["encoder"], cfg.model, cfg.model.encoder_layers, mask, bidirectional=True)
-        assert_close(one["embedding"], x[0].mean(axis=0))
+        expected = x[0].mean(axis=0) if pooling == "mean" else x[0, 0]
+        assert_close(one["embedding"], expected / np.linalg.norm(expected) if normalize else expected)

@@ -6,9 +6,11 @@ from unittest import mock
 
 import pytest
 
+from tests.helpers import tiny
 from tests.serving.fake_engine import FakeEngine, served
-from tformer_jax.cli import serve
-from tformer_jax.config import Config, ConfigError, DecodeConfig
+from tformer_jax.cli import checks, serve
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
+from tformer_jax.inference.engine import PAGE_SIZE
 from tformer_jax.serving import server
 
 
@@ -68,8 +70,30 @@ def test_clients_can_connect_once_the_address_is_printed(monkeypatch):
 @pytest.mark.parametrize("flags", [["--max-rows", "4"], ["--cache-tokens", "64"], ["--no-warm-up"]])
 def test_flags_that_an_encoder_does_not_use(flags):
     with pytest.raises(ConfigError, match=f"^{flags[0]} is for models that generate text, but this run is an encoder"):
-        serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]))
-    serve.check_flags(serve.parser().parse_args(["--run", "x"]))
+        serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]), encoder=True)
+    serve.check_flags(serve.parser().parse_args(["--run", "x"]), encoder=True)
+
+
+@pytest.mark.parametrize("flags", [["--pooling", "first"], ["--normalize"]])
+def test_flags_that_only_an_encoder_uses(flags):
+    with pytest.raises(ConfigError, match=f"^{flags[0]} is for encoders, but this run is a model that generates text"):
+        serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]), encoder=False)
+    serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]), encoder=True)
+
+
+@pytest.mark.parametrize(("memory", "tokens"), [(None, None), (2**20, None), (2**19, 64), (2**18, 32), (1, 16)])
+def test_a_cache_takes_at_most_half_of_the_memory(memory, tokens, monkeypatch, capsys):
+    """Of 2 layers, keys and values of 2 heads of 128 features in float32 take 4 KiB a token."""
+    monkeypatch.setattr(checks, "device_memory", lambda: memory)
+    heads = {"num_heads": 2, "dim": 256, "decoder_layers": 2, "max_length": 64}
+    data = DataConfig(source="stdlib_text", batching="windows", window=64)
+    cfg = Config(model=tiny("decoder_lm", **heads), data=data, decode=DecodeConfig(max_new_tokens=15))
+    options = serve.parser().parse_args(["--run", "x", "--max-rows", "2"])
+    pages = serve.cache_pages(cfg, options)
+    assert pages == (tokens and tokens // PAGE_SIZE)
+    assert (f"Each KV cache has {tokens} tokens, because one for 2 rows of 64 tokens" in capsys.readouterr().out) == (
+        tokens is not None
+    )
 
 
 def test_a_cache_that_is_too_small_for_one_output_is_refused():

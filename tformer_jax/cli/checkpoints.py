@@ -91,6 +91,9 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
     notes = ["the checkpoint has no classification head: the run has a random one, to be trained"] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
+    if modules := files.modules_after_model(folder):
+        flags = "--pooling and --normalize of embed.py and serve.py replace them"
+        notes.append(f"modules.json: {', '.join(modules)} of sentence-transformers are not imported; {flags}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
     return Imported(theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes)
 

@@ -89,11 +89,16 @@ def parser() -> argparse.ArgumentParser:
         "An --output that ends in .npy is a float32 array with one row per text.",
     )
     lines.add_field(result)
-    result.add_argument(
+    add_pooling(result)
+    return result
+
+
+def add_pooling(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags for how an embedding is computed from the states of its tokens."""
+    parser.add_argument(
         "--pooling",
         choices=POOLINGS,
         default="mean",
-        help="the mean over all tokens, or the first or the last token (default: mean)",
+        help="embeddings: the mean over all tokens, or the first or the last token (default: mean)",
     )
-    result.add_argument("--normalize", action="store_true", help="scale embeddings to length 1")
-    return result
+    parser.add_argument("--normalize", action="store_true", help="scale embeddings to length 1")

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
-from tformer_jax.cli.common import integer, load_run, run_parser, seconds
-from tformer_jax.config import ConfigError, packages
+from tformer_jax.cli.common import flag, integer, load_run, run_parser, seconds, size_of
+from tformer_jax.cli.embed import add_pooling
+from tformer_jax.config import Config, ConfigError, packages
 from tformer_jax.config.numbers import MIB
 from tformer_jax.report import html
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tformer_jax.serving.served import Served
 
 KEY_VARIABLE = "TFORMER_API_KEY"
+CACHE_SHARE = 0.5
+"""Largest share of a device's memory that a KV cache takes without `--cache-tokens`."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     with server.listen(options.host, options.port) as bound:
         run = load_run(options.run, options.mesh)
         encoder = run.config.model.family in ("classifier", "masked_lm")
-        if encoder:
-            check_flags(options)
+        check_flags(options, encoder=encoder)
         engine = None if encoder else engine_of(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
         shown: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": about(run)}
-        serve(engine, Served.of(*parts, **shown), bound, options)
+        served = Served.of(*parts, pooling=options.pooling, normalize=options.normalize, **shown)
+        serve(engine, served, bound, options)
 
 
 def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
@@ -57,13 +60,9 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
 
 def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
-    from tformer_jax.inference.engine import PAGE_SIZE, SMOOTH_SECONDS, Engine, row_pages
+    from tformer_jax.inference.engine import SMOOTH_SECONDS, Engine
 
-    parts = run.config, run.model, run.params, run.tokenizers
-    pages = None if options.cache_tokens is None else -(-options.cache_tokens // PAGE_SIZE)
-    least = row_pages(run.config, 1)
-    if pages is not None and pages < least:
-        raise ConfigError(f"--cache-tokens {options.cache_tokens}: must be at least {least * PAGE_SIZE} for one output")
+    parts, pages = (run.config, run.model, run.params, run.tokenizers), cache_pages(run.config, options)
     engine = Engine(*parts, max_rows=options.max_rows, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
     if options.warm_up:
         print("Compiling; --no-warm-up defers this to the first requests", flush=True)
@@ -71,12 +70,42 @@ def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     return engine
 
 
-def check_flags(options: argparse.Namespace) -> None:
-    """Raises `ConfigError` for a flag that the server of an encoder does not use."""
-    default = parser().get_default
-    for name, flag in (("max_rows", "--max-rows"), ("cache_tokens", "--cache-tokens"), ("warm_up", "--no-warm-up")):
-        if getattr(options, name) != default(name):
-            raise ConfigError(f"{flag} is for models that generate text, but this run is an encoder: leave it out")
+def cache_pages(cfg: Config, options: argparse.Namespace) -> int | None:
+    """Returns the number of pages of each KV cache; None: enough for all rows at full length.
+
+    Raises:
+        ConfigError: `--cache-tokens` is too small for one output.
+    """
+    from tformer_jax.cli.checks import device_memory
+    from tformer_jax.inference.engine import PAGE_SIZE, row_pages
+    from tformer_jax.models.cost import cache_bytes
+
+    least, rows, length = row_pages(cfg, 1), options.max_rows, cfg.model.max_length
+    if options.cache_tokens is not None:
+        if options.cache_tokens <= (least - 1) * PAGE_SIZE:
+            problem = f"must be at least {least * PAGE_SIZE} for one output"
+            raise ConfigError(f"--cache-tokens {options.cache_tokens}: {problem}")
+        return -(-options.cache_tokens // PAGE_SIZE)
+    full, memory = cache_bytes(cfg.model, rows, length, cfg.decode.cache_dtype), device_memory()
+    if memory is None or full <= CACHE_SHARE * memory:
+        return None
+    pages = max(int(rows * length * CACHE_SHARE * memory / full) // PAGE_SIZE, least)
+    print(
+        f"Each KV cache has {pages * PAGE_SIZE:,} tokens, because one for {rows} rows of {length:,} tokens would take "
+        f"{size_of(full)} of the {size_of(memory)} of memory; --cache-tokens sets another number",
+        flush=True,
+    )
+    return pages
+
+
+def check_flags(options: argparse.Namespace, *, encoder: bool) -> None:
+    """Raises `ConfigError` for a flag that has no effect for this kind of model."""
+    of_others = "models that generate text" if encoder else "encoders"
+    this = "an encoder" if encoder else "a model that generates text"
+    for name in ("max_rows", "cache_tokens", "warm_up") if encoder else ("pooling", "normalize"):
+        if getattr(options, name) != parser().get_default(name):
+            written = "--no-warm-up" if name == "warm_up" else flag(name)
+            raise ConfigError(f"{written} is for {of_others}, but this run is {this}: leave it out")
 
 
 def serve(engine: "Engine | None", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
@@ -131,6 +160,7 @@ def parser() -> argparse.ArgumentParser:
         f"variable {KEY_VARIABLE}, which hides the key from other users of the machine; if neither is set, no key is "
         "required)",
     )
+    add_pooling(result)
     _add_limits(result)
     return result
 
@@ -144,7 +174,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=integer(1),
         metavar="N",
         help="tokens in each KV cache, which all rows share: greedy decoding and sampling use one cache, each beam "
-        "width another, at most four (default: enough for all rows at full length)",
+        "width another, at most four (default: enough for all rows at full length, within half of the memory)",
     )
     add(
         "--warm-up",

@@ -21,10 +21,9 @@ from rich.table import Table
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, new_parser
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.cli.sweep_results import RESULTS, read_results, run_name, write_results
+from tformer_jax.cli.sweep_results import RESULTS, check_same_data, read_results, run_name, write_results
 from tformer_jax.config import Config, ConfigError, comparable, differences, flat, to_dict
 from tformer_jax.config.paths import resolved
-from tformer_jax.config.sources import GENERATED
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import provenance
@@ -64,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         best = sweeps.chosen(read_results(folder, trials), options.choose, metric)
     todo = [combination for combination in combinations if best is None or sweeps.without(combination, "seed") in best]
     failed += train_all(options, overrides, todo, folder)
-    shared = configs[0].data.source not in GENERATED and not any("data." in name for name in combinations[0])
-    results = read_results(folder, combinations, same_data=shared)
+    results = read_results(folder, combinations)
     write_results(folder / RESULTS, results)
+    check_same_data(folder, dict(zip(combinations, configs, strict=True)))
     if results and best != set():
         facts = {"name": name, "command": provenance.command(), "metric": metric, "chosen": options.choose}
         write(options, facts | sweeps.record(results, metric, of=best) | {"failed": failed})

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.config import Config, ConfigError, DataConfig
+from tformer_jax.config.sources import GENERATED
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import curves
 from tformer_jax.train.errors import RunError
-from tformer_jax.train.run_folder import CORPUS, check_corpus, read_json, read_records, write_json
+from tformer_jax.train.run_folder import CORPUS, read_json, read_records, write_json
 
 RESULTS = "results.json"
 """Name of the file of all results, in the folder of the sweep."""
@@ -19,27 +21,40 @@ def run_name(combination: Combination) -> str:
     return ",".join(combination).replace("%", "%25").replace("/", "%2F")
 
 
-def read_results(
-    folder: Path, combinations: Sequence[Combination], *, same_data: bool = False
-) -> dict[Combination, dict[str, Any]]:
+def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Combination, dict[str, Any]]:
     """Returns the results of the finished runs, each with its curves and what it lacks of `validation_and_speed`.
 
     A result has validation metrics if its weights are not those of the last step.
-
-    Raises:
-        ConfigError: with `same_data`, two runs were trained on different data.
     """
     results: dict[Combination, dict[str, Any]] = {}
     for combination in combinations:
         run = folder / run_name(combination)
         if (run / "result.json").exists():
-            if results and same_data and (run / CORPUS).exists():
-                check_corpus(folder / run_name(next(iter(results))), read_json(run / CORPUS))
             result = read_json(run / "result.json")
             results[combination] = validation_and_speed(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
             if "tokens_per_second" not in results[combination]:
                 results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return results
+
+
+def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None:
+    """Checks that the files of finished runs had the same contents: held-out ones, and those of equal `data` settings.
+
+    Raises:
+        ConfigError: two runs had other examples.
+    """
+    known: dict[tuple[str, DataConfig | None], tuple[Path, Any]] = {}
+    for combination, cfg in configs.items():
+        run = folder / run_name(combination)
+        if cfg.data.source in GENERATED or not ((run / "result.json").exists() and (run / CORPUS).exists()):
+            continue
+        for name, value in read_json(run / CORPUS).items():
+            other, found = known.setdefault((name, cfg.data if "train" in name else None), (run, value))
+            if found != value:
+                raise ConfigError(
+                    f"{other} and {run} had different data: {name} is {found} and {value}; remove the run of other "
+                    "data, and the same command trains it again"
+                )
 
 
 def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:

@@ -19,7 +19,7 @@ def _data(cfg: "Config") -> Iterator[str]:
         return
     if not cfg.data.shared_vocab:
         yield "data.shared_vocab=False has no effect without translation"
-    unused = ("source_language",) if cfg.data.normalize else ("source_language", "target_language")
+    unused = ("target_language",) if cfg.data.normalize else ("source_language", "target_language")
     for name in unused:
         if name in cfg.data.changed_settings():
             yield f"data.{name}={getattr(cfg.data, name)!r} has no effect without translation"

@@ -71,7 +71,10 @@ class DataConfig(Section):
         (), "as train, not used by prepared; (): the validation examples", used_by=FILE_SOURCES
     )
     weights: tuple[float, ...] = setting(
-        (), "mixture weights of the entries of train; (): concatenate them", above=0, used_by=FILE_SOURCES
+        (),
+        "mixture weights of the entries of train, rounded down to hundredths of the smallest; (): concatenate them",
+        above=0,
+        used_by=FILE_SOURCES,
     )
     fields: tuple[str, ...] = setting(
         (),

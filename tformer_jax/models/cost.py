@@ -79,7 +79,7 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
         tokens=registry.count_tokens(cfg, tokens),
         forward_flops=forward_flops(cfg, tokens, all_scores=True),
         parameter_bytes=_bytes(jax.tree.leaves(shapes)),
-        cache_bytes=_cache_bytes(cfg, batch, length, cache_dtype),
+        cache_bytes=cache_bytes(cfg, batch, length, cache_dtype),
     )
 
 
@@ -136,7 +136,7 @@ def _bytes(leaves: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -> int:
+def cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -> int:
     """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
     if cfg.family in ("classifier", "masked_lm"):
         return 0

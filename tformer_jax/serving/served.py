@@ -54,9 +54,17 @@ class Served:
         model: nn.Module,
         params: Any,
         tokenizers: Tokenizers,
+        *,
+        pooling: str = "mean",
+        normalize: bool = False,
         **options: Any,
     ) -> "Served":
-        """Serves a trained model; `options` are `labels`, `attention` and `about`."""
+        """Serves a trained model; `options` are `labels`, `attention` and `about`.
+
+        Args:
+            pooling, normalize: how embeddings are computed; see `Embedder`.
+        """
+        embed = functools.partial(embed_rows, model, params, pooling=pooling, normalize=normalize)
         batch_size = cfg.eval.batch_size
         return cls(
             cfg.name,
@@ -66,7 +74,7 @@ class Served:
             cfg.model.max_length,
             cfg.model.prefix_lm,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
-            embed=lambda rows: list(embed_rows(model, params, rows, batch_size)),
+            embed=lambda rows: list(embed(rows, batch_size)),
             classify=lambda rows: list(classify_rows(model, params, rows, batch_size)),
             **options,
         )
