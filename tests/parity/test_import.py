@@ -100,7 +100,7 @@ def test_translations_are_equal(imported, case, capsys):
 
 def test_modules_after_the_model_are_reported(imported, tmp_path, capsys):
     folder, _, _ = imported("bert")
-    folder = Path(shutil.copytree(folder, tmp_path / "copy"))
+    folder = shutil.copytree(folder, tmp_path / "copy")
     names = ("Transformer", "Pooling", "Normalize")
     modules = [{"idx": n, "type": f"sentence_transformers.models.{name}"} for n, name in enumerate(names)]
     (folder / "modules.json").write_text(json.dumps(modules))
