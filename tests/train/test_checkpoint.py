@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -30,9 +31,9 @@ def made(step: int) -> TrainState:
     return TrainState(step=number, skipped=number * 0, params=params, opt_state=(jnp.float32(0.5),), ema=None)
 
 
-def abstract() -> TrainState:
+def abstract(state: TrainState | None = None) -> TrainState:
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one), made(1))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one), state or made(1))
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,25 @@ def test_corrupted_checkpoints_are_always_detected(original, tmp_path):
         outcomes.add(int(found.step))
         assert_is(found, int(found.step))
     assert outcomes == {2, 3}
+
+
+@pytest.mark.parametrize("pattern", ["manifest.ocdbt", "d/*"])
+def test_a_damaged_index_is_reported_once(pattern, tmp_path, capfd, monkeypatch):
+    """Regression test: each of Orbax's pending reads printed a traceback."""
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    many = made(1).replace(opt_state=tuple(jnp.full(64, number) for number in range(200)))
+    keeper = Checkpointer(tmp_path / "checkpoints", keep=1)
+    keeper.save(1, many, HOST)
+    keeper.wait()
+    (path,) = (tmp_path / "checkpoints" / "1" / "state").glob(pattern)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="checkpoints/1 is damaged, or not of this config's model: DATA_LOSS"):
+        keeper.restore(abstract(many))
+    keeper.close()
+    assert not ignored and "Traceback" not in capfd.readouterr().err
 
 
 def test_intact_arrays_of_another_checkpoint_are_detected(copied):

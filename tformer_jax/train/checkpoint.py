@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+import tensorstore
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import first_line
-from tformer_jax.config.paths import resolved
+from tformer_jax.config.paths import is_remote, resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError, cause_of_failed_write
@@ -233,6 +234,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
     handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
     try:
+        _check_index(path)
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             restored = reader.restore(path, args=args)
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
@@ -241,6 +243,12 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     if not _is_intact(sealed := restored.host):
         raise ConfigError(f"{path} is damaged: the checksum of its host data does not match")
     return restored.state, sealed
+
+
+def _check_index(path: Path) -> None:
+    """Reads the index of a checkpoint's arrays; if it is damaged, each of Orbax's reads would print a traceback."""
+    base = str(path / "state") if is_remote(path) else (path / "state").as_uri()
+    tensorstore.KvStore.open({"driver": "ocdbt", "base": f"{base}/"}).result().list().result()
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:
