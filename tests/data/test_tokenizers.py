@@ -1,5 +1,6 @@
 """Tokenizers: round trips, special tokens, and training on the training split only."""
 
+import pickle
 import subprocess
 import sys
 
@@ -68,11 +69,15 @@ def test_any_text_has_a_round_trip(kind):
     check()
 
 
-@pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram"])
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram", "wordpiece"])
 def test_names_of_special_tokens_are_ordinary_text(kind):
+    """Also in loader processes, which get a pickled tokenizer."""
     tokenizer = trained(kind).source
     text = "a <pad> b </s> c"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    ids = tokenizer.encode(text)
+    assert not {BOS, EOS, PAD_TOKEN} & {*ids}
+    assert kind == "wordpiece" or tokenizer.decode(ids) == text
+    assert pickle.loads(pickle.dumps(tokenizer)).encode(text) == ids
 
 
 def test_characters_outside_the_training_split_are_unknown():

@@ -187,3 +187,34 @@ def test_arguments_of_cudnn_by_mask(rule, causal, window, dense, monkeypatch):
         window,
         dense,
     )
+
+
+def test_causal_rows_need_no_array_of_the_mask(monkeypatch):
+    """Padding is at the end of rows, where a causal mask hides it: kernels get no array [B, 1, T, S]."""
+    calls = []
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **options: calls.append(options) or q)
+    cfg = tiny("decoder_lm", attention_backend="xla")
+    model = registry.build(cfg)
+    batch = registry.example_batch(cfg, 2, 4)
+    jax.eval_shape(lambda params: registry.forward(model, params, batch), registry.shapes(model))
+    assert calls and all(call["is_causal"] and call["mask"] is None and call["bias"] is None for call in calls)
+
+
+@pytest.mark.parametrize("heads", [8, 4, 2, 1])
+def test_cudnn_gets_keys_sharded_like_queries(heads, monkeypatch):
+    """JAX partitions cuDNN's kernel only if q, k and v are sharded in the same way."""
+    mesh, computed = make_mesh(ParallelConfig(data=2, tensor=4)), jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda *qkv, implementation, **options: computed(*qkv, **options)
+    )
+    q, k, v = normal(2, 6, 8, 4), normal(2, 6, heads, 4, seed=1), normal(2, 6, heads, 4, seed=2)
+    mask = Mask(causal=True, self_attention=True)
+
+    def run(q, k, v):
+        with rules.on(mesh):
+            return dot_product.dot_product(attention_ops.Operands.of(q, k, v, mask), implementation="cudnn")
+
+    assert_close(jax.jit(run)(q, k, v), attention_ops.attend(q, k, v, mask, backend="reference"), 1e-5)
+    equations = jax.make_jaxpr(run)(q, k, v).eqns
+    specs = [one.params["sharding"].spec for one in equations if one.primitive.name == "sharding_constraint"]
+    assert specs == [jax.sharding.PartitionSpec("data", None, "tensor", None)] * 2

@@ -10,7 +10,17 @@ import transformers
 from tests.parity import checkpoints
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 
-TEXTS = ("the cat sat", "The CAT on a Mät", "中文 cat", " cat", "  the cat", "the  cat\n sat", "a cat</s> sat", "")
+TEXTS = (
+    "the cat sat",
+    "The CAT on a Mät",
+    "中文 cat",
+    " cat",
+    "  the cat",
+    "the  cat\n sat",
+    "a cat</s> sat",
+    "a <mask> on",
+    "",
+)
 WORDS = ("the", "The", "cat", "CAT", "sat", "on", "a", "mat", "mät", "Mat", "Mät", "中", "文", "中文")
 NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 
@@ -56,6 +66,9 @@ def as_llama_3(folder: Path) -> None:
 def bart(folder: Path) -> None:
     """Writes the tokenizer of BART."""
     checkpoints.bart_tokenizer(folder)
+    tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([hf.AddedToken("<mask>", lstrip=True, normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
     ids = {"eos_token_id": 2, "decoder_start_token_id": 2}
     (folder / "config.json").write_text(json.dumps({"model_type": "bart", "is_encoder_decoder": True, **ids}))
 
@@ -88,6 +101,8 @@ def change(path: Path, changes: dict) -> None:
         *[(as_mistral, {"tokenizer_class": "LlamaTokenizer", "legacy": legacy}) for legacy in (False, True)],
         (as_llama_3, {"tokenizer_class": "LlamaTokenizerFast"}),
         *[(bart, {"tokenizer_class": kind, "add_prefix_space": True}) for kind in (None, "BartTokenizer")],
+        (bart, {"mask_token": "<mask>"}),
+        (bart, {"mask_token": {"content": "<mask>", "lstrip": True, "__type": "AddedToken"}}),
         *[(checkpoints.t5, {"tokenizer_class": kind, "extra_ids": 0}) for kind in (None, "T5TokenizerFast")],
     ],
 )

@@ -126,7 +126,7 @@ def save_run(options: argparse.Namespace) -> None:
     model_type = _save(options, run)
     why_not = save_tokenizers(options.folder, run.tokenizers, model_type, pair=family == "seq2seq")
     special = run.tokenizers.target.special
-    fields = hf.token_ids(special, family)
+    fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
     if family in ("seq2seq", "decoder_lm"):
         settings, unwritten = generation.generation_fields(run.config.decode)
@@ -200,7 +200,7 @@ def _save(options: argparse.Namespace, run: tj.Run) -> str:
     if given is None and imported.exists():
         kind = run_folder.read_json(imported).get("model_type")
         given = kind if kind in hf.ARCHITECTURES else None
-    theirs = hf.token_ids(run.tokenizers.target.special, run.config.model.family)
+    theirs = hf.token_ids(run.tokenizers.target.special, run.config.model)
     if run.labels is not None:
         theirs["id2label"] = {str(index): label for index, label in enumerate(run.labels)}
     problems = set()

@@ -77,11 +77,12 @@ def labels(config: dict[str, Any]) -> list[str]:
         raise ConfigError(f"{UNREADABLE}id2label must have names by number, such as {{'0': 'negative'}}") from error
 
 
-def token_ids(special: SpecialTokens, family: str) -> dict[str, Any]:
-    """Returns the fields of config.json for the special tokens of a model family."""
-    ends = special.ends[0] if len(special.ends) == 1 else list(special.ends)
-    ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": ends}
-    if family == "seq2seq":
+def token_ids(special: SpecialTokens, cfg: ModelConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for the special tokens of a model; an end outside of its vocabulary is null."""
+    ends = [end for end in special.ends if end < cfg.known("vocab_size")]
+    end = ends if len(ends) > 1 else next(iter(ends), None)
+    ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": end}
+    if cfg.family == "seq2seq":
         ids["decoder_start_token_id"] = special.start
         ids |= {"forced_bos_token_id": special.forced[0]} if special.forced else {}
     return ids
@@ -134,7 +135,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     except ConfigError as error:
         raise _unfit(model_type, str(error)) from error
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
-    hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg.family) | architecture.config(cfg) | theirs
+    hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | architecture.config(cfg) | theirs
     _check_exact(cfg, hf, arrays, architecture)
     if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
         copies = {copy: arrays[of] for copy, of in architecture.copies.items() if of in arrays}

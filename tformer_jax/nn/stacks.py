@@ -160,6 +160,7 @@ class Decoder(Stack):
 
         Args:
             padding_mask, memory_padding_mask: bool [B, T] and [B, S], True for tokens that are not padding; None: all.
+                Padding of x must be at the end of each row.
             prefix: int [B], number of leading tokens that all tokens of the row may attend to.
             segments, memory_segments: int [B, T] and [B, S], segment ids of documents packed into a row; self- and
                 cross-attention stay within a document.
@@ -172,8 +173,7 @@ class Decoder(Stack):
                 "packed rows need segments of both source and target: with only one of them, "
                 "cross-attention would attend to other pairs; pass both or neither"
             )
-        mask = Mask(
-            padding_mask=padding_mask,
+        mask = Mask(  # also hides the padding, which is last
             segments=None if segments is None else (segments, segments),
             prefix=prefix,
             causal=True,

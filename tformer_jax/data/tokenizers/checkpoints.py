@@ -110,25 +110,45 @@ def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -
     tokenizer.no_truncation()
     tokenizer.no_padding()
     roles = _named(options)
-    known = [name for name in _special_names(options) if tokenizer.token_to_id(name) is not None]
-    tokenizer.add_special_tokens(known)
+    tokenizer.add_special_tokens(_named_tokens(tokenizer, options))
     added = tokenizer.get_added_tokens_decoder()
     names = {i: token.content for i, token in added.items() if token.special}
     unknown = roles.get("unk") or getattr(tokenizer.model, "unk_token", None)
-    before, after = _template(tokenizer)
+    probe = _probe(tokenizer)
+    before, after = _template(tokenizer, probe)
     special = _special(settings, names, before, after, unknown and tokenizer.token_to_id(unknown))
-    found = CheckpointTokenizer(tokenizer, special)
-    if found.decode([context := found.encode("a")[-1]] * 2) != 2 * found.decode([context]):
+    found = CheckpointTokenizer(tokenizer, special, split_special_tokens=bool(options.get("split_special_tokens")))
+    if found.decode([context := found.encode(probe)[-1]] * 2) != 2 * found.decode([context]):
         found.special = dataclasses.replace(special, context=context)
     return Tokenizers(found, found)
 
 
-def _template(tokenizer: hf.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _named_tokens(tokenizer: hf.Tokenizer, options: Settings) -> list[hf.AddedToken]:
+    """Returns the tokens that `options` name as special and tokenizer.json has, with their rules about spaces."""
+    rules = tokenizer.get_added_tokens_decoder()
+    found = []
+    for name in _special_names(options):
+        i = tokenizer.token_to_id(name)
+        if i is not None:
+            given = rules.get(i, hf.AddedToken(name, normalized=False))
+            kept = {rule: getattr(given, rule) for rule in ("single_word", "lstrip", "rstrip", "normalized")}
+            found.append(hf.AddedToken(name, special=True, **kept))
+    return found
+
+
+def _probe(tokenizer: hf.Tokenizer) -> str:
+    """Returns a text that the tokenizer has a token for: "a", or else a token's text."""
+    texts = itertools.chain("a", (tokenizer.decode([i]) for i in sorted(tokenizer.get_vocab().values())))
+    for text in texts:
+        if not all(tokenizer.encode(text).special_tokens_mask):
+            return text
+    raise ConfigError("the tokenizer has only special tokens")
+
+
+def _template(tokenizer: hf.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the tokens that the tokenizer adds before and after a text."""
-    encoding = tokenizer.encode("a")
+    encoding = tokenizer.encode(text)
     flags = encoding.special_tokens_mask
-    if all(flags):
-        raise ConfigError("the tokenizer has no token for the letter 'a'")
     count = sum(1 for _ in itertools.takewhile(bool, flags)), sum(1 for _ in itertools.takewhile(bool, flags[::-1]))
     return tuple(encoding.ids[: count[0]]), tuple(encoding.ids[len(flags) - count[1] :])
 
@@ -141,7 +161,8 @@ def _marian(folder: Path, settings: Settings) -> Tokenizers:
     names = {vocab[name]: name for name in ("<unk>", "</s>", "<pad>") if name in vocab}
     special = _special(settings, names, (), (vocab["</s>"],), vocab["<unk>"])
     models = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
-    return Tokenizers(*(PiecesTokenizer(model, vocab, special) for model in models))
+    added = {i: special_token(name) for i, name in names.items()}
+    return Tokenizers(*(PiecesTokenizer(model, vocab, special, added) for model in models))
 
 
 def _pieces(folder: Path, settings: Settings) -> Tokenizers:
@@ -189,12 +210,16 @@ def _special(
 ) -> SpecialTokens:
     """Returns the special tokens, given the ids of `config.json` and `generation_config.json`."""
     eos, bos = settings.get("eos_token_id"), settings.get("bos_token_id")
+    size = settings.get("vocab_size")
     ends = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
+    endless = not ends and "eos_token_id" in settings and size is not None  # null
+    if endless:
+        ends = (size,)  # never predicted: outputs end at their maximum length
     if not ends:
         raise ConfigError("config.json has no eos_token_id, with which outputs end")
     start, forced = (_one(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
     start = start if start is not None else bos if bos is not None else ends[0]
-    used, size = {start, *ends, *(() if forced is None else (forced,))} - names.keys(), settings.get("vocab_size")
+    used = {start, *ends, *(() if forced is None else (forced,))} - {*names, *(ends if endless else ())}
     if used and size is not None and max(used) >= size:
         raise ConfigError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
     never = tuple(words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
@@ -228,8 +253,9 @@ def _one(settings: Settings, name: str) -> int | None:
 
 def _special_names(options: Settings) -> list[str]:
     """Returns the names of all special tokens in `tokenizer_config.json`."""
-    more = [*(options.get("additional_special_tokens") or ()), *(options.get("extra_special_tokens") or ())]
-    return list(dict.fromkeys([*_named(options).values(), *map(_content, more)]))
+    more = options.get("extra_special_tokens") or ()  # names, or names by role
+    others = [*(options.get("additional_special_tokens") or ()), *(more.values() if isinstance(more, dict) else more)]
+    return list(dict.fromkeys([*_named(options).values(), *map(_content, others)]))
 
 
 def _named(options: Settings) -> dict[str, str]:

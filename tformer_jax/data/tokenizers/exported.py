@@ -6,7 +6,8 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, mask_of
+from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, ExtendedTokenizer, mask_of
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
@@ -26,29 +27,36 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
     Returns:
         Why there is no such format for these tokenizers; None if they were written.
     """
-    source, target = tokenizers.source, tokenizers.target
-    options: dict[str, Any] = _roles(target.special) | {"clean_up_tokenization_spaces": False}
+    source, target = (_without_added(tokenizer) for tokenizer in (tokenizers.source, tokenizers.target))
+    special = tokenizers.target.special
+    options: dict[str, Any] = _roles(special) | {"clean_up_tokenization_spaces": False}
     if isinstance(source, PiecesTokenizer) and isinstance(target, PiecesTokenizer):
         _save_pieces(folder, source, target, model_type)
         options |= {"tokenizer_class": "MarianTokenizer"} if source.vocab is not None else _pieces(target, model_type)
-    elif source.to_json() != target.to_json():
+    elif tokenizers.source.to_json() != tokenizers.target.to_json():
         return "the source and the target have different tokenizers"
-    elif isinstance(target, CheckpointTokenizer):
-        _library(target).save(str(folder / "tokenizer.json"))
-        options["tokenizer_class"] = "PreTrainedTokenizerFast"
-    elif isinstance(target, SubwordTokenizer) and target.own_ids:
-        tokenizer = _library(target)
-        if pair:
-            end, name = target.special.ends[0], options["eos_token"]
-            tokenizer.post_processor = hf.processors.TemplateProcessing(
-                single=f"$A {name}", special_tokens=[(name, end)]
-            )
-        tokenizer.save(str(folder / "tokenizer.json"))
-        options["tokenizer_class"] = "PreTrainedTokenizerFast"
+    elif (library := _library(tokenizers.target)) is not None:
+        own = isinstance(_inner(target), SubwordTokenizer)
+        if own:
+            ends = [(options["eos_token"], special.ends[0])] if pair else []
+            template = " ".join(("$A", *(name for name, _ in ends)))
+            library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
+        split = own or getattr(_inner(target), "split_special_tokens", False)
+        options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
+        library.save(str(folder / "tokenizer.json"))
     else:
         return f"tokenizer.json cannot hold a tokenizer of the kind {target.to_json()['kind']!r} with these ids"
     (folder / "tokenizer_config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     return None
+
+
+def _without_added(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns the tokenizer itself if an objective found all of its tokens there, and added none."""
+    return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) and not tokenizer.added else tokenizer
+
+
+def _inner(tokenizer: Tokenizer) -> Tokenizer:
+    return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) else tokenizer
 
 
 def _save_pieces(folder: Path, source: PiecesTokenizer, target: PiecesTokenizer, model_type: str) -> None:
@@ -75,9 +83,18 @@ def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
     }
 
 
-def _library(tokenizer: SubwordTokenizer | CheckpointTokenizer) -> hf.Tokenizer:
-    """Returns a copy of the library's tokenizer."""
-    return hf.Tokenizer.from_str(json.dumps(tokenizer.to_json()["model"]))
+def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
+    """Returns a copy of the library's tokenizer, with the tokens that an objective added; None if there is none."""
+    inner = _inner(tokenizer)
+    if not (isinstance(inner, CheckpointTokenizer) or (isinstance(inner, SubwordTokenizer) and inner.own_ids)):
+        return None
+    library = hf.Tokenizer.from_str(json.dumps(inner.to_json()["model"]))
+    if isinstance(tokenizer, ExtendedTokenizer):
+        library.add_special_tokens(list(tokenizer.added))
+        expected = range(inner.vocab_size, tokenizer.vocab_size)
+        if any(library.token_to_id(name) != i for name, i in zip(tokenizer.added, expected, strict=True)):
+            return None
+    return library
 
 
 def _roles(special: SpecialTokens) -> dict[str, Any]:

@@ -32,15 +32,24 @@ class _Pretrained:
 
 
 class CheckpointTokenizer(_Pretrained):
-    """A `tokenizer.json`; names of special tokens in a text are read as these tokens, as transformers does."""
+    """A `tokenizer.json`; names of special tokens in a text are read as these tokens, as transformers does.
+
+    Args:
+        split_special_tokens: names of special tokens are split like other texts, as with this option of transformers.
+    """
 
     kind = "checkpoint"
 
-    def __init__(self, tokenizer: hf.Tokenizer, special: SpecialTokens):
-        self._tokenizer, self.special = tokenizer, special
+    def __init__(self, tokenizer: hf.Tokenizer, special: SpecialTokens, *, split_special_tokens: bool = False):
+        self._tokenizer, self.special, self.split_special_tokens = tokenizer, special, split_special_tokens
+        tokenizer.encode_special_tokens = split_special_tokens
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
         byte_ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         self.fallback_bytes = frozenset(i for i in byte_ids if i is not None)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tokenizer.encode_special_tokens = self.split_special_tokens  # the library does not pickle it
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text, without the special tokens around it."""
@@ -58,17 +67,22 @@ class CheckpointTokenizer(_Pretrained):
         """Returns the tokenizer without the added special tokens whose ids are `size` or more."""
         model = json.loads(self._tokenizer.to_str())
         model["added_tokens"] = [token for token in model["added_tokens"] if token["id"] < size or not token["special"]]
-        return CheckpointTokenizer(hf.Tokenizer.from_str(json.dumps(model)), self.special.below(size))
+        library = hf.Tokenizer.from_str(json.dumps(model))
+        split = self.split_special_tokens
+        return CheckpointTokenizer(library, self.special.below(size), split_special_tokens=split)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "CheckpointTokenizer":
         """Restores the tokenizer from `to_json`."""
-        return cls(hf.Tokenizer.from_str(json.dumps(values["model"])), special_from_json(values["special"]))
+        library = hf.Tokenizer.from_str(json.dumps(values["model"]))
+        split = bool(values.get("split_special_tokens"))
+        return cls(library, special_from_json(values["special"]), split_special_tokens=split)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the kind, the `tokenizer.json` under `model`, and the special tokens."""
         model = json.loads(self._tokenizer.to_str())
-        return {"kind": self.kind, "model": model, "special": dataclasses.asdict(self.special)}
+        split = {"split_special_tokens": True} if self.split_special_tokens else {}
+        return {"kind": self.kind, "model": model, "special": dataclasses.asdict(self.special), **split}
 
 
 class PiecesTokenizer(_Pretrained, OneByOne):

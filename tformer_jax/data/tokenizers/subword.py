@@ -75,6 +75,10 @@ class SubwordTokenizer:
         """Restores the tokenizer from `to_json`."""
         return cls(values["kind"], hf.Tokenizer.from_str(json.dumps(values["model"])))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tokenizer.encode_special_tokens = True  # the library does not pickle it
+
     def encode(self, text: str) -> list[int]:
         """Encodes a text."""
         return self.encode_batch([text])[0]

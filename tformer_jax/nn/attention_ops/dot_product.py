@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.nn.attention_ops import shards
 from tformer_jax.nn.attention_ops.core import Backend, Operands
 from tformer_jax.nn.attention_ops.reference import dense_bias, zero_masked_rows
 
@@ -17,6 +18,8 @@ def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.
     Causal masks and their windows are passed as arguments, so that cuDNN skips masked blocks; other conditions are
     passed as an array.
     """
+    if implementation == "cudnn":  # JAX partitions the kernel only if q, k and v are sharded in the same way
+        x = shards.shard_as_queries(x)
     mask, T, S = x.mask, x.q.shape[1], x.k.shape[1]
     causal = mask.causal and mask.prefix is None and mask.positions is None
     window = (mask.window - 1, 0) if causal and mask.window is not None else None

@@ -55,13 +55,26 @@ def on_each_device(kernel: Callable[[Operands], jax.Array], x: Operands, *, leng
     return out
 
 
+def shard_as_queries(x: Operands) -> Operands:
+    """Shards keys and values like queries, in programs of all devices; repeats their heads as `on_each_device` does."""
+    k, v = (sharding.constrain(array, axes.BATCH, None, axes.HEADS, None) for array in _repeated(x))
+    return dataclasses.replace(x, k=k, v=v)
+
+
 def _split_heads(x: Operands) -> Operands:
     """Repeats key/value heads to shard them like the query heads, and restricts the bias to each device's heads."""
     heads = sharding.mesh_axes(axes.HEADS, x.q.shape[2])
     devices = sharding.devices(heads)
-    copies = math.lcm(x.k.shape[2], devices) // x.k.shape[2]
     bias = x.bias if x.bias is None or devices == 1 else LocalHeadsBias(x.bias, heads, x.q.shape[2] // devices)
-    return dataclasses.replace(x, k=jnp.repeat(x.k, copies, axis=2), v=jnp.repeat(x.v, copies, axis=2), bias=bias)
+    k, v = _repeated(x)
+    return dataclasses.replace(x, k=k, v=v, bias=bias)
+
+
+def _repeated(x: Operands) -> tuple[jax.Array, jax.Array]:
+    """Repeats the heads of k and v until the devices that shard the heads of q divide their number."""
+    devices = sharding.devices(sharding.mesh_axes(axes.HEADS, x.q.shape[2]))
+    copies = math.lcm(x.k.shape[2], devices) // x.k.shape[2]
+    return jnp.repeat(x.k, copies, axis=2), jnp.repeat(x.v, copies, axis=2)
 
 
 def _spec(x: jax.Array, *names: str | None) -> PartitionSpec:
