@@ -1,5 +1,6 @@
 """Attention masks: which keys a query may attend to."""
 
+import dataclasses
 import functools
 import operator
 
@@ -33,6 +34,8 @@ class Mask:
     """A query may attend to positions less than `window` away."""
     self_attention: bool = flax.struct.field(pytree_node=False, default=False)
     """Queries and keys are the same tokens: T = S, and `padding_mask` and `segments` describe both."""
+    padding_last: bool = flax.struct.field(pytree_node=False, default=False)
+    """Padding is only at the end of each row."""
 
     @property
     def conditions(self) -> frozenset[str]:
@@ -40,6 +43,12 @@ class Mask:
         optional = ("padding_mask", "segments", "prefix", "explicit", "positions", "window")
         found = {name for name in optional if getattr(self, name) is not None}
         return frozenset(found | ({"causal"} if self.causal else set()) | (set() if self.self_attention else {"cross"}))
+
+    @property
+    def without_hidden_padding(self) -> "Mask":
+        """The mask without `padding_mask` if queries that are not padding attend to the same keys without it."""
+        hidden = self.causal and self.self_attention and self.padding_last and self.prefix is None
+        return dataclasses.replace(self, padding_mask=None) if hidden and self.positions is None else self
 
     def block_positions(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> tuple[jax.Array, jax.Array]:
         """Returns the positions of queries t, ..., t + T - 1 and keys s, ..., s + S - 1.

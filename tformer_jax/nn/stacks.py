@@ -173,11 +173,13 @@ class Decoder(Stack):
                 "packed rows need segments of both source and target: with only one of them, "
                 "cross-attention would attend to other pairs; pass both or neither"
             )
-        mask = Mask(  # also hides the padding, which is last
+        mask = Mask(
+            padding_mask=padding_mask,
             segments=None if segments is None else (segments, segments),
             prefix=prefix,
             causal=True,
             self_attention=True,
+            padding_last=True,
         )
         cross_segments = None if segments is None or memory_segments is None else (segments, memory_segments)
         ctx = LayerContext(

@@ -16,11 +16,11 @@ def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.
     """Calls `jax.nn.dot_product_attention`, with zeros for queries that may attend to no key.
 
     Causal masks and their windows are passed as arguments, so that cuDNN skips masked blocks; other conditions are
-    passed as an array.
+    passed as an array, except padding that a causal mask hides, so that results of padding queries are unspecified.
     """
     if implementation == "cudnn":  # JAX partitions the kernel only if q, k and v are sharded in the same way
         x = shards.shard_as_queries(x)
-    mask, T, S = x.mask, x.q.shape[1], x.k.shape[1]
+    mask, T, S = x.mask.without_hidden_padding, x.q.shape[1], x.k.shape[1]
     causal = mask.causal and mask.prefix is None and mask.positions is None
     window = (mask.window - 1, 0) if causal and mask.window is not None else None
     may_attend = dataclasses.replace(mask, causal=False, window=None).dense(T, S) if causal else mask.dense(T, S)
