@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import filelock
+import jax
 import pytest
 
 from tformer_jax import user_cache
@@ -66,6 +67,21 @@ def test_a_folder_of_the_users_is_used(caches, monkeypatch):
     assert user_cache.default_folder() == caches / "home" / ".cache" / "tformer_jax"
     monkeypatch.setattr(sys, "platform", "darwin")
     assert user_cache.default_folder() == caches / "home" / "Library" / "Caches" / "tformer_jax"
+
+
+@pytest.mark.parametrize(
+    ("backend", "processes", "named", "disabled"),
+    [("gpu", 2, False, True), ("gpu", 1, False, False), ("cpu", 2, False, False), ("gpu", 2, True, False)],
+)
+def test_several_processes_on_gpus_share_a_cache_or_have_none(caches, monkeypatch, backend, processes, named, disabled):
+    changed = []
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(type(jax.config), "update", lambda _, *setting: changed.append(setting))
+    if named:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(caches / "shared"))
+    compilation_cache.enable()
+    compilation_cache.disable_if_private(processes)
+    assert changed == ([("jax_enable_compilation_cache", False)] if disabled else [])
 
 
 @pytest.mark.parametrize(

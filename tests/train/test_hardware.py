@@ -35,7 +35,8 @@ def test_chips_are_distinguished():
     for kind, peak in peaks.items():
         device = type("Device", (), {"device_kind": kind})()
         assert hardware.peak_flops([device, device]) == 2 * peak
-    assert hardware.peak_flops([type("Device", (), {"device_kind": "cpu"})()]) is None
+    for kind in ("cpu", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"):
+        assert hardware.peak_flops([type("Device", (), {"device_kind": kind})()]) is None
     memory, ici = 17_179_869_184, 1600e9 / 8  # of v5e's data sheet: 16 GiB of HBM, 1600 Gbit/s
     assert dataclasses.astuple(CHIPS["v5e"]) == ("TPU v5 lite", 197e12, memory, ici)
 

@@ -45,6 +45,20 @@ def enable() -> None:
         os.environ.setdefault(name, value)
 
 
+def disable_if_private(processes: int) -> None:
+    """Disables the user's cache for several processes on GPUs, unless the user has named a folder, which is shared.
+
+    XLA distributes the autotuning of a program over the processes that compile it. Only process 0 writes to the cache:
+    if it loads a program from a folder that other hosts do not have, they wait for its results.
+    """
+    import jax  # after `enable`
+
+    folder = Path(os.environ.get(user_cache.VARIABLE) or os.devnull) / "xla"
+    private = Path(os.environ.get(FOLDER, os.devnull)).is_relative_to(folder)
+    if processes > 1 and private and jax.default_backend() == "gpu":
+        jax.config.update("jax_enable_compilation_cache", False)
+
+
 def processor() -> str:
     """Returns a name for this CPU and its features: programs compiled for another one in a shared home may crash."""
     features = b""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.allocator import run_in_calling_thread
+from tformer_jax.cli import compilation_cache
 from tformer_jax.cli.common import INTERRUPTED, add_data, check_writable, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if cfg.train.report:
         html.check_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
+    compilation_cache.disable_if_private(group.count)
     if options.record:
         if resolved(options.record).is_relative_to(resolved(folder)):
             raise ConfigError(f"--record {options.record}: is in the run folder, which this run creates; name another")

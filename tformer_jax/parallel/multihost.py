@@ -31,8 +31,8 @@ LAUNCHERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_CO
 """Environment variables of Slurm and Open MPI: the number of processes, and the index of this one."""
 NO_CLUSTER = ("coordinator_address", "must be called before any JAX calls")
 """Parts of JAX's errors if it finds no cluster, or if this process has already used JAX, as in a notebook."""
-USER_ERROR = 2
-"""Exit status after a user error."""
+LATE = 1
+"""Exit status if processes are missing; those of a cluster may only be late, so that a restart may succeed."""
 BEAT_SECONDS = 1.0
 """Interval at which a waiting process touches its file."""
 STALE_SECONDS = 10
@@ -206,7 +206,7 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
                 print(f"error: {_missing(markers, index, count, seconds)}", file=sys.stderr, flush=True)
                 if index == 0:  # processes that started later must be able to report it, too
                     time.sleep(STALE_SECONDS)
-                os._exit(USER_ERROR)
+                os._exit(LATE)
 
     thread = threading.Thread(target=wait, daemon=True, name="roll call")
     thread.start()

@@ -10,9 +10,10 @@ from tformer_jax.train.chips import CHIPS
 
 
 def peak_flops(devices: list[jax.Device]) -> float | None:
-    """Returns the total peak bfloat16 FLOP/s of `devices`; None if one of them is unknown."""
+    """Returns the total peak bfloat16 FLOP/s of `devices`; None if one of them is unknown, or a part of a GPU (MIG)."""
     kinds = sorted(CHIPS.values(), key=lambda chip: len(chip.kind), reverse=True)  # TPU v5 lite before TPU v5
-    found = [next((chip.flops for chip in kinds if d.device_kind.startswith(chip.kind)), None) for d in devices]
+    names = [device.device_kind for device in devices if " MIG " not in device.device_kind]
+    found = [next((chip.flops for chip in kinds if name.startswith(chip.kind)), None) for name in names]
     known = [peak for peak in found if peak is not None]
     return sum(known) if len(known) == len(devices) else None
 
