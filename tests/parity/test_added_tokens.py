@@ -8,6 +8,7 @@ import pytest
 import sentencepiece
 import transformers
 
+from tests.parity import checkpoints
 from tests.parity.checkpoints import TEXTS
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
@@ -147,3 +148,13 @@ def test_span_corruption_uses_the_sentinels_of_t5(models, tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert [extended.id_of(name) for name in SENTINEL_TOKENS] == theirs.convert_tokens_to_ids([*SENTINEL_TOKENS])
     assert extended.id_of("<extra_id_0>") == extended.vocab_size - 1
+
+
+@pytest.mark.parametrize(
+    "text", ["the cat", "a </s> cat", "the<unk> cat", "a<pad>b  c", ">>fr<< the cat", " <unk> the"]
+)
+def test_names_of_special_tokens_in_texts_of_marian(text, tmp_path):
+    checkpoints.marian(tmp_path)
+    tokenizer = load_checkpoint_tokenizers(tmp_path).source
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+    assert [*tokenizer.encode(text), *tokenizer.special.after] == theirs
