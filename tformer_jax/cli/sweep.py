@@ -27,8 +27,8 @@ from tformer_jax.config.paths import resolved
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import provenance
+from tformer_jax.train.console import RunConsole
 from tformer_jax.train.errors import RunError
-from tformer_jax.train.progress import RunConsole
 from tformer_jax.train.run_folder import read_json, write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"

@@ -246,9 +246,10 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
 
 
 def _check_index(path: Path) -> None:
-    """Reads the index of a checkpoint's arrays; if it is damaged, each of Orbax's reads would print a traceback."""
-    base = str(path / "state") if is_remote(path) else (path / "state").as_uri()
-    tensorstore.KvStore.open({"driver": "ocdbt", "base": f"{base}/"}).result().list().result()
+    """Reads the index of a local checkpoint's arrays; if it is damaged, each read of Orbax would print a traceback."""
+    if not is_remote(path):
+        base = (path / "state").as_uri()
+        tensorstore.KvStore.open({"driver": "ocdbt", "base": f"{base}/"}).result().list().result()
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import datetime
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tformer_jax.config.numbers import GIB
 from tformer_jax.eval.evaluators import Sample
+from tformer_jax.train.console import RunConsole
 
 SHOWN_WAIT_PERCENT = 5
 """The wait for data is shown if it exceeds this percentage of the time."""
@@ -61,15 +60,6 @@ def with_prefix(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f} {prefix}"
     return f"{number:.0f} "
-
-
-class RunConsole(Console):
-    """A console whose reader may leave: a run goes on without its output."""
-
-    def on_broken_pipe(self) -> None:
-        """Discards all further output, where rich ends the process."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class ProgressView:
