@@ -38,10 +38,10 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
 
 
 def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None:
-    """Checks that the files of finished runs had the same contents: held-out ones, and those of equal `data` settings.
+    """Checks that all finished runs had the same held-out examples, and those with equal `data` the same training ones.
 
     Raises:
-        ConfigError: two runs had other examples.
+        ConfigError: two runs had different examples.
     """
     known: dict[tuple[str, DataConfig | None], tuple[Path, Any]] = {}
     for combination, cfg in configs.items():

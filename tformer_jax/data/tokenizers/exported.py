@@ -51,7 +51,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
 
 
 def _without_added(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer itself if an objective found all of its tokens there, and added none."""
+    """Removes the wrapper of a tokenizer to which an objective added no token."""
     return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) and not tokenizer.added else tokenizer
 
 
