@@ -4,6 +4,8 @@ import contextlib
 import json
 import logging
 import math
+import sys
+import traceback
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-import tensorstore
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import first_line
-from tformer_jax.config.paths import is_remote, resolved
+from tformer_jax.config.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.train import run_folder
 from tformer_jax.train.errors import RunError, cause_of_failed_write
@@ -234,8 +235,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
     handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
     try:
-        _check_index(path)
-        with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        with _first_failure_only(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             restored = reader.restore(path, args=args)
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = first_line(error, 120)
@@ -245,11 +245,31 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     return restored.state, sealed
 
 
-def _check_index(path: Path) -> None:
-    """Reads the index of a local checkpoint's arrays; if it is damaged, each read of Orbax would print a traceback."""
-    if not is_remote(path):
-        base = (path / "state").as_uri()
-        tensorstore.KvStore.open({"driver": "ocdbt", "base": f"{base}/"}).result().list().result()
+@contextlib.contextmanager
+def _first_failure_only() -> Iterator[None]:
+    """Drops the tracebacks that pending reads print when one read of the body fails.
+
+    Orbax closes their event loop, and TensorStore's threads and the garbage collector report each of them, some of them
+    later: after a failure they are dropped for the rest of the process.
+    """
+    report, tasks = sys.unraisablehook, logging.getLogger("asyncio")
+
+    def report_others(args: Any) -> None:
+        if not _is_of_pending_read("".join(traceback.format_exception(args.exc_value))):
+            report(args)
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return not _is_of_pending_read(logging.Formatter().format(record))
+
+    sys.unraisablehook = report_others
+    tasks.addFilter(is_of_others)
+    yield
+    sys.unraisablehook = report
+    tasks.removeFilter(is_of_others)
+
+
+def _is_of_pending_read(text: str) -> bool:
+    return any(word in text for word in ("orbax", "tensorstore", "Event loop is closed"))
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:
