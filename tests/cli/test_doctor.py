@@ -247,6 +247,4 @@ def test_data_files_are_located_but_not_read(tmp_path):
     one_side = {"source_tokenizer": "file", "tokenizer_file": "tokenizer.json", "shared_vocab": False}
     (sentence,) = checks.data(dataclasses.replace(cfg, data=dataclasses.replace(data, **one_side)), tmp_path)
     assert sentence.startswith(f"{tmp_path / 'tokenizer.json'} does not exist")
-    start = time.perf_counter()
     assert list(checks.data(cfg, tmp_path)) == []
-    assert time.perf_counter() - start < 1

@@ -65,7 +65,7 @@ def test_disconnecting_before_the_response_frees_its_pages():
     with live(delay=0.01, max_rows=1) as one:
         for number in (1, 2):
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(one.url + COMPLETE, json=LONG, timeout=0.2)
+                httpx.post(one.url + COMPLETE, json=LONG, timeout=0.5)
             until(lambda number=number: one.engine.canceled == list(range(1, number + 1)))
         until(lambda: one.metric("tformer_pages_used") == 0)
 
@@ -76,7 +76,7 @@ def test_disconnecting_while_pending_never_starts_the_request():
         thread, found = one.background(COMPLETE, prompt="abc")
         until(lambda: len(one.worker.jobs) == 1)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(one.url + COMPLETE, json={"prompt": "xyz"}, timeout=0.2)
+            httpx.post(one.url + COMPLETE, json={"prompt": "xyz"}, timeout=0.5)
         until(lambda: len(one.worker.jobs) == 1)
         one.engine.gate.set()
         thread.join()
@@ -144,7 +144,7 @@ def test_attention_has_the_thread_and_the_queue_of_other_requests():
 
 
 def test_attention_has_the_timeout_of_other_requests():
-    with slow_attention(timeout=0.2) as (one, _, gate):
+    with slow_attention(timeout=0.5) as (one, _, gate):
         assert one.post(ATTENTION, text="a").status_code == 504
         gate.set()
         assert one.post(ATTENTION, text="a").status_code == 200
@@ -263,7 +263,7 @@ def test_missing_headers_end_the_connection(sent):
 
 
 def test_a_body_that_was_answered_unread_ends_the_connection():
-    with live(body_timeout=0.3) as one, one.raw() as client:
+    with live(body_timeout=0.6) as one, one.raw() as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n")
         answer = b""
         while not answer.endswith(b"}"):
@@ -276,10 +276,10 @@ def test_a_body_that_was_answered_unread_ends_the_connection():
 
 def test_headers_in_two_parts_and_a_second_request():
     head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-    with live(body_timeout=0.5) as one, one.raw() as client:
+    with live(body_timeout=1) as one, one.raw() as client:
         for _ in range(2):
             client.sendall(head)
-            time.sleep(0.3)
+            time.sleep(0.55)
             client.sendall(b"\r\n")
             assert client.recv(10_000).startswith(b"HTTP/1.1 200")
         client.sendall(head)
@@ -287,7 +287,7 @@ def test_headers_in_two_parts_and_a_second_request():
 
 
 def test_a_long_response_is_not_a_header_timeout():
-    with live(body_timeout=0.2, delay=0.05) as one:
+    with live(body_timeout=0.4, delay=0.05) as one:
         assert one.post(COMPLETE, prompt="abcdefghij").json()["choices"][0]["text"] == "jihgfedcba"
 
 

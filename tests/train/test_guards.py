@@ -67,8 +67,9 @@ def test_a_dead_process_holds_no_lock(tmp_path):
 
 
 WATCHED = "import time; from tformer_jax.train.guards import Watchdog; dog = Watchdog(1); dog.beat()"
-HANGS = f"{WATCHED}; time.sleep(0.6); dog.beat(); time.sleep(0.6); print('alive', flush=True); time.sleep(60)"
-PAUSES = f"{WATCHED}\nwith dog.paused(): time.sleep(1.7)\ntime.sleep(0.5)"
+BEATS = "for _ in range(3): time.sleep(0.4); dog.beat()"
+HANGS = f"{WATCHED}\n{BEATS}\nprint('alive', flush=True); time.sleep(60)"
+PAUSES = f"{WATCHED}\nwith dog.paused(): time.sleep(1.7)\ntime.sleep(0.3)"
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_a_step_that_hangs_ends_the_process(watched):
     assert done.returncode == HUNG
     assert done.stdout == "alive\n"
     assert "no step ended within train.hang_seconds=1" in done.stderr
-    assert 'File "<string>", line 1 in <module>' in done.stderr
+    assert 'File "<string>", line 3 in <module>' in done.stderr
 
 
 def test_no_alarm_while_paused(watched):
