@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -183,7 +184,8 @@ def test_damage_is_reported_once(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     for name, line in zip(damaged, done.stdout.splitlines(), strict=True):
-        assert f"{tmp_path / name / '1'} is damaged, or not of this config's model" in line
+        assert f"{tmp_path / name / '1'} is damaged, or not of this config's model: " in line
+        assert re.search(r'Error reading "\S+" in OCDBT database', line)
 
 
 def test_intact_arrays_of_another_checkpoint_are_detected(copied):

@@ -238,7 +238,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
         with _first_failure_only(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             restored = reader.restore(path, args=args)
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
-        reason = first_line(error, 120)
+        reason = first_line(error.__cause__ or error, 200)  # the cause names the array
         raise ConfigError(f"{path} is damaged, or not of this config's model: {reason}") from error
     if not _is_intact(sealed := restored.host):
         raise ConfigError(f"{path} is damaged: the checksum of its host data does not match")
