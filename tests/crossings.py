@@ -29,8 +29,8 @@ from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, Opt
 from tformer_jax.config.schema import BATCHINGS
 from tformer_jax.config.sources import SOURCES
 from tformer_jax.interop import exact, hf
-from tformer_jax.models import registry
-from tformer_jax.nn import conversions, kv_cache
+from tformer_jax.models import conversions, registry
+from tformer_jax.nn import kv_cache
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import optimizers
 

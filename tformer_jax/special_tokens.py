@@ -25,7 +25,7 @@ class SpecialTokens:
     """Ids and names; decoded text omits them."""
     start: int = BOS
     """First input of the decoder of a translation."""
-    ends: tuple[int, ...] = (EOS,)
+    eos: tuple[int, ...] = (EOS,)
     """Tokens that end an output. The first one ends sources, targets and documents."""
     bos: int | None = BOS
     """Token that begins texts, if `before` has one; None: there is none."""
@@ -33,21 +33,21 @@ class SpecialTokens:
     """Token that other libraries fill rows with; None: there is none."""
     unknown: int | None = UNK
     """Token of texts outside the vocabulary; None: there are none."""
-    never: tuple[int, ...] = (PAD_TOKEN, BOS)
+    suppressed: tuple[int, ...] = (PAD_TOKEN, BOS)
     """Tokens that are never generated."""
     forced: tuple[int, ...] = ()
     """First tokens of each output."""
     before: tuple[int, ...] = ()
     """Tokens before each text."""
     after: tuple[int, ...] = ()
-    """Tokens after each text; a source or target ends in `ends[0]` if there are none."""
+    """Tokens after each text; a source or target ends in `eos[0]` if there are none."""
     context: int | None = None
     """Token after which the continuation of a text is decoded; None: as at the start of a text."""
 
     @property
     def after_side(self) -> tuple[int, ...]:
         """Tokens after a source or target."""
-        return self.after or self.ends[:1]
+        return self.after or self.eos[:1]
 
     @property
     def added(self) -> int:
@@ -61,16 +61,16 @@ class SpecialTokens:
 
     @property
     def used(self) -> set[int]:
-        """Tokens that texts or outputs may contain even if they have no names; not `never` and `pad`."""
+        """Tokens that texts or outputs may contain even if they have no names; not `suppressed` and `pad`."""
         optional = {i for i in (self.bos, self.unknown, self.context) if i is not None}
-        return {self.start, *self.ends, *self.forced, *self.before, *self.after} | optional
+        return {self.start, *self.eos, *self.forced, *self.before, *self.after} | optional
 
     def below(self, size: int) -> "SpecialTokens":
-        """Returns a copy in which `names`, `never` and `pad` have only ids below `size`."""
+        """Returns a copy in which `names`, `suppressed` and `pad` have only ids below `size`."""
         return dataclasses.replace(
             self,
             names=tuple((i, name) for i, name in self.names if i < size),
-            never=tuple(i for i in self.never if i < size),
+            suppressed=tuple(i for i in self.suppressed if i < size),
             pad=None if self.pad is None or self.pad >= size else self.pad,
         )
 

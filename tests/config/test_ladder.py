@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 
 import jax
+import optax
 import pytest
 
 from tests.helpers import with_own_stacks
@@ -11,7 +12,6 @@ from tformer_jax import config
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.models import registry
-from tformer_jax.train.state import parameter_count
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 LADDER = f"{FOLDER / 'ladder.py'}"
@@ -39,7 +39,7 @@ def parameters(task: str, rung: str) -> int:
         "source_vocab_size": 300 if cfg.family == "seq2seq" else None,
     }
     model = registry.build(ModelConfig(**(vars(cfg) | with_own_stacks(cfg.family, sizes))))
-    return parameter_count(jax.eval_shape(lambda: registry.init(model, jax.random.key(0))))
+    return optax.tree.size(jax.eval_shape(lambda: registry.init(model, jax.random.key(0))))
 
 
 @pytest.mark.parametrize("task", ["shakespeare", "multi30k"])

@@ -241,7 +241,7 @@ class TestTokenizer:
         """Nothing is appended, so that published embeddings fit; they surround sources and targets."""
 
         class Published(CharacterTokenizer):
-            special = SpecialTokens(((4, "[MASK]"), (5, "[SEP]")), start=7, ends=(5,), before=(6,), after=(5,))
+            special = SpecialTokens(((4, "[MASK]"), (5, "[SEP]")), start=7, eos=(5,), before=(6,), after=(5,))
 
         inner = Published("mebcdf")
         tokenizer = ExtendedTokenizer.of(inner, ADDED["denoising"])

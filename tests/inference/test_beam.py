@@ -169,8 +169,8 @@ def test_missing_outputs_are_empty(stopping):
     for forced, outputs in cases.items():
         length = len(outputs[0])
         settings, constraints = RowSettings.of(cfg, 1), Constraints(forced=forced)
-        state = beam.Beams.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
-        advance = jax.jit(beam.Beams.advance)
+        state = beam.BeamState.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
+        advance = jax.jit(beam.BeamState.advance)
         for _ in range(length):
             state = advance(state, np.broadcast_to(logits, (1, 6, VOCAB)))
         assert state.done.all()
@@ -183,9 +183,9 @@ def test_missing_outputs_are_empty(stopping):
 def test_beams_without_a_hypothesis_end_the_search():
     """Both outputs of one token end at once if no other token is allowed."""
     cfg, one = DecodeConfig(strategy="beam", beams=3), np.array([1])
-    constraints = Constraints(ends=(EOS, 5), forbidden=((3,), (4,)))
-    state = beam.Beams.start(one, one, one * 9, RowSettings.of(cfg, 1), constraints, length=9, cfg=cfg)
-    state = jax.jit(beam.Beams.advance)(state, np.zeros((1, 3, VOCAB), np.float32))
+    constraints = Constraints(eos=(EOS, 5), forbidden=((3,), (4,)))
+    state = beam.BeamState.start(one, one, one * 9, RowSettings.of(cfg, 1), constraints, length=9, cfg=cfg)
+    state = jax.jit(beam.BeamState.advance)(state, np.zeros((1, 3, VOCAB), np.float32))
     assert state.done.all()
     assert (state.finished.scores[0] > beam.WORST).tolist() == [True, True, False]
 
@@ -193,7 +193,7 @@ def test_beams_without_a_hypothesis_end_the_search():
 def test_a_longer_state_keeps_its_tokens():
     """Tokens, hypotheses and ancestors are followed by PAD, PAD and 0."""
     cfg, number = DecodeConfig(strategy="beam", beams=2), np.array([5])
-    start = beam.Beams.start(number, number, number, RowSettings.of(cfg, 1), Constraints(), length=2, cfg=cfg)
+    start = beam.BeamState.start(number, number, number, RowSettings.of(cfg, 1), Constraints(), length=2, cfg=cfg)
     tokens = np.array([[[3, 4], [4, 5]]], np.int32)
     state = dataclasses.replace(
         start,

@@ -40,7 +40,7 @@ def rows(count: int, **changes) -> RowSettings:
 
 @jax.jit
 def choose(logits, settings, keys) -> jax.Array:
-    """Chooses among the tokens that may be generated, as `Sequences.advance` does."""
+    """Chooses among the tokens that may be generated, as `SamplingState.advance` does."""
     return sampling.choose(sampling.forbid(logits), settings, keys)
 
 

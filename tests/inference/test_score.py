@@ -99,7 +99,7 @@ def test_what_a_tokenizer_changes_is_not_dropped():
     )
     tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.ByteLevel(), hf.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|user|>"])
-    special = SpecialTokens(names=((256, "<|user|>"),), start=256, ends=(256,), bos=None, pad=None, unknown=None)
+    special = SpecialTokens(names=((256, "<|user|>"),), start=256, eos=(256,), bos=None, pad=None, unknown=None)
     bytes_ = CheckpointTokenizer(tokenizer, special)
     assert dropped_characters(bytes_, "<|user|> hé\n\n") == ""
     assert dropped_characters(NormalizedTokenizer(characters("ab "), ("punctuation",), "en"), "a  b") == ""

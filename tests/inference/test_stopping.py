@@ -87,9 +87,7 @@ def word_ends() -> Tokenizer:
 def marian() -> Tokenizer:
     """A tokenizer whose decoded texts have no space at their ends, where the piece of a space may stand alone."""
     pieces = ["</s>", "<unk>", "▁", "▁the", "a", "t", "数", ".", "<pad>"]
-    special = dataclasses.replace(
-        DEFAULT_SPECIAL_TOKENS, names=((0, "</s>"), (8, "<pad>")), ends=(0,), unknown=1, pad=8
-    )
+    special = dataclasses.replace(DEFAULT_SPECIAL_TOKENS, names=((0, "</s>"), (8, "<pad>")), eos=(0,), unknown=1, pad=8)
     return PiecesTokenizer(spiece_model(vocab_size=60), {piece: i for i, piece in enumerate(pieces)}, special)
 
 
@@ -122,7 +120,7 @@ def pieces(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> tuple[li
 
 def check(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> None:
     shown, done = pieces(tokenizer, tokens, stop)
-    text, (end, *_) = tokenizer.decode(tokens), tokenizer.special.ends
+    text, (end, *_) = tokenizer.decode(tokens), tokenizer.special.eos
     assert "".join(shown) == cut(text, stop)
     assert done == (end in tokens or any(one in text for one in stop))
     whole = TextBuffer(tokenizer)
@@ -146,7 +144,7 @@ STOPS = st.lists(st.text(alphabet="the a.数\ufffd", min_size=1, max_size=4), ma
 
 @pytest.mark.parametrize("examples", rest_slow([50, 500], 1))
 def test_random_tokens(tokenizer, examples):
-    few, (end, *_) = [*range(FIRST + 3), *tokenizer.fallback_bytes][: FIRST + 60], tokenizer.special.ends
+    few, (end, *_) = [*range(FIRST + 3), *tokenizer.fallback_bytes][: FIRST + 60], tokenizer.special.eos
     token = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(few)
 
     @settings(max_examples=examples)

@@ -9,8 +9,8 @@ from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_sett
 from tests.test_api import DATA, run_of
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.inference.watch import ATTENTIONS, rollout, watch
-from tformer_jax.models import registry
-from tformer_jax.nn import cached_attention, conversions, latent_attention, layers, stacks
+from tformer_jax.models import conversions, registry
+from tformer_jax.nn import cached_attention, latent_attention, layers, stacks
 from tformer_jax.nn.attention_ops import attention_weights
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import PAD

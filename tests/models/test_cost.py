@@ -157,6 +157,12 @@ def test_parameters_by_module():
     assert found.total == sum(found.parameters.values())
 
 
+def test_token_types_are_embeddings():
+    found = cost.of(tiny("masked_lm", position="learned", token_types=2), 1, 4)
+    D, V = 8, 11
+    assert found.embeddings == (V + 16 + 2) * D
+
+
 @pytest.mark.parametrize(
     "settings",
     [

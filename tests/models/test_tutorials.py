@@ -11,7 +11,7 @@ from tests.helpers import TINY, apply, assert_close, build, tiny, with_own_stack
 from tests.models.test_models import REAL, SOURCE, TOKENS
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions
 from tformer_jax.special_tokens import PAD
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "tutorials.py"

@@ -8,7 +8,7 @@ import pytest
 from tests import oracles
 from tests.helpers import apply, assert_close, init_module, normal, tiny
 from tformer_jax.config import ConfigError, kinds
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions
 from tformer_jax.nn.attention import Attention, BasicAttention
 from tformer_jax.nn.attention_ops import Backend
 from tformer_jax.nn.attention_ops.reference import reference

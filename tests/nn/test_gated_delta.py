@@ -10,7 +10,8 @@ import pytest
 from tests import oracles
 from tests.helpers import apply, assert_close, build, init_module, normal, rest_slow, tiny
 from tformer_jax import axes
-from tformer_jax.nn import conversions, delta_rule
+from tformer_jax.models import conversions
+from tformer_jax.nn import delta_rule
 from tformer_jax.nn.gated_delta import ConvolvedHeads, DeltaState, GatedDelta
 from tformer_jax.nn.kv_cache import BeamAncestry
 

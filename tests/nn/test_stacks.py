@@ -8,8 +8,7 @@ from flax import linen as nn
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax.benchmarks.jitted_loop import continue_text
 from tformer_jax.config import ConfigError, DecodeConfig, model
-from tformer_jax.models import registry
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions, registry
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)

@@ -45,7 +45,7 @@ def test_outputs_are_equal(converted, case):
         rows, ours = [result.hypotheses[0] for result in found], run.translate(TEXTS, **settings)
         expected = [decoded(tokenizer, row) for row in rows]
     else:
-        ends = [tokenizer.convert_ids_to_tokens(i) for i in run.tokenizers.target.special.ends]
+        ends = [tokenizer.convert_ids_to_tokens(i) for i in run.tokenizers.target.special.eos]
         search = {"beam_size": beams, "sampling_topk": 1, "include_prompt_in_result": False, "end_token": ends}
         found = ctranslate2.Generator(folder).generate_batch(inputs, max_length=NEW, **search)
         whole = [decoded(tokenizer, row + result.sequences[0]) for row, result in zip(inputs, found, strict=True)]

@@ -31,7 +31,7 @@ def assert_equal_after_export(tokenizer, folder, model_type, family, texts=TEXTS
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     again = load_checkpoint_tokenizers(folder).target
     again = Tokenizers.from_json(json.loads(json.dumps(Tokenizers(again, again).to_json()))).target
-    end = [tokenizer.special.ends[0]] if pair else []
+    end = [tokenizer.special.eos[0]] if pair else []
     for text in texts:
         ids = [*tokenizer.encode(text), *end]
         assert theirs(text)["input_ids"] == ids, text
@@ -63,4 +63,4 @@ def test_characters_without_an_end_are_read_again(text, tmp_path):
     """As of nanoGPT: no token ends a text, and there may be no letter a."""
     tokenizer = characters(text)
     assert_equal_after_export(tokenizer, tmp_path, "gpt2", "decoder_lm", [text, text[1:] * 2])
-    assert load_checkpoint_tokenizers(tmp_path).target.special.ends == (len(text),)
+    assert load_checkpoint_tokenizers(tmp_path).target.special.eos == (len(text),)

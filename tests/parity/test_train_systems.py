@@ -15,7 +15,7 @@ from tformer_jax.benchmarks.torch_systems import PyTorch
 from tformer_jax.benchmarks.train_systems import Ours
 from tformer_jax.config import Config, DataConfig, TrainConfig
 from tformer_jax.config.model import RotaryConfig
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions
 from tformer_jax.special_tokens import IGNORED, PAD
 
 STEPS = 6

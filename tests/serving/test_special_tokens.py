@@ -22,7 +22,7 @@ NAMES = {1: "[CLS]", 3: "[END]"}
 class Framed(ByteTokenizer):
     """Texts stand between [CLS] and [END]; there is no padding."""
 
-    special = SpecialTokens(tuple(NAMES.items()), ends=(3,), pad=None, before=(1,), after=(3,))
+    special = SpecialTokens(tuple(NAMES.items()), eos=(3,), pad=None, before=(1,), after=(3,))
 
 
 def framed(family: str):

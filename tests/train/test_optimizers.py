@@ -15,8 +15,7 @@ from tformer_jax import axes
 from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS
 from tformer_jax.config.sources import SOURCES
-from tformer_jax.models import registry
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions, registry
 from tformer_jax.train import optimizers
 
 NAMES = {

@@ -19,7 +19,7 @@ from tformer_jax.benchmarks import decode_systems
 from tformer_jax.benchmarks.decode_systems import PEERS, Rows, System
 from tformer_jax.benchmarks.turns import alternate, timed
 from tformer_jax.config import ConfigError, ModelConfig, packages
-from tformer_jax.config.fields import INT32_MAX
+from tformer_jax.config.fields import INT32_MAX, flag
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
@@ -81,14 +81,9 @@ class Workload:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for the sizes of model and workload."""
-    for name, flag in FLAGS.items():
-        text = f"{flag.meaning} (default: {flag.default})"
-        parser.add_argument(flag_name(name), type=int, default=flag.default, metavar="N", help=text)
-
-
-def flag_name(name: str) -> str:
-    """Returns the command-line spelling of a flag."""
-    return f"--{name.replace('_', '-')}"
+    for name, one in FLAGS.items():
+        text = f"{one.meaning} (default: {one.default})"
+        parser.add_argument(flag(name), type=int, default=one.default, metavar="N", help=text)
 
 
 def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
@@ -115,10 +110,10 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
 
 def check(options: argparse.Namespace) -> None:
     """Raises `ConfigError` if a flag is out of range or JAX does not use the CPU."""
-    for name, flag in FLAGS.items():
+    for name, one in FLAGS.items():
         value = vars(options)[name]
-        if not flag.lowest <= value <= flag.highest:
-            raise ConfigError(f"{flag_name(name)} {value}: must be an integer from {flag.lowest} to {flag.highest}")
+        if not one.lowest <= value <= one.highest:
+            raise ConfigError(f"{flag(name)} {value}: must be an integer from {one.lowest} to {one.highest}")
     if options.dim % (2 * options.heads):
         raise ConfigError(f"--dim {options.dim}: must be a multiple of {2 * options.heads}, twice --heads")
     if jax.default_backend() != "cpu":

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.beam import Beams, Hypotheses
+from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
 from tformer_jax.inference.decoding_state import DecodingState
 from tformer_jax.inference.layout import unrolled
 from tformer_jax.inference.model_step import Step, prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.sequences import Sequences
+from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.kv_cache import DecoderCache
@@ -125,7 +125,7 @@ def search(start: Start, length: int, cfg: DecodeConfig, constraints: Constraint
     settings = RowSettings.of(cfg, start.max_new_tokens.shape[0])
     history = _left_aligned(start.prompt, counts, length) if constraints.need_history else None
     sizes: Any = {"length": length, "cfg": cfg}
-    rows = Beams.start(
+    rows = BeamState.start(
         start.prompt[:, -1], counts, start.max_new_tokens, settings, constraints, **sizes, history=history
     )
     return _finish(start.step, start.cache, rows).finished
@@ -138,7 +138,7 @@ def _decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, const
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     history = _left_aligned(start.prompt, counts, length)
     settings = RowSettings.of(cfg, keys.shape[0])
-    rows = Sequences.start(
+    rows = SamplingState.start(
         start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, constraints, history=history
     )
     rows = _finish(start.step, start.cache, rows)

@@ -12,8 +12,7 @@ import numpy as np
 
 from tformer_jax.allocator import keep_memory, peak_bytes, run_in_calling_thread
 from tformer_jax.benchmarks.train_cases import Case
-from tformer_jax.models import cost, registry
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions, cost, registry
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh

@@ -130,7 +130,8 @@ def save_run(options: argparse.Namespace) -> None:
     unwritten: list[str] = []
     if family in ("seq2seq", "decoder_lm"):
         settings, unwritten = generation.generation_fields(run.config.decode)
-        fields |= settings | ({"bad_words_ids": [[token] for token in special.never]} if special.never else {})
+        suppressed = {"bad_words_ids": [[token] for token in special.suppressed]} if special.suppressed else {}
+        fields |= settings | suppressed
     (options.folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     print(f"{options.folder}: {hf.architecture_of(model_type, family).name}")
     if why_not:

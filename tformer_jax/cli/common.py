@@ -131,11 +131,6 @@ def run_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def flag(name: str) -> str:
-    """Returns the flag of an option, such as `--top-k` of `top_k`."""
-    return f"--{name.replace('_', '-')}"
-
-
 def integer(lowest: int) -> Callable[[str], int]:
     """Returns an argparse type for integers from `lowest` to 2^31 - 1."""
 

@@ -7,9 +7,9 @@ import typing
 from typing import Any
 
 from tformer_jax.cli import interactive, lines
-from tformer_jax.cli.common import flag, integer
+from tformer_jax.cli.common import integer
 from tformer_jax.config import DecodeConfig
-from tformer_jax.config.fields import allowed_types
+from tformer_jax.config.fields import allowed_types, flag
 
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 OUTPUTS = {"seq2seq": "--n-best", "decoder_lm": "--samples"}

@@ -13,8 +13,9 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import add_data, check_writable, flag, load_run, new_parser, run_path
+from tformer_jax.cli.common import add_data, check_writable, load_run, new_parser, run_path
 from tformer_jax.config import Config, ConfigError, to_dict
+from tformer_jax.config.fields import flag
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tformer_jax.cli import decoding, interactive, interrupt, lines
-from tformer_jax.cli.common import flag, load_run
+from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.config import DecodeConfig
+from tformer_jax.config.fields import flag
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.text import TextGenerator, Translator

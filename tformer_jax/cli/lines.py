@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tformer_jax.cli import outputs
-from tformer_jax.cli.common import flag, run_parser
+from tformer_jax.cli.common import run_parser
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import flag
 from tformer_jax.config.paths import resolved
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
 from tformer_jax.train import run_folder

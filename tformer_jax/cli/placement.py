@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import bucket_sizes
-from tformer_jax.models import registry
+from tformer_jax.models import cost, registry
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel.mesh import data_parallelism
 from tformer_jax.train import lora, optimizers, state
@@ -86,7 +86,7 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
         mean=_device_bytes(placed.ema),
         gradients=parameters + (FLOAT32 * numbers if micro_batches > 1 else 0),
         activations=rows // micro_batches * length * _activation_bytes(cfg, sizes["tensor"]),
-        checkpoint=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(placed)),
+        checkpoint=cost.size_bytes(placed),
         rows=rows,
         length=length,
     )

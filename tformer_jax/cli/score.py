@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.cli import lines
-from tformer_jax.cli.common import flag, load_run
+from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import flag
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 
 if TYPE_CHECKING:

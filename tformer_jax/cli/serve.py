@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
-from tformer_jax.cli.common import flag, integer, load_run, run_parser, seconds, size_of
+from tformer_jax.cli.common import integer, load_run, run_parser, seconds, size_of
 from tformer_jax.cli.embed import add_pooling
 from tformer_jax.config import Config, ConfigError, packages
+from tformer_jax.config.fields import flag
 from tformer_jax.config.numbers import MIB
 from tformer_jax.report import html
 

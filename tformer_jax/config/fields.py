@@ -292,6 +292,11 @@ class Section:
                 raise self.error(field.name, problem)
 
 
+def flag(name: str) -> str:
+    """Returns the command-line flag of an option, such as `--top-k` of `top_k`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def qualified(path: str, name: str) -> str:
     """Returns the full name of a setting, as after `--config.` on the command line, such as `model.dim`."""
     return f"{path}.{name}" if path else name

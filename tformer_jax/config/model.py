@@ -83,7 +83,8 @@ class ModelConfig(Section):
     )
     attention_scale: float | None = setting(
         None,
-        "scale of the attention scores q.k; None: 1 / sqrt(size of a query head), over sqrt(dim / base_dim) with muP",
+        "scale of the attention scores q.k; None: 1 / sqrt(size of a query head), with muP "
+        "(unless head_dim is set) over sqrt(dim / base_dim)",
         above=0.0,
         used_by={"attention": ("multi_head", "mla")},
     )
@@ -145,7 +146,9 @@ class ModelConfig(Section):
         "none; output: output head = target embedding; inputs: source = target embedding; all: both (one vocabulary)",
         choices=("none", "output", "inputs", "all"),
     )
-    scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D), as in the 2017 paper")
+    scale_embeddings: bool = setting(
+        True, "multiply token embeddings by sqrt(D), as in the 2017 paper; D is base_dim with muP"
+    )
     token_types: int = setting(
         0,
         "number of token types, each with a learned embedding (BERT: 2)",
@@ -153,7 +156,7 @@ class ModelConfig(Section):
         used_by={"family": ("classifier", "masked_lm")},
     )
     output_bias: bool = setting(False, "bias on the logits", used_by={"family": ("seq2seq", "decoder_lm", "masked_lm")})
-    scale_output: bool = setting(False, "divide the input of the output head by sqrt(D)")
+    scale_output: bool = setting(False, "divide the input of the output head by sqrt(D); D is base_dim with muP")
     output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", above=0.0)
     pooling: str = setting("mean", "pooling over tokens", choices=kinds.POOLINGS, used_by={"family": ("classifier",)})
     pooler: bool = setting(False, "tanh(W x + b) between pooling and logits", used_by={"family": ("classifier",)})
@@ -178,7 +181,8 @@ class ModelConfig(Section):
     )
     embedding_std: float | None = setting(
         None,
-        "standard deviation of token embeddings; None: init_std if initializer is normal, else 1 / sqrt(D)",
+        "standard deviation of token embeddings; None: init_std if initializer is normal, else 1 / sqrt(D); "
+        "D is base_dim with muP",
         low=0.0,
     )
     scale_residual_init: bool = setting(

@@ -39,7 +39,10 @@ class OptimConfig(Section):
         choices=("inverse_sqrt", "constant", *WITH_AN_END),
     )
     learning_rate: float | None = setting(
-        None, "peak learning rate; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, as in the 2017 paper", low=0.0
+        None,
+        "peak learning rate; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, as in the 2017 paper; "
+        "D is base_dim with muP",
+        low=0.0,
     )
     learning_rate_factors: tuple[str, ...] = setting(
         (), "learning-rate factors 'GLOB=FACTOR' by parameter; the first match counts, 0 freezes"

@@ -27,7 +27,7 @@ from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, LengthReader, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers, is_bpe
-from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, end_of, feature_converter
+from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, document_end, feature_converter
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 BLOCK = 512
@@ -95,7 +95,7 @@ def _evaluation_batches(
     cfg: Config, reader: IndexedReader | Tokenized, tokenizers: Tokenizers, limit: int, shards: Shards
 ) -> Iterator[Batch]:
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
-    end = end_of(tokenizers.target)
+    end = document_end(tokenizers.target)
     if cfg.data.objective:
         objective = objective_of(cfg.data, tokenizers.target)
         yield from covering_corrupted(token_stream(reader, end, limit), objective, rows, shards)
@@ -116,14 +116,17 @@ def _evaluation_batches(
 
 
 def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
-    """Raises `DataError` if a split has no token to predict: in windows, it needs one before it."""
+    """Raises `DataError` if a split has no token to predict.
+
+    With windows, a split needs two tokens, because the first one is not predicted.
+    """
     if cfg.data.batching != "windows":
         for split in ("train", "validation", "test"):
             if not any(_has_tokens(example, tokenizers) for example in getattr(corpus, split)):
                 raise DataError(f"all examples of split {split} are empty or have no token: name other data")
         return
     for split, limit in (("validation", cfg.eval.examples), ("test", 0)):
-        reader, end = _reader(getattr(corpus, split), tokenizers), end_of(tokenizers.target)
+        reader, end = _reader(getattr(corpus, split), tokenizers), document_end(tokenizers.target)
         tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
         if tokens < 2:
             raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
@@ -197,7 +200,7 @@ def _pending(
 
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
-    end = end_of(tokenizers.target)
+    end = document_end(tokenizers.target)
     streams = [token_stream(_reader(part, tokenizers), end) for part in parts]
     if cfg.data.objective:
         corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)
@@ -224,7 +227,10 @@ def _loaded(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
 
 
 def _start_loader(worker: int, workers: int) -> None:
-    """Makes a loader process ignore the signals that stop a run, which needs it until then, and end with the run."""
+    """Makes a loader process ignore SIGINT and SIGTERM, and end with the run.
+
+    A run that stops still reads batches until its last step.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_run, daemon=True).start()

@@ -29,7 +29,7 @@ from tformer_jax.data.corpora.prepared import (
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.training import checked
-from tformer_jax.data.transforms import end_of, tokenize
+from tformer_jax.data.transforms import document_end, tokenize
 
 EXAMPLES_PER_CHUNK = 1024
 """Number of examples to tokenize at once."""
@@ -92,7 +92,7 @@ def prepare(
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     given = tokenizers
     tokenizers = checked(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
-    if keys_of(cfg) == ("text",) and end_of(tokenizers.target) is None:
+    if keys_of(cfg) == ("text",) and document_end(tokenizers.target) is None:
         raise DataError("the vocabulary has no token that separates documents: train on the text directly")
     summaries = {}
     with replacing_folder(folder) as partial:
@@ -142,7 +142,7 @@ class _SplitWriter:
         if first is None:
             raise no_example(self._split, examples)
         count = self._shards if len(first) == EXAMPLES_PER_CHUNK else 1
-        end = self._tokenizers.target.special.ends[0]
+        end = self._tokenizers.target.special.eos[0]
         names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
         summary = Summary(names)
         with contextlib.ExitStack() as files:
@@ -187,7 +187,7 @@ def _metadata(
         "labels": labels,
         "vocab_size": max(tokenizers.source.vocab_size, tokenizers.target.vocab_size),
         "tokenizers": digest,
-        "end": tokenizers.target.special.ends[0],
+        "end": tokenizers.target.special.eos[0],
         "splits": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
         "data": {name: value for name, value in to_dict(cfg.data).items() if name not in unused},
         "seed": cfg.seed,

@@ -141,9 +141,9 @@ class FeatureConverter:
         return truncated
 
 
-def end_of(tokenizer: Tokenizer) -> int | None:
+def document_end(tokenizer: Tokenizer) -> int | None:
     """Returns the token that ends documents; None if the vocabulary has none, as nanoGPT's characters have."""
-    end = tokenizer.special.ends[0]
+    end = tokenizer.special.eos[0]
     return end if end < tokenizer.vocab_size else None
 
 
@@ -167,7 +167,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         _check_room(data, name, length, target.added_to_side)
     elif cfg.model.family == "classifier":
         _check_room(data, name, length, target.added)
-    split, end = data.long_documents == "split", end_of(tokenizers.target)
+    split, end = data.long_documents == "split", document_end(tokenizers.target)
     return FeatureConverter(
         length,
         source_length,

@@ -32,8 +32,8 @@ class Hypotheses(NamedTuple):
 
 
 @flax.struct.dataclass
-class Beams:
-    """Beam search: extends the `cfg.beams` most probable hypotheses of each row until no output can improve.
+class BeamState:
+    """State of beam search, which extends the `cfg.beams` most probable hypotheses of each row until none can improve.
 
     A hypothesis that ends (with one of e EOS tokens, or at the maximum length) among the k best candidates of a step is
     finished, with the score `sum of log p / penalty(tokens)`, its end included; the k best others continue ("Sequence
@@ -81,11 +81,11 @@ class Beams:
         length: int,
         cfg: DecodeConfig,
         history: jax.Array | None = None,
-    ) -> "Beams":
+    ) -> "BeamState":
         """Returns the initial state.
 
         Args:
-            last, counts, max_new_tokens, history: as in `Sequences.start`; None: L is 0.
+            last, counts, max_new_tokens, history: as in `SamplingState.start`; None: L is 0.
             length: size of the token arrays; `extended` makes them longer before an output exceeds it.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
@@ -114,13 +114,13 @@ class Beams:
         last = jnp.where((self.generated == 0)[:, None], alone, chosen)
         return jnp.where(self.done[:, None] | ~self._used(), PAD, last), self.ancestry
 
-    def advance(self, logits: jax.Array) -> "Beams":
+    def advance(self, logits: jax.Array) -> "BeamState":
         """Extends the beams by one token, given logits, float32 [B, k, V]; initially only the first beam is used."""
         sums, parents, tokens = self._candidates(logits)
         now = jnp.arange(self.running.shape[2]) == self.generated[:, None, None]
         grown = jnp.where(now, tokens[..., None], take_per_row(self.running, parents))
         generated = self.generated + ~self.done
-        ends = sampling.among(tokens, self.constraints.ends) | (generated >= self.max_new_tokens)[:, None]
+        ends = sampling.among(tokens, self.constraints.eos) | (generated >= self.max_new_tokens)[:, None]
         continued, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
         continued = jnp.where(self._used(), continued, UNUSED)
         finished = self._finish(grown, sums, ends, generated)
@@ -137,7 +137,7 @@ class Beams:
             finished=finished,
         )
 
-    def mark_done(self, rows: jax.Array) -> "Beams":
+    def mark_done(self, rows: jax.Array) -> "BeamState":
         """See `decoding_state.DecodingState`."""
         return dataclasses.replace(self, done=self.done | rows)
 
@@ -146,7 +146,7 @@ class Beams:
         """See `decoding_state.DecodingState`."""
         return self.running.shape[2]
 
-    def extended(self, length: int) -> "Beams":
+    def extended(self, length: int) -> "BeamState":
         """See `decoding_state.DecodingState`."""
 
         def pad(kept: jax.Array, value: int) -> jax.Array:
@@ -172,7 +172,7 @@ class Beams:
 
         A row of width w < k has n w of them; the others are `UNUSED`.
         """
-        k, n = self.cfg.beams, 1 + len(self.constraints.ends)
+        k, n = self.cfg.beams, 1 + len(self.constraints.eos)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         values, tokens = sampling.top_k(self._allowed(logits, total), min(n * k, logits.shape[-1]))
         B, _, width = values.shape
@@ -183,7 +183,7 @@ class Beams:
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
         """Applies the constraints to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
-        logits = sampling.forbid(logits, self.constraints.never)
+        logits = sampling.forbid(logits, self.constraints.suppressed)
         if not self.constraints.need_logits and not self.cfg.min_new_tokens:
             return logits
         B, k, V = logits.shape

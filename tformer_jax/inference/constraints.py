@@ -26,9 +26,9 @@ class Constraints:
     """Token sequences that must not occur in an output."""
     forced: tuple[int, ...] = ()
     """First tokens of each output."""
-    ends: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.ends
+    eos: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.eos
     """Tokens that end an output."""
-    never: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.never
+    suppressed: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.suppressed
     """Tokens that are never generated."""
 
     @classmethod
@@ -45,8 +45,8 @@ class Constraints:
             no_repeat_ngram=cfg.no_repeat_ngram,
             forbidden=_forbidden(cfg, tokenizer),
             forced=_forced(cfg, tokenizer),
-            ends=tokenizer.special.ends,
-            never=tokenizer.special.never,
+            eos=tokenizer.special.eos,
+            suppressed=tokenizer.special.suppressed,
         )
 
     @property
@@ -73,7 +73,7 @@ def constrain(
 ) -> jax.Array:
     """Sets the logits (or log-probabilities) of tokens that the constraints exclude to -inf.
 
-    If all tokens of a row are excluded, the row ends: `constraints.ends` are allowed. (Ends outside of the vocabulary,
+    If all tokens of a row are excluded, the row ends: `constraints.eos` are allowed. (Ends outside of the vocabulary,
     as of nanoGPT's character models, cannot be chosen.) Forced tokens take precedence over all other constraints: the
     next forced token gets 0, all others -inf.
 
@@ -93,10 +93,10 @@ def constrain(
         logits = exclude_repeated(logits, history, counts, constraints.no_repeat_ngram)
     if constraints.forbidden:
         logits = exclude_sequences(logits, history, counts, constraints.forbidden)
-    ends = among(jnp.arange(logits.shape[-1]), constraints.ends)
+    ends = among(jnp.arange(logits.shape[-1]), constraints.eos)
     logits = jnp.where(ends & (generated < settings.min_tokens)[:, None], -jnp.inf, logits)
     if constraints.no_repeat_ngram or constraints.forbidden:
-        stuck = forbid(logits, constraints.never).max(axis=-1) == -jnp.inf
+        stuck = forbid(logits, constraints.suppressed).max(axis=-1) == -jnp.inf
         logits = jnp.where(ends & stuck[:, None], unconstrained, logits)
     return force(logits, generated, constraints.forced) if constraints.forced else logits
 

@@ -112,7 +112,7 @@ class MaskFiller:
             filled = dict(zip(masks, ids[:, rank].tolist(), strict=True))
             tokens = [filled.get(at, token) for at, token in enumerate(row)]
             inside = tokens[len(special.before) : len(tokens) - len(special.after)]
-            text = self._tokenizer.decode([token for token in inside if token not in special.ends])
+            text = self._tokenizer.decode([token for token in inside if token not in special.eos])
             names = tuple(special.name(token) or self._tokenizer.decode([token]) for token in filled.values())
             fills.append(Fill(text, names, float(probabilities[:, rank].prod())))
         return fills

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions
 
 Key = tuple[Any, tuple[int, ...]]
 _converted: dict[Key, tuple[Any, Any]] = {}

@@ -87,9 +87,9 @@ def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Arr
     return jax.lax.cond(settings.draw.any(), draw, lambda: best)
 
 
-def forbid(logits: jax.Array, never: Sequence[int] = DEFAULT_SPECIAL_TOKENS.never) -> jax.Array:
+def forbid(logits: jax.Array, suppressed: Sequence[int] = DEFAULT_SPECIAL_TOKENS.suppressed) -> jax.Array:
     """Sets the logits of tokens that are never generated to -inf: [..., V] -> [..., V]."""
-    return jnp.where(among(jnp.arange(logits.shape[-1]), never), -jnp.inf, logits)
+    return jnp.where(among(jnp.arange(logits.shape[-1]), suppressed), -jnp.inf, logits)
 
 
 def among(tokens: jax.Array, ids: Sequence[int]) -> jax.Array:

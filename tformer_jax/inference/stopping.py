@@ -24,7 +24,7 @@ class TextStream:
         self.done = False
         """Whether an EOS token or a stop sequence has been reached."""
         self._tokenizer, self._stop = tokenizer, tuple(stop)
-        self._ends, self._hidden = tokenizer.special.ends, dict(tokenizer.special.names)
+        self._eos, self._hidden = tokenizer.special.eos, dict(tokenizer.special.names)
         self._tokens: list[int] = []
         """A context that has been shown, then the tokens whose text is held back."""
         self._text = ""
@@ -40,7 +40,7 @@ class TextStream:
         """Adds a token and returns the text that can be shown now; empty once `done`."""
         if self.done:
             return ""
-        if token in self._ends:
+        if token in self._eos:
             remaining = self.close()
             self.done = True
             return remaining
@@ -133,14 +133,14 @@ class TextBuffer:
     def __init__(self, tokenizer: Decoder):
         self.done = False
         """Whether an EOS token has been reached."""
-        self._tokenizer, self._ends = tokenizer, tokenizer.special.ends
+        self._tokenizer, self._eos = tokenizer, tokenizer.special.eos
         self._tokens: list[int] = []
 
     def feed(self, token: int) -> str:
         """Adds a token; returns the text at the end, otherwise an empty string."""
         if self.done:
             return ""
-        if token in self._ends:
+        if token in self._eos:
             text = self.close()
             self.done = True
             return text

@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from tformer_jax.config import ConfigError, ModelConfig, kinds
 from tformer_jax.models import registry
+from tformer_jax.models.conversions import convert_layers
 from tformer_jax.nn.attention_ops import Operands, attention_weights
-from tformer_jax.nn.conversions import convert_layers
 from tformer_jax.nn.watch import COLLECTION
 
 ATTENTIONS = {

@@ -22,8 +22,7 @@ from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published import DEFAULTS, UNREAD
-from tformer_jax.models import registry
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions, registry
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
 ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | {"bert": BERT}
@@ -79,7 +78,7 @@ def labels(config: dict[str, Any]) -> list[str]:
 
 def token_ids(special: SpecialTokens, cfg: ModelConfig) -> dict[str, Any]:
     """Returns the fields of config.json for the special tokens of a model; an end outside of its vocabulary is null."""
-    ends = [end for end in special.ends if end < cfg.known("vocab_size")]
+    ends = [end for end in special.eos if end < cfg.known("vocab_size")]
     end = ends if len(ends) > 1 else next(iter(ends), None)
     ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": end}
     if cfg.family == "seq2seq":

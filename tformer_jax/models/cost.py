@@ -29,6 +29,10 @@ Products of experts and triangular systems are computed again with all of these.
 """
 
 
+EMBEDDINGS = ("embedding", "types")
+"""Names of the parameters of embeddings."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """Cost of a model for a batch of `batch` rows of `length` tokens per side."""
@@ -36,7 +40,7 @@ class Cost:
     parameters: dict[str, int]
     """Number of parameters by module path; `layers_*` stands for all layers of a stack."""
     embeddings: int
-    """Number of parameters of token and position embeddings, which no matrix product of the layers uses."""
+    """Number of parameters of token, position and token-type embeddings, which no matrix product of the layers uses."""
     tokens: int
     """Number of input tokens, of both sides for seq2seq models."""
     forward_flops: int
@@ -75,10 +79,10 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
     tokens = registry.example_batch(cfg, batch, length)
     return Cost(
         parameters=by_module(shapes, depth),
-        embeddings=sum(leaf.size for path, leaf in named_leaves(shapes) if "embedding" in path.rpartition("/")[2]),
+        embeddings=sum(leaf.size for path, leaf in named_leaves(shapes) if path.rpartition("/")[2] in EMBEDDINGS),
         tokens=registry.count_tokens(cfg, tokens),
         forward_flops=forward_flops(cfg, tokens, all_scores=True),
-        parameter_bytes=_bytes(jax.tree.leaves(shapes)),
+        parameter_bytes=size_bytes(shapes),
         cache_bytes=cache_bytes(cfg, batch, length, cache_dtype),
     )
 
@@ -132,18 +136,19 @@ def by_module(shapes: Any, depth: int = 3) -> dict[str, int]:
     return sizes
 
 
-def _bytes(leaves: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+def size_bytes(tree: Any) -> int:
+    """Returns the total size of the arrays, or shapes, of a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -> int:
     """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
     if cfg.family in ("classifier", "masked_lm"):
         return 0
-    total = _bytes(jax.tree.leaves(jax.eval_shape(lambda: row_cache(cfg, batch, length, dtype=dtype).layers)))
+    total = size_bytes(jax.tree.leaves(jax.eval_shape(lambda: row_cache(cfg, batch, length, dtype=dtype).layers)))
     if cfg.family == "seq2seq":
         memory = jax.eval_shape(lambda: empty_entries(cfg, cfg.attention, batch, length).stored(dtype or cfg.dtype))
-        total += cfg.decoder_layers * _bytes(jax.tree.leaves(memory))
+        total += cfg.decoder_layers * size_bytes(jax.tree.leaves(memory))
     return total
 
 

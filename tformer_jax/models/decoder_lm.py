@@ -42,7 +42,7 @@ class DecoderLM(TokenDecoder):
         self,
         batch: int,
         length: int,
-        prompt: jax.Array | None = None,
+        prompt_lengths: jax.Array | None = None,
         *,
         width: int = 1,
         dtype: str | None = None,
@@ -50,9 +50,15 @@ class DecoderLM(TokenDecoder):
         """Builds an empty cache for `length` tokens in each of `batch` rows.
 
         Args:
-            prompt: int32 [B], number of real tokens of each prompt; with `cfg.prefix_lm`, all tokens attend to them.
+            prompt_lengths: int32 [B], number of real tokens of each prompt, to which all tokens attend with
+                `cfg.prefix_lm`, which requires it.
             width: maximum number of tokens at one position.
             dtype: storage dtype, a floating dtype or `int8`; None: `cfg.dtype`.
+
+        Raises:
+            ConfigError: `prompt_lengths` are missing.
         """
-        prefix = prompt if self.cfg.prefix_lm else None
+        if self.cfg.prefix_lm and prompt_lengths is None:
+            raise self.cfg.error("prefix_lm", "needs `prompt_lengths`")
+        prefix = prompt_lengths if self.cfg.prefix_lm else None
         return empty_cache(self.cfg, batch, length, width=width, dtype=dtype, prefix=prefix)

@@ -1,6 +1,6 @@
 """Position information applied inside attention: rotations of queries and keys, or biases on their scores.
 
-Each kind is a module that all layers of a stack share; it returns an `AttentionPosition`.
+Each kind is a module that all layers of a stack share; it returns an `RotationOrBias`.
 """
 
 import functools
@@ -51,7 +51,7 @@ class Rotation:
 
 
 @flax.struct.dataclass
-class AttentionPosition:
+class RotationOrBias:
     """Rotation of queries and keys, or bias on their scores, by which self-attention uses positions."""
 
     rotation: Rotation | None = None
@@ -68,7 +68,7 @@ class AttentionPositions(Module):
     bidirectional: bool = False
     adds_bias: ClassVar[bool] = False
 
-    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
         """Returns the rotation or bias of query positions int [B or 1, T]; `window`: for a sliding-window layer."""
         raise NotImplementedError
 
@@ -129,13 +129,13 @@ def rotary_magnitude(cfg: ModelConfig, *, window: bool) -> float:
 class Rotary(AttentionPositions):
     """Rotary position embeddings: the score of two tokens depends only on their relative position."""
 
-    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
         """Returns the rotation by `position * frequency`, which also multiplies by `rotary_magnitude`."""
         frequencies = rotary_frequencies(self.cfg, window=window).astype(np.float32)
         angles = (positions[..., None].astype(jnp.float32) * frequencies)[:, :, None, :]
         magnitude = rotary_magnitude(self.cfg, window=window)
         cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
-        return AttentionPosition(rotation=Rotation(cos, sin, self.cfg.rotary.pairing == "interleaved"))
+        return RotationOrBias(rotation=Rotation(cos, sin, self.cfg.rotary.pairing == "interleaved"))
 
 
 @flax.struct.dataclass
@@ -167,9 +167,9 @@ class Alibi(AttentionPositions):
 
     adds_bias = True
 
-    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
         """Returns the bias, which is the same for every layer."""
-        return AttentionPosition(bias=AlibiBias(jnp.asarray(alibi_slopes(self.cfg.num_heads), jnp.float32)))
+        return RotationOrBias(bias=AlibiBias(jnp.asarray(alibi_slopes(self.cfg.num_heads), jnp.float32)))
 
 
 @flax.struct.dataclass
@@ -227,12 +227,12 @@ class RelativeBuckets(AttentionPositions):
     adds_bias = True
 
     @nn.compact
-    def __call__(self, positions: jax.Array, *, window: bool) -> AttentionPosition:
+    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
         """Returns the bias from the stack's table."""
         cfg = self.cfg
         init = named(nn.initializers.normal(cfg.init_std), None, axes.HEADS)
         table = self.param("embedding", init, (cfg.relative.buckets, cfg.num_heads), jnp.dtype(cfg.param_dtype))
-        return AttentionPosition(bias=BucketBias(table, self.bidirectional, cfg.relative.distance))
+        return RotationOrBias(bias=BucketBias(table, self.bidirectional, cfg.relative.distance))
 
 
 def make_attention_positions(cfg: ModelConfig, *, bidirectional: bool) -> AttentionPositions | None:

@@ -3,7 +3,7 @@
 Each head has a state S, a matrix [H, P] that maps keys to values. Token t forgets a part of it, reads what it holds
 for the token's key, and corrects that by a fraction of the error:
 
-    S_t = alpha_t S_{t-1} + beta_t k_t (v_t - alpha_t k_t^T S_{t-1})^T        o_t = S_t^T q_t
+    S_t = alpha_t S_{t-1} + beta_t k_t (v_t - alpha_t S_{t-1}^T k_t)^T        o_t = S_t^T q_t
 
 with the decay alpha in (0, 1] and the writing strength beta in [0, 1]. H is the size of queries and keys, P that of
 values.
@@ -49,8 +49,8 @@ def full_pass(
     """Computes the same as `step` for T tokens in turn, but in chunks: matrix products compute all tokens of a chunk.
 
     With D_ij the decay from token j to token i of a chunk and L = tril(beta_i D_ij k_i . k_j, -1), the corrections U
-    that the chunk writes solve `(I + L) U = beta (v - D_i0 k^T S)` (section 3.3 of the paper). A token with a beta and
-    a log decay of 0 leaves the state unchanged.
+    that the chunk writes solve `(I + L) U = R`, where row i of R is `beta_i (v_i - D_i0 S^T k_i)^T` (section 3.3 of the
+    paper). A token with a beta and a log decay of 0 leaves the state unchanged.
 
     Args:
         q, k: float32 [B, T, N, H].

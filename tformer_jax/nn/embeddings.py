@@ -23,8 +23,8 @@ from tformer_jax.special_tokens import PAD
 class TokenEmbedding(Module):
     """Table of one vector per token, [V, D], which a tied output head shares.
 
-    Initialized with N(0, cfg.embedding_std^2). By default that is N(0, 1/D) under `xavier` and `fan_in`, so that scaled
-    embeddings and tied logits both start near unit variance, and N(0, cfg.init_std^2) under `normal`.
+    Initialized with N(0, cfg.embedding_std^2). By default that is N(0, 1 / cfg.fixed_dim) under `xavier` and `fan_in`,
+    so that scaled embeddings and tied logits both start near unit variance, and N(0, cfg.init_std^2) under `normal`.
     """
 
     cfg: ModelConfig
@@ -38,7 +38,7 @@ class TokenEmbedding(Module):
         self.embedding = self.param("embedding", init, (self.vocab_size, cfg.dim), jnp.dtype(cfg.param_dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Embeds int [B, T] -> [B, T, D], times sqrt(D) if `cfg.scale_embeddings`.
+        """Embeds int [B, T] -> [B, T, D], times sqrt(cfg.fixed_dim) if `cfg.scale_embeddings`.
 
         PAD is embedded as token 0. Another id outside [0, V) gives NaN, because compiled code cannot raise; the data
         pipeline checks ids on the host.
@@ -117,8 +117,8 @@ class OutputHead(Module):
     def __call__(self, x: jax.Array, tied: TokenEmbedding | None = None) -> jax.Array:
         """Computes logits, [..., D] -> float32 [..., size].
 
-        `cfg.scale_output` divides x by sqrt(D), and muP by `cfg.width_factor`; `cfg.output_softcap` soft-caps the
-        logits.
+        `cfg.scale_output` divides x by sqrt(cfg.fixed_dim), and muP by `cfg.width_factor`; `cfg.output_softcap`
+        soft-caps the logits.
         """
         cfg = self.cfg
         dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)

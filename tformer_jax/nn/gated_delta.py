@@ -22,7 +22,7 @@ from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.sharding import constrain, named
 
 UNIT_EPS = 1e-6
-"""Added to the squared length of queries and keys before they are divided by it."""
+"""Added to the squared norm of a query or key, inside the square root that it is divided by."""
 A_RANGE, DT_RANGE = (1.0, 16.0), (1e-3, 1e-1)
 """Ranges of the initial `exp(A_log)` and `softplus(dt_bias)`, as in Mamba-2 (2024)."""
 

@@ -284,7 +284,7 @@ def paged_cache(
 
 
 def mask_kind(layer: str) -> str:
-    """Returns the mask, slots and positions that a kind of layer uses, "full" or "window"."""
+    """Returns the key, "full" or "window", of the masks, slots and positions that a kind of layer uses."""
     return "window" if layer == "window" else "full"
 
 

@@ -45,7 +45,7 @@ def residual_factor(cfg: ModelConfig, path: tuple[str, ...]) -> float:
 
 
 def hidden_factor(cfg: ModelConfig) -> float:
-    """Returns m^-0.5 for `normal` kernels with muP, and 1 otherwise: other initializers depend on the width already."""
+    """Returns `width_factor^-0.5` for `normal` kernels, else 1: other initializers depend on the width already."""
     return cfg.width_factor**-0.5 if cfg.initializer == "normal" else 1.0
 
 
@@ -62,7 +62,7 @@ def query_factor(cfg: ModelConfig) -> float:
 
 
 def product(x: jax.Array, kernel: jax.Array, names: Names, *, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Computes `x W`: x [..., I] and kernel [I, O] -> [..., O], accumulated in `dtype` (None: the dtype of x).
+    """Computes `x W`: x [..., I] and kernel [I, O] -> [..., O] in `dtype` (None: that of x).
 
     Args:
         names: logical names of the kernel's axes, one of which is the model width.

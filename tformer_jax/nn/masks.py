@@ -157,7 +157,7 @@ def lookahead_mask(length: int, lookahead: int) -> jax.Array:
     """Returns a mask in which query i may attend to keys up to `i + lookahead`: bool [1, 1, T, T].
 
     A lookahead of 0 is the causal mask, one of `length - 1` masks nothing. The mask that hides the last m keys from
-    query 0, and one key less from each further query, has a lookahead of `length - 1 - m`.
+    query 0, and one key fewer from each later query, has a lookahead of `length - 1 - m`.
     """
     i, j = jnp.arange(length)[:, None], jnp.arange(length)[None, :]
     return (j - i <= lookahead)[None, None]

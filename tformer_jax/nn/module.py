@@ -12,9 +12,9 @@ def parameter_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[tuple[str, Any]]:
+def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     """Yields the name of each leaf, and the leaf."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield parameter_name(path), leaf
 
 

@@ -48,10 +48,8 @@ class EmbeddingPositions(Module):
         raise NotImplementedError
 
 
-class NoPositions(nn.Module):
-    """No position information, so that an encoder is equivariant to permutations of its input."""
-
-    cfg: ModelConfig
+class NoPositions:
+    """Placeholder of `position="none"`: no module is built, so that an encoder is equivariant to permutations."""
 
 
 class Sinusoidal(EmbeddingPositions):

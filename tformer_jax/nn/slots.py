@@ -99,9 +99,10 @@ class DenseSlots:
 
 @flax.struct.dataclass
 class RingSlots:
-    """Ring buffer of each row's newest tokens, for sliding-window layers: the slot is `position % window`.
+    """Ring buffer of each row's newest tokens, for sliding-window layers.
 
-    A token overwrites one that is outside of all later windows. In a call with several positions, the tokens attend to
+    The `width` slots of a position begin at `position % window * width`: a token overwrites one that is outside of all
+    later windows. In a call with several positions, the tokens attend to
     the ring before the call and to each other, because the last of them may overwrite what the first still attends to.
     """
 

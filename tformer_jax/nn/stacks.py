@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.nn.attention_positions import AttentionPosition, make_attention_positions
+from tformer_jax.nn.attention_positions import RotationOrBias, make_attention_positions
 from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache, TokenCache, mask_kinds
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.masks import Mask, lookahead_mask
@@ -56,7 +56,7 @@ class Stack(nn.Module):
         self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
         self.norm = make_norm(cfg) if cfg.has_final_norm else None
 
-    def positions(self, positions: jax.Array) -> dict[str, AttentionPosition]:
+    def positions(self, positions: jax.Array) -> dict[str, RotationOrBias]:
         """Returns the rotations or biases of positions int [B or 1, T], by `mask_kind` of layers."""
         if self.attention_positions is None:
             return {}

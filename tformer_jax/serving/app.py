@@ -191,7 +191,7 @@ class Handlers:
     async def tokenizer_info(self, _: HttpRequest) -> Response:
         """Returns the special tokens of texts, as vLLM does."""
         special = self.served.tokenizer.special
-        ids = {"bos": next(iter(special.before), None), "eos": special.ends[0], "pad": special.pad}
+        ids = {"bos": next(iter(special.before), None), "eos": special.eos[0], "pad": special.pad}
         return JSONResponse({f"{role}_token": None if i is None else special.name(i) for role, i in ids.items()})
 
     async def tokenize(self, request: HttpRequest) -> Response:

@@ -144,7 +144,7 @@ class Served:
         """Returns the text of all ids, also of those after an EOS token; `named`: with the names of special tokens."""
         special, decode = self.tokenizer.special, self.tokenizer.decode
         if not named:
-            return decode([i for i in ids if special.name(i) is None and i not in special.ends])
+            return decode([i for i in ids if special.name(i) is None and i not in special.eos])
         runs = ((name, list(run)) for name, run in itertools.groupby(ids, special.name))
         return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
 

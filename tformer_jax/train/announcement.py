@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import optax
+
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import rules
 from tformer_jax.train import hardware, lora, provenance
 from tformer_jax.train.experiment import Experiment
 from tformer_jax.train.progress import describe_classes
-from tformer_jax.train.state import parameter_count
 
 
 def first_line(experiment: Experiment, params: Any, step: int) -> str:
@@ -42,5 +43,5 @@ def attention_backends(experiment: Experiment) -> dict[str, str]:
 
 
 def _counted_parameters(experiment: Experiment, params: Any) -> str:
-    total, trainable = (parameter_count(part) for part in (lora.base(params), lora.trainable(params)))
+    total, trainable = (optax.tree.size(part) for part in (lora.base(params), lora.trainable(params)))
     return f"{total:,} parameters" + (f", {trainable:,} trainable (LoRA)" if experiment.cfg.train.lora_rank else "")

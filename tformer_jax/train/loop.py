@@ -354,7 +354,7 @@ class Trainer:
             "name": self.cfg.name,
             **provenance.collect(),
             "seed": self.cfg.seed,
-            "parameters": state.parameter_count(lora.base(self.state.params)),
+            "parameters": optax.tree.size(lora.base(self.state.params)),
             "steps": self.step,
             "weights": {"kind": kind, "steps": steps},
             "attention_backends": announcement.attention_backends(self.experiment),

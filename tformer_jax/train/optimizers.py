@@ -22,8 +22,7 @@ from optax import contrib
 
 from tformer_jax import axes
 from tformer_jax.config import Config, ModelConfig, OptimConfig
-from tformer_jax.models import registry
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions, registry
 from tformer_jax.nn.module import parameter_name
 from tformer_jax.train import globs, lora, schedules
 from tformer_jax.train.matrices import STACKED_AXES, matrix_axes

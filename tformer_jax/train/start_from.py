@@ -15,8 +15,7 @@ from tformer_jax import axes, config
 from tformer_jax.config import ConfigError, ModelConfig, TrainConfig, flat
 from tformer_jax.config.paths import as_path, resolved
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
-from tformer_jax.models import registry
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions, registry
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.train import lora, run_folder, weights

@@ -77,11 +77,6 @@ def abstract(
     )
 
 
-def parameter_count(params: Any) -> int:
-    """Returns the total number of scalars in the parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
 def initializer(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
 ) -> tuple[Callable[..., TrainState], Any]:

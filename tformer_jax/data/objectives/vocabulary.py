@@ -45,7 +45,7 @@ class Vocabulary:
     def ordinary(self) -> np.ndarray:
         """Whether each token is not special: bool [V]."""
         special = self._tokenizer.special
-        return ~np.isin(np.arange(self._tokenizer.vocab_size), [*special.name_of, *special.ends])
+        return ~np.isin(np.arange(self._tokenizer.vocab_size), [*special.name_of, *special.eos])
 
     @functools.cached_property
     def texts(self) -> list[str]:

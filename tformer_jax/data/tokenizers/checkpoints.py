@@ -211,26 +211,26 @@ def _special(
     """Returns the special tokens, given the ids of `config.json` and `generation_config.json`."""
     eos, bos = settings.get("eos_token_id"), settings.get("bos_token_id")
     size = settings.get("vocab_size")
-    ends = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
-    endless = not ends and "eos_token_id" in settings and size is not None  # null
+    eos_ids = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
+    endless = not eos_ids and "eos_token_id" in settings and size is not None  # null
     if endless:
-        ends = (size,)  # never predicted: outputs end at their maximum length
-    if not ends:
+        eos_ids = (size,)  # never predicted: outputs end at their maximum length
+    if not eos_ids:
         raise ConfigError("config.json has no eos_token_id, with which outputs end")
     start, forced = (_one(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
-    start = start if start is not None else bos if bos is not None else ends[0]
-    used = {start, *ends, *(() if forced is None else (forced,))} - {*names, *(ends if endless else ())}
+    start = start if start is not None else bos if bos is not None else eos_ids[0]
+    used = {start, *eos_ids, *(() if forced is None else (forced,))} - {*names, *(eos_ids if endless else ())}
     if used and size is not None and max(used) >= size:
         raise ConfigError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
-    never = tuple(words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
+    suppressed = tuple(words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
     return SpecialTokens(
         names=tuple(sorted(names.items())),
         start=start,
-        ends=ends,
+        eos=eos_ids,
         bos=bos,
         pad=settings.get("pad_token_id"),
         unknown=unknown,
-        never=never,
+        suppressed=suppressed,
         forced=() if forced is None else (forced,),
         before=before,
         after=after,

@@ -38,7 +38,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
     elif (library := _library(tokenizers.target)) is not None:
         own = isinstance(_inner(target), SubwordTokenizer)
         if own:
-            ends = [(options["eos_token"], special.ends[0])] if pair else []
+            ends = [(options["eos_token"], special.eos[0])] if pair else []
             template = " ".join(("$A", *(name for name, _ in ends)))
             library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
         split = own or getattr(_inner(target), "split_special_tokens", False)
@@ -99,7 +99,7 @@ def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
 
 def _roles(special: SpecialTokens) -> dict[str, Any]:
     """Returns the names of special tokens by their roles, as in `tokenizer_config.json`."""
-    ids = dict(zip(ROLES, (special.bos, special.ends[0], special.unknown, special.pad), strict=True))
+    ids = dict(zip(ROLES, (special.bos, special.eos[0], special.unknown, special.pad), strict=True))
     found = {f"{role}_token": special.name(i) for role, i in ids.items() if i is not None}
     if mask := mask_of(special):
         found["mask_token"] = mask[1]

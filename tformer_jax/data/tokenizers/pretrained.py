@@ -26,8 +26,8 @@ class _Pretrained:
     fallback_bytes: frozenset[int]
 
     def _ordinary(self, ids: Iterable[int]) -> list[int]:
-        hidden, ends = dict(self.special.names), self.special.ends
-        kept = itertools.takewhile(lambda i: i not in ends, ids)
+        hidden, eos = dict(self.special.names), self.special.eos
+        kept = itertools.takewhile(lambda i: i not in eos, ids)
         return [int(i) for i in kept if i not in hidden and i < self.vocab_size]
 
 

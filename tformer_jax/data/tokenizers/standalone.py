@@ -80,5 +80,5 @@ def characters(text: str) -> CheckpointTokenizer:
     tokenizer.decoder = hf.decoders.Fuse()
     end = len(vocab)
     return CheckpointTokenizer(
-        tokenizer, SpecialTokens(names=(), start=end, ends=(end,), bos=None, pad=None, unknown=None, never=())
+        tokenizer, SpecialTokens(names=(), start=end, eos=(end,), bos=None, pad=None, unknown=None, suppressed=())
     )

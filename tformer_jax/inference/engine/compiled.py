@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.inference.beam import Beams, Hypotheses
+from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.decoding_state import DecodingState, StepResult
 from tformer_jax.inference.engine.state import (
     ALL,
@@ -26,7 +26,7 @@ from tformer_jax.inference.engine.state import (
 )
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.sequences import Sequences
+from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, RowState, empty_entries, paged_cache, row_cache
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
@@ -180,7 +180,7 @@ def fork(
         for kind, of in row_slots(cache).items()
     }
     rows = jax.tree.map(copy_row, state.rows)
-    assert isinstance(rows, Sequences), "the outputs of beam search share one row"
+    assert isinstance(rows, SamplingState), "the outputs of beam search share one row"
     rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(prng_keys(seeds[None])[0]))
     return constrain_state(plan, State(dataclasses.replace(cache, slots=slots), rows))
 
@@ -239,7 +239,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
     Returns:
         The new state, and the number of slots in use, int32 [B].
     """
-    assert isinstance(state.rows, Beams)
+    assert isinstance(state.rows, BeamState)
     rows = state.rows.mark_done(ended)
     cache = select_rows(state.cache, ALL, pages).compact(rows.ancestry, ~rows.done)
     used = next(iter(row_slots(cache).values())).index
@@ -250,7 +250,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
 def finished(state: State) -> Hypotheses:
     """Returns the finished hypotheses of beam search for each row."""
     rows = state.rows
-    assert isinstance(rows, Beams)
+    assert isinstance(rows, BeamState)
     return Hypotheses(*map(replicate, rows.finished))
 
 

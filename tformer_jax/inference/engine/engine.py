@@ -335,7 +335,7 @@ class Engine:
             decoded = self._outputs.decode(ids)
             text = cut(decoded, running.decode.stop)
             known = float(score) if score > WORST else None
-            ended = set(ids) & set(self._outputs.special.ends) or text != decoded
+            ended = set(ids) & set(self._outputs.special.eos) or text != decoded
             finish = "stop" if ended or known is None else "length"
             if text != decoded:
                 ids = _until_stop(TextStream(self._outputs, running.decode.stop), ids)

@@ -8,11 +8,11 @@ import jax
 
 from tformer_jax import axes
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.beam import Beams
+from tformer_jax.inference.beam import BeamState
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.decoding_state import DecodingState
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.sequences import Sequences
+from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, LayerState, RowState
@@ -145,11 +145,11 @@ def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
     """Returns the initial state of rows; `length` is the size of the token arrays of beam search."""
     if plan.decode.strategy == "beam":
         sizes: Any = {"length": length, "cfg": plan.decode}
-        return Beams.start(
+        return BeamState.start(
             new.last, new.counts, new.max_new_tokens, new.settings, plan.constraints, **sizes, history=new.history
         )
     options: Any = {"history": new.history, "scored": new.scored}
-    return Sequences.start(
+    return SamplingState.start(
         new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), new.settings, plan.constraints, **options
     )
 

@@ -206,7 +206,7 @@ def _masks(T: int) -> dict[str, tuple[Mask, str]]:
         "Prefix": (Mask(causal=True, prefix=jnp.asarray([half])), f"All attend to the first {half} tokens."),
         "Lookahead": (
             lookahead,
-            f"The last {half} keys are hidden from the first query, and one less from each further one.",
+            f"The last {half} keys are hidden from the first query, and one fewer from each later one.",
         ),
     }
 

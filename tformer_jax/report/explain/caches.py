@@ -11,6 +11,7 @@ import numpy as np
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.numbers import GIB
 from tformer_jax.inference.engine.page_table import Allocation, PageTable
+from tformer_jax.models import cost
 from tformer_jax.nn.attention import Attention
 from tformer_jax.nn.kv_cache import KeyValues, empty_cache
 from tformer_jax.nn.masks import Mask
@@ -123,7 +124,7 @@ def _gibibytes(kv_heads: int) -> list[float]:
         max_length=LENGTHS[-1],
     )
     caches = [jax.eval_shape(lambda length=length: empty_cache(cfg, 1, length).layers) for length in LENGTHS]
-    return [sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)) / GIB for cache in caches]
+    return [cost.size_bytes(cache) / GIB for cache in caches]
 
 
 def paged_cache(example: Example) -> Topic:

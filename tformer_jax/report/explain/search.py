@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.beam import WORST, Beams, length_penalty
+from tformer_jax.inference.beam import WORST, BeamState, length_penalty
 from tformer_jax.inference.constraints import NO_CONSTRAINTS
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.report.explain.mathml import formula, fraction, total
@@ -47,7 +47,7 @@ def beams(example: Example) -> Topic:
             Shape.of("sums", "B k", rows.sums, "sums of log-probabilities"),
             Shape.of("running", "B k T", rows.running, "tokens of each beam"),
         ),
-        functions=(Beams, length_penalty),
+        functions=(BeamState, length_penalty),
         figures=(
             Lines(
                 "Sums of log-probabilities of all beams",
@@ -109,16 +109,16 @@ def _bigrams(ids: list[int], V: int) -> np.ndarray:
     return np.log(counts).astype(np.float32)
 
 
-def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], Beams]:
+def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], BeamState]:
     """Searches with the model `logits`; returns the sums of all beams of all steps, and the last state."""
 
     @jax.jit
-    def start() -> Beams:
+    def start() -> BeamState:
         last, counts, limit = (jnp.full((1,), number) for number in (BOS, 1, STEPS))
-        return Beams.start(last, counts, limit, RowSettings.of(CFG, 1), NO_CONSTRAINTS, length=STEPS, cfg=CFG)
+        return BeamState.start(last, counts, limit, RowSettings.of(CFG, 1), NO_CONSTRAINTS, length=STEPS, cfg=CFG)
 
     @jax.jit
-    def advance(rows: Beams) -> Beams:
+    def advance(rows: BeamState) -> BeamState:
         return rows.advance(jnp.asarray(logits)[rows.next_tokens()[0]])
 
     rows = start()
@@ -135,7 +135,7 @@ def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], Beams]:
     return sums, rows
 
 
-def _outputs(rows: Beams) -> list[Prefix]:
+def _outputs(rows: BeamState) -> list[Prefix]:
     """Returns the tokens of the finished outputs, best first."""
     found = [tuple(number for number in row if number != PAD) for row in np.asarray(rows.finished.tokens)[0].tolist()]
     return [output for output in found if output]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-ITEM_BITS = {"pred": 8, "bf16": 16}
-"""Bits per item of the types whose names do not end with them."""
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
 _REDUCE_SCATTER = re.compile(r"^%?(?P<name>all-reduce-scatter[\w.\-]*) .*-> (?P<result>\S+) \{$", re.MULTILINE)
@@ -139,5 +137,5 @@ def _group(line: str, devices: int) -> int:
 
 
 def _bytes(dtype: str, sizes: str) -> int:
-    bits = ITEM_BITS.get(dtype) or int(re.sub(r"\D", "", dtype))
+    bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype))
     return math.prod(int(size) for size in sizes.split(",") if size) * bits // 8

@@ -110,7 +110,8 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
         model = registry.build(cfg.model)
     params = registry.sharded_shapes(model, mesh)
     dtype = cfg.decode.cache_dtype
-    cache = jax.eval_shape(lambda: model.apply({}, rows, length, dtype=dtype, method="init_cache"))
+    prompts = jnp.zeros(rows, jnp.int32)
+    cache = jax.eval_shape(lambda: model.apply({}, rows, length, prompts, dtype=dtype, method="init_cache"))
     tokens = jax.ShapeDtypeStruct((rows, 1), jnp.int32, sharding=rules.batch_sharding(mesh))
 
     def step(params: Any, cache: Any, tokens: jax.Array) -> Any:

@@ -13,8 +13,8 @@ from tformer_jax.special_tokens import PAD
 
 
 @flax.struct.dataclass
-class Sequences:
-    """Rows of greedy decoding or sampling; each continues from its last token. See `decoding_state.DecodingState`."""
+class SamplingState:
+    """State of greedy decoding or sampling: one output per row. See `decoding_state.DecodingState`."""
 
     last: jax.Array
     """int32 [B]: the token to read next."""
@@ -49,7 +49,7 @@ class Sequences:
         *,
         history: jax.Array,
         scored: jax.Array | None = None,
-    ) -> "Sequences":
+    ) -> "SamplingState":
         """Returns the initial state.
 
         Args:
@@ -77,10 +77,10 @@ class Sequences:
         """Returns the newest token of each row, int32 [B, 1]."""
         return jnp.where(self.done, PAD, self.last)[:, None], None
 
-    def advance(self, logits: jax.Array) -> "Sequences":
+    def advance(self, logits: jax.Array) -> "SamplingState":
         """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
-        allowed = forbid(logits, self.constraints.never)
+        allowed = forbid(logits, self.constraints.suppressed)
         allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.constraints)
         keys = jax.vmap(jax.random.fold_in)(self.keys, self.generated)
         tokens = choose(allowed, self.settings, keys)
@@ -93,7 +93,7 @@ class Sequences:
             history=self.history.at[jnp.arange(len(tokens)), columns].set(tokens, mode="drop"),
             counts=self.counts + active,
             generated=generated,
-            done=self.done | among(tokens, self.constraints.ends) | (generated >= self.max_new_tokens),
+            done=self.done | among(tokens, self.constraints.eos) | (generated >= self.max_new_tokens),
             scores=self._scores(logits, tokens),
         )
 
@@ -107,7 +107,7 @@ class Sequences:
 
         return jax.lax.cond(counts.any(), added, lambda: self.scores)
 
-    def mark_done(self, rows: jax.Array) -> "Sequences":
+    def mark_done(self, rows: jax.Array) -> "SamplingState":
         """See `decoding_state.DecodingState`."""
         return dataclasses.replace(self, done=self.done | rows)
 
@@ -116,7 +116,7 @@ class Sequences:
         """See `decoding_state.DecodingState`."""
         return self.history.shape[1]
 
-    def extended(self, length: int) -> "Sequences":
+    def extended(self, length: int) -> "SamplingState":
         """See `decoding_state.DecodingState`; histories have their full length from the start."""
         return self
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tests.models.test_cache import SOURCE, TOKENS
-from tformer_jax.models import registry
-from tformer_jax.nn import conversions
+from tformer_jax.models import conversions, registry
 from tformer_jax.special_tokens import PAD
 
 
