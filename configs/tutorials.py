@@ -5,6 +5,7 @@ python scripts/train.py --config configs/tutorials.py:gpt --data DIR
 gpt             GPT: learned positions, one projection for query, key and value, GELU      Tiny Shakespeare
 basic_attention self-attention without parameters: softmax(x x^T) x                        rt-polarity
 classifier      post-norm blocks, learned positions, mean over the tokens                  rt-polarity
+imdb            the same                                                                   IMDb reviews (TFDS)
 rmsnorm         post-norm RMSNorm, two encoder and three decoder layers, no biases         Tatoeba, English to Chinese
 transformer     the 2017 Transformer: post-norm, sinusoids, one embedding                  Multi30k, English to German
 pre_norm        pre-norm encoder-decoder, one embedding for source and target              Multi30k, English to German
@@ -31,6 +32,16 @@ REVIEWS = DataConfig(
     validation="rt_polarity/dev.tsv",
     bucket_lengths=(24, 40, 96),
     batch_tokens=2048,
+)
+IMDB = DataConfig(
+    source="tfds",
+    dataset="imdb_reviews",
+    train="train[:90%]",
+    validation="train[90%:]",
+    test="test",
+    vocab_size=8000,
+    bucket_lengths=(128, 256, 512),
+    batch_tokens=8192,
 )
 TATOEBA = DataConfig(
     source="tsv",
@@ -67,6 +78,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], DataConfig, int]] = {
     "gpt": ("gpt_tutorial", {"dim": 128, "decoder_layers": 4, "num_heads": 4, "ffn_dim": 512}, SHAKESPEARE, 2000),
     "basic_attention": ("sequence_classifier", ENCODER | {"attention": "basic", "num_heads": 1}, REVIEWS, 600),
     "classifier": ("sequence_classifier", ENCODER, REVIEWS, 600),
+    "imdb": ("sequence_classifier", ENCODER | {"max_length": 512}, IMDB, 3000),
     "rmsnorm": ("rmsnorm_post_translator", TRANSLATOR | {"dropout": 0.3}, TATOEBA, 900),
     "transformer": ("vaswani2017_base", THREE_LAYERS | {"dropout": 0.2}, CAPTIONS, 900),
     "pre_norm": ("pre_norm_translator", THREE_LAYERS, CAPTIONS, 900),

@@ -27,12 +27,13 @@ VARIANTS = {
         ":vaswani2017_base",
         ":t5_v1_1_small",
     ],
+    "translate_tatoeba_zh": ["", ":mixed"],
     "classify_rt_polarity": ["", ":bag_of_words"],
     "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
     "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],
     "pretrain_stdlib": ["", ":span_corruption", ":denoising", ":bert_base_mlm", ":t5_small", ":bart_base"],
     "lm_tiny_shakespeare": ["", ":cpu", ":gpu", ":modern", ":modern_gpu"],
-    "tutorials": [":gpt", ":basic_attention", ":classifier", ":rmsnorm", ":transformer", ":pre_norm"],
+    "tutorials": [":gpt", ":basic_attention", ":classifier", ":imdb", ":rmsnorm", ":transformer", ":pre_norm"],
     "ladder": [":shakespeare:2017", ":shakespeare", ":multi30k"],
     "transfer": [":standard:64", ":mup:256"],
     "finetune_rt_polarity": [],  # needs a run
@@ -70,7 +71,13 @@ def test_every_setting_has_an_effect(location):
 @pytest.mark.parametrize(
     "location",
     [
-        *("translate_cldr.py:german", "lm_tiny_shakespeare.py:tpu", "tutorials.py:bert", "classify_rt_polarity.py:cnn"),
+        *(
+            "translate_cldr.py:german",
+            "translate_tatoeba_zh.py:simplified",
+            "lm_tiny_shakespeare.py:tpu",
+            "tutorials.py:bert",
+            "classify_rt_polarity.py:cnn",
+        ),
         *("translate_multi30k.py:en-xx", "translate_multi30k.py:en-en", "translate_multi30k.py:gpt2"),
         *("pretrain_stdlib.py:noise", "pretrain_stdlib.py:gpt2", "lm_stdlib.py:t5_base", "classify_cldr.py:gpt2"),
     ],
