@@ -51,6 +51,7 @@ def test_pairs_between_tabs_and_in_two_fields(tmp_path):
         ("in.jsonl", b'{"source": "a"}\n', PAIR, r"line 1: has no field 'target'.*with --target-field"),
         ("in.jsonl", b"[1]\n", TEXT, r"line 1: is not a JSON object"),
         ("in.jsonl.gz", b'{"text": "a"}\n{"text": "a"\n', TEXT, r"line 2: is not valid JSON \("),
+        ("in.jsonl", b'{"text": "a"}\n\n', TEXT, "line 2: is blank: remove it"),
         ("in.jsonl", b"[" * 100_000, TEXT, r"line 1: is not valid JSON"),
         (
             "in.jsonl",

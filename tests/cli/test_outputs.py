@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kill_lines import echo
-from tformer_jax.cli import outputs
+from tformer_jax.cli import common, outputs
 from tformer_jax.config import ConfigError
 from tformer_jax.train.errors import RunError
 
@@ -154,6 +154,23 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
 def test_invalid_output_paths(path, problem):
     with pytest.raises(ConfigError, match=problem):
         outputs.check(Path(path))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "result.json", "metrics.jsonl", "outputs/test.json", "checkpoints/8/state/x", "weights/y"]
+)
+def test_files_of_a_run_are_not_replaced(tmp_path, name):
+    """Regression test: `evaluate.py --record` in the run folder replaced the result of the training."""
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for check in (outputs.check, common.check_writable):
+        check(path)  # of no run
+    for needed in ("config.json", "provenance.json"):
+        (tmp_path / "run" / needed).write_text("{}")
+    for check in (outputs.check, common.check_writable):
+        with pytest.raises(ConfigError, match=f"{path}: is a file of the run {tmp_path / 'run'}; name another"):
+            check(path)
+        check(tmp_path / "run" / "report.html")
 
 
 def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path, monkeypatch):

@@ -278,7 +278,7 @@ def test_validation_metrics_are_those_of_the_tested_weights(tmp_path):
     """Those of a run whose result has them, else the last ones of the run."""
     for name, validation in (("seed=0", {}), ("seed=1", {"validation": {"loss": 1.0}})):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "result.json").write_text(json.dumps({"tokens": 6, "seconds": 2, **validation}))
+        (tmp_path / name / "result.json").write_text(json.dumps({"tokens": 6, "seconds": 2, "test": {}, **validation}))
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "group": "validation", "loss": 3.0}')
     found = sweep.read_results(tmp_path, [("seed=0",), ("seed=1",)])
     assert [result["validation"] for result in found.values()] == [{"loss": 3.0}, {"loss": 1.0}]

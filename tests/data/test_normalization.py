@@ -10,6 +10,8 @@ import pytest
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
+from tformer_jax.data.tokenizers.dropout import is_bpe
+from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.eval.translation import TranslationEvaluator
 
@@ -67,7 +69,9 @@ def test_bpe_dropout_reads_normalized_text(p, pieces):
     if pieces == "letters":
         vocabulary = tokenizer.tokenizer.to_json()["model"]["model"]["vocab"]
         expected = [vocabulary[letter] for letter in "theĠman"]
-    assert BpeDropout(tokenizer, p).encode_batch([text], np.random.default_rng(0)) == [expected]
+    for one in (tokenizer, ExtendedTokenizer.of(tokenizer, ("<mask>",))):
+        assert is_bpe(one)
+        assert BpeDropout(one, p).encode_batch([text], np.random.default_rng(0)) == [expected]
 
 
 @pytest.mark.parametrize(("references", "matches"), [("raw", 0.0), ("normalized", 100.0)])

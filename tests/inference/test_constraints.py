@@ -17,6 +17,7 @@ from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import Constraints, constrain, exclude_repeated, exclude_sequences, penalize
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.special_tokens import EOS, UNK
 
 V = 10
@@ -212,6 +213,29 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
 def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     """Regression test: such a stop text ended each output at once, or never."""
     tokenizer = NormalizedTokenizer(characters("the cat sat on a mat"), ("lowercase",), "en")
-    with pytest.raises(ConfigError, match=sentence):
-        Constraints.of(DecodeConfig(**settings), tokenizer)
-    Constraints.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), tokenizer)
+    for one in (tokenizer, ExtendedTokenizer.of(tokenizer, ("<mask>",))):
+        with pytest.raises(ConfigError, match=sentence):
+            Constraints.of(DecodeConfig(**settings), one)
+        Constraints.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
+
+
+@pytest.mark.parametrize(("prefix", "decoded"), [("ld", "ld"), (" ld", " ld"), ("lo ld", "lo ld")])
+def test_a_continuation_starts_with_the_prefix(prefix, decoded):
+    """Regression test: tokenizers that put a space before texts put one before the prefix."""
+    vocabulary = {piece: i for i, piece in enumerate(["<unk>", "\u2581", *"held ow.", "ld", "\u2581ld"])}
+    merges = [("l", "d"), ("\u2581", "ld")]
+    library = hf.Tokenizer(hf.models.BPE(vocabulary, merges, unk_token="<unk>"))
+    library.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="always")
+    library.decoder = hf.decoders.Metaspace(prepend_scheme="always")
+    tokenizer = SubwordTokenizer("file", library)
+    forced = Constraints.of(DecodeConfig(prefix=prefix), tokenizer, "decoder_lm").forced
+    assert output_decoder(tokenizer, "decoder_lm").decode(forced) == decoded
+    text = Constraints.of(DecodeConfig(prefix=prefix), tokenizer, "seq2seq").forced
+    assert tokenizer.decode(text) == prefix.strip()
+
+
+def test_a_prefix_that_every_continuation_separates_is_refused():
+    words = WordTokenizer(["hello", "world"])
+    with pytest.raises(ConfigError, match="decode.prefix='world': continues a prompt with a space; write ' world'"):
+        Constraints.of(DecodeConfig(prefix="world"), words, "decoder_lm")
+    assert Constraints.of(DecodeConfig(prefix=" world"), words, "decoder_lm").forced == tuple(words.encode("world"))

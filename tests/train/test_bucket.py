@@ -100,8 +100,8 @@ def test_a_folder_is_created_and_replaced(run, monkeypatch):
     assert run_folder.holds_run(run)
     assert run_folder.load_labels(run) == ("x", "y")
     assert Tokenizers.load(run / "tokenizers").source.encode("ab")
-    run_folder.write_json(run / "result.json", {"steps": 1})
-    assert run_folder.result_of(run, small_config()) == {"steps": 1}
+    run_folder.write_json(run / "result.json", {"steps": 1, "test": {}})
+    assert run_folder.result_of(run, small_config()) == {"steps": 1, "test": {}}
     run_folder.check_resumable(run, small_config(steps=9), {})
     run_folder.adopt(run, small_config(steps=9))
     assert not (run / "result.json").exists()

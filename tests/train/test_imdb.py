@@ -17,23 +17,24 @@ LONGEST = 700
 
 
 def reviews(builder, *, split, **_):
-    """Returns a fifth of positive and negative reviews each with one word that tells them apart."""
+    """Returns reviews of 5 to `LONGEST` words, a fifth of which say whether the review is positive."""
     draw = np.random.default_rng(len(str(split)))
     found = []
     for number, length in enumerate(np.geomspace(5, LONGEST, 60).astype(int)):
         words = draw.choice(["the", "film", "was", "long", "and", "<br />"], length)
-        words[draw.integers(min(length, 100))] = ("bad", "good")[number % 2]
+        words[draw.random(length) < 0.2] = words[0] = ("bad", "good")[number % 2]
         found.append({"text": " ".join(words).encode(), "label": number % 2})
     return found
 
 
 def test_the_imdb_config_learns_made_reviews(tmp_path):
     cfg = read_config(f"{CONFIG}:imdb")
-    small = {"dim": 32, "num_heads": 2, "ffn_dim": 32, "encoder_layers": 1, "dropout": 0.0}
+    small = {"dim": 16, "num_heads": 2, "ffn_dim": 16, "encoder_layers": 1, "dropout": 0.0}
     cfg = dataclasses.replace(
         cfg,
         model=with_settings(cfg.model, **small),
-        train=dataclasses.replace(cfg.train, steps=60, log_every=20),
+        data=dataclasses.replace(cfg.data, bucket_lengths=(512,), batch_tokens=8 * 512),
+        train=dataclasses.replace(cfg.train, steps=24, log_every=24),
         optim=dataclasses.replace(cfg.optim, learning_rate=1e-2, warmup_steps=5),
     )
     with tfds.testing.mock_data(as_data_source_fn=reviews):

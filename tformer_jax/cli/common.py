@@ -169,11 +169,13 @@ def check_writable(path: Path, flag: str = "--record") -> None:
     """Checks, before anything is computed, that `path`, which `flag` names, can be written; creates its folder.
 
     Raises:
-        ConfigError: the folder cannot be created or written to, the name is too long, or `path` is a folder.
+        ConfigError: the folder cannot be created or written to, the name is too long, or `path` is a folder or a file
+            that a run needs.
     """
     if path.is_dir():
         raise ConfigError(f"{flag} {path}: cannot be written, because it is a folder; name a file")
     path = resolved(path)
+    check_not_of_run(path, flag)
     if path.exists() and not path.is_file():  # a device or a pipe
         return
     try:
@@ -183,6 +185,18 @@ def check_writable(path: Path, flag: str = "--record") -> None:
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); name a file in a writable folder"
         raise ConfigError(f"{flag} {path}: {problem}") from error
+
+
+def check_not_of_run(path: Path, flag: str) -> None:
+    """Checks that a file which `flag` names is not one that a run needs.
+
+    Raises:
+        ConfigError: it is.
+    """
+    from tformer_jax.train import run_folder
+
+    if run := run_folder.owner(path):
+        raise ConfigError(f"{flag} {path}: is a file of the run {run}; name another")
 
 
 @contextlib.contextmanager

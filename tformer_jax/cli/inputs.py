@@ -142,6 +142,8 @@ def record_of(text: str, fields: Fields) -> Line:
     Raises:
         ValueError: the line has another format.
     """
+    if not text.strip():
+        raise ValueError("is blank: remove it")
     try:
         record = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from tformer_jax.cli.common import check_not_of_run
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import finite, resolved, write_text
 from tformer_jax.train.errors import RunError
@@ -46,6 +47,7 @@ def check(path: Path | None, source: Path | None = None) -> None:
         return
     if source is not None and path.exists() and path.samefile(source):
         raise ConfigError(f"{path} is both --input and --output: choose another --output")
+    check_not_of_run(resolved(path), "--output")
     partial = partial_path(resolved(path))
     if source is not None and resolved(source) in (partial, facts_path(partial), provenance_path(resolved(path))):
         raise ConfigError(f"{source} is a file that --output {path} replaces: choose another --output")

@@ -10,7 +10,7 @@ from tformer_jax.config.sources import GENERATED
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.train import curves
 from tformer_jax.train.errors import RunError
-from tformer_jax.train.run_folder import CORPUS, read_json, read_records, write_json
+from tformer_jax.train.run_folder import CORPUS, read_json, read_records, read_result, write_json
 
 RESULTS = "results.json"
 """Name of the file of all results, in the folder of the sweep."""
@@ -30,7 +30,7 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
     for combination in combinations:
         run = folder / run_name(combination)
         if (run / "result.json").exists():
-            result = read_json(run / "result.json")
+            result = read_result(run)
             results[combination] = validation_and_speed(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
             if "tokens_per_second" not in results[combination]:
                 results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]

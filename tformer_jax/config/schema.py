@@ -218,8 +218,8 @@ class DataConfig(Section):
             raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {kinds[0]!r}; write None")
         if self.split_digits and not {"bpe", "unigram", "characters", "bytes"} & {*kinds}:
             raise self.error("split_digits", f"needs data.tokenizer='bpe' or 'unigram', not {kinds[0]!r}; write False")
-        if self.bpe_dropout and "bpe" not in kinds:
-            raise self.error("bpe_dropout", f"needs data.tokenizer='bpe', not {kinds[0]!r}; write 0.0")
+        if self.bpe_dropout and not {"bpe", "file"} & {*kinds}:
+            raise self.error("bpe_dropout", f"needs a BPE tokenizer, not {kinds[0]!r}; write 0.0")
         if self.shared_vocab and len(set(kinds)) > 1:
             raise self.error("shared_vocab", "must be False for tokenizers of different kinds")
 

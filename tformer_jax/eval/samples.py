@@ -24,7 +24,8 @@ class ContinuationEvaluator:
         max_length = cfg.model.max_length
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
-        room = max_length - tokenizers.target.special.added - len(Constraints.of(cfg.decode, tokenizers.target).forced)
+        forced = Constraints.of(cfg.decode, tokenizers.target, cfg.model.family).forced
+        room = max_length - tokenizers.target.special.added - len(forced)
         prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)
         self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
 

@@ -8,10 +8,15 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.extended import without_added
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among, forbid
+from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
+
+CONTEXTS = ("\n", ".", "a", "0")
+"""Texts after which a prefix is encoded; at least one of them is expected to form no token with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +37,8 @@ class Constraints:
     """Tokens that are never generated."""
 
     @classmethod
-    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Constraints":
-        """Builds the constraints of a config; `tokenizer` is that of the outputs.
+    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer, family: str = "seq2seq") -> "Constraints":
+        """Builds the constraints of a config; `tokenizer` is that of the outputs of a model of `family`.
 
         Raises:
             ConfigError: the vocabulary cannot represent a text, the prefix is too long or has a text that outputs must
@@ -44,7 +49,7 @@ class Constraints:
             repetition=cfg.repetition_penalty != 1,
             no_repeat_ngram=cfg.no_repeat_ngram,
             forbidden=_forbidden(cfg, tokenizer),
-            forced=_forced(cfg, tokenizer),
+            forced=_forced(cfg, tokenizer, family),
             eos=tokenizer.special.eos,
             suppressed=tokenizer.special.suppressed,
         )
@@ -177,6 +182,7 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
 
 def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
     """Checks texts as a tokenizer that normalizes writes them; `DecodeConfig.check` compares them as they are."""
+    tokenizer = without_added(tokenizer)
     if not isinstance(tokenizer, NormalizedTokenizer):
         return
     for text in cfg.stop:
@@ -191,13 +197,26 @@ def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
                 )
 
 
-def _forced(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, family: str) -> tuple[int, ...]:
+    """Encodes the prefix so that outputs start with it."""
     if not cfg.prefix:
         return tokenizer.special.forced
     ids = tuple(tokenizer.encode(cfg.prefix))
     if not ids or tokenizer.special.unknown in ids or dropped_characters(tokenizer, cfg.prefix):
         raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
+    decoder = output_decoder(tokenizer, family)
+    if (written := decoder.decode(ids)).startswith(" ") and not cfg.prefix.startswith(" "):
+        encoded = (_as_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
+        ids = next((found for found in encoded if decoder.decode(found) == written[1:]), ())
+        if not ids:
+            raise cfg.error("prefix", f"continues a prompt with a space; write {written!r}")
     ids = (*tokenizer.special.forced, *ids)
     if len(ids) > cfg.max_new_tokens:
         raise cfg.error("prefix", f"has {len(ids)} tokens, more than decode.max_new_tokens={cfg.max_new_tokens}")
     return ids
+
+
+def _as_continuation(tokenizer: Tokenizer, text: str, context: str) -> tuple[int, ...]:
+    """Encodes a text after another one, without the space that some tokenizers put before texts."""
+    before, whole = (tuple(tokenizer.encode(one)) for one in (context, context + text))
+    return whole[len(before) :] if whole[: len(before)] == before else ()

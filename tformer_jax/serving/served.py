@@ -92,7 +92,7 @@ class Served:
     @functools.cached_property
     def prefix_tokens(self) -> int:
         """Number of tokens of the prefix of every output; 0 without one."""
-        return len(Constraints.of(self.decode, self.tokenizers.target).forced) if self.decode.prefix else 0
+        return len(Constraints.of(self.decode, self.tokenizers.target, self.family).forced) if self.decode.prefix else 0
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -165,7 +165,7 @@ def _check(built: Experiment, *, resume: bool) -> None:
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
     if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
-        used = len(Constraints.of(cfg.decode, built.tokenizers.target).forced)
+        used = len(Constraints.of(cfg.decode, built.tokenizers.target, cfg.model.family).forced)
         if cfg.model.family == "decoder_lm":
             used += built.tokenizers.target.special.added
         if used >= cfg.model.max_length:

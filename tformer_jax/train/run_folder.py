@@ -49,6 +49,22 @@ CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
 
 
+FILES = (
+    *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
+    *("events.jsonl", "model.json", "metrics.jsonl", "weights.json", "result.json"),
+)
+FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
+"""The files and folders of a run that no other output may replace."""
+
+
+def owner(path: Path) -> Path | None:
+    """Returns the run folder of which `path` is, by its name, one of the `FILES` or in one of the `FOLDERS`."""
+    folders = [folder.parent for folder in path.parents if folder.name in FOLDERS]
+    folders += [path.parent] if path.name in FILES else []
+    needed = ("config.json", "provenance.json")
+    return next((folder for folder in folders if all((folder / name).exists() for name in needed)), None)
+
+
 def checkpoints(run: Path) -> Path:
     """Returns the checkpoint folder of a run."""
     return run / "checkpoints"
@@ -226,11 +242,23 @@ def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
     if not path.exists() or config.differences(config.load(run / "config.json"), cfg):
         return None
     try:
-        return read_json(path)
+        return read_result(run)
     except ConfigError:
         if not holds_checkpoint(run):
             raise ConfigError(f"{path} is damaged, and {run} has no checkpoint: restore it from a copy") from None
         return None
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """Reads the result of a finished run.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or not the result of a run.
+    """
+    result = read_json(path := run / "result.json")
+    if "test" not in result:
+        raise ConfigError(f"{path} is not the result of a run: restore it from a copy, or remove it")
+    return result
 
 
 def run_id(run: Path) -> str:

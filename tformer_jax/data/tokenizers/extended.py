@@ -63,3 +63,8 @@ class ExtendedTokenizer:
         """Returns the id of a needed token."""
         ids = {known: i for i, known in self.special.names}
         return ids[name] if name in ids else ids[SYNONYMS[name]]
+
+
+def without_added(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns the tokenizer to whose vocabulary an `ExtendedTokenizer` appends, or `tokenizer` itself."""
+    return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) else tokenizer
