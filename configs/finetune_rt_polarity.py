@@ -1,7 +1,10 @@
-"""Fine-tuning of an imported encoder, such as MiniLM, on movie-review sentences (Pang and Lee, 2005).
+"""Fine-tuning of an imported encoder on movie-review sentences (Pang and Lee, 2005).
 
 python scripts/import_hf.py CHECKPOINT --run runs/minilm
 python scripts/train.py --config configs/finetune_rt_polarity.py:runs/minilm --data DIR
+
+CHECKPOINT is a folder in Hugging Face's format. With sentence-transformers/all-MiniLM-L6-v2, expect an accuracy of
+82 % (one seed) after 7 minutes on two CPU cores. tests/pretrained.py does both with that model from a Python package.
 """
 
 import dataclasses

@@ -2,6 +2,8 @@
 
 python scripts/train.py --config configs/lm_stdlib.py
 python scripts/train.py --config configs/lm_stdlib.py:gpt2 (any decoder_lm preset)
+
+The text depends on the version of Python, so that no result is recorded.
 """
 
 from ml_collections import ConfigDict

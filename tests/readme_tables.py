@@ -22,6 +22,12 @@ SWEEPS = ROOT / "configs" / "results" / "sweeps"
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
 CPUS = {"zen5": "AMD EPYC, Zen 5", "zen4": "AMD EPYC, Zen 4", "intel": "Intel Xeon"}
 """CPUs of the benchmarks, by the last part of the record's name."""
+PROCESSORS = {
+    "AMD EPYC (family 25, model 17)": ", AMD Zen 4",
+    "AMD EPYC (family 26, model 2)": ", AMD Zen 5",
+    "Intel(R) Xeon(R) Processor": ", Intel Xeon",
+}
+"""Processors by recorded name; early records name no generation."""
 PEERS = "torch.compile", "PyTorch, eager"
 STRATEGIES = {1: "greedy", 4: "beam 4"}
 
@@ -58,9 +64,11 @@ def _overrides(command: str, config: str) -> list[str]:
 
 
 def _hardware(result: dict[str, Any]) -> str:
-    """Returns the number of CPU cores, or the number and kind of the GPUs or TPUs."""
-    devices: str = result["hardware"]["devices"]
-    return f"{result['hardware']['cores']} cores" if devices.endswith(" cpu") else devices
+    """Returns the number and kind of CPU cores, or the number and kind of the GPUs or TPUs."""
+    hardware = result["hardware"]
+    if not hardware["devices"].endswith(" cpu"):
+        return hardware["devices"]
+    return f"{hardware['cores']} cores{PROCESSORS.get(hardware['processor'], '')}"
 
 
 def _metrics(values: dict[str, float], spread: dict[str, float] | None = None) -> str:
@@ -69,6 +77,23 @@ def _metrics(values: dict[str, float], spread: dict[str, float] | None = None) -
         for name, value in values.items()
         if name in METRICS
     )
+
+
+def choices_table() -> str:
+    """One row per group of each `choice_*.json`: means of the validation metrics over the seeds."""
+    rows = []
+    for path in sorted(SWEEPS.glob("choice_*.json")):
+        record = _read(path)
+        config = re.search(r"--config configs/(\S+)", record["command"])[1]
+        present = {name: str(value) for name, value in flat(read_config(f"configs/{config}")).items()}
+        for group in record["groups"]:
+            of_group = [run["validation"] for run in record["runs"] if set(group["settings"]) <= set(run["settings"])]
+            means = {name: sum(run[name] for run in of_group) / len(of_group) for name in of_group[0]}
+            settings = dict(setting.split("=") for setting in group["settings"])
+            chosen = all(float(present[name]) == float(value) for name, value in settings.items())
+            text = ", ".join(f"`{setting}`" for setting in group["settings"]) + (" (chosen)" if chosen else "")
+            rows.append((f"`{config}`", text, str(len(of_group)), _metrics(means)))
+    return _table(("config", "settings", "seeds", "validation"), rows)
 
 
 def train_table() -> str:
@@ -173,6 +198,7 @@ TABLES = {
         "decode": decode_table,
     },
     "configs/README.md": {
+        "choices": choices_table,
         "ladder_shakespeare": functools.partial(ladder_table, "ladder_shakespeare.json"),
         "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
     },
