@@ -172,6 +172,8 @@ def test_prompts_of_a_prefix_lm_are_bidirectional():
     expected = apply(model, params, rows, prefix=np.array([2, 4]))
     assert_close(logits[0, 2:], expected[0, :4])
     assert_close(logits[1], expected[1])
+    with pytest.raises(ConfigError, match="model.prefix_lm=True: needs `prompt_lengths`"):
+        model.apply({}, 2, 8, method="init_cache")
 
 
 def test_a_prompt_longer_than_the_cache_is_refused():
