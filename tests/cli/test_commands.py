@@ -5,11 +5,11 @@ import gzip
 import io
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import sacrebleu
 
 import tformer_jax as tj
 from tests.cli.finished_runs import runs_of_each_family
@@ -392,6 +392,10 @@ def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     last = (run.parent / "pairs.tsv").read_text().splitlines()[-found["examples"] :]
     sources, references = zip(*(line.split("\t") for line in last), strict=True)
     translations = tj.load(run).translate(sources, beams=2, max_new_tokens=4)
-    assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
+    for name, texts in (("hypotheses", translations), ("references", references)):
+        (tmp_path / name).write_text("".join(f"{text}\n" for text in texts))
+    command = "-m sacrebleu references -i hypotheses -m bleu chrf --score-only --width 12 --format json"
+    done = subprocess.run([sys.executable, *command.split()], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [found["metrics"][name] for name in ("bleu", "chrf")] == pytest.approx(json.loads(done.stdout), abs=1e-11)
     with pytest.raises(ConfigError, match="--beams changes no metric of a classifier"):
         evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])
