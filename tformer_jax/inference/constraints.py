@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.data.tokenizers.extended import without_added
+from tformer_jax.data.tokenizers.extended import unextended
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among, forbid
@@ -182,7 +182,7 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
 
 def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
     """Checks texts as a tokenizer that normalizes writes them; `DecodeConfig.check` compares them as they are."""
-    tokenizer = without_added(tokenizer)
+    tokenizer = unextended(tokenizer)
     if not isinstance(tokenizer, NormalizedTokenizer):
         return
     for text in cfg.stop:

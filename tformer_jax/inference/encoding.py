@@ -6,7 +6,7 @@ from typing import Any
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.data.tokenizers.extended import without_added
+from tformer_jax.data.tokenizers.extended import unextended
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 
 ON_LONG = ("stop", "truncate", "skip")
@@ -95,7 +95,7 @@ def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
     """Returns the characters of `text` that a tokenizer without unknown token leaves out, as those of nanoGPT do."""
     if tokenizer.special.unknown is not None:
         return ""
-    tokenizer = without_added(tokenizer)
+    tokenizer = unextended(tokenizer)
     if isinstance(tokenizer, NormalizedTokenizer):
         text = tokenizer.normalize(text)
         tokenizer = tokenizer.tokenizer

@@ -8,13 +8,13 @@ import numpy as np
 import tokenizers as hf
 
 from tformer_jax.data.tokenizers.base import Tokenizer
-from tformer_jax.data.tokenizers.extended import without_added
+from tformer_jax.data.tokenizers.extended import unextended
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 
 
 def is_bpe(tokenizer: Tokenizer) -> bool:
     """Returns whether a tokenizer is a BPE, below added special tokens and a normalization."""
-    inner = without_added(tokenizer)
+    inner = unextended(tokenizer)
     inner = inner.tokenizer if isinstance(inner, NormalizedTokenizer) else inner
     return getattr(inner, "kind", None) == "bpe"
 
@@ -28,7 +28,7 @@ class BpeDropout:
 
     def __init__(self, tokenizer: Tokenizer, p: float):
         self._normalize: Callable[[str], str] = str
-        tokenizer = without_added(tokenizer)
+        tokenizer = unextended(tokenizer)
         if isinstance(tokenizer, NormalizedTokenizer):
             self._normalize, tokenizer = tokenizer.normalize, tokenizer.tokenizer
         model = tokenizer.to_json()["model"]

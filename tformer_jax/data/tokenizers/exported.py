@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.data.tokenizers.base import Tokenizer
-from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, ExtendedTokenizer, mask_of
+from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, ExtendedTokenizer, mask_of, unextended
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
@@ -36,12 +36,12 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
     elif tokenizers.source.to_json() != tokenizers.target.to_json():
         return "the source and the target have different tokenizers"
     elif (library := _library(tokenizers.target)) is not None:
-        own = isinstance(_inner(target), SubwordTokenizer)
+        own = isinstance(unextended(target), SubwordTokenizer)
         if own:
             ends = [(options["eos_token"], special.eos[0])] if pair else []
             template = " ".join(("$A", *(name for name, _ in ends)))
             library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
-        split = own or getattr(_inner(target), "split_special_tokens", False)
+        split = own or getattr(unextended(target), "split_special_tokens", False)
         options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
         library.save(str(folder / "tokenizer.json"))
     else:
@@ -53,10 +53,6 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
 def _without_added(tokenizer: Tokenizer) -> Tokenizer:
     """Removes the wrapper of a tokenizer to which an objective added no token."""
     return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) and not tokenizer.added else tokenizer
-
-
-def _inner(tokenizer: Tokenizer) -> Tokenizer:
-    return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) else tokenizer
 
 
 def _save_pieces(folder: Path, source: PiecesTokenizer, target: PiecesTokenizer, model_type: str) -> None:
@@ -85,7 +81,7 @@ def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
 
 def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
     """Returns a copy of the library's tokenizer, with the tokens that an objective added; None if there is none."""
-    inner = _inner(tokenizer)
+    inner = unextended(tokenizer)
     if not (isinstance(inner, CheckpointTokenizer) or (isinstance(inner, SubwordTokenizer) and inner.own_ids)):
         return None
     library = hf.Tokenizer.from_str(json.dumps(inner.to_json()["model"]))

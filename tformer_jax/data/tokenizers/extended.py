@@ -65,6 +65,6 @@ class ExtendedTokenizer:
         return ids[name] if name in ids else ids[SYNONYMS[name]]
 
 
-def without_added(tokenizer: Tokenizer) -> Tokenizer:
+def unextended(tokenizer: Tokenizer) -> Tokenizer:
     """Returns the tokenizer to whose vocabulary an `ExtendedTokenizer` appends, or `tokenizer` itself."""
     return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) else tokenizer

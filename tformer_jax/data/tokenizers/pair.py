@@ -7,7 +7,7 @@ from typing import Any
 
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import Tokenizer
-from tformer_jax.data.tokenizers.extended import ExtendedTokenizer, without_added
+from tformer_jax.data.tokenizers.extended import ExtendedTokenizer, unextended
 from tformer_jax.data.tokenizers.from_files import SentencePieceTokenizer, TiktokenTokenizer, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
@@ -70,7 +70,7 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
 
 def normalization_of(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Returns the steps by which a tokenizer normalizes texts, as in `data.normalize`."""
-    inner = without_added(tokenizer)
+    inner = unextended(tokenizer)
     return inner.steps if isinstance(inner, NormalizedTokenizer) else ()
 
 
