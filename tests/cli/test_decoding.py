@@ -9,9 +9,8 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import tiny
 from tformer_jax.cli import decoding, evaluate
-from tformer_jax.cli.common import flag
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
-from tformer_jax.config.fields import setting
+from tformer_jax.config.fields import flag, setting
 
 DATA = {
     "seq2seq": DataConfig(source="cldr_translation", bucket_lengths=(8,)),
