@@ -81,7 +81,7 @@ def test_a_resumed_run_reads_its_own_checkpoint_or_result(corpus_folder, started
     cfg, folder = started_from_a_lost_run
     path = folder / kept
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{}")
+    path.write_text('{"test": {}}')
     built = experiment.build(cfg, folder, data_root=corpus_folder, resume=True)
     built.close()
     assert (built.finished is not None) == (kept == "result.json")
