@@ -3,7 +3,7 @@
 python scripts/train.py --config configs/lm_stdlib.py
 python scripts/train.py --config configs/lm_stdlib.py:gpt2 (any decoder_lm preset)
 
-The text depends on the version of Python, so that no result is recorded.
+The text depends on the version of Python, so no result is recorded.
 """
 
 from ml_collections import ConfigDict

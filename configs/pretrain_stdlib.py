@@ -5,7 +5,7 @@ python scripts/train.py --config configs/pretrain_stdlib.py:span_corruption     
 python scripts/train.py --config configs/pretrain_stdlib.py:denoising            (as BART)
 python scripts/train.py --config configs/pretrain_stdlib.py:bert_base_mlm (or the preset of a T5 or BART)
 
-The text depends on the version of Python, so that no result is recorded.
+The text depends on the version of Python, so no result is recorded.
 """
 
 from ml_collections import ConfigDict

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,10 +14,8 @@ import tformer_jax as tj
 from tests.cli.finished_runs import runs_of_each_family
 from tests.helpers import rest_slow
 from tformer_jax import api
-from tformer_jax.cli import classify, evaluate, generate, lines, score, serve, translate
-from tformer_jax.config import (
-    ConfigError,
-)
+from tformer_jax.cli import classify, generate, lines, score, serve, translate
+from tformer_jax.config import ConfigError
 from tformer_jax.inference import batching
 from tformer_jax.inference.score import Scorer
 from tformer_jax.inference.text import Translator
@@ -364,38 +361,3 @@ def test_standard_input_that_is_not_utf8(runs, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n\xc3\n")))
     with pytest.raises(ConfigError, match="standard input, line 3: not valid UTF-8"):
         translate.main(["--run", str(runs["seq2seq"])])
-
-
-@pytest.mark.parametrize("family", ["seq2seq", "classifier", "decoder_lm"])
-def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
-    run, record = runs[family], tmp_path / "record.json"
-    evaluate.main(["--run", str(run), "--data", str(run.parent), "--record", str(record)])
-    found, expected = (json.loads(path.read_text()) for path in (record, run / "result.json"))
-    assert found["metrics"] == expected["test"]
-    assert found["weights"] == expected["weights"]
-
-
-def test_evaluation_on_data_that_changed_since_the_training(runs, tmp_path):
-    pairs = (runs["seq2seq"].parent / "pairs.tsv").read_text().splitlines(keepends=True)
-    (tmp_path / "pairs.tsv").write_text("".join([*pairs[:-1], "new\tNEW\n"]))
-    with pytest.raises(ConfigError, match="seq2seq changed .the checksum of the .* examples is .* and was"):
-        evaluate.main(["--run", str(runs["seq2seq"]), "--data", str(tmp_path)])
-
-
-def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
-    run, record = runs["seq2seq"], tmp_path / "record.json"
-    flags = ["--beams", "2", "--max-new-tokens", "4"]
-    evaluate.main(
-        ["--run", str(run), "--data", str(run.parent), "--split", "validation", *flags, "--record", str(record)]
-    )
-    found = json.loads(record.read_text())
-    last = (run.parent / "pairs.tsv").read_text().splitlines()[-found["examples"] :]
-    sources, references = zip(*(line.split("\t") for line in last), strict=True)
-    translations = tj.load(run).translate(sources, beams=2, max_new_tokens=4)
-    for name, texts in (("hypotheses", translations), ("references", references)):
-        (tmp_path / name).write_text("".join(f"{text}\n" for text in texts))
-    command = "-m sacrebleu references -i hypotheses -m bleu chrf --score-only --width 12 --format json"
-    scores = subprocess.check_output([sys.executable, *command.split()], cwd=tmp_path)
-    assert [found["metrics"][name] for name in ("bleu", "chrf")] == pytest.approx(json.loads(scores), abs=1e-11)
-    with pytest.raises(ConfigError, match="--beams changes no metric of a classifier"):
-        evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])

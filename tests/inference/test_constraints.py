@@ -236,6 +236,6 @@ def test_a_continuation_starts_with_the_prefix(prefix, decoded):
 
 def test_a_prefix_that_every_continuation_separates_is_refused():
     words = WordTokenizer(["hello", "world"])
-    with pytest.raises(ConfigError, match="decode.prefix='world': continues a prompt with a space; write ' world'"):
+    with pytest.raises(ConfigError, match="decode.prefix='world': .* can only start with ' world'; write that"):
         Constraints.of(DecodeConfig(prefix="world"), words, "decoder_lm")
     assert Constraints.of(DecodeConfig(prefix=" world"), words, "decoder_lm").forced == tuple(words.encode("world"))

@@ -209,7 +209,7 @@ def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, family: str) -> tuple[int, 
         encoded = (_as_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
         ids = next((found for found in encoded if decoder.decode(found) == written[1:]), ())
         if not ids:
-            raise cfg.error("prefix", f"continues a prompt with a space; write {written!r}")
+            raise cfg.error("prefix", f"outputs of this tokenizer can only start with {written!r}; write that")
     ids = (*tokenizer.special.forced, *ids)
     if len(ids) > cfg.max_new_tokens:
         raise cfg.error("prefix", f"has {len(ids)} tokens, more than decode.max_new_tokens={cfg.max_new_tokens}")
