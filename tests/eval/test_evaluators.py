@@ -1,7 +1,10 @@
 """Evaluators against results computed by hand or in NumPy."""
 
 import dataclasses
+import json
 import math
+import subprocess
+import sys
 from importlib import metadata
 
 import jax
@@ -257,6 +260,22 @@ class TestTranslationMetrics:
         found = translation_metrics([reference[:-1] + "梨"], [reference], bleu_metric(translating("zh")))
         assert found.metrics["bleu"] == pytest.approx(100 * (11 / 12 * 10 / 11 * 9 / 10 * 8 / 9) ** 0.25)
         assert scores([reference[:-1] + "梨"], [reference])["bleu"] == 0
+
+    @pytest.mark.parametrize(("language", "tokenizer"), [("de", "13a"), ("zh", "zh")])
+    def test_equal_to_the_sacrebleu_command(self, tmp_path, language, tokenizer):
+        texts = {
+            "de": ["Ein Mann, der liest.", "Zwei Hunde rennen am Strand."],
+            "zh": ["我今天吃了苹果。", "他们在海边跑步。"],
+        }
+        references = texts[language]
+        outputs = [references[0].replace("Mann", "Kind").replace("今天", "早上"), references[1][1:]]
+        for name, lines in (("outputs", outputs), ("references", references)):
+            (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        command = f"-m sacrebleu references -i outputs -m bleu chrf -tok {tokenizer} --score-only -w 12 --format json"
+        expected = json.loads(subprocess.check_output([sys.executable, *command.split()], cwd=tmp_path))
+        found = translation_metrics(outputs, references, bleu_metric(translating(language))).metrics
+        assert [found["bleu"], found["chrf"]] == pytest.approx(expected, abs=1e-11)
+        assert 10 < min(expected) < max(expected) < 90
 
     @pytest.mark.parametrize(
         ("language", "tokenizer"), [("de", "13a"), ("zh", "zh"), ("zh_Hant", "zh"), ("zh-TW", "zh")]
