@@ -9,6 +9,7 @@ from tformer_jax.config.convert import (
     to_config_dict,
     to_dict,
 )
+from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig
@@ -16,7 +17,7 @@ from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, MESH_PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
-from tformer_jax.config.schema import Config, DataConfig, EvalConfig
+from tformer_jax.config.schema import Config, EvalConfig
 from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
 
 __all__ = [

@@ -1,15 +1,15 @@
 """The settings of an experiment; those of its larger sections are declared in the other modules of this package."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tformer_jax.config import effects
+from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.fields import Section, section, setting
 from tformer_jax.config.model import ModelConfig
-from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.parallel import ParallelConfig
-from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES, TEXTS
+from tformer_jax.config.sources import SOURCES, TEXTS
 from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
 
 OBJECTIVES: dict[str, tuple[str | None, ...]] = {
@@ -19,10 +19,6 @@ OBJECTIVES: dict[str, tuple[str | None, ...]] = {
     "masked_lm": ("masked_tokens",),
 }
 """Values of `data.objective` by model family."""
-TOKENIZERS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file")
-SIZED = ("words", "bpe", "unigram", "wordpiece")
-"""Tokenizers with a vocabulary of at most `data.vocab_size`."""
-NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BATCHINGS = {
     "seq2seq": ("buckets", "packed"),
     "decoder_lm": ("windows", "packed"),
@@ -30,224 +26,6 @@ BATCHINGS = {
     "masked_lm": ("windows",),
 }
 """Values of `data.batching` by model family; with an objective, windows."""
-BUCKETS = {"batching": ("buckets",)}
-ROWS = {"batching": ("windows", "packed")}
-PACKED = {"batching": ("packed",)}
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig(Section):
-    """Where text comes from, how it is tokenized, and how tokens are batched."""
-
-    path: ClassVar[str] = "data"
-    selectable: ClassVar[tuple[str, ...]] = ("batching", "tokenizer")
-
-    source: str = setting(
-        "cldr_translation",
-        "cldr_* and stdlib_text are generated; tfds is a dataset of TFDS; prepared is the output of prepare_data.py; "
-        "the others are files below the data folder",
-        choices=tuple(dict.fromkeys(source for sources in SOURCES.values() for source in sources)),
-    )
-    source_language: str = setting("en", "CLDR locale; also `{lang}` of source files, and their TFDS feature")
-    target_language: str = setting("de", "CLDR locale; also `{lang}` of target files, and their TFDS feature")
-    languages: tuple[str, ...] = setting(
-        ("en", "de", "fr", "es", "it", "nl", "sv", "pl"),
-        "CLDR locales of cldr_language",
-        used_by={"source": ("cldr_language", "prepared")},
-    )
-    dataset: str | None = setting(
-        None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION", used_by={"source": ("tfds", "prepared")}
-    )
-    train: tuple[str, ...] = setting(
-        (),
-        "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
-        "'train[:90%]'; prepared: folders",
-        used_by=FILE_SOURCES,
-    )
-    validation: tuple[str, ...] = setting(
-        (), "as train, not used by prepared; (): the last part of train", used_by=FILE_SOURCES
-    )
-    test: tuple[str, ...] = setting(
-        (), "as train, not used by prepared; (): the validation examples", used_by=FILE_SOURCES
-    )
-    weights: tuple[float, ...] = setting(
-        (),
-        "mixture weights of the entries of train, rounded down to hundredths of the smallest; (): concatenate them",
-        above=0,
-        used_by=FILE_SOURCES,
-    )
-    fields: tuple[str, ...] = setting(
-        (),
-        "tsv, jsonl, parquet, tfds: names (tsv: numbers from 1, as in ('2', '1')) of the fields that hold source and "
-        "target, or text, or text and label; (): the default names (tsv: the first two columns, label before text)",
-        used_by=FIELD_SOURCES,
-    )
-    validation_fraction: float = setting(
-        0.1, "fraction of train held out if validation is ()", above=0, below=1, used_by=FILE_SOURCES
-    )
-    heldout_examples: int = setting(
-        2000,
-        "size of each held-out split of a generated corpus, which is the same for all seeds",
-        low=1,
-        used_by={"source": ("cldr_translation", "cldr_language", "prepared")},
-    )
-    on_bad_line: str = setting(
-        "stop",
-        "malformed lines: stop, or skip, count and report them",
-        choices=("stop", "skip"),
-        used_by={"source": ("parallel_lines", "text", "lines", "tsv", "jsonl", "parquet", "prepared")},
-    )
-    objective: str | None = setting(
-        None,
-        "pre-training on texts: masked_tokens (BERT, 2019), span_corruption (T5, 2020) or denoising (BART, 2020); "
-        "None: learn targets, labels or next tokens",
-        choices=tuple(ADDED_TOKENS),
-    )
-    noise: NoiseConfig = section(NoiseConfig)
-
-    normalize: tuple[str, ...] = setting(
-        (),
-        "steps that change texts before tokenization, in order: Unicode NFKC, lowercase, punctuation and moses (Moses' "
-        "scripts, by language), simplified (Chinese characters); models then write normalized text",
-        choices=NORMALIZATIONS,
-    )
-    tokenizer: str = setting(
-        "bpe",
-        "kind of tokenizer; file: load tokenizer_file; training unigram again gives slightly different scores",
-        choices=TOKENIZERS,
-    )
-    source_tokenizer: str | None = setting(None, "kind of the source's tokenizer; None: tokenizer", choices=TOKENIZERS)
-    target_tokenizer: str | None = setting(None, "kind of the target's tokenizer; None: tokenizer", choices=TOKENIZERS)
-    tokenizer_file: str | None = setting(
-        None,
-        "file: tokenizer.json, SentencePiece .model, .tiktoken ranks (texts are split as for GPT-2), a run's "
-        "tokenizers/target.json, or the folder of a Hugging Face checkpoint or of a run, below the data folder",
-    )
-    vocab_size: int = setting(
-        8000,
-        "maximum size of a trained vocabulary, special tokens included (characters: all that occur)",
-        low=8,
-        used_by={"tokenizer": SIZED},
-    )
-    split_digits: bool = setting(False, "bpe and unigram: one token per digit (characters and bytes: always)")
-    bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
-    shared_vocab: bool = setting(True, "one vocabulary for source and target")
-    tokenizer_examples: int = setting(
-        100_000,
-        "maximum number of training examples for the tokenizer",
-        low=1,
-        used_by={"tokenizer": ("characters", *SIZED)},
-    )
-
-    batching: str = setting(
-        "buckets",
-        "buckets: whole examples, padded; packed: whole examples, several in a row; windows: fixed-length pieces of "
-        "all texts, concatenated",
-        choices=("buckets", "packed", "windows"),
-    )
-    bucket_lengths: tuple[int, ...] = setting((16, 32, 64), "lengths to pad examples to", low=1, used_by=BUCKETS)
-    batch_tokens: int = setting(
-        4096,
-        "maximum number of tokens per batch, padding included; for pairs, of the longer side",
-        low=1,
-        used_by=BUCKETS,
-    )
-    batch_multiple: int = setting(8, "the number of examples in a batch is a multiple of this", low=1, used_by=BUCKETS)
-    batch_size: int = setting(32, "rows in a batch", low=1, used_by=ROWS)
-    window: int = setting(
-        256,
-        "tokens per row; for pairs, of the target; with data.objective, maximum of either side",
-        low=1,
-        used_by=ROWS,
-    )
-    source_window: int | None = setting(None, "tokens in a row of sources; None: window", low=1, used_by=PACKED)
-    long_documents: str = setting(
-        "split",
-        "language models: split a document that is longer than a row into several rows, or truncate it",
-        choices=("split", "truncate"),
-        used_by=PACKED,
-    )
-    workers: int = setting(0, "loader processes that tokenize text or read windows; 0: a thread does it", low=0)
-
-    def check(self) -> None:
-        self._check_source()
-        self._check_objective()
-        self._check_tokenizer()
-        self._check_batching()
-
-    def values_of(self, switch: str) -> tuple[Any, ...]:
-        """As `Section.values_of`; `tokenizer` has a value for each side."""
-        return self.tokenizer_kinds if switch == "tokenizer" else super().values_of(switch)
-
-    def _check_source(self) -> None:
-        if self.source == "tfds" and self.dataset is None:
-            raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
-        if self.source == "cldr_language" and not self.languages:
-            raise self.error("languages", "must name the CLDR locales to tell apart, such as ('en', 'de')")
-        if self.source not in GENERATED and not self.train:
-            raise self.error(
-                "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"
-            )
-        if self.source == "parallel_lines":
-            for split in ("train", "validation", "test"):
-                for name in getattr(self, split):
-                    if "{lang}" not in name:
-                        example = "multi30k/train.{lang}.gz"
-                        raise self.error(split, f"{name!r} must contain {{lang}}, for example {example!r}")
-        if self.weights and len(self.weights) != len(self.train):
-            raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
-        if self.weights and not self.validation and self.source != "prepared":
-            raise self.error("weights", "requires data.validation, because a mixture has no last part to hold out")
-        if self.validation and "validation_fraction" in self.changed_settings():
-            raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
-
-    def _check_objective(self) -> None:
-        if self.objective in ("span_corruption", "denoising") and self.window < 3:
-            raise self.error("window", f"must be at least 3 for data.objective={self.objective!r}")
-        spans = self.noise.longest_spans(self.window).spans if self.objective == "span_corruption" else 0
-        if spans > SENTINELS:
-            raise self.error(
-                "window", f"needs {spans} sentinels, but there are only {SENTINELS}; increase data.noise.mean_span"
-            )
-
-    def _check_tokenizer(self) -> None:
-        kinds = self.tokenizer_kinds
-        if "file" in kinds and self.tokenizer_file is None:
-            raise self.error("tokenizer_file", "must name the file for data.tokenizer='file'")
-        if "file" not in kinds and self.tokenizer_file is not None:
-            raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {kinds[0]!r}; write None")
-        if self.split_digits and not {"bpe", "unigram", "characters", "bytes"} & {*kinds}:
-            raise self.error("split_digits", f"needs data.tokenizer='bpe' or 'unigram', not {kinds[0]!r}; write False")
-        if self.bpe_dropout and not {"bpe", "file"} & {*kinds}:
-            raise self.error("bpe_dropout", f"needs a BPE tokenizer, not {kinds[0]!r}; write 0.0")
-        if self.shared_vocab and len(set(kinds)) > 1:
-            raise self.error("shared_vocab", "must be False for tokenizers of different kinds")
-
-    def _check_batching(self) -> None:
-        if self.workers and self.source == "prepared" and self.batching != "windows" and not self.bpe_dropout:
-            raise self.error("workers", "must be 0 with data.source='prepared', whose tokens one thread reads")
-        if self.bpe_dropout and self.batching == "windows":
-            raise self.error("bpe_dropout", "must be 0.0 for data.batching='windows', which tokenizes texts only once")
-        if list(self.bucket_lengths) != sorted(set(self.bucket_lengths)) or not self.bucket_lengths:
-            raise self.error("bucket_lengths", "must be lengths in ascending order, such as (16, 32, 64)")
-        needed = self.bucket_lengths[-1] * self.batch_multiple
-        if self.batching == "buckets" and self.batch_tokens < needed:
-            raise self.error(
-                "batch_tokens",
-                f"must be at least {needed}: {self.batch_multiple} (data.batch_multiple) rows of the longest bucket",
-            )
-
-    @property
-    def tokenizer_kinds(self) -> tuple[str, str]:
-        """The kinds of the source's and the target's tokenizer."""
-        return self.source_tokenizer or self.tokenizer, self.target_tokenizer or self.tokenizer
-
-    @property
-    def longest(self) -> int:
-        """Maximum number of tokens per row, source or target."""
-        if self.batching == "buckets":
-            return self.bucket_lengths[-1]
-        return max(self.window, (self.batching == "packed" and self.source_window) or 0)
 
 
 @dataclasses.dataclass(frozen=True)
