@@ -12,6 +12,7 @@ from tests.helpers import assert_close, build, rest_slow, tiny
 from tests.inference.beam_search import best_continuations, best_translations
 from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import beam
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.sampling import RowSettings
@@ -178,6 +179,42 @@ def test_missing_outputs_are_empty(stopping):
         np.testing.assert_array_equal(state.finished.tokens[0], outputs + [[PAD] * length] * missing)
         scores = [0] if forced else [log_p[token] for (token,) in outputs]
         assert_close(state.finished.scores[0], np.array(scores + [beam.WORST] * missing), 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["average", "gnmt"])
+@pytest.mark.parametrize("stopping", ["heuristic", "never"])
+def test_scores_do_not_count_the_tokens_of_a_prefix(kind, stopping):
+    """If the logits are the same at each step, a prefix changes neither the outputs after it nor their scores."""
+    cfg = DecodeConfig(strategy="beam", beams=2, length_penalty=kind, length_alpha=1.0, early_stopping=stopping)
+    logits = np.log(np.array([0, 0, 0.2, 0.6, 0.2, 0.0], np.float32) + 1e-9)  # P(EOS) = 0.2
+    one, found = np.array([1]), {}
+    for prefix in ((), (4, 5, 4)):
+        constraints = Constraints(forced=prefix, prefix_tokens=len(prefix))
+        length = len(prefix) + 3
+        settings = RowSettings.of(cfg, 1)
+        state = beam.BeamState.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
+        for _ in range(length):
+            state = jax.jit(beam.BeamState.advance)(state, np.broadcast_to(logits, (1, 2, VOCAB)))
+        assert state.done.all()
+        np.testing.assert_array_equal(state.finished.tokens[0, :, : len(prefix)], [prefix] * 2)
+        found[prefix] = state.finished.tokens[0, :, len(prefix) :].tolist(), state.finished.scores[0]
+    by_hand = {
+        "average": ([[3, 3, 3], [3, 3, EOS]], np.log([0.6**3, 0.6**2 * 0.2]) / 3),
+        "gnmt": ([[3, 3, 3], [EOS, PAD, PAD]], np.log([0.6**3, 0.2]) / [8 / 6, 6 / 6]),
+    }
+    for tokens, scores in found.values():
+        assert tokens == by_hand[kind][0]
+        assert_close(scores, by_hand[kind][1], 1e-5)
+
+
+def test_the_first_token_of_a_checkpoint_counts_in_the_length_of_a_score():
+    """As in transformers, where `forced_bos_token_id` is a generated token, and given decoder inputs are not."""
+    tokenizer = CharacterTokenizer("abc")
+    special = dataclasses.replace(tokenizer.special, forced=(EOS,))
+    tokenizer.special = special
+    for prefix, tokens in {"": 0, "ab": 2}.items():
+        constraints = Constraints.of(DecodeConfig(prefix=prefix), tokenizer)
+        assert (len(constraints.forced), constraints.prefix_tokens) == (1 + tokens, tokens)
 
 
 def test_beams_without_a_hypothesis_end_the_search():

@@ -141,7 +141,7 @@ class TestConstraintsOfAConfig:
 
     def test_settings(self):
         cfg = DecodeConfig(repetition_penalty=1.1, no_repeat_ngram=3, forbidden=("ab", "c"), prefix="ba")
-        expected = Constraints(repetition=True, no_repeat_ngram=3, forbidden=((5, 6), (7,)), forced=(6, 5))
+        expected = Constraints(True, 3, forbidden=((5, 6), (7,)), forced=(6, 5), prefix_tokens=2)
         found = Constraints.of(cfg, self.letters)
         assert found == expected  # " ab" ends in "ab", which is forbidden already
         assert found.need_history

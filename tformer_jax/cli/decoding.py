@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
     parser.add_argument(
         "--scores",
         action="store_true",
-        help="write the score and a tab before each output; tokens of decode.prefix do not count",
+        help="write the score and a tab before each output; neither it nor its length counts tokens of decode.prefix",
     )
 
 

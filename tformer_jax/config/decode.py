@@ -77,7 +77,7 @@ class DecodeConfig(Section):
         0, "forbid repeated n-grams of this many tokens; 0 disables it", low=0, high=INT32_MAX
     )
     forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
-    prefix: str = setting("", "text that every output starts with")
+    prefix: str = setting("", "text that every output starts with; scores and their lengths do not count its tokens")
     stop: tuple[str, ...] = setting(
         (),
         "end an output before the first of these texts; beam search ranks and scores the whole outputs, then cuts them",

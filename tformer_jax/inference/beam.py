@@ -36,9 +36,10 @@ class BeamState:
     """State of beam search, which extends the `cfg.beams` most probable hypotheses of each row until none can improve.
 
     A hypothesis that ends (with one of e EOS tokens, or at the maximum length) among the k best candidates of a step is
-    finished, with the score `sum of log p / penalty(tokens)`, its end included; the k best others continue ("Sequence
-    Transduction with Recurrent Neural Networks", 2012; length penalties of GNMT, 2016, equation 14). Of (1 + e) k
-    candidates, at least k do not end. `cfg.early_stopping` determines when a row is done: `first`, once it has k
+    finished, with the score `sum of log p / penalty(tokens)`, its end included and the tokens of `decode.prefix`
+    excluded; the k best others continue ("Sequence Transduction with Recurrent Neural Networks", 2012; length penalties
+    of GNMT, 2016, equation 14). Of (1 + e) k candidates, at least k do not end. `cfg.early_stopping` determines when a
+    row is done: `first`, once it has k
     outputs; `heuristic`, once its best running hypothesis, if it ended now, would not be better than the k-th output;
     `never`, once that holds for every remaining length.
 
@@ -205,7 +206,7 @@ class BeamState:
         k = self.cfg.beams
         among_best = jnp.arange(ends.shape[1]) < self.settings.beams[:, None]
         counts = ends & (sums > WORST / 2) & among_best & ~self.done[:, None]
-        scores = jnp.where(counts, sums / length_penalty(generated, self.cfg)[:, None], WORST)
+        scores = jnp.where(counts, sums / self._penalty(generated)[:, None], WORST)
         best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         best = jnp.where(self._used(), best, WORST)
         return Hypotheses(take_per_row(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
@@ -218,7 +219,11 @@ class BeamState:
             return exists & ~full
         to_the_end = self.cfg.early_stopping == "never" and self.cfg.length_alpha > 0
         length = self.max_new_tokens if to_the_end else generated
-        return exists & (~full | (best_sum / length_penalty(length, self.cfg) > scores.min(axis=1)))
+        return exists & (~full | (best_sum / self._penalty(length) > scores.min(axis=1)))
+
+    def _penalty(self, generated: jax.Array) -> jax.Array:
+        """Returns `length_penalty` for int [B] generated tokens, of which those of `decode.prefix` do not count."""
+        return length_penalty(jnp.maximum(generated - self.constraints.prefix_tokens, 1), self.cfg)
 
 
 def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:

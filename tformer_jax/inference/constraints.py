@@ -31,6 +31,8 @@ class Constraints:
     """Token sequences that must not occur in an output."""
     forced: tuple[int, ...] = ()
     """First tokens of each output."""
+    prefix_tokens: int = 0
+    """Number of forced tokens that belong to `decode.prefix`, which scores and their lengths do not count."""
     eos: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.eos
     """Tokens that end an output."""
     suppressed: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.suppressed
@@ -45,11 +47,13 @@ class Constraints:
                 not have, or normalized outputs never have a text of `stop`.
         """
         _check_normalized(cfg, tokenizer)
+        forced = _forced(cfg, tokenizer, family)
         return cls(
             repetition=cfg.repetition_penalty != 1,
             no_repeat_ngram=cfg.no_repeat_ngram,
             forbidden=_forbidden(cfg, tokenizer),
-            forced=_forced(cfg, tokenizer, family),
+            forced=forced,
+            prefix_tokens=len(forced) - len(tokenizer.special.forced),
             eos=tokenizer.special.eos,
             suppressed=tokenizer.special.suppressed,
         )
