@@ -48,6 +48,11 @@ def without_array(folder):
     index(folder, **places, missing="a.safetensors")
 
 
+def outside(folder):
+    (folder / "model.safetensors").unlink()
+    index(folder, x="../x.safetensors")
+
+
 def truncated(folder):
     raw = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(raw[:-10])
@@ -110,7 +115,7 @@ MISTAKES = {
     "architecture": (fields(model_type="bloom"), "model_type 'bloom' is not supported; supported are bart, bert"),
     "shard": (without_shard, "b.safetensors is missing: model.safetensors.index.json lists it"),
     "array of a shard": (without_array, "a.safetensors has no array missing, which model.safetensors.index.json lists"),
-    "index": (lambda folder: index(folder, x="../x.safetensors"), "names a file outside of its folder: ../x.safet"),
+    "index": (outside, "names a file outside of its folder: ../x.safet"),
     "truncated": (truncated, "model.safetensors is damaged: "),
     "tampered": (tampered, "model.safetensors is damaged: "),
     "repeated": (repeated, "b.safetensors and another file both contain the array lm_head.weight"),
@@ -178,6 +183,24 @@ def test_shards_are_joined(imported, tmp_path):
     import_hf.main([str(folder), "--run", str(tmp_path / "run")])
     found, expected = (tj.load(run).params for run in (tmp_path / "run", imported("llama")[1]))
     np.testing.assert_array_equal(found["embedding"]["embedding"], expected["embedding"]["embedding"])
+
+
+@pytest.mark.parametrize("shards", ["are missing", "have other weights"])
+def test_an_old_index_beside_the_weights_is_not_read(imported, shards, tmp_path, capsys):
+    """transformers reads model.safetensors, too."""
+    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
+    stored = load_file(folder / "model.safetensors")
+    if shards == "are missing":
+        index(folder, **dict.fromkeys(stored, "a.safetensors"))
+    else:
+        shard(folder)
+        save_file({name: array * 2 for name, array in stored.items()}, folder / "a.safetensors")
+        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+    assert "model.safetensors is read; not read: " in capsys.readouterr().err
+    ours = tj.load(tmp_path / "run").params["embedding"]["embedding"]
+    theirs = transformers.AutoModel.from_pretrained(folder).embed_tokens.weight
+    np.testing.assert_array_equal(ours, theirs.detach())
 
 
 def test_checkpoints_that_are_not_there(tmp_path, monkeypatch):

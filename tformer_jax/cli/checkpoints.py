@@ -91,6 +91,8 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
     notes = ["the checkpoint has no classification head: the run has a random one, to be trained"] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
+    if unread := files.unread_weights(folder):
+        notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
     if modules := files.modules_after_model(folder):
         flags = "--pooling and --normalize of embed.py and serve.py replace them"
         notes.append(f"modules.json: {', '.join(modules)} of sentence-transformers are not imported; {flags}")

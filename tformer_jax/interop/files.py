@@ -9,6 +9,7 @@ from typing import Any
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.checkpoints import read_json
 
+SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
@@ -33,6 +34,13 @@ def modules_after_model(folder: Path) -> list[str]:
         return [module["type"].rpartition(".")[2] for module in listed][1:]
     except (ValueError, TypeError, LookupError, AttributeError):
         raise ConfigError(f"{path} is not a list of modules of sentence-transformers: remove it") from None
+
+
+def unread_weights(folder: Path) -> list[str]:
+    """Returns the names of files with arrays that `read_arrays` does not read: all others beside `model.safetensors`."""
+    if not (folder / SINGLE).is_file():
+        return []
+    return sorted(path.name for path in folder.glob("*.safetensors*") if path.name != SINGLE)
 
 
 class StoredArrays(MutableMapping[str, Any]):
@@ -69,14 +77,16 @@ class StoredArrays(MutableMapping[str, Any]):
 
 
 def read_arrays(folder: Path) -> StoredArrays:
-    """Opens `model.safetensors`, or all shards that its index lists, or else all safetensors files.
+    """Opens `model.safetensors`, or else all shards that an index lists, or else all safetensors files.
+
+    As transformers does, it reads no index beside `model.safetensors`: it may be left from an earlier checkpoint.
 
     Raises:
         ConfigError: there are none, a shard is missing, or a file is damaged.
     """
-    if (folder / INDEX).is_file():
+    single = folder / SINGLE
+    if (folder / INDEX).is_file() and not single.is_file():
         return _shards(folder)
-    single = folder / "model.safetensors"
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} has no .safetensors file; {_pickles(folder)}")
