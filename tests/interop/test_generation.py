@@ -22,6 +22,7 @@ WRITTEN = {
     "beam": {"strategy": "beam", "beams": 3, "length_alpha": 0.6, "max_new_tokens": 9},
     "beam, first": {"strategy": "beam", "beams": 2, "early_stopping": "first", "max_new_tokens": 9},
     "beam, never": {"strategy": "beam", "beams": 2, "early_stopping": "never", "max_new_tokens": 9},
+    "beam, renormalized": {"strategy": "beam", "beams": 2, "renormalize": True, "max_new_tokens": 9},
     "sample": {"strategy": "sample", "temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.1, "max_new_tokens": 9},
     "sample, all tokens": {"strategy": "sample", "top_k": None, "top_p": 1.0, "max_new_tokens": 9},
 }
@@ -67,7 +68,6 @@ def test_texts_that_end_outputs(given, stop, tmp_path):
 LACKING = {
     "sequence_bias": [[[5], -1.0]],
     "top_h": 0.4,
-    "renormalize_logits": True,
     "token_healing": True,
     "dola_layers": "low",
     "force_words_ids": [[5]],
@@ -83,6 +83,23 @@ def test_settings_that_are_not_applied_are_reported(name, tmp_path):
         for value in (LACKING[name], generation.NEUTRAL[name]):
             expected = [] if value == generation.NEUTRAL[name] else [f"{name}={value!r}"]
             assert generation.read_decoding(tmp_path, {name: value}, tiny(family))[1] == expected
+
+
+def test_sampling_at_temperature_zero_is_greedy_decoding_and_said(tmp_path):
+    """Regression test: the checkpoint could not be imported. transformers refuses to generate with these settings."""
+    given = {"do_sample": True, "temperature": 0.0, "top_k": 5}
+    decode, unapplied = generation.read_decoding(tmp_path, given, tiny("decoder_lm"))
+    assert decode.strategy == "greedy"
+    assert unapplied == ["do_sample=True", "temperature=0.0", "top_k=5"]
+
+
+def test_unknown_fields_of_a_generation_config_are_reported(tmp_path):
+    """Fields of transformers 5 are read, reported or do not change the best output; others are reported."""
+    fields = vars(pytest.importorskip("transformers").GenerationConfig())
+    known = generation.READ | generation.IRRELEVANT | {*generation.NEUTRAL, *generation.SAMPLING, *generation.LENGTHS}
+    assert fields.keys() - known == set()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"contrast": 0.5, "temperature": 0.7}))
+    assert generation.read_decoding(tmp_path, {}, tiny("decoder_lm"))[1] == ["contrast=0.5"]
 
 
 @pytest.mark.parametrize(

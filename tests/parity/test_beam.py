@@ -77,6 +77,37 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
     assert_close(np.take_along_axis(found.scores, places, axis=-1), scores, 1e-5, proves=proves)
 
 
+def test_renormalized_probabilities(models):
+    """Published configs of Marian have `renormalize_logits`: what suppressed tokens lose, the others get."""
+    _, theirs, ours, params = models
+    suppressed, beams = (PAD_TOKEN, BOS, 7, 9, 11, 13), 3
+    expected = theirs.generate(
+        input_ids=torch.tensor(SOURCE, dtype=torch.long).clamp(min=0),
+        attention_mask=torch.tensor(REAL, dtype=torch.long),
+        decoder_start_token_id=BOS,
+        pad_token_id=PAD_TOKEN,
+        eos_token_id=EOS,
+        forced_eos_token_id=None,
+        bad_words_ids=[[token] for token in suppressed],
+        renormalize_logits=True,
+        num_beams=beams,
+        num_return_sequences=beams,
+        max_new_tokens=LENGTH,
+        use_cache=False,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    cfg = DecodeConfig(strategy="beam", beams=beams, renormalize=True)
+    constraints = Constraints(suppressed=suppressed)
+    found = best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg, constraints=constraints)
+    wanted = expected.sequences.numpy()[:, 1:].reshape(len(SOURCE), beams, -1)
+    wanted = np.where((np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0) | (wanted == PAD_TOKEN), PAD, wanted)
+    places = same_hypotheses(wanted, np.asarray(found.tokens)[..., : wanted.shape[-1]])
+    scores = expected.sequences_scores.numpy().reshape(len(SOURCE), beams)
+    assert_close(np.take_along_axis(np.asarray(found.scores), places, axis=-1), scores, 1e-5)
+
+
 def test_rules_see_the_prompt(tmp_path):
     """Prompts of a language model contain the n-grams that must not repeat, and the tokens that are penalized."""
     theirs = their_model("gpt2")

@@ -36,6 +36,11 @@ class DecodeConfig(Section):
         choices=("first", "heuristic", "never"),
         used_by=BEAM_SEARCH,
     )
+    renormalize: bool = setting(
+        False,
+        "divide the probabilities of the tokens that the constraints allow by their sum",
+        used_by=BEAM_SEARCH,
+    )
     temperature: float = setting(
         1.0,
         "divisor of the logits; 0 in a flag or a request selects greedy decoding",

@@ -175,7 +175,11 @@ class BeamState:
         """
         k, n = self.cfg.beams, 1 + len(self.constraints.eos)
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        values, tokens = sampling.top_k(self._allowed(logits, total), min(n * k, logits.shape[-1]))
+        allowed = self._allowed(logits, total)
+        if self.cfg.renormalize:
+            total = jax.nn.logsumexp(allowed, axis=-1, keepdims=True)
+            total = jnp.where(jnp.isfinite(total), total, 0)  # no token is allowed
+        values, tokens = sampling.top_k(allowed, min(n * k, logits.shape[-1]))
         B, _, width = values.shape
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
         best, found = sampling.top_k(sums, n * k)

@@ -37,7 +37,7 @@ def modules_after_model(folder: Path) -> list[str]:
 
 
 def unread_weights(folder: Path) -> list[str]:
-    """Returns the names of files with arrays that `read_arrays` does not read: all others beside `model.safetensors`."""
+    """Returns the names of the files with arrays that `read_arrays` does not read beside `model.safetensors`."""
     if not (folder / SINGLE).is_file():
         return []
     return sorted(path.name for path in folder.glob("*.safetensors*") if path.name != SINGLE)

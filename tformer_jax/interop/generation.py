@@ -23,7 +23,6 @@ NEUTRAL: Settings = {
     "remove_invalid_values": False,
     "sequence_bias": None,
     "top_h": None,
-    "renormalize_logits": False,
     "token_healing": False,
     "dola_layers": None,
     "force_words_ids": None,
@@ -32,6 +31,28 @@ NEUTRAL: Settings = {
     "max_time": None,
 }
 """Settings that this package does not have, and their neutral values."""
+READ = frozenset(
+    (
+        *("max_new_tokens", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "stop_strings"),
+        *("num_beams", "length_penalty", "early_stopping", "renormalize_logits"),
+        *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"),
+    )
+)
+"""Settings that are read, here or with the tokenizer, besides those of `SAMPLING` and `LENGTHS`."""
+IRRELEVANT = frozenset(
+    (
+        *(f"{name}_token_id" for name in ("pad", "bos", "eos", "decoder_start")),
+        *("transformers_version", "_from_model_config", "use_cache", "cache_implementation", "cache_config"),
+        *("max_cache_len", "compile_config", "disable_compile", "continuous_batching_config", "prefill_chunk_size"),
+        *("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
+        *("num_return_sequences", "low_memory", "return_legacy_cache"),
+        *("is_assistant", "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
+        *("assistant_lookbehind", "target_lookbehind", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+        *("prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type", "use_mtp"),
+    )
+)
+"""Fields of `generation_config.json` that do not change the best output: ids of tokens, which tokenizers read, caches,
+what is returned, and speculative decoding."""
 SAMPLING: Settings = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
 """Settings of sampling, and their defaults in transformers, where beam search may sample; here it does not."""
 
@@ -56,7 +77,8 @@ def read_decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[Dec
 
 
 def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
-    given = {k: v for k, v in read_json(folder / "generation_config.json", config).items() if v is not None}
+    own = read_json(folder / "generation_config.json", {})
+    given = {k: v for k, v in (own or config).items() if v is not None}
     unapplied = _different(given, NEUTRAL)
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
@@ -72,13 +94,23 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
         "no_repeat_ngram": given.get("no_repeat_ngram_size", 0),
         "stop": _texts(given.get("stop_strings", ())),
     }
+    chosen, left = _strategy(given)
+    unapplied += left
+    unknown = own.keys() - READ - IRRELEVANT - NEUTRAL.keys() - SAMPLING.keys() - LENGTHS.keys()
+    unapplied += [f"{name}={own[name]!r}" for name in sorted(unknown) if own[name] not in (None, False)]
+    return DecodeConfig(**settings, **chosen), unapplied
+
+
+def _strategy(given: Settings) -> tuple[Settings, list[str]]:
+    """Returns the settings of the decoding strategy, and those of `given` that are not applied, as `name=value`."""
+    sampling = _different(given, SAMPLING)
     if given.get("num_beams", 1) > 1:
-        if given.get("do_sample"):
-            unapplied += _different(given, SAMPLING)
-        return DecodeConfig(**settings, **_search(given)), unapplied
-    if given.get("do_sample"):
-        return DecodeConfig(**settings, **_sampling(given)), unapplied
-    return DecodeConfig(**settings), unapplied
+        return _search(given), sampling if given.get("do_sample") else []
+    if not given.get("do_sample"):
+        return {}, []
+    if given.get("temperature") == 0:  # which transformers refuses; greedy decoding is its limit
+        return {}, sampling
+    return _sampling(given), []
 
 
 def _different(given: Settings, defaults: Settings) -> list[str]:
@@ -108,6 +140,7 @@ def _search(given: Settings) -> Settings:
         "beams": given["num_beams"],
         "length_alpha": float(given.get("length_penalty", 1.0)),
         "early_stopping": STOPPING.get(given.get("early_stopping", False), "never"),
+        "renormalize": bool(given.get("renormalize_logits", False)),
     }
 
 
@@ -138,6 +171,7 @@ def generation_fields(cfg: DecodeConfig) -> tuple[Settings, list[str]]:
     if cfg.strategy == "beam":
         early = next(theirs for theirs, ours in STOPPING.items() if ours == cfg.early_stopping)
         fields |= {"length_penalty": cfg.length_alpha, "early_stopping": early}
+        fields |= {"renormalize_logits": True} if cfg.renormalize else {}
         lacking.insert(0, "length_penalty")
     if cfg.strategy == "sample":
         top_p = 1.0 if cfg.top_p is None else cfg.top_p

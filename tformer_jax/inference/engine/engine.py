@@ -32,7 +32,9 @@ MAX_CACHED_KINDS = 256
 """Maximum number of decoding settings whose kinds are cached."""
 SMOOTH_SECONDS = 0.05
 """Step duration in seconds at which streamed text appears smoothly."""
-BEAM_SETTINGS = ("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "cache_dtype")
+BEAM_SETTINGS = (
+    *("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "renormalize", "cache_dtype"),
+)
 Kind = tuple[DecodeConfig, Constraints]
 """Static settings that a lane is compiled for; requests of greedy decoding and of sampling share a kind."""
 
