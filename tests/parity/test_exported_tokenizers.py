@@ -1,24 +1,51 @@
 """Exported tokenizers of this package: transformers, and this package again, read the same ids from every text."""
 
+import functools
 import json
 
 import pytest
 import transformers
 
 from tests.helpers import tiny
+from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.as_library import byte_names
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.interop import hf
 
 TEXTS = ("the cat sat", " the </s> cat<pad><mask>", "a\u2028b", "<unk>", "<extra_id_0> on", "")
+WRITTEN = (
+    *(*TEXTS, "  two  spaces ", "\tnew\n\nlines\r\n", "der Hund, die KATZE", "123 456.78", "isn't it?"),
+    *("Ωμέγα 漢字 ไทย", "e\u0301 and \u00e9", "<|endoftext|> [CLS] [MASK] <s>", "a\x1cb\x85c\u3000d", "\U0001f600!"),
+)
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram", "wordpiece"])
 def own(request):
     return SubwordTokenizer.train(request.param, ["the cat sat on the mat"] * 9, 300, split_digits=False)
+
+
+KINDS = ("bpe", "unigram", "wordpiece", "bytes", "characters", "words")
+SEQ2SEQ = ("t5", "bart", "marian")
+
+
+@functools.cache
+def trained(kind):
+    texts = ["the cat sat on the mat", "der Hund, 1234 Ωμέγα 漢字 isn't", "\tnew <|endoftext|>"] * 9
+    if kind in SIMPLE:
+        return SIMPLE[kind](texts)
+    return SubwordTokenizer.train(kind, texts, 400, split_digits=True)
+
+
+SIMPLE = {
+    "bytes": lambda texts: ByteTokenizer(),
+    "characters": lambda texts: CharacterTokenizer.train(texts, 400),
+    "words": lambda texts: WordTokenizer.train(texts, 400),
+}
 
 
 def assert_equal_after_export(tokenizer, folder, model_type, family, texts=TEXTS):
@@ -36,7 +63,75 @@ def assert_equal_after_export(tokenizer, folder, model_type, family, texts=TEXTS
         ids = [*tokenizer.encode(text), *end]
         assert theirs(text)["input_ids"] == ids, text
         assert [*again.special.before, *again.encode(text), *again.special.after] == ids, text
+        written = tokenizer.decode(tokenizer.encode(text))
+        assert theirs.decode(tokenizer.encode(text), skip_special_tokens=True) == written, text
+        assert again.decode(tokenizer.encode(text)) == written, text
     return theirs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", hf.ARCHITECTURES)
+def test_every_architecture_reads_the_same_ids(model_type, kind, tmp_path):
+    """Although transformers chooses a class of tokenizer by the type of the model."""
+    family = "seq2seq" if model_type in SEQ2SEQ else "classifier" if model_type == "bert" else "decoder_lm"
+    theirs = assert_equal_after_export(trained(kind), tmp_path, model_type, family, WRITTEN)
+    assert theirs.decode([5, 260, 7, 300][: 1 + trained(kind).vocab_size // 100], skip_special_tokens=True) == (
+        trained(kind).decode([5, 260, 7, 300][: 1 + trained(kind).vocab_size // 100])
+    )
+
+
+def test_qwen2_reads_the_same_ids_with_trust_in_the_folder(tmp_path):
+    tokenizer = trained("wordpiece")
+    assert_equal_after_export(tokenizer, tmp_path, "qwen2", "decoder_lm", WRITTEN)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
+    assert [theirs(text)["input_ids"] for text in WRITTEN] == [tokenizer.encode(text) for text in WRITTEN]
+
+
+@pytest.mark.parametrize("declared", ["Qwen2Tokenizer", "PreTrainedTokenizerFast"])
+def test_a_checkpoint_of_qwen2_is_read_as_qwen2(declared, tmp_path):
+    """Whatever its files declare; it is exported without code of its own."""
+    library = transformers.Qwen2Tokenizer(*byte_level_vocabulary()).backend_tokenizer
+    library.save(str(tmp_path / "tokenizer.json"))
+    config = {"model_type": "qwen2", "vocab_size": 300, "eos_token_id": 256, "bos_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": declared}))
+    ours, theirs = load_checkpoint_tokenizers(tmp_path).target, transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert [ours.encode(text) for text in WRITTEN] == theirs(list(WRITTEN))["input_ids"]
+    (out := tmp_path / "out").mkdir()
+    (out / "config.json").write_text(json.dumps(config))
+    assert save_tokenizers(out, Tokenizers(ours, ours), "qwen2", pair=False) is None
+    assert not (out / "exported_tokenizer.py").exists()
+    again = transformers.AutoTokenizer.from_pretrained(out)
+    assert again(list(WRITTEN))["input_ids"] == theirs(list(WRITTEN))["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_tokenizer_that_transformers_rebuilds_for_qwen2(kind, tmp_path):
+    """As written by other programs: of a BPE, the parts are replaced as transformers does; other kinds are refused."""
+    save_tokenizers(tmp_path, Tokenizers(trained(kind), trained(kind)), "llama", pair=False)
+    config = {"model_type": "qwen2", "vocab_size": 400, "eos_token_id": 2, "bos_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if kind == "wordpiece":
+        with pytest.raises(ConfigError, match="tokenizer.json has no BPE, from which transformers would build Qwen2"):
+            load_checkpoint_tokenizers(tmp_path)
+        return
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = load_checkpoint_tokenizers(tmp_path).target
+    assert [ours.encode(text) for text in WRITTEN] == theirs(list(WRITTEN))["input_ids"]
+    assert [ours.encode(text) for text in WRITTEN] != [trained(kind).encode(text) for text in WRITTEN]
+
+
+def byte_level_vocabulary():
+    """Returns a vocabulary of all bytes, an end and a merged token, and the merge."""
+    vocab = {name: number for number, name in enumerate([*byte_names(), "<|endoftext|>", "th"])}
+    return vocab, [("t", "h")]
+
+
+def test_words_that_are_names_of_special_tokens_are_not_written(tmp_path):
+    tokenizer = WordTokenizer.train(["the <unk> cat"], 400)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    why_not = save_tokenizers(tmp_path, Tokenizers(tokenizer, tokenizer), "gpt2", pair=False)
+    assert why_not == "tokenizer.json cannot hold a tokenizer of the kind 'words' with these ids"
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,29 @@ from typing import Any
 
 import tokenizers as hf
 
+from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers.as_library import library_of
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, ExtendedTokenizer, mask_of, unextended
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
+from tformer_jax.data.tokenizers.replaced_parts import REBUILT, as_qwen2
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.special_tokens import SpecialTokens
 
 ROLES = ("bos", "eos", "unk", "pad")
 CLASSES = {"t5": "T5Tokenizer", "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
 """Tokenizers of transformers that read a SentencePiece model, by `model_type`; those of others are Llama's."""
+
+CODE = '''"""Reads tokenizer.json as it is."""
+
+from transformers import PreTrainedTokenizerFast
+
+
+class ExportedTokenizer(PreTrainedTokenizerFast):
+    """A tokenizer whose parts are those of tokenizer.json."""
+'''
 
 
 def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pair: bool) -> str | None:
@@ -36,18 +49,39 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
     elif tokenizers.source.to_json() != tokenizers.target.to_json():
         return "the source and the target have different tokenizers"
     elif (library := _library(tokenizers.target)) is not None:
-        own = isinstance(unextended(target), SubwordTokenizer)
+        own = not isinstance(unextended(target), CheckpointTokenizer)
         if own:
             ends = [(options["eos_token"], special.eos[0])] if pair else []
             template = " ".join(("$A", *(name for name, _ in ends)))
             library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
         split = own or getattr(unextended(target), "split_special_tokens", False)
         options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
+        options |= _as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
         library.save(str(folder / "tokenizer.json"))
     else:
         return f"tokenizer.json cannot hold a tokenizer of the kind {target.to_json()['kind']!r} with these ids"
     (folder / "tokenizer_config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     return None
+
+
+def _as_written(folder: Path) -> dict[str, Any]:
+    """Makes `AutoTokenizer` read tokenizer.json as it is, although the class of the model type builds its own parts.
+
+    transformers 5 leaves the declared class to its default only if tokenizer_config.json names a class outside of the
+    library, which it imports only if the caller trusts the folder's code.
+    """
+    (folder / "exported_tokenizer.py").write_text(CODE, encoding="utf-8")
+    return {"auto_map": {"AutoTokenizer": [None, "exported_tokenizer.ExportedTokenizer"]}}
+
+
+def _is_qwen2(library: hf.Tokenizer) -> bool:
+    """Returns whether Qwen2Tokenizer has the parts of this tokenizer."""
+    rebuilt = hf.Tokenizer.from_str(library.to_str())
+    try:
+        as_qwen2(rebuilt, {})
+    except ConfigError:
+        return False
+    return rebuilt.to_str() == library.to_str()
 
 
 def _without_added(tokenizer: Tokenizer) -> Tokenizer:
@@ -82,9 +116,14 @@ def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
 def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
     """Returns a copy of the library's tokenizer, with the tokens that an objective added; None if there is none."""
     inner = unextended(tokenizer)
-    if not (isinstance(inner, CheckpointTokenizer) or (isinstance(inner, SubwordTokenizer) and inner.own_ids)):
+    if isinstance(inner, ByteTokenizer | CharacterTokenizer):
+        library = library_of(inner)
+    elif isinstance(inner, CheckpointTokenizer) or (isinstance(inner, SubwordTokenizer) and inner.own_ids):
+        library = hf.Tokenizer.from_str(json.dumps(inner.to_json()["model"]))
+    else:
         return None
-    library = hf.Tokenizer.from_str(json.dumps(inner.to_json()["model"]))
+    if library is None:
+        return None
     if isinstance(tokenizer, ExtendedTokenizer):
         library.add_special_tokens(list(tokenizer.added))
         expected = range(inner.vocab_size, tokenizer.vocab_size)

@@ -5,12 +5,20 @@ from typing import Any
 
 import tokenizers as hf
 
+from tformer_jax.config import ConfigError
+
 Settings = dict[str, Any]
 
 DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "T5Tokenizer"}
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
 WITHOUT_CLASS = ("mistral", "mixtral", "stablelm")
 """Model types whose tokenizer.json is read as it is even if LlamaTokenizer is named."""
+REBUILT = ("qwen2",)
+"""Model types whose tokenizer is Qwen2Tokenizer, whatever tokenizer_config.json says, unless it names remote code."""
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Pre-tokenization pattern of Qwen2Tokenizer."""
 
 
 def replace_parts(tokenizer: hf.Tokenizer, model_type: str, options: Settings) -> None:
@@ -25,6 +33,8 @@ def replace_parts(tokenizer: hf.Tokenizer, model_type: str, options: Settings) -
         tokenizer.pre_tokenizer, hf.pre_tokenizers.ByteLevel
     ):
         tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=options.get("add_prefix_space", False))
+    if kind == "Qwen2Tokenizer" or (model_type in REBUILT and "auto_map" not in options):
+        as_qwen2(tokenizer, options)
     if kind == "T5Tokenizer" and isinstance(tokenizer.model, hf.models.Unigram):
         words = hf.pre_tokenizers.WhitespaceSplit()
         tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence([words, hf.pre_tokenizers.Metaspace()])
@@ -41,6 +51,23 @@ def bert_normalizer(options: Settings) -> hf.normalizers.BertNormalizer:
         strip_accents=options.get("strip_accents"),
         lowercase=options.get("do_lower_case", True),
     )
+
+
+def as_qwen2(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    """Replaces the parts of a BPE that Qwen2Tokenizer builds itself.
+
+    Raises:
+        ConfigError: the tokenizer is no BPE.
+    """
+    if not isinstance(tokenizer.model, hf.models.BPE):
+        raise ConfigError("its tokenizer.json has no BPE, from which transformers would build Qwen2Tokenizer")
+    model, steps = tokenizer.model, hf.pre_tokenizers
+    model.unk_token, model.dropout, model.fuse_unk, model.byte_fallback = None, None, False, False
+    tokenizer.normalizer = hf.normalizers.NFC()
+    split = steps.Split(hf.Regex(QWEN2_PATTERN), "isolated")
+    spaced = bool(options.get("add_prefix_space"))
+    tokenizer.pre_tokenizer = steps.Sequence([split, steps.ByteLevel(add_prefix_space=spaced, use_regex=False)])
+    tokenizer.decoder = hf.decoders.ByteLevel()
 
 
 def _is_character_bpe(tokenizer: hf.Tokenizer) -> bool:
