@@ -32,6 +32,13 @@ def chosen(*flags: str, saved: DecodeConfig | None = None, family: str = "seq2se
     return run.decoding(decoding.given(options), options.outputs, flag)
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_a_switch_has_a_flag_and_its_opposite(value):
+    saved = DecodeConfig(strategy="beam", renormalize=not value)
+    assert chosen("--renormalize" if value else "--no-renormalize", saved=saved).renormalize is value
+    assert chosen(saved=saved) == saved
+
+
 def test_every_setting_has_a_flag_with_its_meaning(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")  # no line is wrapped
     with pytest.raises(SystemExit):

@@ -58,6 +58,8 @@ def _add_flag(group: Any, field: dataclasses.Field, annotation: Any) -> None:
     options: dict[str, Any] = {"dest": field.name, "help": meaning}
     if tuple in kinds:
         options |= {"action": "append", "metavar": "TEXT", "help": f"{meaning} (repeatable)"}
+    elif bool in kinds:
+        options["action"] = argparse.BooleanOptionalAction
     else:
         choices = field.metadata["choices"]
         options |= {"type": kinds[0], "metavar": "{" + ",".join(choices) + "}" if choices else METAVARS[kinds[0]]}
