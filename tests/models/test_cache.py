@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tformer_jax.config import ConfigError
-from tformer_jax.nn.kv_cache import empty_cache, paged_cache, row_cache
+from tformer_jax.nn.decoder_cache import empty_cache, paged_cache, row_cache
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9, 4], [4, 10, 4, 6, 8, 7]], np.int32)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tests.helpers import assert_close, normal, tiny
-from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache, KeyValues, LayerCache, Quantized, empty_cache
-from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
+from tformer_jax.nn.decoder_cache import DecoderCache, empty_cache
+from tformer_jax.nn.kv_cache import BeamAncestry, KeyValues, LayerCache, Quantized
+from tformer_jax.nn.row_slots import PagedSlots, RowSlots
+from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Tokens
 
 allocate, extend = jax.jit(DecoderCache.allocate, static_argnames="same_position"), jax.jit(KeyValues.extend)
 

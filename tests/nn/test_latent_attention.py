@@ -7,7 +7,7 @@ from tests import oracles
 from tests.helpers import apply, assert_close, init_module, normal, rest_slow, tiny
 from tformer_jax.nn import attention_positions
 from tformer_jax.nn.attention_ops import attention_weights
-from tformer_jax.nn.kv_cache import empty_cache
+from tformer_jax.nn.decoder_cache import empty_cache
 from tformer_jax.nn.latent_attention import LatentAttention
 from tformer_jax.nn.masks import Mask
 

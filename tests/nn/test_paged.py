@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from tests import oracles
 from tests.helpers import assert_close, build, normal, tiny
 from tformer_jax.nn.attention_ops import paged
-from tformer_jax.nn.kv_cache import KeyValues, paged_cache
+from tformer_jax.nn.decoder_cache import paged_cache
+from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.slots import EMPTY, PagedSlots, Tokens
+from tformer_jax.nn.row_slots import PagedSlots
+from tformer_jax.nn.slots import EMPTY, Tokens
 
 SIZE, A_ROW, ROWS = 2, 4, 3
 

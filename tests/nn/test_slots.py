@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_jax.config import ConfigError
-from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Tokens
+from tformer_jax.nn.row_slots import PagedSlots, RowSlots
+from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Tokens
 
 ROWS, S, T = 3, 8, 3
 PAGES = np.arange(1, 1 + ROWS * 2).reshape(ROWS, 2)

@@ -22,7 +22,7 @@ from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn.kv_cache import DecoderCache
+from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, PAD
 
 AnyState = TypeVar("AnyState", bound=DecodingState)

@@ -18,8 +18,9 @@ from tformer_jax.config.numbers import MIB
 from tformer_jax.inference.engine import PAGE_SIZE
 from tformer_jax.inference.model_step import step_fn
 from tformer_jax.models import registry
-from tformer_jax.nn.kv_cache import DecoderCache, KeyValues, paged_cache, row_cache
-from tformer_jax.nn.slots import PagedSlots
+from tformer_jax.nn.decoder_cache import DecoderCache, paged_cache, row_cache
+from tformer_jax.nn.kv_cache import KeyValues
+from tformer_jax.nn.row_slots import PagedSlots
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 from tformer_jax.train.errors import RunError
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
-from tformer_jax.nn.kv_cache import empty_entries, row_cache
+from tformer_jax.nn.decoder_cache import empty_entries, row_cache
 from tformer_jax.nn.module import named_leaves
 
 TRAINING_FLOPS = 3

@@ -3,8 +3,8 @@
 import jax
 
 from tformer_jax.models.token_decoder import TokenDecoder
+from tformer_jax.nn.decoder_cache import DecoderCache, empty_cache
 from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
-from tformer_jax.nn.kv_cache import DecoderCache, empty_cache
 
 
 class DecoderLM(TokenDecoder):

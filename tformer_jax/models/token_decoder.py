@@ -8,8 +8,9 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
-from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache
+from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Decoder

@@ -1,18 +1,19 @@
-"""Caches for decoding: pytrees that each step takes as an argument and returns updated.
+"""Caches of layers for decoding: pytrees that each step takes as an argument and returns updated.
 
 Each kind of attention has its own cache of a layer, either a `TokenCache` or a `RowState`.
 """
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Self, cast
+from typing import ClassVar, Self
 
 import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, RowSlots, Slots, Tokens
+from tformer_jax import axes
+from tformer_jax.config import ModelConfig
+from tformer_jax.nn.row_slots import Rows, RowSlots, set_rows
+from tformer_jax.nn.sharding import constrain
+from tformer_jax.nn.slots import Slots, Tokens
 
 
 @flax.struct.dataclass
@@ -43,19 +44,63 @@ def _is_quantized(x: object) -> bool:
     return isinstance(x, Quantized)
 
 
-class TokenCache:
+class LayerState:
+    """Base class of what a layer keeps between calls, either entries of tokens or a state of each row.
+
+    Subclasses are `flax.struct.dataclass`. Continuous batching reads and changes them only by these methods.
+    """
+
+    keeps_tokens: ClassVar[bool]
+    """Whether single tokens can be removed."""
+
+    def stored(self, dtype: str) -> Self:
+        """Converts to a storage dtype, a floating dtype or `int8`, unless the dtype is fixed."""
+        return self
+
+    def constrained(self, rows: str | None) -> Self:
+        """Constrains the arrays to be sharded over heads, and over the logical axis `rows` if they have rows."""
+        raise NotImplementedError
+
+    def take(self, rows: Rows) -> Self:
+        """Returns what calls for `rows` read and write."""
+        return self
+
+    def put(self, rows: Rows, part: Self) -> Self:
+        """Replaces the state of `rows` by `part`, a result of `take` after further calls."""
+        return part
+
+    def clear(self, rows: jax.Array) -> Self:
+        """Returns the state for new texts in `rows`, int32 [P]."""
+        return self
+
+    def fork(self, slots: RowSlots, source: jax.Array, to: jax.Array, copies: jax.Array) -> Self:
+        """Copies row `source` to row `to`; `copies` are as in `RowSlots.fork_entries`."""
+        raise NotImplementedError
+
+    def pad(self, slots: RowSlots, length: int) -> Self:
+        """Makes room for `length` slots per row."""
+        return self
+
+    def move(self, slots: RowSlots, order: jax.Array) -> Self:
+        """Moves the entries of slots `order` [B, S] to slots 0, 1, ...."""
+        return self
+
+
+class TokenCache(LayerState):
     """Base class of a layer's cache with one entry per token: arrays [B, K, S, ...], or [pages, K, page size, ...].
 
-    Which entry holds which token is decided by `slots.Slots`. Subclasses are `flax.struct.dataclass` with `Stored`
-    fields, in which K is 1 unless heads have their own entries.
+    `slots.Slots` decides which entry holds which token, so that entries of a row that ended are never read. Fields are
+    `Stored`; K is 1 unless heads have their own entries.
     """
+
+    keeps_tokens: ClassVar[bool] = True
 
     def unpack(self, dtype: str) -> tuple[jax.Array, jax.Array]:
         """Returns the keys and values that queries attend to, each [B, S, K, H], in a floating dtype."""
         raise NotImplementedError
 
     def stored(self, dtype: str) -> Self:
-        """Converts to a storage dtype: a floating dtype or `int8`."""
+        """See `LayerState`."""
 
         def convert(x: Stored) -> Stored:
             return Quantized.of(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
@@ -71,20 +116,55 @@ class TokenCache:
         updated, attended = zip(*pairs, strict=True)
         return jax.tree.unflatten(structure, updated), jax.tree.unflatten(structure, attended)
 
+    def constrained(self, rows: str | None) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda leaf: constrain(leaf, rows, axes.KV_HEADS, None, None), self)
 
-class RowState:
+    def fork(self, slots: RowSlots, source: jax.Array, to: jax.Array, copies: jax.Array) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda leaf: slots.fork_entries(leaf, source, to, copies), self)
+
+    def pad(self, slots: RowSlots, length: int) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda leaf: slots.pad_entries(leaf, length), self)
+
+    def move(self, slots: RowSlots, order: jax.Array) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda leaf: slots.move(leaf, order), self)
+
+
+class RowState(LayerState):
     """Base class of a layer's recurrent state, whose size does not depend on the number of tokens.
 
-    Subclasses are `flax.struct.dataclass` with arrays [B, W, N, ...]: a row has W columns, one per beam, and N heads.
-    Without an ancestry, a call continues the state of column 0.
+    Arrays are [B, W, N, ...]: a row has W columns, one per beam, and N heads. Without an ancestry, a call continues the
+    state of column 0. The dtype is fixed.
     """
 
-    def stored(self, dtype: str) -> Self:
-        """Returns the state unchanged: its dtype is fixed."""
-        return self
+    keeps_tokens: ClassVar[bool] = False
 
+    def constrained(self, rows: str | None) -> Self:
+        """See `LayerState`."""
 
-LayerState = TokenCache | RowState
+        def sharded(leaf: jax.Array) -> jax.Array:
+            return constrain(leaf, axes.BATCH, None, axes.HEADS, *[None] * (leaf.ndim - 3))
+
+        return jax.tree.map(sharded, self)
+
+    def take(self, rows: Rows) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda leaf: leaf[rows], self)
+
+    def put(self, rows: Rows, part: Self) -> Self:
+        """See `LayerState`."""
+        return set_rows(self, rows, part)
+
+    def clear(self, rows: jax.Array) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda leaf: leaf.at[rows].set(0, mode="drop"), self)
+
+    def fork(self, slots: RowSlots, source: jax.Array, to: jax.Array, copies: jax.Array) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), self)
 
 
 @flax.struct.dataclass
@@ -146,183 +226,3 @@ class BeamAncestry:
         offsets = (positions - 1 - self.start[:, None])[..., None]
         found = jnp.take_along_axis(self.ancestors, jnp.clip(offsets, 0, self.ancestors.shape[2] - 1), axis=2)
         return jnp.where(offsets < 0, 0, found)[..., 0]
-
-
-@flax.struct.dataclass
-class DecoderCache:
-    """State of a decoder: the keys, values and positions of the tokens so far.
-
-    Positions count real tokens only, so that rows may be padded on the left.
-    """
-
-    layers: tuple[LayerCache, ...]
-    slots: dict[str, Slots]
-    """Slot layouts by `mask_kind` of layers."""
-    memory_padding_mask: jax.Array | None
-    """bool [B, S]: True for tokens of the encoder's input that are not padding."""
-    lengths: jax.Array
-    """int32 [B]: the position of the next token."""
-    prefix: jax.Array | None = None
-    """int32 [B]: number of leading tokens that all tokens of the row may attend to; None: 0."""
-
-    def allocate(
-        self, padding_mask: jax.Array, *, same_position: bool = False
-    ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
-        """Assigns positions and slots to T new tokens, of which those in `padding_mask` (bool [B, T]) are real.
-
-        The positions are consecutive or, if `same_position`, the same for all tokens of a row.
-
-        Returns:
-            The cache with updated slots and lengths (layers write keys and values later), the tokens' positions
-            (int32 [B, T]; 0 for padding before the first token), and the tokens that each kind of layer attends to.
-
-        Raises:
-            ConfigError: the tokens do not fit; checked only outside of compiled functions.
-        """
-        if same_position:
-            after, counts = jnp.zeros(padding_mask.shape, jnp.int32), padding_mask.any(axis=1).astype(jnp.int32)
-        else:
-            after, counts = (
-                jnp.cumsum(padding_mask, axis=1, dtype=jnp.int32) - 1,
-                padding_mask.sum(axis=1, dtype=jnp.int32),
-            )
-        positions = self.lengths[:, None] + after
-        new = Tokens.of_call(jnp.where(padding_mask, positions, EMPTY))
-        allocated = {kind: slots.allocate(new, same_position=same_position) for kind, slots in self.slots.items()}
-        updated = dataclasses.replace(
-            self, slots={kind: slots for kind, (slots, _) in allocated.items()}, lengths=self.lengths + counts
-        )
-        return updated, jnp.maximum(positions, 0), {kind: attended for kind, (_, attended) in allocated.items()}
-
-    def compact(self, ancestry: BeamAncestry, rows: jax.Array) -> "DecoderCache":
-        """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
-
-        After some steps, all beams of a row have the same ancestors at early positions, one slot each instead of one
-        per beam. Only for the caches of `row_cache` and `paged_cache`, in which all kinds of layers have the same
-        slots. `rows`, bool [B], are the rows to compact; others are unchanged.
-        """
-        slots = cast(dict[str, RowSlots], self.slots)
-        first = next(iter(slots.values()))
-        used = ancestry.may_attend(first.tokens).any(axis=(1, 2)) & (first.tokens.positions != EMPTY)
-        same = jnp.arange(used.shape[1])
-        order = jnp.where(rows[:, None], jnp.argsort(~used, axis=1, stable=True), same)
-        counts = jnp.where(rows, used.sum(axis=1, dtype=jnp.int32), first.index)
-
-        def compacted(state: LayerState) -> LayerState:
-            return state if isinstance(state, RowState) else jax.tree.map(lambda leaf: first.move(leaf, order), state)
-
-        layers = tuple(LayerCache(compacted(layer.self_attention), layer.cross_attention) for layer in self.layers)
-        return dataclasses.replace(
-            self, layers=layers, slots={kind: layout.reorder(order, counts) for kind, layout in slots.items()}
-        )
-
-    def remove_newest(self, counts: jax.Array) -> "DecoderCache":
-        """Removes the last `counts` (int32 [B]) tokens of each row.
-
-        Caches whose rows share slots (`empty_cache`) remove at most one token per row, in the last column of a call.
-
-        Raises:
-            ValueError: a layer is recurrent: its state does not keep single tokens.
-        """
-        if any(isinstance(layer.self_attention, RowState) for layer in self.layers):
-            raise ValueError("tokens cannot be removed from the states of recurrent layers")
-        slots = {kind: slots.remove_newest(counts) for kind, slots in self.slots.items()}
-        return dataclasses.replace(self, slots=slots, lengths=jnp.maximum(self.lengths - counts, 0))
-
-
-def empty_cache(
-    cfg: ModelConfig,
-    batch: int,
-    length: int,
-    *,
-    width: int = 1,
-    dtype: str | None = None,
-    cross_attention: Sequence[TokenCache] | None = None,
-    memory_padding_mask: jax.Array | None = None,
-    prefix: jax.Array | None = None,
-) -> DecoderCache:
-    """Builds an empty cache for `length` positions per row.
-
-    Args:
-        width: maximum number of tokens at one position.
-        dtype: storage dtype, a floating dtype or `int8`; None: `cfg.dtype`.
-        cross_attention: one entry per layer.
-        prefix: int32 [B], see `DecoderCache`.
-    """
-    slots: dict[str, Slots] = {}
-    for kind in mask_kinds(cfg):
-        if kind == "window" and cfg.window is not None and cfg.window < length:
-            slots[kind] = RingSlots.empty(batch, cfg.window, width)
-        else:
-            slots[kind] = DenseSlots.empty(batch, length * width)
-    sizes = {kind: (batch, layout.tokens.positions.shape[1]) for kind, layout in slots.items()}
-    return _cache(cfg, slots, sizes, width, dtype, cross_attention, memory_padding_mask, prefix)
-
-
-def row_cache(cfg: ModelConfig, batch: int, length: int, *, width: int = 1, dtype: str | None = None) -> DecoderCache:
-    """Builds an empty cache for `length` tokens per row, like `empty_cache`, in which rows may differ in length."""
-    slots: dict[str, Slots] = {kind: RowSlots.empty(batch, length) for kind in mask_kinds(cfg)}
-    return _cache(cfg, slots, dict.fromkeys(slots, (batch, length)), width, dtype)
-
-
-def paged_cache(
-    cfg: ModelConfig,
-    batch: int,
-    *,
-    pages: int,
-    page_size: int,
-    pages_per_row: int,
-    width: int = 1,
-    dtype: str | None = None,
-) -> DecoderCache:
-    """Builds an empty cache whose rows share `pages` pages of `page_size` tokens; page 0 is reserved."""
-    slots: dict[str, Slots] = {
-        kind: PagedSlots.without_pages(batch, pages_per_row, page_size) for kind in mask_kinds(cfg)
-    }
-    prefix = jnp.zeros((batch,), jnp.int32) if cfg.prefix_lm else None
-    return _cache(cfg, slots, dict.fromkeys(slots, (pages, page_size)), width, dtype, prefix=prefix)
-
-
-def mask_kind(layer: str) -> str:
-    """Returns the key, "full" or "window", of the masks, slots and positions that a kind of layer uses."""
-    return "window" if layer == "window" else "full"
-
-
-def mask_kinds(cfg: ModelConfig) -> list[str]:
-    """Returns the distinct `mask_kind` of all layers, sorted, so that every process traces the same program."""
-    return sorted({mask_kind(layer) for layer in cfg.layer_pattern})
-
-
-def empty_entries(cfg: ModelConfig, attention: str, rows: int, slots: int) -> TokenCache:
-    """Returns the empty cache of a layer with this kind of attention, which has entries for tokens."""
-    entries: TokenCache = kinds.load(kinds.ATTENTIONS, attention).cache.empty(cfg, rows, slots)
-    return entries
-
-
-def _cache(
-    cfg: ModelConfig,
-    slots: dict[str, Slots],
-    sizes: dict[str, tuple[int, int]],
-    width: int,
-    dtype: str | None,
-    cross_attention: Sequence[TokenCache] | None = None,
-    memory_padding_mask: jax.Array | None = None,
-    prefix: jax.Array | None = None,
-) -> DecoderCache:
-    """Builds a cache without tokens; `sizes`, by `mask_kind`, are (rows, slots), or (pages, page size) of a pool."""
-    dtype = dtype or cfg.dtype
-    (batch, _) = next(iter(slots.values())).tokens.positions.shape
-
-    def self_attention(layer: str) -> LayerState:
-        attention = kinds.LAYERS[layer] or cfg.attention
-        if attention in kinds.RECURRENT:
-            state: RowState = kinds.load(kinds.ATTENTIONS, attention).cache.empty(cfg, batch, width)
-            return state
-        return empty_entries(cfg, attention, *sizes[mask_kind(layer)]).stored(dtype)
-
-    def layer_cache(number: int) -> LayerCache:
-        cross = None if cross_attention is None else cross_attention[number].stored(dtype)
-        return LayerCache(self_attention(cfg.layer_pattern[number % len(cfg.layer_pattern)]), cross)
-
-    layers = tuple(layer_cache(number) for number in range(cfg.decoder_layers))
-    return DecoderCache(layers, slots, memory_padding_mask, jnp.zeros((batch,), jnp.int32), prefix)

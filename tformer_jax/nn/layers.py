@@ -11,9 +11,10 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention import make_attention
 from tformer_jax.nn.attention_positions import RotationOrBias
+from tformer_jax.nn.decoder_cache import mask_kind
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.ffn import make_ffn
-from tformer_jax.nn.kv_cache import LayerCache, mask_kind
+from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.sharding import constrain

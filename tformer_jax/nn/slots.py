@@ -79,7 +79,7 @@ class DenseSlots:
     def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["DenseSlots", Tokens]:
         """See `Slots`."""
         T = new.positions.shape[1]
-        _check_capacity(self.index + T, self.tokens)
+        check_capacity(self.index + T, self.tokens)
         tokens = jax.tree.map(lambda old, new: _write(old, new, self.index, axis=1), self.tokens, new)
         return DenseSlots(tokens, self.index + T), tokens
 
@@ -126,7 +126,7 @@ class RingSlots:
         newest = new.positions.max(axis=1, keepdims=True, initial=EMPTY)
         kept = (new.positions != EMPTY) & (new.positions > newest - window)
         added = jnp.where(kept, new.positions % window * self.width + new.columns % self.width, S)
-        tokens = jax.tree.map(lambda old, new: _write_at(old, new, added), self.tokens, new)
+        tokens = jax.tree.map(lambda old, new: write_at(old, new, added), self.tokens, new)
         after = dataclasses.replace(
             self, tokens=tokens, added=added, one_position=same_position or new.positions.shape[1] == 1
         )
@@ -134,7 +134,7 @@ class RingSlots:
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        kept = _write_at(old, new, self.added)
+        kept = write_at(old, new, self.added)
         return kept, kept if self.one_position else _concatenate(old, new, axis=2)
 
     def end_call(self) -> "RingSlots":
@@ -146,106 +146,7 @@ class RingSlots:
         return dataclasses.replace(self, tokens=_without_newest(self.tokens, counts))
 
 
-@flax.struct.dataclass
-class RowSlots:
-    """Consecutive slots with one index per row: a call writes its real tokens to the next slots of each row."""
-
-    tokens: Tokens
-    index: jax.Array
-    """int32 [B]: slots written so far."""
-    added: jax.Array
-    """int32 [B, T]: slots of the current call's tokens, S for padding; [B, 0] between calls."""
-
-    @classmethod
-    def empty(cls, batch: int, slots: int) -> "RowSlots":
-        """Returns an empty layout with `slots` slots per row."""
-        return cls(Tokens.empty(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
-
-    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
-        """See `Slots`."""
-        real = new.positions != EMPTY
-        S = self.tokens.positions.shape[1]
-        added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
-        tokens = jax.tree.map(lambda old, new: _write_at(old, new, added), self.tokens, new)
-        index = self.index + real.sum(axis=1, dtype=jnp.int32)
-        _check_capacity(index, self.tokens)
-        return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
-
-    def end_call(self) -> Self:
-        """See `Slots`."""
-        return dataclasses.replace(self, added=self.added[:, :0])
-
-    def reorder(self, order: jax.Array, counts: jax.Array) -> Self:
-        """Moves the tokens of slots `order` [B, S] to slots 0, 1, ..., and empties all but the first `counts` [B].
-
-        Their keys and values are moved by `move`.
-        """
-        tokens = jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, order, axis=1), self.tokens)
-        kept = jnp.arange(order.shape[1]) < counts[:, None]
-        tokens = Tokens(jnp.where(kept, tokens.positions, EMPTY), tokens.columns)
-        return dataclasses.replace(self, tokens=tokens, index=counts)
-
-    def remove_newest(self, counts: jax.Array) -> Self:
-        """See `Slots`."""
-        index = jnp.maximum(self.index - counts, 0)
-        left = jnp.arange(self.tokens.positions.shape[1]) >= index[:, None]
-        tokens = Tokens(jnp.where(left, EMPTY, self.tokens.positions), self.tokens.columns)
-        return dataclasses.replace(self, tokens=tokens, index=index)
-
-    def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Slots`."""
-        kept = _write_at(old, new, self.added)
-        return kept, kept
-
-    def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
-        """Moves the keys or values of slots `order` [B, S] to slots 0, 1, ...."""
-        return jnp.take_along_axis(entries, order[:, None, :, None], axis=2)
-
-
-@flax.struct.dataclass
-class PagedSlots(RowSlots):
-    """Pages of a shared pool, assigned to rows by a table ("PagedAttention", 2023); page 0 is reserved."""
-
-    table: jax.Array
-    """int32 [B, P]: pages of each row; 0 for unassigned entries."""
-
-    @classmethod
-    def without_pages(cls, batch: int, pages: int, size: int) -> "PagedSlots":
-        """Returns rows without pages, with tables of `pages` entries for pages of `size` tokens."""
-        rows = RowSlots.empty(batch, pages * size)
-        return cls(rows.tokens, rows.index, rows.added, jnp.zeros((batch, pages), jnp.int32))
-
-    @property
-    def page_size(self) -> int:
-        """Number of slots per page."""
-        return self.tokens.positions.shape[1] // self.table.shape[1]
-
-    def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Writes the keys or values of the call's tokens, `new` [B, K, T, ...], into the pool `old`.
-
-        Returns:
-            The updated pool [pages, K, size, ...], twice: `paged.attend_pages` reads it in place.
-        """
-        pages, offsets = self._locate(self.added)
-        kept = old.at[pages, :, offsets].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
-        return kept, kept
-
-    def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
-        """See `RowSlots`; slots that keep their token, such as those in pages that rows share, are not written."""
-        to = jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape)
-        pages, offsets = self._locate(order)
-        moved = entries[pages, :, offsets]
-        pages, offsets = self._locate(to)
-        return entries.at[jnp.where(order == to, 0, pages), :, offsets].set(moved)
-
-    def _locate(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the pages and the offsets in them, int32 [B, T], of slots [B, T]; page 0 beyond the last slot."""
-        size, P = self.page_size, self.table.shape[1]
-        pages = jnp.take_along_axis(self.table, jnp.minimum(slots // size, P - 1), axis=1)
-        return jnp.where(slots < P * size, pages, 0), slots % size
-
-
-def _check_capacity(used: jax.Array, tokens: Tokens) -> None:
+def check_capacity(used: jax.Array, tokens: Tokens) -> None:
     """Raises `ConfigError` if more slots are used than exist.
 
     Not checked inside compiled functions, where tokens beyond the last slot are dropped or overwrite others.
@@ -265,7 +166,7 @@ def _write(old: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.A
     return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), index, axis)
 
 
-def _write_at(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
+def write_at(old: jax.Array, new: jax.Array, slots: jax.Array) -> jax.Array:
     """Writes new [B, T] or [B, K, T, ...] to slots int32 [B, T] of each row; drops tokens beyond the last slot."""
     rows = jnp.arange(old.shape[0])[:, None]
     if old.ndim == 2:

@@ -9,7 +9,8 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.nn.attention_positions import RotationOrBias, make_attention_positions
-from tformer_jax.nn.kv_cache import BeamAncestry, DecoderCache, TokenCache, mask_kinds
+from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
+from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.masks import Mask, lookahead_mask
 from tformer_jax.nn.norms import make_norm

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.decoding_state import DecodingState, StepResult
 from tformer_jax.inference.engine.state import (
-    ALL,
     NewRows,
     Plan,
     Size,
@@ -19,17 +18,14 @@ from tformer_jax.inference.engine.state import (
     dense_slots,
     initial_rows,
     prng_keys,
-    row_slots,
-    select_rows,
-    set_rows,
-    update_rows,
 )
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.sampling_state import SamplingState
-from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, RowState, empty_entries, paged_cache, row_cache
+from tformer_jax.nn.decoder_cache import DecoderCache, empty_entries, paged_cache, row_cache
+from tformer_jax.nn.kv_cache import LayerCache
+from tformer_jax.nn.row_slots import ALL, set_rows
 from tformer_jax.nn.sharding import replicate
-from tformer_jax.nn.slots import EMPTY, PagedSlots, RowSlots, Tokens
 from tformer_jax.special_tokens import PAD
 
 MAX_STEPS = 32
@@ -78,58 +74,15 @@ def empty(plan: Plan, size: Size) -> State:
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def extend(plan: Plan, state: State, size: Size) -> State:
     """Pads the arrays of a state to the lengths `size`."""
-    cache, num_slots = state.cache, dense_slots(plan, size)
-
-    def pad(kept: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
-        widths = [(0, 0)] * kept.ndim
-        widths[axis] = (0, length - kept.shape[axis])
-        return jnp.pad(kept, widths, constant_values=value)
-
-    def layer(kept: LayerCache) -> LayerCache:
-        cross = jax.tree.map(lambda leaf: pad(leaf, size.source, 2), kept.cross_attention)
-        own = kept.self_attention
-        fixed = plan.paged or isinstance(own, RowState)
-        return LayerCache(own if fixed else jax.tree.map(lambda leaf: pad(leaf, num_slots, 2), own), cross)
-
-    def longer(slots: RowSlots) -> RowSlots:
-        old = slots.tokens
-        tokens = Tokens(pad(old.positions, num_slots, 1, EMPTY), pad(old.columns, num_slots, 1))
-        return dataclasses.replace(slots, tokens=tokens)
-
-    slots = row_slots(cache)
-    cache = dataclasses.replace(
-        cache,
-        layers=tuple(layer(kept) for kept in cache.layers),
-        slots=dict(slots) if plan.paged else {kind: longer(of) for kind, of in slots.items()},
-        memory_padding_mask=jax.tree.map(lambda mask: pad(mask, size.source, 1), cache.memory_padding_mask),
-    )
+    cache = state.cache.pad(dense_slots(plan, size), size.source)
     return constrain_state(plan, State(cache, state.rows.extended(size.output)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def admit(plan: Plan, params: Any, state: State, new: NewRows) -> State:
     """Assigns rows to new requests and encodes their sources; their prompts are read by `read_prompts`."""
-    cache, indices = state.cache, new.indices
-    slots = row_slots(cache)
-    positions = jnp.arange(next(iter(slots.values())).tokens.positions.shape[1])
-    filled = jnp.where(positions < new.filled[:, None], positions, EMPTY)
-    fresh = RowSlots(Tokens(filled, jnp.zeros_like(filled)), new.filled, jnp.zeros((len(indices), 0), jnp.int32))
-    if plan.paged:
-        fresh = PagedSlots(fresh.tokens, fresh.index, fresh.added, new.tables)
-
-    def restarted(layer: LayerCache) -> LayerCache:
-        if not isinstance(layer.self_attention, RowState):
-            return layer
-        cleared = jax.tree.map(lambda leaf: leaf.at[indices].set(0, mode="drop"), layer.self_attention)
-        return LayerCache(cleared, layer.cross_attention)
-
-    cache = dataclasses.replace(
-        cache,
-        layers=tuple(map(restarted, cache.layers)),
-        slots={kind: set_rows(of, indices, fresh) for kind, of in slots.items()},
-        lengths=set_rows(cache.lengths, indices, new.filled),
-        prefix=None if cache.prefix is None else set_rows(cache.prefix, indices, new.counts),
-    )
+    indices = new.indices
+    cache = state.cache.start(indices, new.filled, new.tables, new.counts)
     if new.sources is not None:
         cache = _with_sources(plan, params, cache, indices, new.sources)
     return constrain_state(
@@ -140,8 +93,8 @@ def admit(plan: Plan, params: Any, state: State, new: NewRows) -> State:
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def read_prompts(plan: Plan, params: Any, state: State, indices: jax.Array, tokens: jax.Array) -> State:
     """Runs `prefill` on prompt tokens, int32 [P, T] with PAD on the left, in rows `indices`, int32 [P]."""
-    own = prefill(plan.model, params, tokens, select_rows(state.cache, indices))
-    return constrain_state(plan, State(update_rows(state.cache, indices, own), state.rows))
+    own = prefill(plan.model, params, tokens, state.cache.take(indices))
+    return constrain_state(plan, State(state.cache.put(indices, own), state.rows))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
@@ -157,32 +110,10 @@ def fork(
         copies: int32 [n, 2], pages to copy, (from, to); (0, 0) copies nothing.
     """
 
-    def copy_row(leaf: jax.Array) -> jax.Array:
-        return leaf.at[to].set(leaf[source])
-
-    def copy_pages(pool: jax.Array) -> jax.Array:
-        return pool.at[copies[:, 1]].set(pool[copies[:, 0]])
-
-    def layer(kept: LayerCache) -> LayerCache:
-        own = copy_pages if plan.paged and not isinstance(kept.self_attention, RowState) else copy_row
-        return LayerCache(
-            jax.tree.map(own, kept.self_attention),
-            jax.tree.map(copy_row, kept.cross_attention),
-        )
-
-    cache = state.cache
-    cache = dataclasses.replace(
-        jax.tree.map(copy_row, dataclasses.replace(cache, layers=())),
-        layers=tuple(layer(kept) for kept in cache.layers),
-    )
-    slots = {
-        kind: dataclasses.replace(of, table=of.table.at[to].set(table)) if isinstance(of, PagedSlots) else of
-        for kind, of in row_slots(cache).items()
-    }
-    rows = jax.tree.map(copy_row, state.rows)
+    rows = jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), state.rows)
     assert isinstance(rows, SamplingState), "the outputs of beam search share one row"
     rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(prng_keys(seeds[None])[0]))
-    return constrain_state(plan, State(dataclasses.replace(cache, slots=slots), rows))
+    return constrain_state(plan, State(state.cache.fork(source, to, table, copies), rows))
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
@@ -223,9 +154,9 @@ def advance(
 
     rows = state.rows.mark_done(ended)
     no_results = jax.tree.map(lambda leaf: jnp.zeros((MAX_STEPS, *leaf.shape), leaf.dtype), rows.result())
-    initial = Steps(no_results, jnp.zeros((), jnp.int32)), rows, select_rows(state.cache, ALL, pages)
+    initial = Steps(no_results, jnp.zeros((), jnp.int32)), rows, state.cache.take(ALL, pages)
     taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
-    return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), jax.tree.map(replicate, taken)
+    return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), jax.tree.map(replicate, taken)
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
@@ -241,9 +172,9 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
     """
     assert isinstance(state.rows, BeamState)
     rows = state.rows.mark_done(ended)
-    cache = select_rows(state.cache, ALL, pages).compact(rows.ancestry, ~rows.done)
-    used = next(iter(row_slots(cache).values())).index
-    return constrain_state(plan, State(update_rows(state.cache, ALL, cache), rows)), replicate(used)
+    cache = state.cache.take(ALL, pages).compact(rows.ancestry, ~rows.done)
+    used = cache.first_slots.index
+    return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), replicate(used)
 
 
 @jax.jit

@@ -1,7 +1,7 @@
 """State of a lane on the device, and functions that read and update some of its rows."""
 
 import dataclasses
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -15,12 +15,9 @@ from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.nn.kv_cache import DecoderCache, LayerCache, LayerState, RowState
+from tformer_jax.nn.decoder_cache import DecoderCache
+from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.sharding import constrain
-from tformer_jax.nn.slots import PagedSlots, RowSlots
-
-Indices = jax.Array | slice
-ALL = slice(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,17 +110,11 @@ def constrain_state(plan: Plan, state: State) -> State:
     def rows(tree: Any) -> Any:
         return jax.tree.map(lambda x: constrain(x, axes.BATCH, *[None] * (x.ndim - 1)), tree)
 
-    def heads(first: str | None, tree: Any) -> Any:
-        return jax.tree.map(lambda x: constrain(x, first, axes.KV_HEADS, None, None), tree)
+    def layer(own: LayerCache) -> LayerCache:
+        cross = own.cross_attention and own.cross_attention.constrained(axes.BATCH)
+        return LayerCache(own.self_attention.constrained(None if plan.paged else axes.BATCH), cross)
 
-    def own(kept: LayerState) -> Any:
-        if isinstance(kept, RowState):
-            return jax.tree.map(lambda x: constrain(x, axes.BATCH, None, axes.HEADS, *[None] * (x.ndim - 3)), kept)
-        return heads(None if plan.paged else axes.BATCH, kept)
-
-    layers = tuple(
-        LayerCache(own(layer.self_attention), heads(axes.BATCH, layer.cross_attention)) for layer in state.cache.layers
-    )
+    layers = tuple(map(layer, state.cache.layers))
     other = rows(dataclasses.replace(state.cache, layers=()))
     return State(dataclasses.replace(other, layers=layers), rows(state.rows))
 
@@ -134,11 +125,6 @@ def dense_slots(plan: Plan, size: Size) -> int:
     Beam search compacts a paged cache that has more slots in use after the prompt.
     """
     return size.positions * plan.decode.width
-
-
-def row_slots(cache: DecoderCache) -> dict[str, RowSlots]:
-    """Returns the slot layouts of a lane's cache, in which rows differ in length."""
-    return cast(dict[str, RowSlots], cache.slots)
 
 
 def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
@@ -157,63 +143,3 @@ def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
 def prng_keys(seeds: jax.Array) -> jax.Array:
     """Returns PRNG keys [P] for seeds, uint32 [P, 2]."""
     return jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(seeds)
-
-
-def select_rows(cache: DecoderCache, indices: Indices, pages: int | None = None) -> DecoderCache:
-    """Returns the cache of some rows, limited to their first `pages` pages of the pool."""
-
-    def of(slots: RowSlots) -> RowSlots:
-        if not isinstance(slots, PagedSlots):
-            return slots
-        table = slots.table[indices, :pages]
-        size = slots.tokens.positions.shape[1] // slots.table.shape[1]
-        tokens = jax.tree.map(lambda leaf: leaf[indices, : table.shape[1] * size], slots.tokens)
-        return PagedSlots(tokens, slots.index[indices], slots.added[indices], table)
-
-    def take(leaf: jax.Array) -> jax.Array:
-        return leaf[indices]
-
-    def own(kept: LayerState) -> LayerState:
-        return jax.tree.map(take, kept) if isinstance(kept, RowState) else kept
-
-    return dataclasses.replace(
-        cache,
-        layers=tuple(
-            LayerCache(own(layer.self_attention), jax.tree.map(take, layer.cross_attention)) for layer in cache.layers
-        ),
-        slots={kind: of(slots) for kind, slots in row_slots(cache).items()},
-        memory_padding_mask=jax.tree.map(take, cache.memory_padding_mask),
-        lengths=cache.lengths[indices],
-        prefix=jax.tree.map(take, cache.prefix),
-    )
-
-
-def update_rows(cache: DecoderCache, indices: Indices, own: DecoderCache) -> DecoderCache:
-    """Replaces the rows `indices` of the cache by `own`, a result of `select_rows` that has read more tokens."""
-
-    def merged(slots: RowSlots, part: RowSlots) -> RowSlots:
-        if not isinstance(slots, PagedSlots):
-            return part
-        width = part.tokens.positions.shape[1]
-        tokens = jax.tree.map(
-            lambda all, some: all.at[indices, :width].set(some, mode="drop"), slots.tokens, part.tokens
-        )
-        return PagedSlots(tokens, set_rows(slots.index, indices, part.index), slots.added, slots.table)
-
-    def updated(kept: LayerState, read: LayerState) -> LayerState:
-        return set_rows(kept, indices, read) if isinstance(kept, RowState) else read
-
-    return dataclasses.replace(
-        cache,
-        layers=tuple(
-            LayerCache(updated(layer.self_attention, read.self_attention), layer.cross_attention)
-            for layer, read in zip(cache.layers, own.layers, strict=True)
-        ),
-        slots={kind: merged(slots, row_slots(own)[kind]) for kind, slots in row_slots(cache).items()},
-        lengths=set_rows(cache.lengths, indices, own.lengths),
-    )
-
-
-def set_rows(all_rows: Any, indices: Indices, some: Any) -> Any:
-    """Sets the rows `indices` of all arrays, [R, ...], to `some`, [P, ...]; ignores indices of at least R."""
-    return jax.tree.map(lambda array, part: array.at[indices].set(part, mode="drop"), all_rows, some)

@@ -21,7 +21,8 @@ from tformer_jax.nn.attention_ops.reference import MASKED_SCORE, block_bias, sco
 from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
 from tformer_jax.nn.kv_cache import TokenCache
 from tformer_jax.nn.masks import Mask, as_mask
-from tformer_jax.nn.slots import EMPTY, PagedSlots
+from tformer_jax.nn.row_slots import PagedSlots
+from tformer_jax.nn.slots import EMPTY
 
 GROUP = 512
 """Number of slots that are read together. Measured on a CPU, whose caches hold them; unmeasured on GPU and TPU."""

@@ -13,9 +13,11 @@ from tformer_jax.config.numbers import GIB
 from tformer_jax.inference.engine.page_table import Allocation, PageTable
 from tformer_jax.models import cost
 from tformer_jax.nn.attention import Attention
-from tformer_jax.nn.kv_cache import KeyValues, empty_cache
+from tformer_jax.nn.decoder_cache import empty_cache
+from tformer_jax.nn.kv_cache import KeyValues
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.slots import EMPTY, DenseSlots, PagedSlots, RingSlots, Tokens
+from tformer_jax.nn.row_slots import PagedSlots
+from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Tokens
 from tformer_jax.report.explain.mathml import formula
 from tformer_jax.report.explain.topic import CFG, Curve, Example, Heat, Lines, Mistake, Shape, Topic, random_params
 
