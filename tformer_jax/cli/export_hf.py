@@ -33,4 +33,10 @@ def parser() -> argparse.ArgumentParser:
         choices=sorted(DEFAULTS),
         help="architecture (default: that of the imported checkpoint, or the first one that can represent the model)",
     )
+    result.add_argument(
+        "--no-check",
+        dest="check",
+        action="store_false",
+        help="do not compare what transformers and CTranslate2, where installed, compute from the files with the run",
+    )
     return result

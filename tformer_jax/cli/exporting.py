@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import tformer_jax as tj
+from tformer_jax.cli import export_checks
 from tformer_jax.cli.checkpoints import IMPORTED
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.exported import save_tokenizers
@@ -15,29 +18,57 @@ from tformer_jax.train import run_folder
 def save_run(options: argparse.Namespace) -> None:
     """Saves the model, the tokenizer and the decoding settings of the run `options.run` in `options.folder`.
 
+    The folder appears only after all files are written and other libraries have read them as `options.check` says.
+
     Raises:
-        ConfigError: no architecture, or not `options.model_type`, computes the same as the model.
+        ConfigError: no architecture, or not `options.model_type`, computes the same as the model, or transformers
+            computes something else from the written files.
     """
     run = tj.load(options.run, mesh=options.mesh)
-    family = run.config.model.family
-    model_type = _save(options, run)
-    why_not = save_tokenizers(options.folder, run.tokenizers, model_type, pair=family == "seq2seq")
-    special = run.tokenizers.target.special
+    folder: Path = options.folder
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        model_type, notes = _write(unfinished, options, run)
+        found = _check(unfinished, run) if options.check else ["not checked: --no-check"]
+        unfinished.replace(folder)
+    except export_checks.Difference as error:
+        raise ConfigError(f"{error}; {folder} was not written (--no-check writes it)") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    print(f"{folder}: {hf.architecture_of(model_type, run.config.model.family).name}")
+    for line in found:
+        print(line)
+    for note in notes:
+        print(note, file=sys.stderr)
+
+
+def _check(folder: Path, run: tj.Run) -> list[str]:
+    """Returns what other libraries read and compute, as sentences."""
+    tokenizer = (folder / "tokenizer_config.json").is_file()
+    found = [export_checks.check_transformers(folder, run, tokenizer=tokenizer)]
+    converted = export_checks.check_ctranslate2(folder, run) if tokenizer else None
+    return found if converted is None else [*found, converted]
+
+
+def _write(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str, list[str]]:
+    """Writes all files; returns the model type, and what the files do not hold."""
+    family, special = run.config.model.family, run.tokenizers.target.special
+    model_type = _save(folder, options, run)
+    why_not = save_tokenizers(folder, run.tokenizers, model_type, pair=family == "seq2seq")
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
     if family in ("seq2seq", "decoder_lm"):
         settings, unwritten = generation.generation_fields(run.config.decode)
         suppressed = {"bad_words_ids": [[token] for token in special.suppressed]} if special.suppressed else {}
         fields |= settings | suppressed
-    (options.folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    print(f"{options.folder}: {hf.architecture_of(model_type, family).name}")
-    if why_not:
-        print(f"without a tokenizer: {why_not}", file=sys.stderr)
-    if unwritten:
-        print(f"not written: {', '.join(unwritten)}", file=sys.stderr)
+    (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    notes = [f"without a tokenizer: {why_not}"] if why_not else []
+    return model_type, [*notes, *([f"not written: {', '.join(unwritten)}"] if unwritten else [])]
 
 
-def _save(options: argparse.Namespace, run: tj.Run) -> str:
+def _save(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
     """Writes the model as the given or original `model_type`, or as the first one that holds it; returns that one.
 
     Raises:
@@ -54,7 +85,7 @@ def _save(options: argparse.Namespace, run: tj.Run) -> str:
     problems = set()
     for model_type in [given] if given else hf.ARCHITECTURES:
         try:
-            hf.save(options.folder, model_type, run.config.model, run.params, **theirs)
+            hf.save(folder, model_type, run.config.model, run.params, **theirs)
             return model_type
         except ConfigError as error:
             if given:

@@ -169,6 +169,11 @@ def _bart_settings(hf: Settings) -> Settings:
     return _marian_settings(hf) | {"position": "learned", "position_offset": 2, "embedding_norm": True}
 
 
+def _bart_config(cfg: ModelConfig) -> Settings:
+    """Returns their settings; CTranslate2's converter reads `normalize_before`, which transformers 5 no longer has."""
+    return _marian_config(cfg) | {"normalize_before": False}
+
+
 def _marian_config(cfg: ModelConfig) -> Settings:
     return {
         "vocab_size": cfg.vocab_size,
@@ -209,7 +214,7 @@ ENCODER_DECODERS = {
     "bart": Architecture(
         "BartForConditionalGeneration",
         _bart_settings,
-        _marian_config,
+        _bart_config,
         lambda cfg: _BART,
         prefix="model.",
         shared="model.shared.weight",

@@ -1,0 +1,207 @@
+"""Reads an exported folder with transformers and CTranslate2, if they are installed, and compares it with its run."""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import tformer_jax as tj
+from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import first_line
+from tformer_jax.config.packages import not_installed
+from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.models import registry
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
+from tformer_jax.special_tokens import SpecialTokens
+
+TEXTS = ("The cat sat on the mat.", " two  spaces\tand\nlines ", "Füße, 漢字 123 456.78 isn't", "")
+"""Texts whose ids are compared."""
+ROWS, LENGTH = 2, 32
+"""Size of the batch of random tokens whose logits are compared."""
+TOLERANCE = 1e-4
+"""Largest difference of logits in float32, relative to the largest logit."""
+SCORE_TOLERANCE = 1e-3
+"""Largest difference of log-probabilities of tokens by CTranslate2, in nats."""
+CLASSES = {
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "decoder_lm": "AutoModelForCausalLM",
+    "classifier": "AutoModelForSequenceClassification",
+    "masked_lm": "AutoModelForMaskedLM",
+}
+"""Classes of transformers that load the model of a family."""
+
+
+class Difference(ConfigError):
+    """Another library computes something else from the exported folder than the run does."""
+
+
+def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
+    """Compares ids, decoded texts and logits with those of transformers; returns what was found, as one sentence.
+
+    Args:
+        tokenizer: whether the folder has a tokenizer.
+
+    Raises:
+        Difference: they differ, or transformers cannot load the folder.
+    """
+    if missing := not_installed(["torch", "transformers"]):
+        return f"not checked with transformers: {' and '.join(missing)} is not installed"
+    name = f"transformers {metadata.version('transformers')}"
+    with _quiet():
+        try:
+            ids = _check_ids(folder, run) if tokenizer else ""
+            difference = _check_logits(folder, run)
+        except Difference:
+            raise
+        except Exception as error:  # a library may raise anything
+            raise Difference(f"{name} cannot read the exported folder ({first_line(error, 200)})") from error
+    return f"checked with {name}: {ids}logits within {difference:.0e} of the largest (at most {TOLERANCE:.0e})"
+
+
+def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
+    """Converts the folder by CTranslate2 and compares log-probabilities; returns what was found, as one sentence.
+
+    None: CTranslate2 is not installed, or does not have the architecture or a use for the model.
+    """
+    if not_installed(["torch", "transformers", "ctranslate2"]) or run.config.model.family not in SCORERS:
+        return None
+    import ctranslate2
+
+    name = f"CTranslate2 {ctranslate2.__version__}"
+    problem = "cannot convert it"
+    with tempfile.TemporaryDirectory() as place, _quiet():
+        try:
+            ctranslate2.converters.TransformersConverter(str(folder)).convert(f"{place}/converted")
+            problem = "converts it, but cannot score its tokens"
+            scorer = SCORERS[run.config.model.family](ctranslate2, f"{place}/converted")
+            difference = _score_difference(folder, run, scorer)
+        except Exception as error:  # the library raises many types
+            if "No conversion is registered" in str(error):
+                return None
+            return f"{name} {problem} ({first_line(error, 200)})"
+    if difference > SCORE_TOLERANCE:
+        return f"{name} converts it, but computes other log-probabilities (by {difference:.2g}): do not use the result"
+    return f"checked with {name}: log-probabilities within {difference:.0e} (at most {SCORE_TOLERANCE:.0e})"
+
+
+def _check_ids(folder: Path, run: tj.Run) -> str:
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    pair = run.config.model.family == "seq2seq"
+    sides: dict[str, Tokenizer] = {"text": run.tokenizers.source}
+    if pair and run.tokenizers.source.to_json() != run.tokenizers.target.to_json():
+        sides["text_target"] = run.tokenizers.target
+    for side, ours in sides.items():
+        for text in TEXTS:
+            expected = _framed(ours.special, ours.encode(text), pair)
+            if (found := list(theirs(**{side: text})["input_ids"])) != expected:
+                raise Difference(f"AutoTokenizer reads {text!r} as {found}, the run as {expected}")
+    for text in TEXTS:
+        ids = [i for i in run.tokenizers.target.encode(text) if i not in run.tokenizers.target.special.eos]
+        written = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if written != (expected_text := run.tokenizers.target.decode(ids)):
+            raise Difference(f"AutoTokenizer decodes {ids} to {written!r}, the run to {expected_text!r}")
+    return "equal ids, "
+
+
+def _framed(special: SpecialTokens, ids: list[int], pair: bool) -> list[int]:
+    return special.wrap_side(ids) if pair else special.wrap_text(ids)
+
+
+def _check_logits(folder: Path, run: tj.Run) -> float:
+    import torch
+    import transformers
+
+    cfg = run.config.model
+    batch = _random_batch(run)
+    model_class = getattr(transformers, CLASSES[cfg.family])
+    theirs = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    names = {"source": "input_ids", "tokens": "input_ids", "target_in": "decoder_input_ids"}
+    inputs = {names[key]: torch.tensor(rows, dtype=torch.long) for key, rows in batch.items()}
+    with torch.no_grad():
+        expected = theirs(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits.numpy()
+    found = logits(run, batch)
+    if found.shape != expected.shape:
+        raise Difference(f"transformers computes logits of the shape {expected.shape}, the run of {found.shape}")
+    difference = float(np.abs(found - expected).max() / np.abs(expected).max())
+    if not difference <= TOLERANCE:
+        raise Difference(f"logits of transformers differ from the run's by {difference:.1e} of the largest one")
+    return difference
+
+
+def logits(run: tj.Run, batch: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns the logits of rows of ids, computed in float32 with the highest precision of the device."""
+    model = registry.build(dataclasses.replace(run.config.model, dtype="float32"))
+    mesh = mesh_of(run.params)
+    with everywhere(mesh), jax.default_matmul_precision("highest"):
+        arguments = registry.FAMILIES[run.config.model.family].arguments(shard_batch(mesh, batch))
+        found = jax.jit(lambda params: model.apply({"params": params}, **arguments))(run.params)
+    return np.asarray(jax.device_get(found), np.float32)
+
+
+def _random_batch(run: tj.Run) -> dict[str, np.ndarray]:
+    """Returns rows of random tokens that the tokenizers have, int32 [ROWS, T] by batch key."""
+    cfg, rng = run.config.model, np.random.default_rng(0)
+    T = min(cfg.max_length, LENGTH)
+    size = min(run.tokenizers.source.vocab_size, run.tokenizers.target.vocab_size)
+    return {key: rng.integers(0, size, (ROWS, T), np.int32) for key in registry.FAMILIES[cfg.family].inputs}
+
+
+def _translator(library: Any, folder: str) -> Any:
+    translator = library.Translator(folder)
+    return lambda rows: [
+        result.log_probs for result in translator.score_batch(rows["source"], rows["labels"], max_input_length=0)
+    ]
+
+
+def _generator(library: Any, folder: str) -> Any:
+    generator = library.Generator(folder)
+    return lambda rows: [result.log_probs for result in generator.score_batch(rows["tokens"])]
+
+
+SCORERS = {"seq2seq": _translator, "decoder_lm": _generator}
+"""Functions of CTranslate2's module and the converted folder that return a scorer of rows of token names."""
+
+
+def _score_difference(folder: Path, run: tj.Run, score: Any) -> float:
+    """Returns the largest difference of log-probabilities of the tokens of random rows."""
+    import transformers
+
+    named = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens
+    batch, family = _random_batch(run), run.config.model.family
+    special = run.tokenizers.target.special
+    if family == "seq2seq":
+        ends = np.full((ROWS, 1), special.eos[0], np.int32)
+        labels = np.concatenate((batch["target_in"][:, 1:], ends), axis=1)
+        batch["target_in"][:, 0] = special.start
+        rows = {"source": batch["source"], "labels": labels[:, :-1]}
+    else:
+        labels, rows = batch["tokens"][:, 1:], {"tokens": batch["tokens"]}
+    all_logits = logits(run, batch)
+    log_p = jax.nn.log_softmax(all_logits[:, : labels.shape[1]], axis=-1)
+    expected = np.take_along_axis(np.asarray(log_p), labels[..., None], axis=-1)[..., 0]
+    found = score({key: [named(row.tolist()) for row in ids] for key, ids in rows.items()})
+    return float(np.abs(np.array(found) - expected).max())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Context without the warnings and progress bars of transformers."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
