@@ -15,13 +15,42 @@ from tformer_jax.interop import hf
 from tformer_jax.models import registry
 
 
-@pytest.mark.parametrize("name", ["mistral", "mixtral"])
-def test_the_window_of_mistral_holds_in_all_layers(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "window", "kinds"),
+    [
+        ("mistral", 3, ["full_attention", "sliding_attention"]),  # which AutoModel reads as Ministral
+        ("mistral", 3, ["full_attention"] * 2),
+        ("mistral", None, None),
+        ("mixtral", 3, ["full_attention", "sliding_attention"]),  # whose layers all have a window
+    ],
+)
+def test_windows_of_mistral(name, window, kinds, tmp_path):
     parity.their_model(name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"sliding_window": window}
+    config |= {} if kinds is None else {"layer_types": kinds}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    cfg, params = hf.load(tmp_path)
+    with torch.no_grad():
+        expected = parity.run_theirs(theirs).numpy()
+    assert_close(parity.shown(parity.run_ours(registry.build(cfg), params)), parity.shown(expected), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dense_act_fn": "gelu"},
+        {"dense_act_fn": "silu", "feed_forward_proj": "relu", "is_gated_act": True},
+        {"feed_forward_proj": "gated-gelu"},
+    ],
+)
+def test_the_activation_of_t5(changes, tmp_path):
+    """transformers reads `feed_forward_proj` only for what `dense_act_fn` and `is_gated_act` do not say."""
+    parity.their_model("t5 1.1").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    changes = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    theirs = getattr(transformers, parity.MODELS[name][0]).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    config = {name: value for name, value in config.items() if name not in ("dense_act_fn", "is_gated_act")} | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     cfg, params = hf.load(tmp_path)
     with torch.no_grad():
         expected = parity.run_theirs(theirs).numpy()

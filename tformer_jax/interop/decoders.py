@@ -142,7 +142,7 @@ def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False
         "ffn": "gated",
         "ffn_dim": hf["intermediate_size"],
         "ffn_bias": bool(hf.get("mlp_bias")),
-        "activation": our_activation(hf.get("hidden_activation") or hf["hidden_act"]),
+        "activation": our_activation(hf["hidden_act"]),
         "norm": "rmsnorm",
         "norm_eps": hf["rms_norm_eps"],
         "scale_embeddings": False,
@@ -159,31 +159,58 @@ def _windows(hf: Settings, kinds: list[str]) -> Settings:
     """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
     names = {"sliding_attention": "window", "full_attention": "full"}
     check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not supported")
-    pattern = pattern_of([names[kind] for kind in kinds])
-    if hf.get("sliding_window") is None or "window" not in pattern:
+    pattern, size = pattern_of([names[kind] for kind in kinds]), hf.get("sliding_window")
+    if "window" not in pattern:
         return {}
-    return {"window": hf["sliding_window"], "layer_pattern": pattern}
+    check(size is not None, "layer_types has sliding_attention, but sliding_window is null")
+    return {"window": size, "layer_pattern": pattern}
 
 
 def _kinds(hf: Settings, default: list[str]) -> list[str]:
     """Returns the kind of each layer: `layer_types`, or the default."""
-    found, depth = hf.get("layer_types") or default, hf["num_hidden_layers"]
-    check(len(found) == depth, f"layer_types has the length {len(found)}, but num_hidden_layers is {depth}")
-    return found
+    kinds, depth = hf.get("layer_types"), hf["num_hidden_layers"]
+    if not kinds:
+        return default
+    check(len(kinds) == depth, f"layer_types has the length {len(kinds)}, but num_hidden_layers is {depth}")
+    return list(kinds)
 
 
 def mistral_settings(hf: Settings) -> Settings:
-    """Returns our settings of Mistral: no biases, and windows in all layers or none; `layer_types` is not read."""
-    windows = _windows(hf, ["sliding_attention"] * hf["num_hidden_layers"])
-    return llama_settings(hf) | windows | {"attention_bias": (), "ffn_bias": False}
+    """Returns our settings of Mistral: no biases, and windows by `layer_types`, or else in all layers or none.
+
+    For `layer_types`, AutoModel of transformers 5 reads Mistral as Ministral.
+    """
+    return _unbiased(hf) | _windows(hf, _kinds(hf, _alike(hf)))
+
+
+def mixtral_settings(hf: Settings) -> Settings:
+    """Returns our settings of Mixtral without its experts: no biases, and windows in all layers or none."""
+    check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
+    return _unbiased(hf) | _windows(hf, _alike(hf))
+
+
+def _unbiased(hf: Settings) -> Settings:
+    return llama_settings(hf) | {"attention_bias": (), "ffn_bias": False}
+
+
+def _alike(hf: Settings) -> list[str]:
+    """Returns the kinds of layers that all have windows if there is a window, or else none."""
+    return ["full_attention" if hf.get("sliding_window") is None else "sliding_attention"] * hf["num_hidden_layers"]
+
+
+def check_windows(hf: Settings, windows: bool, otherwise: str) -> None:
+    """Raises `ConfigError` if `layer_types` has another length, or windows although the architecture has none here."""
+    kinds = _kinds(hf, [])
+    check(windows or "sliding_attention" not in kinds, f"layer_types has sliding_attention, but {otherwise}")
 
 
 def _qwen_settings(hf: Settings) -> Settings:
     """Returns our settings; with `use_sliding_window`, for `layer_types` or the layers from `max_window_layers` on."""
-    first = hf["max_window_layers"]
-    layers = [("full" if i < first else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
-    windows = _windows(hf, _kinds(hf, layers)) if hf["use_sliding_window"] else {}
-    return llama_settings(hf) | windows | {"ffn_bias": False}
+    depth, used = hf["num_hidden_layers"], hf["use_sliding_window"]
+    check_windows(hf, used, "use_sliding_window is false")
+    first = hf["max_window_layers"] if used and hf.get("sliding_window") is not None else depth
+    layers = [("full" if i < first else "sliding") + "_attention" for i in range(depth)]
+    return llama_settings(hf) | _windows(hf, _kinds(hf, layers)) | {"ffn_bias": False}
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
@@ -208,6 +235,7 @@ def _smollm3_settings(hf: Settings) -> Settings:
 
 def _stablelm_settings(hf: Settings) -> Settings:
     require(hf, qk_layernorm=False, use_parallel_residual=False)
+    require(hf, head_dim=hf["hidden_size"] // hf["num_attention_heads"])
     return llama_settings(hf, partial=True) | {
         "norm": "layernorm",
         "norm_eps": hf["layer_norm_eps"],
@@ -228,6 +256,7 @@ def _gemma_settings(hf: Settings, period: int, *, by_kind: bool = False) -> Sett
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
     return llama_settings(hf, by_kind=by_kind) | {
         **_windows(hf, _kinds(hf, layers)),
+        "activation": our_activation(hf["hidden_activation"]),
         "ffn_bias": False,
         "norm_placement": "both",
         "norm_unit_offset": True,

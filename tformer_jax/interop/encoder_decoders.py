@@ -50,9 +50,20 @@ def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
     )
 
 
+def _t5_feed_forward(hf: Settings) -> tuple[bool, str]:
+    """Returns whether FFNs are gated, and their activation: `feed_forward_proj`, unless another field has it."""
+    gate, _, kind = hf["feed_forward_proj"].rpartition("-")
+    check(gate in ("", "gated"), f"feed_forward_proj={hf['feed_forward_proj']!r} is not supported")
+    gated, activation = bool(gate), "gelu_new" if gate and kind == "gelu" else kind
+    own = {"is_gated_act": hf.get("is_gated_act"), "dense_act_fn": hf.get("dense_act_fn")}
+    if own["is_gated_act"] is not None:
+        gated = own["is_gated_act"]
+    return gated, own["dense_act_fn"] or activation
+
+
 def _t5_settings(hf: Settings) -> Settings:
-    gated, _, kind = hf["feed_forward_proj"].rpartition("-")
-    check(gated in ("", "gated"), f"feed_forward_proj={hf['feed_forward_proj']!r} is not supported")
+    require(hf, is_encoder_decoder=True)
+    gated, activation = _t5_feed_forward(hf)
     return {
         "family": "seq2seq",
         "vocab_size": hf["vocab_size"],
@@ -60,7 +71,7 @@ def _t5_settings(hf: Settings) -> Settings:
         "max_length": hf["n_positions"],
         "dim": hf["d_model"],
         "encoder_layers": hf["num_layers"],
-        "decoder_layers": hf.get("num_decoder_layers") or hf["num_layers"],
+        "decoder_layers": hf["num_layers"] if hf.get("num_decoder_layers") is None else hf["num_decoder_layers"],
         "num_heads": hf["num_heads"],
         "head_dim": hf["d_kv"],
         "attention_bias": (),
@@ -68,7 +79,7 @@ def _t5_settings(hf: Settings) -> Settings:
         "ffn": "gated" if gated else "mlp",
         "ffn_dim": hf["d_ff"],
         "ffn_bias": False,
-        "activation": "gelu_tanh" if gated and kind == "gelu" else our_activation(kind),
+        "activation": our_activation(activation),
         "norm": "rmsnorm",
         "norm_eps": hf["layer_norm_epsilon"],
         "position": "relative",
@@ -138,6 +149,7 @@ _BART = (
 
 
 def _marian_settings(hf: Settings) -> Settings:
+    require(hf, is_encoder_decoder=True)
     require(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
     require(hf, decoder_vocab_size=hf["vocab_size"], add_bias_logits=False)
     for name in ("attention_heads", "ffn_dim"):
@@ -165,7 +177,7 @@ def _marian_settings(hf: Settings) -> Settings:
 
 
 def _bart_settings(hf: Settings) -> Settings:
-    require(hf, normalize_embedding=True)
+    require(hf, normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2)
     return _marian_settings(hf) | {"position": "learned", "position_offset": 2, "embedding_norm": True}
 
 

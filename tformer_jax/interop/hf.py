@@ -21,7 +21,7 @@ from tformer_jax.interop.bert import BERT, BERT_MASKED_LM
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.mixtures import MIXTURES
-from tformer_jax.interop.published import DEFAULTS, UNREAD
+from tformer_jax.interop.published import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
 from tformer_jax.models import conversions, registry
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
@@ -38,11 +38,17 @@ class NoHeadError(ConfigError):
 
 
 class Fields(dict[str, Any]):
-    """The fields of a config.json; remembers which ones were read."""
+    """The fields of a config.json, with the defaults of its `model_type`; remembers which ones were read.
 
-    def __init__(self, fields: dict[str, Any]):
-        super().__init__(fields)
+    Raises:
+        ConfigError: a field and another name of it have different values.
+    """
+
+    def __init__(self, hf: dict[str, Any]):
+        kind = hf["model_type"]
+        super().__init__(DEFAULTS[kind] | _with_own_names(hf, ALIASES.get(kind, {})))
         self._read: set[str] = set()
+        self._unread = UNREAD.union(UNREAD_BY.get(kind, ()), ALIASES.get(kind, {}))
 
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
@@ -57,10 +63,20 @@ class Fields(dict[str, Any]):
 
     def check_all_read(self) -> None:
         """Raises `ConfigError` for a field that has a value, was not read, and may change what the model computes."""
-        for name in self.keys() - self._read - UNREAD:
+        for name in sorted(self.keys() - self._read - self._unread):
             value = super().__getitem__(name)
             if value not in (None, False, "", [], {}):
                 raise ConfigError(f"{UNREADABLE}the field {name}={value!r} is not supported")
+
+
+def _with_own_names(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
+    """Returns the fields of a config.json, with those that it has by another name."""
+    fields = dict(hf)
+    for alias, name in aliases.items():
+        value = hf.get(alias)
+        if value is not None and fields.setdefault(name, value) != value:
+            raise ConfigError(f"{UNREADABLE}{alias}={value!r} differs from {name}={fields[name]!r}: delete one of them")
+    return fields
 
 
 def labels(config: dict[str, Any]) -> list[str]:
@@ -177,7 +193,7 @@ def _family(hf: dict[str, Any]) -> str | None:
 
 def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     """Returns our settings from their config.json and arrays; removes copies of the embedding from `arrays`."""
-    fields = Fields(DEFAULTS[hf["model_type"]] | hf)
+    fields = Fields(hf)
     try:
         read = architecture.settings(fields)
     except ConfigError:

@@ -7,12 +7,13 @@ from tformer_jax.interop.decoders import (
     GATED,
     PRE_NORMS,
     Settings,
+    check_windows,
     llama_config,
     llama_like,
     llama_rules,
     llama_settings,
     mistral_config,
-    mistral_settings,
+    mixtral_settings,
 )
 from tformer_jax.interop.mapping import kernel
 
@@ -39,7 +40,7 @@ def _mixtral_settings(hf: Settings) -> Settings:
         # theirs pools the tokens of all layers, ours balances each layer; equal if all experts are used equally
         "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
     }
-    return mistral_settings(hf) | {"ffn": "moe", "moe": moe}
+    return mixtral_settings(hf) | {"ffn": "moe", "moe": moe}
 
 
 def _expert_layers(hf: Settings) -> Settings:
@@ -57,8 +58,9 @@ def _expert_layers(hf: Settings) -> Settings:
 
 def _qwen_settings(hf: Settings) -> Settings:
     require(hf, use_sliding_window=False)
+    check_windows(hf, False, "use_sliding_window is false")
     moe = {
-        "num_experts": hf.get("num_local_experts", hf["num_experts"]),
+        "num_experts": hf["num_experts"],
         "experts_per_token": hf["num_experts_per_tok"],
         "router_normalize": hf["norm_topk_prob"],
         **_expert_layers(hf),

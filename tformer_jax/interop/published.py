@@ -140,7 +140,7 @@ _FILES = (
     ),
     *("tokenizer_class", "is_encoder_decoder", "tie_word_embeddings", "gradient_checkpointing", "cache_implementation"),
     *("is_llama_config", "unsloth_fixed", "unsloth_version", "transformers.js_config", "max_sequence_length"),
-    *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset", "num_hidden_layers"),
+    *("_attn_implementation", "attn_implementation", "_attn_implementation_autoset"),
 )
 _TOKENS = tuple(f"{name}_token_id" for name in ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start"))
 _GENERATION = (
@@ -153,27 +153,54 @@ _GENERATION = (
 _TRAINING = (
     *("embd_pdrop", "classifier_dropout", "classif_dropout", "encoder_layerdrop", "decoder_layerdrop", "layerdrop"),
     *("initializer_factor", "output_router_logits", "router_jitter_noise", "pretraining_tp", "initializer_range"),
-    *("router_aux_loss_coef", "attention_dropout", "pruned_heads", "neftune_noise_alpha"),
+    *("router_aux_loss_coef", "attention_dropout", "hidden_dropout", "neftune_noise_alpha"),
 )
 _HEADS = (
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
     *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
     *("pooler_size_per_head", "pooler_type", "classifier_activation"),
 )
-_COPIES = (
-    *("n_ctx", "dense_act_fn", "is_gated_act", "rope_theta", "rope_scaling", "rope_parameters"),
-    *("_sliding_window_pattern", "sliding_window_pattern", "sliding_window", "max_window_layers", "layer_types"),
-    *(
-        "normalize_embedding",
-        "static_position_embeddings",
-        "extra_pos_embeddings",
-        "max_position_embeddings",
-        "head_dim",
-    ),
-    *("hidden_act", "hidden_activation", "reorder_and_upcast_attn", "decoder_vocab_size", "type_vocab_size"),
-)
-UNREAD = frozenset((*_FILES, *_TOKENS, *_GENERATION, *_TRAINING, *_HEADS, *_COPIES))
-"""Fields that do not change the logits of a model, besides those that its architecture reads.
+UNREAD = frozenset((*_FILES, *_TOKENS, *_GENERATION, *_TRAINING, *_HEADS))
+"""Fields that change the logits of no model: they are about files, tokens, generation, training and other heads."""
 
-They are about files, tokens, generation, training and heads of other tasks, or repeat another field.
-"""
+_WINDOWS_OFF = ("sliding_window", "max_window_layers")
+_MARIAN = ("static_position_embeddings", "extra_pos_embeddings", "normalize_embedding")
+UNREAD_BY: dict[str, tuple[str, ...]] = {
+    "gpt2": ("n_ctx", "reorder_and_upcast_attn"),
+    "qwen2": _WINDOWS_OFF,
+    "qwen3": _WINDOWS_OFF,
+    "qwen2_moe": _WINDOWS_OFF,
+    "qwen3_moe": _WINDOWS_OFF,
+    "smollm3": _WINDOWS_OFF,
+    "gemma2": ("_sliding_window_pattern", "sliding_window_pattern"),
+    "gemma3_text": ("_sliding_window_pattern", "sliding_window_pattern"),
+    "t5": ("n_positions", "max_position_embeddings"),
+    "bart": ("decoder_vocab_size",),
+    "marian": _MARIAN,
+}
+"""Fields that transformers does not read for a `model_type`, or not with the fields that this package requires."""
+
+_BART_ALIASES = {
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+}
+ALIASES: dict[str, dict[str, str]] = {
+    "gpt2": {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    "mixtral": {"num_experts": "num_local_experts"},
+    "qwen3_moe": {"num_local_experts": "num_experts"},
+    "t5": {
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    },
+    "bart": _BART_ALIASES,
+    "marian": _BART_ALIASES,
+}
+"""Other names of fields by `model_type`, as `attribute_map` of transformers has them."""
