@@ -1,5 +1,6 @@
 """Normalization of texts before tokenization, and tokenizers of different kinds for source and target."""
 
+import dataclasses
 import json
 import pickle
 import sys
@@ -12,7 +13,9 @@ from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
 from tformer_jax.data.tokenizers.dropout import is_bpe
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
+from tformer_jax.data.tokenizers.pair import normalization_of
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.eval.bleu import bleu_tokenizing, translation_metrics
 from tformer_jax.eval.translation import TranslationEvaluator
 
 STEPS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
@@ -56,9 +59,9 @@ def test_texts_are_normalized_in_training_and_encoding_and_after_a_round_trip():
 
 def test_source_and_target_have_tokenizers_of_their_own_kinds():
     tokenizers = trained(source_tokenizer="bpe", target_tokenizer="characters", shared_vocab=False)
-    assert tokenizers.source.kind == "bpe"
-    assert isinstance(tokenizers.target, CharacterTokenizer)
-    assert tokenizers.target.pieces == sorted(set(PAIRS[0]["target"]))
+    assert tokenizers.source.tokenizer.kind == "bpe"
+    assert isinstance(tokenizers.target.tokenizer, CharacterTokenizer)
+    assert tokenizers.target.tokenizer.pieces == sorted(set(PAIRS[0]["target"]))
 
 
 @pytest.mark.parametrize(("p", "pieces"), [(0.0, "encoded"), (1.0, "letters")])
@@ -105,3 +108,32 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(ConfigError, match=r'needs sacremoses: pip install -e "\.\[tokenizers\]"'):
         normalizer(("moses",), "en")
+
+
+def test_white_space_is_cleaned_by_default_except_for_documents_and_tokenizers_of_runs(tmp_path):
+    pair = trained()
+    assert pair.source is pair.target
+    assert pair.source.encode(" The\u3000MAN's\r\n") == pair.source.encode("The MAN's")
+    assert Tokenizers.from_json(pair.to_json()).source.encode(" The  MAN") == pair.source.encode("The MAN")
+    labeled = train_tokenizers(DataConfig(tokenizer="bytes"), [{"text": "a", "label": "b"}])
+    assert normalization_of(labeled.target) == ("whitespace",)
+    documents = train_tokenizers(DataConfig(tokenizer="bytes"), [{"text": "def f():\n    pass"}])
+    assert documents.target.decode(documents.target.encode("a\n  b ")) == "a\n  b "
+    documents.save(tmp_path)
+    of_run = DataConfig(tokenizer="file", tokenizer_file=str(tmp_path / "target.json"))
+    assert normalization_of(train_tokenizers(of_run, PAIRS).source) == ()
+    cleaned = dataclasses.replace(of_run, clean_whitespace=True)
+    assert normalization_of(train_tokenizers(cleaned, PAIRS).source) == ("whitespace",)
+
+
+def test_a_run_that_cleans_white_space_is_not_continued_without(tmp_path):
+    (tmp_path / "tokenizers").mkdir()
+    trained().save(tmp_path / "tokenizers")
+    cfg = DataConfig(tokenizer="file", tokenizer_file=str(tmp_path), clean_whitespace=False)
+    with pytest.raises(ConfigError, match="clean_whitespace=False: must be None or True for data.tokenizer_file="):
+        train_tokenizers(cfg, PAIRS)
+
+
+def test_white_space_does_not_decide_whether_texts_match():
+    scores = translation_metrics(["3:33 PM", "a b"], ["3:33\u202fPM ", "a c"], bleu_tokenizing("13a"))
+    assert scores.metrics["exact_match"] == 50

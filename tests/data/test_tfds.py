@@ -234,3 +234,9 @@ def test_the_published_archive_of_rt_polarity(tmp_path):
         {"text": "dull … café", "label": 0},
         {"text": "lovely", "label": 1},
     ]
+
+
+def test_a_pair_may_contain_a_separator_that_ends_no_line():
+    builder = tatoeba_en_zh.TatoebaEnZh.__new__(tatoeba_en_zh.TatoebaEnZh)
+    pairs = [pair for _, pair in builder._generate_examples("a\u2028b\tc\x85\nd\te\n")]
+    assert pairs == [{"en": "a\u2028b", "zh": "c\x85"}, {"en": "d", "zh": "e"}]

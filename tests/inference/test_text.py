@@ -10,6 +10,7 @@ from tests.helpers import build, rest_slow, tiny
 from tests.inference.beam_search import best_translations
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import batching
 from tformer_jax.inference.batching import pad_rows
@@ -69,7 +70,16 @@ def test_translations_are_in_order_for_any_batch_size(translations, batch_size):
 def test_a_blank_text_has_a_blank_translation(translations):
     model, params, expected = translations
     translate = Translator(setup("seq2seq"), model, TOKENIZERS)
-    assert translate(params, ["", "abc", " \t"]) == ["", expected[0], ""]
+    blanks = ["", " \t", "\u3000", "\u200b\ufeff", "\x00", "\u0301", "\u2028"]
+    assert translate(params, [*blanks, "abc"]) == [*[""] * len(blanks), expected[0]]
+
+
+def test_white_space_and_invisible_characters_do_not_change_translations(translations):
+    model, params, expected = translations
+    tokenizer = NormalizedTokenizer(LETTERS, ("whitespace",), "en")
+    translate = Translator(setup("seq2seq"), model, Tokenizers(tokenizer, tokenizer))
+    changes = [" {}", "{} ", "\t{}\r\n", "\u3000{}\xa0", "{}\u2028", "\ufeff{}", "\u200b{}\u200f", "{}\x07"]
+    assert translate(params, [change.format(TEXTS[0]) for change in changes]) == [expected[0]] * len(changes)
 
 
 class WithoutZeroWidth(CharacterTokenizer):

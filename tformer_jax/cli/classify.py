@@ -7,6 +7,7 @@ from typing import Any
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
+from tformer_jax.data.characters import is_blank
 
 Found = tuple[str, float]
 NAMES = ("label", "probability")
@@ -27,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def plain(line: Line, found: Found) -> list[str]:
     """Returns the plain output: label, probability and text."""
     label, probability = found
-    return [f"{label}\t{probability:.4f}\t{line.texts[0]}" if line.texts[0].strip() else ""]
+    return ["" if is_blank(line.texts[0]) else f"{label}\t{probability:.4f}\t{line.texts[0]}"]
 
 
 def added(line: Line, found: Found) -> dict[str, Any]:
     """Returns the fields to add to a record; a blank text has no label."""
-    return dict(zip(NAMES, found if line.texts[0].strip() else (None, None), strict=True))
+    return dict(zip(NAMES, (None, None) if is_blank(line.texts[0]) else found, strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 import tformer_jax as tj
 from tformer_jax.cli import watching
 from tformer_jax.config import ConfigError
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 from tformer_jax.inference.score import Scored
 from tformer_jax.report.attention import visible
@@ -69,6 +70,6 @@ def outputs(run: tj.Run, text: str) -> list[Scores]:
         fewest = min(run.config.decode.min_new_tokens, STEPS)
         settings |= {"max_new_tokens": STEPS, "min_new_tokens": fewest, "prefix": ""}
     (found,) = run.outputs([text], BEAMS, **settings)
-    scored = run.score([(text, one.text) for one in found if one.text.strip()])
+    scored = run.score([(text, one.text) for one in found if not is_blank(one.text)])
     name = functools.partial(token_texts, run.tokenizers.target)
     return [(list(map(visible, name(one.tokens))), one) for one in scored if one.tokens]

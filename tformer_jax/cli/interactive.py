@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tformer_jax.cli.inputs import checked_argument
 from tformer_jax.config import ConfigError
+from tformer_jax.data.characters import is_blank
 
 with contextlib.suppress(ImportError):  # line editing and history, if available
     import readline  # noqa: F401
@@ -47,7 +48,7 @@ def ask(answer: Callable[[str, int], Iterator[str]]) -> None:
     while True:
         try:
             text = input(PROMPT)
-            if text.strip():
+            if not is_blank(text):
                 _show(answer(checked_argument(text), count))
                 count += 1
         except EOFError:

@@ -14,6 +14,7 @@ from tformer_jax.cli.common import load_run, writing
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import replacing, write_text
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import token_texts
 from tformer_jax.inference.watch import ATTENTIONS, Watched
 from tformer_jax.report import attention
@@ -60,7 +61,7 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
         ConfigError: the text is empty or too long for a page, or the model has no such layer or head.
     """
     family = run.config.model.family
-    if not (example[0].strip() if family == "seq2seq" else "".join(example)):
+    if is_blank(example[0]) if family == "seq2seq" else not "".join(example):
         raise ConfigError(EMPTY)
     shapes = run.weight_shapes(example).values()
     for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):

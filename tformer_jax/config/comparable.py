@@ -54,7 +54,7 @@ def target_tokens(settings: Settings) -> dict[str, Any]:
     It includes the training examples if the tokenizer is trained, or comes with prepared data.
     """
     kind = settings["data.target_tokenizer"] or settings["data.tokenizer"]
-    names = ["data.normalize", "data.target_language", "data.split_digits"]
+    names = ["data.clean_whitespace", "data.normalize", "data.target_language", "data.split_digits"]
     if kind == "file":
         names.append("data.tokenizer_file")
     elif kind != "bytes":

@@ -92,6 +92,12 @@ class DataConfig(Section):
         "scripts, by language), simplified (Chinese characters); models then write normalized text",
         choices=NORMALIZATIONS,
     )
+    clean_whitespace: bool | None = setting(
+        None,
+        "before data.normalize, make a text one line of words with single spaces, without control characters and "
+        "zero-width spaces; None: True, but False for language models and pre-training, whose texts are documents, and "
+        "for tokenizers of runs and checkpoints, which clean texts as before",
+    )
     tokenizer: str = setting(
         "bpe",
         "kind of tokenizer; file: load tokenizer_file; training unigram again gives slightly different scores",

@@ -7,6 +7,7 @@ import sacrebleu
 
 from tformer_jax.config import Config
 from tformer_jax.config.fields import one_line
+from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.eval.evaluation import Evaluation
 
 
@@ -33,9 +34,13 @@ def bleu_tokenizing(tokenize: str) -> sacrebleu.BLEU:
 
 
 def translation_metrics(outputs: Sequence[str], references: Sequence[str], bleu: sacrebleu.BLEU) -> Evaluation:
-    """Computes corpus BLEU and chrF, with sacreBLEU's signatures, and the share of exact matches, all in percent."""
+    """Computes corpus BLEU and chrF, with sacreBLEU's signatures, and the share of exact matches, all in percent.
+
+    Exact matches have the same characters after `clean_whitespace`, as BLEU does not compare white space either.
+    """
     chrf = sacrebleu.CHRF()
-    exact = sum(output == reference for output, reference in zip(outputs, references, strict=True))
+    cleaned = [list(map(clean_whitespace, texts)) for texts in (outputs, references)]
+    exact = sum(output == reference for output, reference in zip(*cleaned, strict=True))
     metrics = {
         "bleu": bleu.corpus_score(outputs, [references]).score,
         "chrf": chrf.corpus_score(outputs, [references]).score,

@@ -10,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config, ConfigError
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers, mask_of
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows, power_of_two
 from tformer_jax.inference.encoding import LongTexts, TextError
@@ -61,7 +62,7 @@ class MaskFiller:
         limit = self.cfg.model.max_length - special.added
 
         def encode(index: int, text: str) -> list[int]:
-            ids = self._encode(text) if text.strip() else []
+            ids = self._encode(text) if not is_blank(text) else []
             fitting = fit(index, ids, limit, "text") or []
             if fitting and self._mask not in fitting:
                 among = f" within the {limit} tokens to which it is truncated" if self._mask in ids else ""

@@ -9,6 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.constraints import Constraints
@@ -102,7 +103,7 @@ class Translator(_Generator):
     """Translates texts with a `Seq2Seq` model; the translation of a text that is blank, or has no tokens, is empty."""
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
-        if not text.strip():
+        if is_blank(text):
             return []
         tokenizer = self.tokenizers.source
         limit = self.cfg.model.max_length - tokenizer.special.added_to_side

@@ -10,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.embed import embed_rows
@@ -134,7 +135,7 @@ class Served:
 
     def _ids(self, field: str, text: Text) -> tuple[int, ...]:
         if isinstance(text, str):
-            ids = self.tokenizer.encode(text) if text.strip() or not self.translates else []
+            ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(text)
             return tuple(self.framed(ids) if ids else ())
         self.check_ids(field, text)
         closing = self.tokenizer.special.after_side if self.translates else ()

@@ -39,5 +39,5 @@ class TatoebaEnZh(tfds.core.GeneratorBasedBuilder):
         }
 
     def _generate_examples(self, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-        for number, line in enumerate(text.splitlines()):
+        for number, line in enumerate(text.split("\n")[:-1]):
             yield number, dict(zip(("en", "zh"), line.split("\t"), strict=True))

@@ -297,7 +297,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     if (objective := metadata["data"].get("objective")) != cfg.data.objective:
         raise DataError(f"{folder} was prepared for data.objective={objective!r}, not {cfg.data.objective!r}")
     prepared, wanted = metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
-    for name in ("source_language", "target_language", "normalize", *TOKENIZER_SETTINGS):
+    for name in ("source_language", "target_language", "clean_whitespace", "normalize", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
     for name in {*STORED_SETTINGS} & {*cfg.data.changed_settings()}:

@@ -2,6 +2,7 @@
 
 import tokenizers as hf
 
+from tformer_jax.data import characters
 from tformer_jax.data.tokenizers.base import FIRST
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
@@ -19,6 +20,15 @@ def library_of(tokenizer: ByteTokenizer | CharacterTokenizer) -> hf.Tokenizer | 
     else:
         library = _words(tokenizer) if isinstance(tokenizer, WordTokenizer) else _characters(tokenizer)
     library.add_special_tokens(list(SPECIAL_TOKENS))
+    return library
+
+
+def with_clean_whitespace(library: hf.Tokenizer) -> hf.Tokenizer:
+    """Makes a tokenizer clean texts as `characters.clean_whitespace` does before everything else."""
+    rules = characters.rules(lambda code: f"\\x{{{code:x}}}")
+    steps = [*(hf.normalizers.Replace(hf.Regex(pattern), text) for pattern, text in rules), hf.normalizers.Strip()]
+    following = [] if library.normalizer is None else [library.normalizer]
+    library.normalizer = hf.normalizers.Sequence([*steps, *following])
     return library
 
 

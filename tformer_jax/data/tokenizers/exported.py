@@ -7,9 +7,10 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers.as_library import library_of
+from tformer_jax.data.tokenizers.as_library import library_of, with_clean_whitespace
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, ExtendedTokenizer, mask_of, unextended
+from tformer_jax.data.tokenizers.normalization import WHITESPACE, NormalizedTokenizer
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.replaced_parts import REBUILT, as_qwen2
@@ -116,6 +117,9 @@ def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
 def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
     """Returns a copy of the library's tokenizer, with the tokens that an objective added; None if there is none."""
     inner = unextended(tokenizer)
+    if isinstance(inner, NormalizedTokenizer):
+        library = _library(inner.tokenizer) if inner.steps == (WHITESPACE,) else None
+        return None if library is None else with_clean_whitespace(library)
     if isinstance(inner, ByteTokenizer | CharacterTokenizer):
         library = library_of(inner)
     elif isinstance(inner, CheckpointTokenizer) or (isinstance(inner, SubwordTokenizer) and inner.own_ids):

@@ -4,13 +4,20 @@ import functools
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
+from tformer_jax.config import DataConfig
+from tformer_jax.data import characters
 from tformer_jax.data.tokenizers.base import Tokenizer, import_library
 
 Step = Callable[[str], str]
+
+WHITESPACE = "whitespace"
+"""The step of `data.clean_whitespace`; the others are those of `data.normalize`."""
+BY_LANGUAGE = {"punctuation", "moses"}
+"""Steps whose rules depend on the language."""
 
 
 def normalizer(steps: Sequence[str], language: str) -> Step:
@@ -65,6 +72,12 @@ class NormalizedTokenizer:
         }
 
 
+def steps_of(cfg: DataConfig, keys: Collection[str]) -> tuple[str, ...]:
+    """Returns the steps that normalize the texts of examples with these keys, in order."""
+    clean = {*keys} != {"text"} if cfg.clean_whitespace is None else cfg.clean_whitespace
+    return (WHITESPACE, *cfg.normalize) if clean else cfg.normalize
+
+
 def signature(steps: Sequence[str]) -> str:
     """Returns the steps and the versions of their libraries, for records of results; "raw" without steps."""
     libraries = {step: f":{LIBRARIES[step]}-{metadata.version(LIBRARIES[step])}" for step in steps if step in LIBRARIES}
@@ -96,12 +109,13 @@ def _simplified(language: str) -> Step:
 
 
 STEPS: dict[str, Callable[[str], Step]] = {
+    WHITESPACE: lambda language: characters.clean_whitespace,
     "nfkc": lambda language: functools.partial(unicodedata.normalize, "NFKC"),
     "lowercase": lambda language: str.lower,
     "punctuation": _punctuation,
     "moses": _moses,
     "simplified": _simplified,
 }
-"""Functions that build a step for a language, by the names of `data.normalize`."""
+"""Functions that build a step for a language, by the step's name."""
 LIBRARIES = {"punctuation": "sacremoses", "moses": "sacremoses", "simplified": "opencc"}
 """The distribution that implements a step."""

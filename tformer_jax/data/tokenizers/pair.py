@@ -69,7 +69,7 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
 
 
 def normalization_of(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Returns the steps by which a tokenizer normalizes texts, as in `data.normalize`."""
+    """Returns the steps by which a tokenizer normalizes texts, in order."""
     inner = unextended(tokenizer)
     return inner.steps if isinstance(inner, NormalizedTokenizer) else ()
 
@@ -80,9 +80,12 @@ def load_file(path: Path) -> Tokenizer:
     Raises:
         ConfigError: the file is missing or damaged.
     """
-    if path.is_file() and path.read_bytes().startswith(b'{"kind"'):
-        return _load(path)
-    return load_tokenizer(path)
+    return _load(path) if is_saved(path) else load_tokenizer(path)
+
+
+def is_saved(path: Path) -> bool:
+    """Returns whether a file is the tokenizer of a run, rather than one of another library."""
+    return path.is_file() and path.read_bytes().startswith(b'{"kind"')
 
 
 def _load(path: Path) -> Tokenizer:

@@ -11,6 +11,7 @@ from rich.progress import track
 
 from tformer_jax import user_cache
 from tformer_jax.config import DataConfig
+from tformer_jax.data import characters
 from tformer_jax.data.corpora.cldr import Phrases
 from tformer_jax.data.corpora.corpus import Example
 from tformer_jax.data.corpora.splits import no_example
@@ -18,14 +19,20 @@ from tformer_jax.data.tokenizers import normalization, simple, subword
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
-from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer, normalizer
-from tformer_jax.data.tokenizers.pair import Tokenizers, load_file, normalization_of
+from tformer_jax.data.tokenizers.normalization import (
+    BY_LANGUAGE,
+    WHITESPACE,
+    NormalizedTokenizer,
+    normalizer,
+    steps_of,
+)
+from tformer_jax.data.tokenizers.pair import Tokenizers, is_saved, load_file, normalization_of
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 
 SETTINGS = (
     *("tokenizer", "source_tokenizer", "target_tokenizer", "vocab_size", "tokenizer_examples"),
-    *("split_digits", "shared_vocab", "normalize", "source_language", "target_language"),
+    *("split_digits", "shared_vocab", "clean_whitespace", "normalize", "source_language", "target_language"),
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
 
@@ -54,7 +61,7 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
         "tokenizers": hf.__version__,
         "normalization": normalization.signature(cfg.normalize),
-        "code": user_cache.source_digest(sys.modules[__name__], normalization, simple, subword),
+        "code": user_cache.source_digest(sys.modules[__name__], characters, normalization, simple, subword),
     }
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
 
@@ -70,7 +77,7 @@ def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
         raise cfg.error("tokenizer_file", f"{folder} is not the folder of a run or of a checkpoint")
     found = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
     for tokenizer in (found.source, found.target):
-        _check_normalization(cfg, tokenizer)
+        _check_normalization(cfg, tokenizer, f" for data.tokenizer_file={cfg.tokenizer_file!r}")
     return _extended(cfg, found.source, found.target)
 
 
@@ -81,8 +88,7 @@ def checked(cfg: DataConfig, found: Tokenizers) -> Tokenizers:
         ConfigError: they do not normalize as `cfg` says.
     """
     for tokenizer in (found.source, found.target):
-        if (steps := normalization_of(tokenizer)) != cfg.normalize:
-            raise cfg.error("normalize", f"must be {steps!r}, as in the given tokenizers")
+        _check_normalization(cfg, tokenizer, ", as in the given tokenizers", unset=False)
     return _extended(cfg, found.source, found.target)
 
 
@@ -99,16 +105,14 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     if first is None:
         raise no_example("train", train)
     sides = [key for key in first if key != "label"]
-    languages = (cfg.source_language, cfg.target_language) if len(sides) == 2 else (cfg.source_language,)
-    normalizers = {side: normalizer(cfg.normalize, language) for side, language in zip(sides, languages, strict=True)}
+    steps = steps_of(cfg, first.keys())
+    target_language = cfg.target_language if BY_LANGUAGE & {*steps} else cfg.source_language
+    languages = {side: target_language if side == "target" else cfg.source_language for side in sides}
+    normalizers = {side: normalizer(steps, languages[side]) for side in sides}
 
     def trained(kind: str, sides: Sequence[str]) -> Tokenizer:
         if kind == "file":
-            assert cfg.tokenizer_file is not None
-            loaded = load_file(Path(root or "") / cfg.tokenizer_file)
-            if normalization_of(loaded):
-                _check_normalization(cfg, loaded)
-            return loaded
+            return load_file(_tokenizer_file(cfg, root))
         examples = _subsample(train, cfg.tokenizer_examples)
         return _train(cfg, kind, (normalizers[side](example[side]) for example in examples for side in sides))
 
@@ -116,20 +120,40 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
         found = [trained(cfg.tokenizer_kinds[0], sides)] * len(sides)
     else:
         found = [trained(kind, [side]) for kind, side in zip(cfg.tokenizer_kinds, sides, strict=True)]
-    if cfg.normalize:
-        pairs = zip(found, languages, strict=True)
-        found = [
-            tokenizer if normalization_of(tokenizer) else NormalizedTokenizer(tokenizer, cfg.normalize, language)
-            for tokenizer, language in pairs
-        ]
-    return _extended(cfg, found[0], found[-1])
+    if cfg.tokenizer_file is not None and is_saved(_tokenizer_file(cfg, root)) and cfg.clean_whitespace is None:
+        steps = cfg.normalize
+    source, target = (_normalized(cfg, steps, found[n], languages[sides[n]]) for n in (0, -1))
+    shared = found[0] is found[-1] and len({*languages.values()}) == 1
+    return _extended(cfg, source, source if shared else target)
 
 
-def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer) -> None:
-    """Raises `ConfigError` if `cfg` describes another normalization than that of a loaded tokenizer."""
-    if cfg.normalize not in ((), steps := normalization_of(tokenizer)):
-        also = f" or {steps!r}" if steps else ""
-        raise cfg.error("normalize", f"must be (){also} for data.tokenizer_file={cfg.tokenizer_file!r}")
+def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:
+    assert cfg.tokenizer_file is not None
+    return Path(root or "") / cfg.tokenizer_file
+
+
+def _normalized(cfg: DataConfig, steps: tuple[str, ...], tokenizer: Tokenizer, language: str) -> Tokenizer:
+    """Returns a tokenizer that normalizes texts by `steps`; a loaded one may have its own steps, which must agree."""
+    if normalization_of(tokenizer):
+        _check_normalization(cfg, tokenizer, f" for data.tokenizer_file={cfg.tokenizer_file!r}")
+        return tokenizer
+    return NormalizedTokenizer(tokenizer, steps, language) if steps else tokenizer
+
+
+def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer, which: str, *, unset: bool = True) -> None:
+    """Raises `ConfigError` if `cfg` describes another normalization than a loaded tokenizer has.
+
+    Args:
+        which: end of the message: why it must agree.
+        unset: whether `data.normalize=()` fits every tokenizer.
+    """
+    steps = normalization_of(tokenizer)
+    clean, others = WHITESPACE in steps, tuple(step for step in steps if step != WHITESPACE)
+    if cfg.normalize != others and not (unset and cfg.normalize == ()):
+        also = "() or " if unset and others else ""
+        raise cfg.error("normalize", f"must be {also}{others!r}{which}")
+    if cfg.clean_whitespace not in (None, clean):
+        raise cfg.error("clean_whitespace", f"must be None or {clean}{which}")
 
 
 def _train(cfg: DataConfig, kind: str, texts: Iterator[str]) -> Tokenizer:

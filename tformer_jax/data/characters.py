@@ -1,0 +1,101 @@
+"""White space and invisible characters of texts."""
+
+import functools
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+
+Ranges = Sequence[tuple[int, int]]
+
+SPACES: Ranges = (
+    *((0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
+    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)),
+)
+"""White space, ends of lines and separators: the characters for which `str.isspace` is true."""
+REMOVED: Ranges = (
+    *((0x00, 0x08), (0x0E, 0x1B), (0x7F, 0x84), (0x86, 0x9F), (0xAD, 0xAD), (0x034F, 0x034F), (0x061C, 0x061C)),
+    *(
+        (0x200B, 0x200B),
+        (0x200E, 0x200F),
+        (0x202A, 0x202E),
+        (0x2060, 0x2064),
+        (0x2066, 0x206F),
+        (0xFEFF, 0xFEFF),
+        (0xFFF9, 0xFFFB),
+    ),
+    *((0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
+)
+"""Control characters, soft hyphens, zero-width spaces, byte order marks, bidirectional and other format characters."""
+JOINERS: Ranges = ((0x180E, 0x180E), (0x200C, 0x200D))
+"""Zero-width joiners and non-joiners, and Mongolian's vowel separator."""
+JOINED: Ranges = (
+    *((0x0600, 0x0DFF), (0x0F00, 0x109F), (0x1780, 0x180D), (0x180F, 0x18AF), (0x1A20, 0x1AAF), (0x1B00, 0x1C4F)),
+    *((0xA800, 0xABFF), (0xFB50, 0xFDFF), (0xFE70, 0xFEFC), (0x10A00, 0x11FFF), (0x1E900, 0x1E95F)),
+    *((0x2190, 0x2BFF), (0x3030, 0x303D), (0x3297, 0x3299), (0x1F000, 0x1FAFF)),
+)
+"""Scripts whose spelling needs joiners (Arabic, Syriac, N'Ko, those of India and Southeast Asia), symbols and emoji."""
+EMOJI_STYLE: Ranges = ((0xFE0F, 0xFE0F),)
+VIRAMAS: Ranges = tuple(
+    (code, code)
+    for code in (
+        *(0x094D, 0x09CD, 0x0A4D, 0x0ACD, 0x0B4D, 0x0BCD, 0x0C4D, 0x0CCD, 0x0D4D, 0x0DCA, 0x0F84, 0x1039, 0x103A),
+        *(0x17D2, 0x1A60, 0x1B44, 0x1BAA, 0x1BAB, 0xA806, 0xA8C4, 0xA953, 0xA9C0, 0xAAF6, 0xABED),
+    )
+)
+"""Signs after which a joiner may end a word."""
+TAGS: Ranges = ((0xE0000, 0xE007F),)
+FLAG: Ranges = ((0x1F3F4, 0x1F3F4),)
+"""The emoji that tags follow, as in the flag of Scotland."""
+FILLERS = "\u115f\u1160\u2800\u3164\uffa0"
+"""Letters and symbols without a shape."""
+INVISIBLE = {"Cc", "Cf", "Mc", "Me", "Mn", "Zl", "Zp", "Zs"}
+"""Unicode categories of control and format characters, combining marks and separators."""
+
+
+def _escape(code: int) -> str:
+    return f"\\U{code:08x}"
+
+
+def _letters(*groups: Ranges, escape: Callable[[int], str] = _escape) -> str:
+    return "".join(f"{escape(first)}-{escape(last)}" for group in groups for first, last in group)
+
+
+def rules(escape: Callable[[int], str]) -> list[tuple[str, str]]:
+    """Returns the regular expressions and replacements that, in order, clean a text up to spaces at its ends.
+
+    Args:
+        escape: writes a code point within brackets in the syntax of the library that compiles the expressions.
+    """
+    letters = functools.partial(_letters, escape=escape)
+    joiner = f"[{letters(JOINERS)}]"
+    return [
+        (f"[{letters(REMOVED)}]+", ""),
+        (f"(?<![{letters(FLAG, TAGS)}])[{letters(TAGS)}]+", ""),
+        (f"(?<![{letters(JOINED, EMOJI_STYLE)}]){joiner}+", ""),
+        (f"(?<={joiner}){joiner}+", ""),
+        (f"(?<![{letters(VIRAMAS)}]){joiner}(?![{letters(JOINED)}])", ""),
+        (f"[{letters(SPACES)}]+", " "),
+    ]
+
+
+_RULES = [(re.compile(pattern), replacement) for pattern, replacement in rules(_escape)]
+_UNCLEAN = re.compile(rf"[^\S ]|[{_letters(REMOVED, JOINERS, TAGS)}]|  |\A | \Z")
+
+
+def clean_whitespace(text: str) -> str:
+    """Returns a text as one line of words with single spaces between them.
+
+    White space of any kind and length becomes a space, none at the ends. Control characters, soft hyphens, zero-width
+    spaces and bidirectional marks are removed, and so are joiners (U+200C, U+200D) except where spelling needs them
+    (Unicode Standard Annex 31, section 2.3, simplified) and within emoji. The result is its own result.
+    """
+    if not _UNCLEAN.search(text):
+        return text
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text.strip(" ")
+
+
+def is_blank(text: str) -> bool:
+    """Returns whether a text has no visible character: only white space, control and format characters, and marks."""
+    return all(unicodedata.category(c) in INVISIBLE or c in FILLERS for c in text)
