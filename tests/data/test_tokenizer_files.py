@@ -140,7 +140,7 @@ def test_mistakes(tmp_path, name, content, sentence):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_the_ids_of_a_vocabulary_in_lines_are_line_numbers(tmp_path, end):
     """bert-base-chinese has U+2028, the line separator, as a token."""
-    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2028", "\x85", "\x0b", "a", "film"]
+    lines = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2028", "\x85", "\x0b", "a", "film"]
     (tmp_path / "vocab.txt").write_bytes("".join(line + end for line in lines).encode())
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     tokenizer = load_checkpoint_tokenizers(tmp_path).target

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers.checkpoints import read_json
+from tformer_jax.data.tokenizers.json_files import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

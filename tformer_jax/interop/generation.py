@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.config import ConfigError, DecodeConfig, ModelConfig
-from tformer_jax.data.tokenizers.checkpoints import read_json
+from tformer_jax.data.tokenizers.json_files import read_json
 from tformer_jax.interop.architecture import Settings
 
 NEUTRAL: Settings = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,24 @@ from tformer_jax.config.fields import first_line
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.added import Fields, read_added, special_token
 from tformer_jax.data.tokenizers.base import import_library
+from tformer_jax.data.tokenizers.declared import add_declared, special_names
+from tformer_jax.data.tokenizers.json_files import read_json
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
-from tformer_jax.data.tokenizers.replaced_parts import Settings, bert_normalizer, replace_parts
+from tformer_jax.data.tokenizers.replaced_parts import (
+    Settings,
+    as_qwen2,
+    bert_normalizer,
+    rebuilding_class,
+    replace_parts,
+)
 from tformer_jax.special_tokens import SpecialTokens
 
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
+BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
+"""Tokenizers of transformers that are read from vocab.json and merges.txt."""
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -43,25 +52,6 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     raise ConfigError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
 
 
-def read_json(path: Path, default: Settings | None = None) -> Settings:
-    """Reads a JSON object.
-
-    Raises:
-        ConfigError: the file is damaged, or is missing and there is no default.
-    """
-    if default is not None and not path.is_file():
-        return default
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not a JSON object")
-    return found
-
-
 def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings: Settings) -> Tokenizers:
     try:
         return load(path.parent, settings)
@@ -74,8 +64,10 @@ def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings:
 
 def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
     tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    options = read_json(folder / "tokenizer_config.json", {})
-    replace_parts(tokenizer, settings.get("model_type", ""), options)
+    options, kind = read_json(folder / "tokenizer_config.json", {}), settings.get("model_type", "")
+    rebuilt = rebuilding_class(tokenizer, kind, options)
+    replace_parts(tokenizer, kind, options)
+    tokenizer, options = add_declared(tokenizer, folder, options, rebuilt)
     return of_library(tokenizer, settings, options)
 
 
@@ -97,7 +89,42 @@ def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
     tokenizer.post_processor = hf.processors.TemplateProcessing(
         single="{} $A {}".format(*ends), special_tokens=[(name, vocab[name]) for name in ends]
     )
-    return of_library(tokenizer, settings, {f"{role}_token": name for role, name in names.items()})
+    tokenizer, options = add_declared(tokenizer, folder, options, "BertTokenizer")
+    return of_library(tokenizer, settings, options)
+
+
+def _vocab_and_merges(folder: Path, settings: Settings) -> Tokenizers:
+    """Builds a byte-level BPE of GPT-2, BART or Qwen."""
+    options = read_json(folder / "tokenizer_config.json", {})
+    model = hf.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    tokenizer = hf.Tokenizer(model)
+    kind = rebuilding_class(tokenizer, settings.get("model_type", ""), options)
+    if kind not in BYTE_LEVEL:
+        known = ", ".join(BYTE_LEVEL)
+        raise ConfigError(
+            f"{folder} has only vocab.json and merges.txt, which are read for {known}: save tokenizer.json"
+        )
+    tokenizer.decoder = hf.decoders.ByteLevel()
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=bool(options.get("add_prefix_space")))
+    if kind == "Qwen2Tokenizer":
+        as_qwen2(tokenizer, options)
+    tokenizer, options = add_declared(tokenizer, folder, options, kind)
+    ends = _bart_ends(options) if kind in ("BartTokenizer", "RobertaTokenizer") else _own_ends(options)
+    template = " ".join((*ends[0], "$A", *ends[1]))
+    used = [(name, tokenizer.token_to_id(name)) for name in dict.fromkeys((*ends[0], *ends[1]))]
+    tokenizer.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=used)
+    return of_library(tokenizer, settings, options)
+
+
+def _bart_ends(options: Settings) -> tuple[list[str], list[str]]:
+    return [content(options["cls_token"])], [content(options["sep_token"])]
+
+
+def _own_ends(options: Settings) -> tuple[list[str], list[str]]:
+    """Returns the names of BOS and EOS if they surround texts, which without tokenizer.json is a setting."""
+    roles = [options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos")]
+    before, after = ([] if token is None else [content(token)] for token in roles)
+    return before, after
 
 
 def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> Tokenizers:
@@ -110,7 +137,6 @@ def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -
     tokenizer.no_truncation()
     tokenizer.no_padding()
     roles = _named(options)
-    tokenizer.add_special_tokens(_named_tokens(tokenizer, options))
     added = tokenizer.get_added_tokens_decoder()
     names = {i: token.content for i, token in added.items() if token.special}
     unknown = roles.get("unk") or getattr(tokenizer.model, "unk_token", None)
@@ -121,19 +147,6 @@ def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -
     if found.decode([context := found.encode(probe)[-1]] * 2) != 2 * found.decode([context]):
         found.special = dataclasses.replace(special, context=context)
     return Tokenizers(found, found)
-
-
-def _named_tokens(tokenizer: hf.Tokenizer, options: Settings) -> list[hf.AddedToken]:
-    """Returns the tokens that `options` name as special and tokenizer.json has, with their rules about spaces."""
-    rules = tokenizer.get_added_tokens_decoder()
-    found = []
-    for name in _special_names(options):
-        i = tokenizer.token_to_id(name)
-        if i is not None:
-            given = rules.get(i, hf.AddedToken(name, normalized=False))
-            kept = {rule: getattr(given, rule) for rule in ("single_word", "lstrip", "rstrip", "normalized")}
-            found.append(hf.AddedToken(name, special=True, **kept))
-    return found
 
 
 def _probe(tokenizer: hf.Tokenizer) -> str:
@@ -185,8 +198,8 @@ def _added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[
     """Returns the added tokens by id; the files besides tokenizer_config.json are those of transformers before 4.34."""
     if "added_tokens_decoder" in options:
         declared = {int(i): fields for i, fields in options["added_tokens_decoder"].items()}
-        return read_added(model, _special_names(options), declared, sentinels)
-    names = _special_names(options | read_json(folder / "special_tokens_map.json", {}))
+        return read_added(model, special_names(options), declared, sentinels)
+    names = special_names(options | read_json(folder / "special_tokens_map.json", {}))
     listed = read_json(folder / "added_tokens.json", {})
     declared = {i: special_token(name, special=name in names) for name, i in listed.items()}
     return read_added(model, names, declared, sentinels)
@@ -196,6 +209,7 @@ LOADERS: dict[str, Callable[[Path, Settings], Tokenizers]] = {
     "tokenizer.json": _tokenizer_json,
     "vocab.txt": _vocab_txt,
     "source.spm": _marian,
+    "merges.txt": _vocab_and_merges,
     **dict.fromkeys(PIECES, _pieces),
 }
 """Functions that read a tokenizer, by the file that is looked for; the first one that exists is read."""
@@ -251,18 +265,11 @@ def _one(settings: Settings, name: str) -> int | None:
     return found
 
 
-def _special_names(options: Settings) -> list[str]:
-    """Returns the names of all special tokens in `tokenizer_config.json`."""
-    more = options.get("extra_special_tokens") or ()  # names, or names by role
-    others = [*(options.get("additional_special_tokens") or ()), *(more.values() if isinstance(more, dict) else more)]
-    return list(dict.fromkeys([*_named(options).values(), *map(_content, others)]))
-
-
 def _named(options: Settings) -> dict[str, str]:
     """Returns the names of special tokens in `tokenizer_config.json` by their roles, such as "bos"."""
     roles = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-    return {role: _content(options[f"{role}_token"]) for role in roles if options.get(f"{role}_token")}
+    return {role: content(options[f"{role}_token"]) for role in roles if options.get(f"{role}_token")}
 
 
-def _content(token: Any) -> str:
+def content(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else str(token)

@@ -6,10 +6,12 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers.declared import CLASS_ROLES
 
 Settings = dict[str, Any]
 
 DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "T5Tokenizer"}
+DEFAULT_CLASSES |= dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer")
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
 WITHOUT_CLASS = ("mistral", "mixtral", "stablelm")
 """Model types whose tokenizer.json is read as it is even if LlamaTokenizer is named."""
@@ -19,6 +21,16 @@ QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Pre-tokenization pattern of Qwen2Tokenizer."""
+
+
+def rebuilding_class(tokenizer: hf.Tokenizer, model_type: str, options: Settings) -> str:
+    """Returns the class of transformers 5 that rebuilds a tokenizer from its vocabulary; "" if none does."""
+    if model_type in REBUILT and "auto_map" not in options:
+        return "Qwen2Tokenizer"
+    kind = (options.get("tokenizer_class") or DEFAULT_CLASSES.get(model_type, "")).removesuffix("Fast")
+    if model_type in WITHOUT_CLASS or (kind == "LlamaTokenizer" and not _is_character_bpe(tokenizer)):
+        return ""
+    return kind if kind in CLASS_ROLES else ""
 
 
 def replace_parts(tokenizer: hf.Tokenizer, model_type: str, options: Settings) -> None:

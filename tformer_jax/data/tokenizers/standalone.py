@@ -9,6 +9,7 @@ import tokenizers as hf
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import of_library
+from tformer_jax.data.tokenizers.declared import add_named
 from tformer_jax.data.tokenizers.pair import Tokenizers, load_file
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
 from tformer_jax.special_tokens import SpecialTokens
@@ -57,7 +58,9 @@ def _load(path: Path) -> Tokenizer:
     if "eos" not in found:
         raise ConfigError(f"{path} has no EOS token: one of {', '.join(ROLES['eos'])}")
     ids = {f"{role}_token_id": tokenizer.token_to_id(name) for role, name in found.items()}
-    return of_library(tokenizer, ids, {f"{role}_token": name for role, name in found.items()}).target
+    options = {f"{role}_token": name for role, name in found.items()}
+    add_named(tokenizer, options)
+    return of_library(tokenizer, ids, options).target
 
 
 def _characters_of(path: Path) -> CheckpointTokenizer:

@@ -1,0 +1,28 @@
+"""Reads the JSON files of a checkpoint folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.config import ConfigError
+
+Settings = dict[str, Any]
+
+
+def read_json(path: Path, default: Settings | None = None) -> Settings:
+    """Reads a JSON object.
+
+    Raises:
+        ConfigError: the file is damaged, or is missing and there is no default.
+    """
+    if default is not None and not path.is_file():
+        return default
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return found
