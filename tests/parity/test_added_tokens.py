@@ -82,9 +82,9 @@ TRAINED = {
 """Settings of SentencePiece models by the `model_type` whose models have them."""
 
 
-def train(**options) -> bytes:
+def train(texts=TEXTS, **options) -> bytes:
     model, limits = io.BytesIO(), {"hard_vocab_limit": False, "minloglevel": 9}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=model, **limits, **options)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **limits, **options)
     return model.getvalue()
 
 

@@ -144,9 +144,24 @@ def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -
     before, after = _template(tokenizer, probe)
     special = _special(settings, names, before, after, unknown and tokenizer.token_to_id(unknown))
     found = CheckpointTokenizer(tokenizer, special, split_special_tokens=bool(options.get("split_special_tokens")))
-    if found.decode([context := found.encode(probe)[-1]] * 2) != 2 * found.decode([context]):
-        found.special = dataclasses.replace(special, context=context)
+    found.special = dataclasses.replace(special, context=_context(found))
     return Tokenizers(found, found)
+
+
+def _context(tokenizer: CheckpointTokenizer) -> int | None:
+    """Returns a token after which others are decoded as within a text; None: they are always decoded alike.
+
+    Some decoders leave out the space before the first word, also if it is the text of a token alone.
+    """
+    ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special.used]
+    texts = dict(zip(ids, tokenizer.decode_batch([[i] for i in ids]), strict=True))
+    encoded = (i for text in ("a", *texts.values()) for i in tokenizer.encode(text)[-1:])
+    context = next((i for i in encoded if i not in tokenizer.fallback_bytes and texts.get(i)), None)
+    if context is None:
+        return None
+    pairs = tokenizer.decode_batch([[context, i] for i in ids])
+    alike = all(pair == texts[context] + texts[i] for i, pair in zip(ids, pairs, strict=True))
+    return None if alike else context
 
 
 def _probe(tokenizer: hf.Tokenizer) -> str:
@@ -189,9 +204,16 @@ def _pieces(folder: Path, settings: Settings) -> Tokenizers:
     added = _added(folder, options, model, options.get("extra_ids", SENTINELS) if kind == "t5" else 0)
     names = {i: token["content"] for i, token in added.items() if token["special"]}
     special = _special(settings, names, before, after, model.unk_id())
-    special = dataclasses.replace(special, context=model.encode("a")[-1])
+    special = dataclasses.replace(special, context=_piece_context(model))
     found = PiecesTokenizer(raw, None, special, added, spaced=not begins or bool(options.get("legacy")))
     return Tokenizers(found, found)
+
+
+def _piece_context(model: Any) -> int | None:
+    """Returns a piece with a text after which others are decoded as within a text; `_context` says why."""
+    ids = itertools.chain(model.encode("a")[-1:], range(model.get_piece_size()))
+    special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
+    return next((i for i in ids if not any(kind(i) for kind in special) and model.decode([i])), None)
 
 
 def _added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[int, Fields]:

@@ -26,7 +26,7 @@ class _Pretrained:
     fallback_bytes: frozenset[int]
 
     def _ordinary(self, ids: Iterable[int]) -> list[int]:
-        hidden, eos = dict(self.special.names), self.special.eos
+        hidden, eos = self.special.name_of, self.special.eos
         kept = itertools.takewhile(lambda i: i not in eos, ids)
         return [int(i) for i in kept if i not in hidden and i < self.vocab_size]
 
@@ -62,6 +62,10 @@ class CheckpointTokenizer(_Pretrained):
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(self._ordinary(ids))
+
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Decodes each row of ids as `decode` does, in parallel."""
+        return self._tokenizer.decode_batch([self._ordinary(ids) for ids in rows])
 
     def without_added(self, size: int) -> "CheckpointTokenizer":
         """Returns the tokenizer without the added special tokens whose ids are `size` or more."""
