@@ -30,6 +30,7 @@ PAIRS = [{"source": "The MAN's hat, „old“.", "target": "漢字: Ein Mann"}] 
         ("punctuation", "„Ja“ – nein…", '"Ja" - nein...'),
         ("moses", "The man's hat, red.", "The man &apos;s hat , red ."),
         ("moses", "fish &amp; chips", "fish &amp; chips"),
+        ("moses", "R&D at AT&T &copy &amp;copy;", "R &amp; D at AT &amp; T &amp; copy &amp; copy ;"),
         ("simplified", "漢字 Ein", "汉字 Ein"),
     ],
 )

@@ -99,10 +99,25 @@ def test_streams_train_the_same_vocabulary_as_sequences():
         def __iter__(self):
             return iter(CORPUS.train)
 
-    cfg = DataConfig(tokenizer="characters", tokenizer_examples=2)
-    chosen = train_tokenizers(cfg, CORPUS.train).target
-    assert train_tokenizers(cfg, Stream()).target.to_json() == chosen.to_json()
-    assert UNK in chosen.encode("log"), "every second example only"
+    for kind in ("characters", "words", "wordpiece"):
+        cfg = DataConfig(tokenizer=kind, tokenizer_examples=2, vocab_size=300)
+        chosen = train_tokenizers(cfg, CORPUS.train).target
+        assert train_tokenizers(cfg, Stream()).target.to_json() == chosen.to_json()
+    assert UNK not in train_tokenizers(cfg, CORPUS.train).target.encode("LOG")
+
+
+def test_a_period_of_the_data_does_not_hide_a_language():
+    """Regression test: of every second line, one of two alternating languages was never read."""
+    train = [{"text": ("the cat" if number % 2 else "die Katze") + f" {number}"} for number in range(1000)]
+    words = train_tokenizers(DataConfig(tokenizer="words", tokenizer_examples=100, vocab_size=50), train).target
+    assert UNK not in words.encode("the cat") + words.encode("die Katze")
+
+
+def test_alphabets_read_every_example():
+    train = [{"text": "abc abc"}] * 999 + [{"text": "xyz Ω"}]
+    for kind in ("characters", "wordpiece"):
+        cfg = DataConfig(tokenizer=kind, tokenizer_examples=1, vocab_size=50)
+        assert UNK not in train_tokenizers(cfg, train).target.encode("xyz Ω"), kind
 
 
 def test_every_digit_alone():

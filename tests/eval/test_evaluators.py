@@ -21,11 +21,12 @@ from tformer_jax.data.objectives import covering_corrupted, objective_of
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED
-from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.transforms import Tokenized
-from tformer_jax.eval.bleu import bleu_metric, translation_metrics
+from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
 from tformer_jax.eval.evaluators import Evaluation, evaluators_for
 from tformer_jax.eval.samples import ContinuationEvaluator
+from tformer_jax.eval.translation import TranslationEvaluator
 from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
@@ -299,15 +300,41 @@ class TestTranslationMetrics:
     def test_japanese_and_korean_by_mecab_where_it_is_installed(self, monkeypatch, language, installed):
         made, real = [], sacrebleu.BLEU
 
-        def bleu(tokenize=None, trg_lang="", force=False):
-            made.append((tokenize, trg_lang))
-            if trg_lang and not installed:
+        def bleu(tokenize, force=False):
+            made.append(tokenize)
+            if "mecab" in tokenize and not installed:
                 raise RuntimeError("requires extra dependencies")
-            return real(tokenize=tokenize)
+            return real(tokenize="char")
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
         bleu_metric(translating(language))
-        assert made == [(None, language[:2])] + ([] if installed else [("char", "")])
+        assert made == [f"{language[:2]}-mecab"] + ([] if installed else ["char"])
+
+    @pytest.mark.parametrize("language", ["zh", "zho_Hans", "cmn", "zh-TW", "yue_Hant", "Chinese", "zho", "chi"])
+    def test_every_code_of_a_language_selects_its_tokenizer(self, language):
+        assert bleu_metric(translating(language)).tokenizer.signature() == "zh"
+        assert bleu_metric(translating("zh_Latn")).tokenizer.signature() == "13a"
+
+    @pytest.mark.parametrize(
+        ("texts", "tokenize", "better"),
+        [
+            (["今天天气很好。", "OK"], "13a", "zh"),
+            (["今天天气很好。"], "zh", None),
+            (["きょうは天気がいい"], "zh", "ja-mecab"),
+            (["วันนี้อากาศดี"], "intl", "char"),
+            (["วันนี้อากาศดี"], "char", None),
+            (["오늘 날씨가 좋다", "abc"], "13a", None),
+            (["Heute ist 好 Wetter"], "13a", None),
+            ([], "13a", None),
+        ],
+    )
+    def test_scripts_that_a_tokenizer_does_not_split(self, texts, tokenize, better):
+        assert unsplit(texts, tokenize) == better
+
+    def test_references_that_the_tokenizer_does_not_split_are_reported(self, caplog):
+        examples = [{"source": "a", "target": "今天天气很好"}]
+        TranslationEvaluator(translating("de"), None, Tokenizers(ByteTokenizer(), ByteTokenizer()), examples)
+        assert "set eval.bleu_tokenize='zh', or data.target_language (now 'de')" in caplog.text
 
     def test_a_configured_tokenizer_that_is_not_installed(self, monkeypatch):
         def bleu(**_):

@@ -29,8 +29,12 @@ class DataConfig(Section):
         "the others are files below the data folder",
         choices=tuple(dict.fromkeys(source for sources in SOURCES.values() for source in sources)),
     )
-    source_language: str = setting("en", "CLDR locale; also `{lang}` of source files, and their TFDS feature")
-    target_language: str = setting("de", "CLDR locale; also `{lang}` of target files, and their TFDS feature")
+    source_language: str = setting(
+        "en", "CLDR locale or code of ISO 639; also `{lang}` of source files, and their TFDS feature"
+    )
+    target_language: str = setting(
+        "de", "CLDR locale or code of ISO 639; also `{lang}` of target files, and their TFDS feature"
+    )
     languages: tuple[str, ...] = setting(
         ("en", "de", "fr", "es", "it", "nl", "sv", "pl"),
         "CLDR locales of cldr_language",
@@ -121,7 +125,8 @@ class DataConfig(Section):
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
     tokenizer_examples: int = setting(
         100_000,
-        "maximum number of training examples for the tokenizer",
+        "maximum number of training examples for the tokenizer, spread over all; alphabets (characters, wordpiece) are "
+        "read from all examples, except those of generated data",
         low=1,
         used_by={"tokenizer": ("characters", *SIZED)},
     )

@@ -16,6 +16,7 @@ def without_effect(cfg: "Config") -> list[str]:
 
 def _data(cfg: "Config") -> Iterator[str]:
     if cfg.model.family == "seq2seq" and not cfg.data.objective:
+        yield from _languages(cfg)
         return
     if not cfg.data.shared_vocab:
         yield "data.shared_vocab=False has no effect without translation"
@@ -23,6 +24,18 @@ def _data(cfg: "Config") -> Iterator[str]:
     for name in unused:
         if name in cfg.data.changed_settings():
             yield f"data.{name}={getattr(cfg.data, name)!r} has no effect without translation"
+
+
+def _languages(cfg: "Config") -> Iterator[str]:
+    """Says which language is assumed where the data does not name one."""
+    unnamed = cfg.data.source in ("tsv", "jsonl", "parquet") and "target_language" not in cfg.data.changed_settings()
+    users = ["BLEU"] if cfg.eval.bleu_tokenize is None else []
+    users += ["Moses' rules"] if {"moses", "punctuation"} & {*cfg.data.normalize} else []
+    if unnamed and users:
+        yield (
+            f"{' and '.join(users)} take the targets for data.target_language={cfg.data.target_language!r}, the "
+            "default: set it to their language"
+        )
 
 
 def _generation(cfg: "Config") -> Iterator[str]:

@@ -16,6 +16,7 @@ from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora import cldr_phrases, heldout
 from tformer_jax.data.corpora.cldr_phrases import PhraseBook
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example
+from tformer_jax.data.languages import read_language
 
 ENDLESS = 2**31
 """Length of an endless split: more examples than a run trains on, and within the 32 bits of grain's shuffle."""
@@ -161,11 +162,19 @@ def _held_out(train: Phrases, count: int) -> dict[str, list[Example]]:
 
 
 def _locales(*names: str) -> tuple[str, ...]:
-    for name in names:
-        try:
-            babel.Locale.parse(name)
-        except (babel.UnknownLocaleError, ValueError):
-            raise DataError(f"{name!r} is not a CLDR locale; write one such as 'en', 'de' or 'zh'") from None
-    if len(set(names)) < len(names):
+    locales = tuple(map(_locale, names))
+    if len(set(locales)) < len(locales):
         raise DataError(f"the CLDR locales {', '.join(names)} must differ from each other")
-    return names
+    return locales
+
+
+def _locale(name: str) -> str:
+    """Returns the locale that a name such as `de`, `deu` or `zho_Hans` means."""
+    language = read_language(name)
+    for locale in (name, language.written if language else name):
+        try:
+            babel.Locale.parse(locale)
+        except (babel.UnknownLocaleError, ValueError):
+            continue
+        return locale
+    raise DataError(f"{name!r} is not a CLDR locale; write one such as 'en', 'de' or 'zh'")

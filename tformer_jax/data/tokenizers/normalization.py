@@ -1,7 +1,7 @@
 """Normalization of texts before tokenization."""
 
 import functools
-import html
+import logging
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -10,10 +10,23 @@ from typing import Any
 
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
+from tformer_jax.data.languages import read_language
 from tformer_jax.data.tokenizers.base import Tokenizer, import_library
 
 Step = Callable[[str], str]
 
+ENTITIES = {
+    "&amp;": "&",
+    "&#124;": "|",
+    "&lt;": "<",
+    "&gt;": ">",
+    "&apos;": "'",
+    "&quot;": '"',
+    "&#91;": "[",
+    "&#93;": "]",
+}
+"""The entities that Moses' tokenizer.perl writes; `&` alone and other entities are ordinary text."""
+ENTITY = re.compile("|".join(map(re.escape, ENTITIES)))
 WHITESPACE = "whitespace"
 """The step of `data.clean_whitespace`; the others are those of `data.normalize`."""
 BY_LANGUAGE = {"punctuation", "moses"}
@@ -85,21 +98,25 @@ def signature(steps: Sequence[str]) -> str:
 
 
 def _moses(language: str) -> Step:
-    """Moses' tokenizer.perl, which writes some characters as XML entities; those of the input are resolved first."""
-    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(_without_region(language))
-    return lambda text: moses.tokenize(html.unescape(text), return_str=True)
+    """Moses' tokenizer.perl, which writes some characters as entities; those of the input are resolved first."""
+    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(_moses_code(language))
+    return lambda text: moses.tokenize(ENTITY.sub(lambda match: ENTITIES[match[0]], text), return_str=True)
 
 
 def _punctuation(language: str) -> Step:
     """Moses' normalize-punctuation.perl."""
     moses = import_library("sacremoses", "data.normalize='punctuation'")
-    normalize: Step = moses.MosesPunctNormalizer(_without_region(language)).normalize
+    normalize: Step = moses.MosesPunctNormalizer(_moses_code(language)).normalize
     return normalize
 
 
-def _without_region(locale: str) -> str:
-    """Returns the language of a locale: `pt` for `pt_BR`; sacremoses takes names that it does not know for English."""
-    return re.split("[-_]", locale)[0]
+def _moses_code(name: str) -> str:
+    """Returns the code by which sacremoses chooses its rules, which are those of English for other languages."""
+    language = read_language(name)
+    if language is None:
+        logging.getLogger(__name__).warning("%r is not a language: Moses' rules for English are used", name)
+        return "en"
+    return language.code
 
 
 def _simplified(language: str) -> Step:

@@ -1,6 +1,7 @@
 """Subword tokenizers of Hugging Face's `tokenizers` library, trained or loaded from a `tokenizer.json`."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,10 +37,15 @@ class SubwordTokenizer:
             self.special = self._with_own_special_tokens(self.special)
 
     @classmethod
-    def train(cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool) -> "SubwordTokenizer":
+    def train(
+        cls, kind: str, texts: Iterable[str], vocab_size: int, *, split_digits: bool, alphabet: Iterable[str] = ()
+    ) -> "SubwordTokenizer":
         """Trains a vocabulary of at most `vocab_size` tokens.
 
         It has the special tokens and the 256 bytes; WordPiece has the characters of the texts instead of bytes.
+
+        Args:
+            alphabet: further texts whose characters a WordPiece vocabulary has.
 
         Raises:
             ConfigError: `vocab_size` is too small for them.
@@ -50,7 +56,7 @@ class SubwordTokenizer:
             "show_progress": False,
         }
         if kind == "wordpiece":
-            return cls(kind, _word_piece(list(texts), vocab_size, options))
+            return cls(kind, _word_piece(list(texts), alphabet, vocab_size, options))
         alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
         if vocab_size < len(alphabet) + FIRST:
             raise ConfigError(
@@ -113,15 +119,23 @@ class SubwordTokenizer:
         return {"kind": self.kind, "model": json.loads(self._tokenizer.to_str())}
 
 
-def _word_piece(texts: Sequence[str], vocab_size: int, options: dict[str, Any]) -> hf.Tokenizer:
-    """Trains a WordPiece vocabulary.
+def _word_piece(
+    texts: Sequence[str], alphabet: Iterable[str], vocab_size: int, options: dict[str, Any]
+) -> hf.Tokenizer:
+    """Trains a WordPiece vocabulary, which has the characters of `texts` and `alphabet`.
 
     The library numbers characters within words in the random order of a hash table, which also decides between pairs of
     equal frequency; here they come first, in order.
     """
     words = hf.pre_tokenizers.BertPreTokenizer()
-    within = {letter for text in texts for word, _ in words.pre_tokenize_str(text) for letter in word[1:]}
+    starts: set[str] = set()
+    within: set[str] = set()
+    for text in itertools.chain(texts, alphabet):
+        for word, _ in words.pre_tokenize_str(text):
+            starts.add(word[0])
+            within.update(word[1:])
     first = [*options["special_tokens"], *(f"##{letter}" for letter in sorted(within))]
+    options = options | {"initial_alphabet": sorted(starts)}
     trained = hf.Tokenizer(hf.models.WordPiece(unk_token=SPECIAL_TOKENS[UNK]))
     trained.pre_tokenizer = words
     trained.train_from_iterator(texts, hf.trainers.WordPieceTrainer(**options | {"special_tokens": first}))

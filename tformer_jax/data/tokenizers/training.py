@@ -1,8 +1,9 @@
 """Trains the vocabularies of an experiment on its training split."""
 
+import hashlib
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers as hf
@@ -12,7 +13,7 @@ from rich.progress import track
 from tformer_jax import user_cache
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
-from tformer_jax.data.corpora.cldr import Phrases
+from tformer_jax.data.corpora.cldr import Phrases, is_endless
 from tformer_jax.data.corpora.corpus import Example
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import normalization, simple, subword
@@ -113,8 +114,11 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     def trained(kind: str, sides: Sequence[str]) -> Tokenizer:
         if kind == "file":
             return load_file(_tokenizer_file(cfg, root))
-        examples = _subsample(train, cfg.tokenizer_examples)
-        return _train(cfg, kind, (normalizers[side](example[side]) for example in examples for side in sides))
+
+        def texts(limit: int | None) -> Iterator[str]:
+            return (normalizers[side](example[side]) for example in _sample(train, limit) for side in sides)
+
+        return _train(cfg, kind, texts, None if not is_endless(train) else cfg.tokenizer_examples)
 
     if cfg.shared_vocab or len(sides) == 1:
         found = [trained(cfg.tokenizer_kinds[0], sides)] * len(sides)
@@ -156,19 +160,29 @@ def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer, which: str, *, u
         raise cfg.error("clean_whitespace", f"must be None or {clean}{which}")
 
 
-def _train(cfg: DataConfig, kind: str, texts: Iterator[str]) -> Tokenizer:
+def _train(cfg: DataConfig, kind: str, texts: Callable[[int | None], Iterator[str]], every: int | None) -> Tokenizer:
+    """Trains a tokenizer.
+
+    Args:
+        texts: returns the texts of at most this number of examples.
+        every: number of examples whose characters an alphabet must have; None: all.
+    """
     if kind == "bytes":
         return ByteTokenizer()
-    if kind in ("characters", "words"):
-        return (CharacterTokenizer if kind == "characters" else WordTokenizer).train(texts, cfg.vocab_size)
-    return SubwordTokenizer.train(kind, texts, cfg.vocab_size, split_digits=cfg.split_digits)
+    if kind == "characters":
+        return CharacterTokenizer.train(texts(every), cfg.vocab_size)
+    sample = texts(cfg.tokenizer_examples)
+    if kind == "words":
+        return WordTokenizer.train(sample, cfg.vocab_size)
+    alphabet = texts(every) if kind == "wordpiece" else ()
+    return SubwordTokenizer.train(kind, sample, cfg.vocab_size, split_digits=cfg.split_digits, alphabet=alphabet)
 
 
-def _subsample(train: Iterable[Example], limit: int) -> Iterator[Example]:
-    """Yields at most `limit` evenly spaced examples, with a progress bar on a terminal."""
+def _sample(train: Iterable[Example], limit: int | None) -> Iterator[Example]:
+    """Yields at most `limit` examples, with a progress bar on a terminal: a pseudorandom one of each equal part."""
     size = len(train) if isinstance(train, Sequence) else sum(1 for _ in train)
-    count = min(size, limit)
-    indices = (number * size // count for number in range(count))
+    count = size if limit is None else min(size, limit)
+    indices = (_drawn(number * size // count, (number + 1) * size // count) for number in range(count))
     if isinstance(train, Sequence):
         examples: Iterator[Example] = (train[index] for index in indices)
     else:
@@ -182,6 +196,12 @@ def _subsample(train: Iterable[Example], limit: int) -> Iterator[Example]:
         disable=sys.stderr is None or not sys.stderr.isatty(),
         transient=True,
     )
+
+
+def _drawn(start: int, stop: int) -> int:
+    """Returns an index from `start` to `stop` (exclusive) by a hash, so that no period of the data is missed."""
+    digest = hashlib.blake2b(f"{start} {stop}".encode(), digest_size=8).digest()
+    return start + int.from_bytes(digest) % (stop - start)
 
 
 def _at(examples: Iterable[Example], indices: Iterable[int]) -> Iterator[Example]:

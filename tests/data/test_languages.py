@@ -1,0 +1,37 @@
+"""Codes of languages."""
+
+import pytest
+
+from tformer_jax.data.languages import read_language
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "script", "written"),
+    [
+        ("de", "de", "Latn", "de"),
+        ("deu", "de", "Latn", "de"),
+        ("ger", "de", "Latn", "de"),
+        ("German", "de", "Latn", "de"),
+        ("zho_Hans", "zh", "Hans", "zh_Hans"),
+        ("zh-TW", "zh", "Hant", "zh_TW"),
+        ("cmn", "zh", "Hans", "zh"),
+        ("yue_Hant", "yue", "Hant", "yue_Hant"),
+        ("jpn_Jpan", "ja", "Jpan", "ja_Jpan"),
+        ("kor_Hang", "ko", "Hang", "ko_Hang"),
+        ("kor", "ko", "Kore", "ko"),
+        ("fre", "fr", "Latn", "fr"),
+        ("ces", "cs", "Latn", "cs"),
+        ("PT_br", "pt", "Latn", "pt_BR"),
+        ("es_419", "es", "Latn", "es_419"),
+        ("zsm_Latn", "ms", "Latn", "ms_Latn"),
+        ("acm_Arab", "acm", "Arab", "acm_Arab"),
+    ],
+)
+def test_codes_of_different_standards(name, code, script, written):
+    language = read_language(name)
+    assert (language.code, language.script, language.written) == (code, script, written)
+
+
+@pytest.mark.parametrize("name", ["src", "tgt", "trg", "a", "source", "x-y-z", ""])
+def test_other_names_are_no_languages(name):
+    assert read_language(name) is None

@@ -1,0 +1,55 @@
+"""Codes of languages: ISO 639-1 and 639-3 with script and region, as CLDR, FLORES and corpora write them."""
+
+import functools
+import re
+from typing import NamedTuple
+
+import babel
+from babel.core import get_global
+
+CODE = re.compile(r"([a-z]{2,3})(?:[-_]([a-z]{4}))?(?:[-_]([a-z]{2}|[0-9]{3}))?", re.IGNORECASE)
+"""Language, script and region."""
+SIDES = {"src", "trg", "tgt"}
+"""Names of the sides of corpora; `src` is also a rare code of ISO 639-3."""
+
+
+class Language(NamedTuple):
+    """A language as CLDR names it."""
+
+    code: str
+    """ISO 639-1, or ISO 639-3 for languages without such a code; for `cmn`, its macrolanguage `zh`."""
+    script: str | None
+    """ISO 15924, such as `Hans`: the written one, or the most likely one; None: unknown."""
+    region: str | None
+    """ISO 3166-1 or UN M49, if it is written."""
+    written: str
+    """`code` with the script and region that were written, joined by `_`: a CLDR locale."""
+
+
+@functools.cache
+def read_language(name: str) -> Language | None:
+    """Reads a code such as `zh`, `zho_Hans`, `pt-BR` or `deu`, or an English name; None for anything else.
+
+    A code that CLDR does not name counts only with its script.
+    """
+    match = None if name.lower() in SIDES else CODE.fullmatch(name)
+    if match is None:
+        code = _names().get(name.lower())
+        return read_language(code) if code else None
+    code, script, region = match[1].lower(), match[2] and match[2].title(), match[3] and match[3].upper()
+    alias = get_global("language_aliases").get(code, code).split("_")[0]
+    if alias not in babel.Locale("en").languages and script is None:
+        return None
+    written = "_".join(filter(None, (alias, script, region)))
+    return Language(alias, script or _likely_script(alias, region), region, written)
+
+
+def _likely_script(code: str, region: str | None) -> str | None:
+    likely = get_global("likely_subtags")
+    parts = (likely.get(f"{code}_{region}") or likely.get(code) or "").split("_")
+    return parts[1] if len(parts) > 1 else None
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    return {name.lower(): code for code, name in babel.Locale("en").languages.items()}
