@@ -15,7 +15,14 @@ from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.inference import sampling
-from tformer_jax.inference.constraints import Constraints, constrain, exclude_repeated, exclude_sequences, penalize
+from tformer_jax.inference.constraints import (
+    Constraints,
+    constrain,
+    exclude_repeated,
+    exclude_sequences,
+    forbid,
+    penalize,
+)
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.special_tokens import EOS, UNK
@@ -118,7 +125,15 @@ def test_a_row_without_allowed_tokens_ends():
     found = constrained(Constraints(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
     settings = RowSettings.of(DecodeConfig(), 3)
     keys = jax.random.split(jax.random.key(0), 3)
-    assert jax.jit(sampling.choose)(sampling.forbid(found), settings, keys).tolist() == [EOS] * 3
+    assert jax.jit(sampling.choose)(forbid(found, Constraints()), settings, keys).tolist() == [EOS] * 3
+
+
+@pytest.mark.parametrize(("size", "eos", "expected"), [(7, (2,), [7, 8, 9]), (7, (8,), [7, 9]), (10, (2,), [])])
+def test_rows_that_pad_the_vocabulary_are_never_generated(size, eos, expected):
+    """Except an end that the tokenizer has no name for."""
+    found = forbid(LOGITS, Constraints(vocab_size=size, eos=eos, suppressed=(0,)))
+    assert np.flatnonzero(np.isneginf(found[0])).tolist() == [0, *expected]
+    np.testing.assert_array_equal(found[:, 1:7], LOGITS[:, 1:7])
 
 
 def test_rows_have_separate_histories():
@@ -136,12 +151,18 @@ class TestConstraintsOfAConfig:
     words = WordTokenizer(["a", "b", "the"])
 
     def test_disabled_constraints_add_no_operations(self):
-        assert Constraints.of(DecodeConfig(), self.letters) == Constraints()
-        assert hash(Constraints()) == hash(Constraints.of(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
+        found = Constraints.of(DecodeConfig(), self.letters)
+        assert found == Constraints(vocab_size=8)
+        assert hash(found) == hash(Constraints.of(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
+        programs = [
+            str(jax.make_jaxpr(lambda logits, rules=rules: forbid(logits, rules))(jnp.zeros(8)))
+            for rules in (found, Constraints())
+        ]
+        assert programs[0] == programs[1]
 
     def test_settings(self):
         cfg = DecodeConfig(repetition_penalty=1.1, no_repeat_ngram=3, forbidden=("ab", "c"), prefix="ba")
-        expected = Constraints(True, 3, forbidden=((5, 6), (7,)), forced=(6, 5), prefix_tokens=2)
+        expected = Constraints(True, 3, forbidden=((5, 6), (7,)), forced=(6, 5), prefix_tokens=2, vocab_size=8)
         found = Constraints.of(cfg, self.letters)
         assert found == expected  # " ab" ends in "ab", which is forbidden already
         assert found.need_history

@@ -52,6 +52,19 @@ def test_fills_are_the_best_tokens_of_the_logits(filler):
             assert fill.text == "".join(TOKENIZER.decode([token]) for token in filled.tolist())
 
 
+def test_rows_that_pad_the_vocabulary_are_no_fills():
+    """Their probability counts: the others keep those of the model."""
+    cfg = dataclasses.replace(CFG, model=tiny("masked_lm", vocab_size=TOP + 50, head_transform=True))
+    model, params = build(cfg.model)
+    filler = MaskFiller(cfg, model, Tokenizers(TOKENIZER, TOKENIZER), top=TOP)
+    ((*fills,),) = filler.stream(params, ["ab<mask>de"])
+    assert all(fill.tokens != ("",) for fill in fills)
+    assert {fill.tokens[0] for fill in fills} >= {"a", "b", "c", "d", "e", "</s>"}
+    assert sum(fill.probability for fill in fills) < 0.9
+    with pytest.raises(ConfigError, match=f"top={TOP + 1}: must be from 1 to {TOP}, the vocabulary size"):
+        MaskFiller(cfg, model, Tokenizers(TOKENIZER, TOKENIZER), top=TOP + 1)
+
+
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_a_mask_includes_the_space_before_it_as_the_tokens_of_training_do(kind):
     """Masking the last token of `import os` in training, and asking for it, have the same input."""

@@ -16,6 +16,7 @@ from tests import oracles
 from tests.helpers import normal, rest_slow
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
+from tformer_jax.inference.constraints import NO_CONSTRAINTS, forbid
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.special_tokens import BOS, PAD_TOKEN
 
@@ -41,7 +42,7 @@ def rows(count: int, **changes) -> RowSettings:
 @jax.jit
 def choose(logits, settings, keys) -> jax.Array:
     """Chooses among the tokens that may be generated, as `SamplingState.advance` does."""
-    return sampling.choose(sampling.forbid(logits), settings, keys)
+    return sampling.choose(forbid(logits, NO_CONSTRAINTS), settings, keys)
 
 
 restrict = jax.jit(sampling.restrict)

@@ -27,6 +27,19 @@ def test_equals_the_definition(smoothing):
     assert int(sums.labels) == 5
 
 
+def test_rows_that_pad_the_vocabulary_get_no_smoothing():
+    """But they count in the normalizer, as in published models: without smoothing, nothing changes."""
+    smoothing, tokens, labels = 0.1, 5, np.minimum(LABELS, 4)
+    counted = labels != IGNORED
+    spread = np.arange(7) < tokens
+    target = (1 - smoothing) * np.eye(7)[labels[counted]] + smoothing / tokens * spread
+    log_p = np.log(oracles.softmax(np.float64(LOGITS)[counted]))
+    found = masked_cross_entropy(LOGITS, labels, label_smoothing=smoothing, smoothed=tokens)
+    assert float(found.loss) == pytest.approx(-(target * log_p).sum(), rel=1e-6)
+    plain = masked_cross_entropy(LOGITS, labels)
+    assert float(found.nll) == float(plain.nll) == float(masked_cross_entropy(LOGITS, labels, smoothed=tokens).loss)
+
+
 def test_by_hand():
     # softmax([0, log 3]) = [1/4, 3/4]
     sums = cross_entropy(jnp.array([[0.0, np.log(3)]]), jnp.array([0]))

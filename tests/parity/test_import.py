@@ -34,7 +34,9 @@ def their_tokenizer(folder):
 
 
 def their_outputs(folder, model, texts, **settings) -> list[str]:
+    """Without tokens that the tokenizer does not have, which transformers decodes to nothing."""
     tokenizer, found = their_tokenizer(folder), []
+    settings["suppress_tokens"] = list(range(len(tokenizer), model.config.vocab_size)) or None
     for text in texts:
         ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
         with torch.no_grad():

@@ -90,6 +90,21 @@ def test_loss_is_the_mean_over_counted_labels():
     assert float(metrics["nll"]) == pytest.approx(nll.mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_labels_are_smoothed_over_the_tokens_of_the_tokenizer(chunk):
+    """Although `model.vocab_size` is larger; the loss is that of the definition."""
+    cfg, data = settings(train={"loss_chunk": chunk, "accumulate": 2}, vocab_size=14), batch()
+    model = registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    initial = start(model, optimizer)
+    logits = oracles.decoder_lm(oracles.f64(initial.params), cfg.model, data["tokens"], data["tokens"] != PAD)
+    counted = data["targets"] != IGNORED
+    smoothed = 0.9 * np.eye(14)[data["targets"][counted]] + 0.1 / 11 * (np.arange(14) < 11)
+    expected = -(smoothed * np.log(oracles.softmax(logits[counted]))).sum(-1).mean()
+    step = jax.jit(make_train_step(model, optimizer, cfg, smoothed=11))
+    assert float(step(initial, data)[1]["loss"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_frozen_parameters_do_not_count_in_the_clipping_norm():
     """A clipped SGD step has the length of the clipping norm times the learning rate, over the trainable parameters."""
     sgd = {"optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.1}

@@ -61,8 +61,8 @@ def _write(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str,
     unwritten: list[str] = []
     if family in ("seq2seq", "decoder_lm"):
         settings, unwritten = generation.generation_fields(run.config.decode)
-        suppressed = {"bad_words_ids": [[token] for token in special.suppressed]} if special.suppressed else {}
-        fields |= settings | suppressed
+        sizes = run.tokenizers.target.vocab_size, run.config.model.known("vocab_size")
+        fields |= settings | generation.never_generated(special, *sizes)
     (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     notes = [f"without a tokenizer: {why_not}"] if why_not else []
     return model_type, [*notes, *([f"not written: {', '.join(unwritten)}"] if unwritten else [])]

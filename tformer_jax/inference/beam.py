@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
-from tformer_jax.inference.constraints import Constraints, constrain
+from tformer_jax.inference.constraints import Constraints, constrain, forbid
 from tformer_jax.inference.decoding_state import StepResult
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import BeamAncestry
@@ -188,7 +188,7 @@ class BeamState:
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
         """Applies the constraints to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
-        logits = sampling.forbid(logits, self.constraints.suppressed)
+        logits = forbid(logits, self.constraints)
         if not self.constraints.need_logits and not self.cfg.min_new_tokens:
             return logits
         B, k, V = logits.shape

@@ -11,7 +11,7 @@ from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.extended import unextended
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.inference.encoding import dropped_characters
-from tformer_jax.inference.sampling import RowSettings, among, forbid
+from tformer_jax.inference.sampling import RowSettings, among
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
 
@@ -37,6 +37,8 @@ class Constraints:
     """Tokens that end an output."""
     suppressed: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.suppressed
     """Tokens that are never generated."""
+    vocab_size: int | None = None
+    """Number of tokens of the tokenizer: later rows of a padded vocabulary are never generated, except `eos`."""
 
     @classmethod
     def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer, family: str = "seq2seq") -> "Constraints":
@@ -55,7 +57,8 @@ class Constraints:
             forced=forced,
             prefix_tokens=len(forced) - len(tokenizer.special.forced),
             eos=tokenizer.special.eos,
-            suppressed=tokenizer.special.suppressed,
+            suppressed=tuple(i for i in tokenizer.special.suppressed if i < tokenizer.vocab_size),
+            vocab_size=tokenizer.vocab_size,
         )
 
     @property
@@ -70,6 +73,15 @@ class Constraints:
 
 
 NO_CONSTRAINTS = Constraints()
+
+
+def forbid(logits: jax.Array, constraints: Constraints) -> jax.Array:
+    """Sets the logits of tokens that are never generated to -inf: [..., V] -> [..., V]."""
+    tokens = jnp.arange(logits.shape[-1])
+    never = among(tokens, constraints.suppressed)
+    if constraints.vocab_size is not None and constraints.vocab_size < logits.shape[-1]:
+        never |= (tokens >= constraints.vocab_size) & ~among(tokens, constraints.eos)
+    return jnp.where(never, -jnp.inf, logits)
 
 
 def constrain(
@@ -105,7 +117,7 @@ def constrain(
     ends = among(jnp.arange(logits.shape[-1]), constraints.eos)
     logits = jnp.where(ends & (generated < settings.min_tokens)[:, None], -jnp.inf, logits)
     if constraints.no_repeat_ngram or constraints.forbidden:
-        stuck = forbid(logits, constraints.suppressed).max(axis=-1) == -jnp.inf
+        stuck = forbid(logits, constraints).max(axis=-1) == -jnp.inf
         logits = jnp.where(ends & stuck[:, None], unconstrained, logits)
     return force(logits, generated, constraints.forced) if constraints.forced else logits
 

@@ -44,8 +44,8 @@ class MaskFiller:
         mask = mask_of(self._tokenizer.special)
         if mask is None:
             raise ConfigError("the tokenizer of this run has no mask token")
-        if not 1 <= top <= cfg.model.known("vocab_size"):
-            raise ConfigError(f"top={top}: must be from 1 to {cfg.model.vocab_size}, the vocabulary size")
+        if not 1 <= top <= self._tokenizer.vocab_size:
+            raise ConfigError(f"top={top}: must be from 1 to {self._tokenizer.vocab_size}, the vocabulary size")
         self._mask, self._name = mask
 
     def stream(
@@ -98,7 +98,8 @@ class MaskFiller:
             positions = np.maximum(pad_rows([masks[index] for index in indices], len(indices), most), 0)
             with everywhere(mesh):
                 batch = shard_batch(mesh, {"tokens": tokens, "positions": positions})
-                found = jax.device_get(candidates(self.model, params, **batch, top=self.top))
+                size = self._tokenizer.vocab_size
+                found = jax.device_get(candidates(self.model, params, **batch, top=self.top, size=size))
             for index, probabilities, ids in zip(indices, *found, strict=True):
                 count = len(masks[index])
                 yield self._fills(rows[index], masks[index], probabilities[:count], ids[:count])
@@ -119,11 +120,11 @@ class MaskFiller:
         return fills
 
 
-@functools.partial(jax.jit, static_argnames=("model", "top"))
+@functools.partial(jax.jit, static_argnames=("model", "top", "size"))
 def candidates(
-    model: nn.Module, params: Any, tokens: jax.Array, positions: jax.Array, *, top: int
+    model: nn.Module, params: Any, tokens: jax.Array, positions: jax.Array, *, top: int, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the most probable tokens at some positions.
+    """Returns the most probable ones of the first `size` tokens, those of the tokenizer, at some positions.
 
     Args:
         tokens: int [B, S] with PAD on the right.
@@ -135,4 +136,4 @@ def candidates(
     x: Any = model.apply({"params": params}, tokens, tokens != PAD, right_padded=True, method="features")
     chosen = jnp.take_along_axis(x, positions[..., None], axis=1)
     logits: Any = model.apply({"params": params}, chosen, method="logits")
-    return jax.tree.map(replicate, tuple(jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top)))
+    return jax.tree.map(replicate, tuple(jax.lax.top_k(jax.nn.softmax(logits, axis=-1)[..., :size], top)))

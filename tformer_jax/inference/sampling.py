@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
 
 BLOCK = 64
 """Block size of `top_k`."""
@@ -85,11 +84,6 @@ def choose(logits: jax.Array, settings: RowSettings, keys: jax.Array) -> jax.Arr
         return jnp.where(settings.draw, drawn.astype(jnp.int32), best)
 
     return jax.lax.cond(settings.draw.any(), draw, lambda: best)
-
-
-def forbid(logits: jax.Array, suppressed: Sequence[int] = DEFAULT_SPECIAL_TOKENS.suppressed) -> jax.Array:
-    """Sets the logits of tokens that are never generated to -inf: [..., V] -> [..., V]."""
-    return jnp.where(among(jnp.arange(logits.shape[-1]), suppressed), -jnp.inf, logits)
 
 
 def among(tokens: jax.Array, ids: Sequence[int]) -> jax.Array:

@@ -6,9 +6,9 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.inference.constraints import Constraints, constrain
+from tformer_jax.inference.constraints import Constraints, constrain, forbid
 from tformer_jax.inference.decoding_state import StepResult
-from tformer_jax.inference.sampling import RowSettings, among, choose, forbid
+from tformer_jax.inference.sampling import RowSettings, among, choose
 from tformer_jax.special_tokens import PAD
 
 
@@ -80,7 +80,7 @@ class SamplingState:
     def advance(self, logits: jax.Array) -> "SamplingState":
         """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
-        allowed = forbid(logits, self.constraints.suppressed)
+        allowed = forbid(logits, self.constraints)
         allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.constraints)
         keys = jax.vmap(jax.random.fold_in)(self.keys, self.generated)
         tokens = choose(allowed, self.settings, keys)

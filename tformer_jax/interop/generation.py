@@ -6,6 +6,7 @@ from pathlib import Path
 from tformer_jax.config import ConfigError, DecodeConfig, ModelConfig
 from tformer_jax.data.tokenizers.json_files import read_json
 from tformer_jax.interop.architecture import Settings
+from tformer_jax.special_tokens import SpecialTokens
 
 NEUTRAL: Settings = {
     "num_beam_groups": 1,
@@ -15,7 +16,6 @@ NEUTRAL: Settings = {
     "encoder_repetition_penalty": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
-    "suppress_tokens": None,
     "begin_suppress_tokens": None,
     "exponential_decay_length_penalty": None,
     "guidance_scale": None,
@@ -35,7 +35,7 @@ READ = frozenset(
     (
         *("max_new_tokens", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "stop_strings"),
         *("num_beams", "length_penalty", "early_stopping", "renormalize_logits"),
-        *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"),
+        *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens"),
     )
 )
 """Settings that are read, here or with the tokenizer, besides those of `SAMPLING` and `LENGTHS`."""
@@ -153,6 +153,13 @@ def _sampling(given: Settings) -> Settings:
         "top_p": float(given.get("top_p", 1.0)),
         "min_p": float(given.get("min_p", 0.0)),
     }
+
+
+def never_generated(special: SpecialTokens, tokens: int, V: int) -> Settings:
+    """Returns the fields about tokens that are never generated, given the sizes of the tokenizer and the model."""
+    words = [[token] for token in special.suppressed if token < tokens]
+    padding = [token for token in range(tokens, V) if token not in special.eos]
+    return ({"bad_words_ids": words} if words else {}) | ({"suppress_tokens": padding} if padding else {})
 
 
 def generation_fields(cfg: DecodeConfig) -> tuple[Settings, list[str]]:

@@ -32,7 +32,9 @@ def zero_sums() -> Sums:
     return Sums(zero, zero, zero, jnp.zeros((), jnp.int32))
 
 
-def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0) -> Sums:
+def masked_cross_entropy(
+    logits: jax.Array, labels: jax.Array, *, label_smoothing: float = 0.0, smoothed: int | None = None
+) -> Sums:
     """Computes the cross-entropy, summed over the counted labels.
 
     With smoothing e the target distribution is `(1 - e) * one_hot + e / V` ("Rethinking the Inception Architecture",
@@ -42,6 +44,8 @@ def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothin
         logits: float [..., V].
         labels: int [...]; negative labels (IGNORED, or PyTorch's -100) are not counted, and the loss of a label >= V is
             NaN.
+        smoothed: number of tokens over which the mass e spreads, instead of V: a tokenizer may have fewer tokens than
+            the model. The other rows count in `logsumexp`, as in published models.
     """
     logits = logits.astype(jnp.float32)
     counted = labels >= 0
@@ -49,7 +53,7 @@ def masked_cross_entropy(logits: jax.Array, labels: jax.Array, *, label_smoothin
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     losses = normalizer - (1 - label_smoothing) * at_label
     if label_smoothing:
-        losses = losses - label_smoothing * logits.mean(axis=-1)
+        losses = losses - label_smoothing * logits[..., :smoothed].mean(axis=-1)
     loss, nll, z = (jnp.where(counted, part, 0).sum() for part in (losses, normalizer - at_label, normalizer**2))
     return Sums(loss, nll, z, counted.sum(dtype=jnp.int32))
 
@@ -60,6 +64,7 @@ def batch_loss(
     batch: registry.Batch,
     *,
     label_smoothing: float = 0.0,
+    smoothed: int | None = None,
     chunk: int | None = None,
     dropout_key: jax.Array | None = None,
 ) -> tuple[Sums, jax.Array]:
@@ -67,13 +72,15 @@ def batch_loss(
 
     Args:
         batch: as `registry.forward` takes it.
+        smoothed: as in `masked_cross_entropy`.
         chunk: maximum number of positions per row whose logits are in memory at once, also in the backward pass; None:
             all. Results are equal up to the order of summation.
         dropout_key: as `registry.forward` takes it.
     """
     if chunk is None:
         logits, labels, auxiliary_loss = registry.forward(model, params, batch, train=True, dropout_key=dropout_key)
-        return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing), auxiliary_loss
+        sums_of_all = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
+        return sums_of_all, auxiliary_loss
     features, labels, auxiliary_loss = registry.forward(
         model, params, batch, train=True, dropout_key=dropout_key, method="features"
     )
@@ -83,7 +90,7 @@ def batch_loss(
 
     def sums(x: jax.Array, labels: jax.Array) -> Sums:
         logits: Any = model.apply({"params": in_float32}, x, method="logits")
-        return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing)
+        return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
 
     return sum_over_chunks(sums, features, labels, chunk), auxiliary_loss
 

@@ -60,6 +60,11 @@ class Experiment:
     finished: dict[str, Any] | None = None
     """Result of a resumed run that has finished with the same settings, else None."""
 
+    @property
+    def smoothed_tokens(self) -> int | None:
+        """Number of labels over which label smoothing spreads: tokens of the tokenizer; None for a classifier: all."""
+        return None if self.cfg.model.family == "classifier" else self.tokenizers.target.vocab_size
+
     def close(self) -> None:
         """Stops the loader and releases the lock."""
         self.batches.close()

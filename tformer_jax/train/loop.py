@@ -117,7 +117,8 @@ class Trainer:
             group=experiment.group,
         )
         abstract = state.abstract(model, optimizer, cfg, mesh)
-        self.train_step = jitted(make_train_step(model, optimizer, cfg), abstract, mesh)
+        train_step = make_train_step(model, optimizer, cfg, smoothed=experiment.smoothed_tokens)
+        self.train_step = jitted(train_step, abstract, mesh)
         if self.checkpointer.latest_step() is None:
             with compiling(self.train_step, abstract, lambda: self._placed(self.batches.peek() or {})):
                 self._start(self._initial_state(optimizer))

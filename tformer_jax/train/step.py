@@ -30,7 +30,9 @@ WITHOUT_COPIES = "xla_cpu_copy_insertion_use_region_analysis"
 """Option of XLA for CPUs; without it, the moments of AdamW are copied before they are updated in place."""
 
 
-def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config) -> TrainStep:
+def make_train_step(
+    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, *, smoothed: int | None = None
+) -> TrainStep:
     """Builds `train_step(state, batch) -> (state, metrics)`, ready for `jax.jit`.
 
     The loss is a sum over labels divided once by their number in the global batch, so it does not depend on padding,
@@ -42,12 +44,15 @@ def make_train_step(model: nn.Module, optimizer: optax.GradientTransformation, c
     (number of labels), `tokens` (number of non-padding input tokens), `grad_norm` (before clipping), `skipped`
     (consecutive skipped steps up to this one), with experts `auxiliary_loss` (weighted, not part of `loss`), and those
     of `diagnostics` that `cfg.train` selects.
+
+    Args:
+        smoothed: number of labels, those of the tokenizer, over which label smoothing spreads; None: all.
     """
     train = cfg.train
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
-        sums, auxiliary_loss, grads, stats = accumulated_gradients(model, state.params, batch, key, cfg)
+        sums, auxiliary_loss, grads, stats = accumulated_gradients(model, state.params, batch, key, cfg, smoothed)
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
         trainable = lora.trainable(state.params)
@@ -133,7 +138,9 @@ class Gradients(NamedTuple):
     """For `train.noise_scale`."""
 
 
-def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config) -> Gradients:
+def accumulated_gradients(
+    model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config, smoothed: int | None = None
+) -> Gradients:
     """Computes the losses and the gradients of a step.
 
     Gradients are those of the trainable parameters: all, or with LoRA `lora.Adapted.trainable`.
@@ -153,7 +160,13 @@ def accumulated_gradients(model: nn.Module, params: Any, batch: Batch, key: jax.
         )
         full = lora.merged(lora.with_trainable(params, trainable))
         sums, auxiliary = batch_loss(
-            model, full, micro_batch, label_smoothing=train.label_smoothing, chunk=train.loss_chunk, dropout_key=key
+            model,
+            full,
+            micro_batch,
+            label_smoothing=train.label_smoothing,
+            smoothed=smoothed,
+            chunk=train.loss_chunk,
+            dropout_key=key,
         )
         return (sums.loss + train.z_loss * sums.z) / total + auxiliary / count, (sums, auxiliary / count)
 

@@ -258,7 +258,8 @@ def _special(
     used = {start, *eos_ids, *(() if forced is None else (forced,))} - {*names, *(eos_ids if endless else ())}
     if used and size is not None and max(used) >= size:
         raise ConfigError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
-    suppressed = tuple(words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
+    words = (words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
+    suppressed = tuple(dict.fromkeys([*words, *(settings.get("suppress_tokens") or ())]))
     return SpecialTokens(
         names=tuple(sorted(names.items())),
         start=start,
