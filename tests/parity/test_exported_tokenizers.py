@@ -12,6 +12,7 @@ from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.as_library import byte_names
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
+from tformer_jax.data.tokenizers.normalization import WHITESPACE, NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
@@ -78,6 +79,23 @@ def test_every_architecture_reads_the_same_ids(model_type, kind, tmp_path):
     assert theirs.decode([5, 260, 7, 300][: 1 + trained(kind).vocab_size // 100], skip_special_tokens=True) == (
         trained(kind).decode([5, 260, 7, 300][: 1 + trained(kind).vocab_size // 100])
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "bart"])
+def test_a_tokenizer_that_cleans_white_space(model_type, kind, tmp_path):
+    cleaning = NormalizedTokenizer(trained(kind), (WHITESPACE,), "")
+    extended = ExtendedTokenizer.of(cleaning, ADDED["masked_tokens"])
+    family = "seq2seq" if model_type in SEQ2SEQ else "decoder_lm"
+    theirs = assert_equal_after_export(extended, tmp_path, model_type, family, WRITTEN)
+    assert theirs.convert_tokens_to_ids("<mask>") == extended.id_of("<mask>")
+    assert extended.encode("  the\ncat ") == trained(kind).encode("the cat")
+
+
+def test_the_steps_that_cannot_be_written_are_named(tmp_path):
+    normalized = NormalizedTokenizer(trained("bpe"), (WHITESPACE, "nfkc"), "")
+    why_not = save_tokenizers(tmp_path, Tokenizers(normalized, normalized), "llama", pair=False)
+    assert why_not == "tokenizer.json cannot hold data.normalize=('nfkc',)"
 
 
 def test_qwen2_reads_the_same_ids_with_trust_in_the_folder(tmp_path):

@@ -60,7 +60,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
         options |= _as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
         library.save(str(folder / "tokenizer.json"))
     else:
-        return f"tokenizer.json cannot hold a tokenizer of the kind {target.to_json()['kind']!r} with these ids"
+        return _why_not(target)
     (folder / "tokenizer_config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     return None
 
@@ -117,15 +117,7 @@ def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
 def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
     """Returns a copy of the library's tokenizer, with the tokens that an objective added; None if there is none."""
     inner = unextended(tokenizer)
-    if isinstance(inner, NormalizedTokenizer):
-        library = _library(inner.tokenizer) if inner.steps == (WHITESPACE,) else None
-        return None if library is None else with_clean_whitespace(library)
-    if isinstance(inner, ByteTokenizer | CharacterTokenizer):
-        library = library_of(inner)
-    elif isinstance(inner, CheckpointTokenizer) or (isinstance(inner, SubwordTokenizer) and inner.own_ids):
-        library = hf.Tokenizer.from_str(json.dumps(inner.to_json()["model"]))
-    else:
-        return None
+    library = _library_of(inner)
     if library is None:
         return None
     if isinstance(tokenizer, ExtendedTokenizer):
@@ -134,6 +126,26 @@ def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
         if any(library.token_to_id(name) != i for name, i in zip(tokenizer.added, expected, strict=True)):
             return None
     return library
+
+
+def _library_of(tokenizer: Tokenizer) -> hf.Tokenizer | None:
+    """Returns a copy of the library's tokenizer for one that no objective extends; None if there is none."""
+    if isinstance(tokenizer, NormalizedTokenizer):
+        library = _library_of(tokenizer.tokenizer) if tokenizer.steps == (WHITESPACE,) else None
+        return None if library is None else with_clean_whitespace(library)
+    if isinstance(tokenizer, ByteTokenizer | CharacterTokenizer):
+        return library_of(tokenizer)
+    if isinstance(tokenizer, CheckpointTokenizer) or (isinstance(tokenizer, SubwordTokenizer) and tokenizer.own_ids):
+        return hf.Tokenizer.from_str(json.dumps(tokenizer.to_json()["model"]))
+    return None
+
+
+def _why_not(tokenizer: Tokenizer) -> str:
+    """Returns why `_library` has no tokenizer."""
+    inner = unextended(tokenizer)
+    if isinstance(inner, NormalizedTokenizer) and inner.steps != (WHITESPACE,):
+        return f"tokenizer.json cannot hold data.normalize={tuple(s for s in inner.steps if s != WHITESPACE)!r}"
+    return f"tokenizer.json cannot hold a tokenizer of the kind {inner.to_json()['kind']!r} with these ids"
 
 
 def _roles(special: SpecialTokens) -> dict[str, Any]:
