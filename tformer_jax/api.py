@@ -42,24 +42,26 @@ METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "clas
 """The method of `Run`, and the command, that uses a model, by its family."""
 
 
-def load(path: str | Path, *, mesh: str | None = None) -> "Run":
+def load(path: str | Path, *, mesh: str | None = None, step: int | None = None) -> "Run":
     """Loads a run folder of `scripts/train.py`: its final weights, or the newest checkpoint of an unfinished run.
 
     Args:
         path: the run folder.
         mesh: devices to shard the model over, such as "data=2,tensor=4" or "fsdp"; None: the first device.
+        step: load the checkpoint of this step instead: its parameters, or their EMA if `train.weights="ema"`.
 
     Raises:
-        ConfigError: `path` is not a run folder, holds no parameters, or the mesh does not fit the model.
+        ConfigError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh does not
+            fit the model.
     """
     if mesh is None:
-        trained = load_trained(as_path(path), None)
+        trained = load_trained(as_path(path), None, step=step)
     else:
         parallel = read_mesh(mesh)
         device_mesh = make_mesh(parallel)
-        trained = load_trained(as_path(path), device_mesh)
+        trained = load_trained(as_path(path), device_mesh, step=step)
         rules.check_model(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
-    return Run(as_path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels)
+    return Run(as_path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Run:
     tokenizers: Tokenizers
     labels: tuple[str, ...] | None
     """Class names of a classifier."""
+    step: int | None = None
+    """Step of the checkpoint that `load` was asked for; None: the final weights, or the newest checkpoint."""
 
     def translate(self, texts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
         """Translates texts, in order; a blank text gives a blank translation.

@@ -25,7 +25,7 @@ from tformer_jax.report.attention import MEAN, ROLLOUT, visible
 def run(monkeypatch):
     """A translator with random parameters, which the command loads."""
     result = run_of(Config(model=tiny("seq2seq"), data=DATA["seq2seq"]))
-    monkeypatch.setattr("tformer_jax.load", lambda path, mesh=None: result)
+    monkeypatch.setattr("tformer_jax.load", lambda path, **options: result)
     return result
 
 

@@ -47,3 +47,24 @@ def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
     with pytest.raises(ConfigError, match="--beams changes no metric of a classifier"):
         evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])
+
+
+def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):
+    run, record = runs["classifier"], tmp_path / "record.json"
+    flags = ["--run", str(run), "--data", str(run.parent), "--record", str(record)]
+    evaluate.main([*flags, "--step", "0"])
+    found, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert found["weights"] == {"kind": "checkpoint", "steps": [0]}
+    assert found["metrics"] == final["test"]
+    assert "experiment, checkpoint weights of step 0, test: 1 examples" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ConfigError, match="has no checkpoint of step 5: its checkpoints are those of steps 0"):
+        evaluate.main([*flags, "--step", "5"])
+
+
+@pytest.mark.slow
+def test_evaluation_on_a_mesh(runs, tmp_path):
+    run, record = runs["decoder_lm"], tmp_path / "record.json"
+    flags = ["--run", str(run), "--data", str(run.parent), "--record", str(record)]
+    evaluate.main([*flags, "--mesh", "data=2,tensor=2"])
+    found, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert found["metrics"] == pytest.approx(final["test"], rel=1e-5)

@@ -94,7 +94,7 @@ def test_topics_without_a_part_of_the_run_are_unchanged(computed):
 
 
 def test_the_command_names_the_run(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("tformer_jax.load", lambda path, mesh=None: run)
+    monkeypatch.setattr("tformer_jax.load", lambda path, **options: run)
     path = tmp_path / "page.html"
     explain.main(["encoder-decoder", "--run", "runs/x", "--text", "abc", "--target", "bca", "--output", str(path)])
     text = path.read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ def source(tmp_path):
 
 def options(source: Path, output: Path | None, action: str = "stop") -> argparse.Namespace:
     run = source.parent / "run"
-    return argparse.Namespace(output=output, resume=False, run=run, on_long_line=action, field="text")
+    return argparse.Namespace(output=output, resume=False, run=run, on_long_line=action, field="text", step=None)
 
 
 def test_results_are_written_before_more_is_read(source, capsys):

@@ -26,9 +26,9 @@ def about(run: tj.Run) -> dict[str, Any]:
     return {
         "languages": languages(cfg),
         "labels": run.labels,
-        "facts": facts(cfg, loaded),
+        "facts": facts(cfg, loaded, run.step),
         "split": split,
-        "metrics": metrics(loaded, split),
+        "metrics": metrics(loaded, split) if run.step is None else [],
         "examples": examples(loaded.outputs[split]) if split in loaded.outputs else [],
     }
 
@@ -41,8 +41,8 @@ def languages(cfg: Config) -> tuple[str, str] | None:
     return pair if cfg.model.family == "seq2seq" and cfg.data.objective is None and specified else None
 
 
-def facts(cfg: Config, loaded: RunFiles) -> list[str]:
-    """Returns the size of the model and of its training, each as a few words."""
+def facts(cfg: Config, loaded: RunFiles, step: int | None = None) -> list[str]:
+    """Returns the size of the model and of its training, up to `step` or its end, each as a few words."""
     known, model = sections.facts(loaded), cfg.model
     layers = " + ".join(map(str, model.depths))
     found_facts = [
@@ -50,7 +50,7 @@ def facts(cfg: Config, loaded: RunFiles) -> list[str]:
         f"{layers} layer{'' if layers == '1' else 's'}",
         f"width {model.dim}",
         f"{model.num_heads} head{'' if model.num_heads == 1 else 's'}",
-        f"trained for {loaded.step:,} steps on {known['tokens']} tokens",
+        f"trained for {loaded.step:,} steps on {known['tokens']} tokens" if step is None else f"step {step:,}",
     ]
     return [fact for fact in found_facts if sections.ABSENT not in fact]
 

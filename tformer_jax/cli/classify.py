@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.add_field(parser)
     options = parser.parse_args(argv)
     source = lines.opened(options)
-    run = load_run(options.run, options.mesh)
+    run = load_run(options)
     stream = functools.partial(run.classifier().stream, run.params)
     lines.process(source, lines.Work(options, stream, plain, added, NAMES))
 

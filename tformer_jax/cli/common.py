@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tformer_jax.allocator import keep_memory, run_in_calling_thread
 from tformer_jax.cli import compilation_cache, interrupt
@@ -74,12 +74,12 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def load_run(path: Path, mesh: str | None = None) -> "Run":
-    """Loads a run folder as `tformer_jax.load` does; JAX then runs its programs in the calling thread."""
+def load_run(options: argparse.Namespace) -> "Run":
+    """Loads the run that the flags of `add_run` name; JAX then runs its programs in the calling thread."""
     import tformer_jax
 
     run_in_calling_thread()
-    return tformer_jax.load(path, mesh=mesh)
+    return tformer_jax.load(options.run, mesh=options.mesh, step=options.step)
 
 
 def discard_output() -> None:
@@ -88,18 +88,48 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Once(argparse.Action):
+    """Stores the value of a flag, and refuses a second one, which would replace it without a word."""
+
+    _filled: argparse.Namespace | None = None
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if option is not None and self._filled is namespace:
+            raise argparse.ArgumentError(self, "is written twice; write it once")
+        self._filled = namespace
+        setattr(namespace, self.dest, values)
+
+
 def new_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """Returns a parser without flags, named `tformer COMMAND` as installed, `COMMAND.py` as a script."""
     name = f"{PROGRAM} {command}" if Path(sys.argv[0]).stem == PROGRAM else f"{command}.py"
-    return argparse.ArgumentParser(prog=name, description=description, epilog=epilog, allow_abbrev=False)
+    result = argparse.ArgumentParser(prog=name, description=description, epilog=epilog, allow_abbrev=False)
+    result.register("action", None, _Once)
+    return result
 
 
 def run_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """Returns a parser with the flags `--run` and `--mesh`."""
+    """Returns a parser with the flags of `add_run`."""
     result = new_parser(command, description)
-    result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
-    add_mesh(result)
+    add_run(result)
     return result
+
+
+def add_run(
+    parser: argparse.ArgumentParser, *, required: bool = True, meaning: str = "run folder of scripts/train.py"
+) -> None:
+    """Adds the flags `--run`, `--step` and `--mesh`, which `load_run` reads."""
+    parser.add_argument("--run", type=run_path, required=required, metavar="DIR", help=meaning)
+    parser.add_argument(
+        "--step",
+        type=integer(0),
+        metavar="N",
+        help="use the checkpoint of this step: its parameters, or their EMA if train.weights='ema' (default: the final "
+        "weights, or the newest checkpoint of a run that has not finished)",
+    )
+    add_mesh(parser)
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = lines.opened(options)
     if as_array:
         check_writable(options.output, "--output")
-    run = load_run(options.run, options.mesh)
+    run = load_run(options)
     embedder = run.embedder(pooling=options.pooling, normalize=options.normalize)
     stream = functools.partial(embedder.stream, run.params)
     work = lines.Work(options, stream, plain, added, NAMES, settings=("pooling", "normalize"))

@@ -13,8 +13,8 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.cli import decoding
-from tformer_jax.cli.common import add_data, check_writable, load_run, new_parser, run_path
-from tformer_jax.config import Config, ConfigError, to_dict
+from tformer_jax.cli.common import add_data, check_writable, load_run, run_parser
+from tformer_jax.config import Config, ConfigError, read_mesh, to_dict
 from tformer_jax.config.fields import flag
 
 
@@ -27,8 +27,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     if options.record:
         check_writable(options.record)
-    run = load_run(options.run)
-    result = evaluate(run, with_decoding(run, decoding.given(options)), options.split, options.data)
+    run = load_run(options)
+    cfg = with_decoding(run, decoding.given(options))
+    if options.mesh is not None:
+        cfg = dataclasses.replace(cfg, parallel=read_mesh(options.mesh))
+    result = evaluate(run, cfg, options.split, options.data)
     Console(highlight=False, emoji=False).print(table(result))
     if options.record:
         from tformer_jax.train import run_folder
@@ -58,9 +61,13 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.eval.evaluators import evaluators_for
+    from tformer_jax.parallel import rules
+    from tformer_jax.parallel.placement import mesh_of
     from tformer_jax.train import provenance, run_folder
     from tformer_jax.train.experiment import corpus_facts, find_tokenizers
 
+    if mesh := mesh_of(run.params):
+        rules.check(cfg, mesh.shape)
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
     if corpus.labels != run.labels:
         raise ConfigError(
@@ -74,7 +81,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
         "name": cfg.name,
         **provenance.collect(),
         "seed": cfg.seed,
-        "weights": run_folder.weights_of(run.path),
+        "weights": run_folder.weights_of(run.path, run.step),
         "split": split,
         "examples": len(getattr(corpus, split)),
         "decode": to_dict(cfg.decode),
@@ -86,7 +93,10 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
 
 def table(result: dict[str, Any]) -> Table:
     """Returns a table of the metrics, with their signatures."""
-    view = Table(title=f"{escape(result['name'])}, {result['split']}: {result['examples']:,} examples")
+    weights = result["weights"]
+    steps = ", ".join(map(str, weights["steps"]))
+    made = f"{weights['kind']} weights of step{'' if len(weights['steps']) == 1 else 's'} {steps}"
+    view = Table(title=f"{escape(result['name'])}, {made}, {result['split']}: {result['examples']:,} examples")
     signatures = result["signatures"]
     for heading in ("metric", "value", "signature") if signatures else ("metric", "value"):
         view.add_column(heading, overflow="fold")
@@ -97,8 +107,7 @@ def table(result: dict[str, Any]) -> Table:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser."""
-    result = new_parser("evaluate", "Evaluates a trained model on all examples of a split of its data.")
-    result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder of scripts/train.py")
+    result = run_parser("evaluate", "Evaluates a trained model on all examples of a split of its data.")
     result.add_argument(
         "--split", choices=("validation", "test"), default="test", help="split to evaluate (default: test)"
     )

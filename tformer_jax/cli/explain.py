@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.cli.common import check_writable, load_run, new_parser, run_path, writing
+from tformer_jax.cli.common import add_run, check_writable, load_run, new_parser, writing
+from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import write_text
 from tformer_jax.report import html
 
@@ -25,14 +26,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     arguments, name = options.topics, ""
     if options.run is None:
+        if unused := [name for name in ("step", "mesh") if getattr(options, name) is not None]:
+            raise ConfigError(f"--{unused[0]} needs --run")
         text = TEXT if options.text is None else options.text
         example = Example.of(text, TARGET if options.target is None and text == TEXT else options.target)
         trained = None
     else:
-        run = load_run(options.run)
+        run = load_run(options)
         text = default_text(run, TEXT) if options.text is None else options.text
         example, trained = trained_example(run, text, options.target)
-        arguments, name = [*arguments, "--run", str(options.run)], trained.name
+        step = [] if options.step is None else ["--step", str(options.step)]
+        arguments, name = [*arguments, "--run", str(options.run), *step], trained.name
     arguments = [*arguments, "--text", text, *(["--target", options.target] if options.target is not None else [])]
     command = shlex.join(["python", "scripts/explain.py", *arguments])
     topics = page.build(example, options.topics, trained)
@@ -51,12 +55,11 @@ def parser() -> argparse.ArgumentParser:
         "text. No trained model is needed; --run adds the figures of one.",
     )
     result.add_argument("topics", nargs="*", metavar="TOPIC", help="topics to explain, such as rope (default: all)")
-    result.add_argument(
-        "--run",
-        type=run_path,
-        metavar="DIR",
-        help="a run folder: its tokenizer splits the text, and its weights compute figures of attention, the residual "
-        "stream and beam search",
+    add_run(
+        result,
+        required=False,
+        meaning="a run folder: its tokenizer splits the text, and its weights compute figures of attention, the "
+        "residual stream and beam search",
     )
     result.add_argument("--text", help=f"the text of the figures (default: {TEXT}; with --run, a held-out text)")
     result.add_argument(

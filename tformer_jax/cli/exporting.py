@@ -9,6 +9,7 @@ from pathlib import Path
 import tformer_jax as tj
 from tformer_jax.cli import export_checks
 from tformer_jax.cli.checkpoints import IMPORTED
+from tformer_jax.cli.common import load_run
 from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.interop import generation, hf
@@ -24,7 +25,7 @@ def save_run(options: argparse.Namespace) -> None:
         ConfigError: no architecture, or not `options.model_type`, computes the same as the model, or transformers
             computes something else from the written files.
     """
-    run = tj.load(options.run, mesh=options.mesh)
+    run = load_run(options)
     folder: Path = options.folder
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--top", type=integer(1), default=5, metavar="N", help="number of fills (default: 5)")
     options = parser.parse_args(argv)
     source = lines.opened(options)
-    run = load_run(options.run, options.mesh)
+    run = load_run(options)
     stream = functools.partial(run.mask_filler(top=options.top).stream, run.params)
 
     def plain(_: Line, fills: list["Fill"]) -> list[str]:

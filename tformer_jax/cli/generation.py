@@ -86,7 +86,7 @@ def load(options: argparse.Namespace, command: str, family: str) -> Generation:
     Raises:
         ConfigError: the folder is not a run folder, its model is of another family, or a setting is invalid.
     """
-    run = load_run(options.run, options.mesh)
+    run = load_run(options)
     run.require(command, family)
     decode = run.decoding(decoding.given(options), options.outputs, flag)
     return Generation(options, run.params, decode, run.generator(decode))

@@ -136,7 +136,7 @@ def settings_of(work: Work[Any]) -> outputs.Facts:
     """Returns what determines the output, except the input."""
     names = (*work.fields, *work.settings, "on_long_line")
     command = {name: getattr(work.options, name) for name in names}
-    return {"run": run_identity(work.options.run), "command": command, **work.facts}
+    return {"run": run_identity(work.options.run, work.options.step), "command": command, **work.facts}
 
 
 class LongLines:
@@ -197,8 +197,15 @@ def _lines(work: Work[Result], line: Line, result: Result, action: str | None) -
     return [outputs.as_line(text) for text in work.plain(line, result)]
 
 
-def run_identity(run: Path) -> dict[str, Any]:
-    """Returns facts that identify the current weights of a run, which change if training continues."""
+def run_identity(run: Path, step: int | None = None) -> dict[str, Any]:
+    """Returns facts that identify the weights of a run: the current ones, which change if training continues.
+
+    Args:
+        step: the step of the checkpoint that is used; None: the current weights.
+    """
+    if step is not None:
+        provenance = (run / "provenance.json").read_bytes()
+        return {"folder": str(resolved(run)), "files": hashlib.sha256(provenance).hexdigest(), "step": step}
     found = hashlib.sha256()
     for path in (run / "config.json", run_folder.weights_json(run)):
         found.update(path.read_bytes() if path.exists() else b"")

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints log-probability, number of scored tokens and text, tab-separated, per text; the perplexity to stderr."""
     options = parser().parse_args(argv)
     source = lines.opened(options)
-    run = load_run(options.run, options.mesh)
+    run = load_run(options)
     scorer, totals = run.scorer(), Totals()
     fields = fields_of(options, run.config.model.family)
 

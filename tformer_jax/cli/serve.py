@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.serving.served import Served
 
     with server.listen(options.host, options.port) as bound:
-        run = load_run(options.run, options.mesh)
+        run = load_run(options)
         encoder = run.config.model.family in ("classifier", "masked_lm")
         check_flags(options, encoder=encoder)
         engine = None if encoder else engine_of(run, options)

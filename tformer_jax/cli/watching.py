@@ -26,7 +26,7 @@ def show(options: argparse.Namespace, page: Path) -> None:
     """Writes arrays to `--npz`, if it is given, and without `--batch` the page of the text."""
     source = Source([] if options.text is None else [options.text], options.batch)
     texts = [line.texts[0] for line in source.lines({"--field": options.field})]
-    run = load_run(options.run, options.mesh)
+    run = load_run(options)
     examples = complete(run, texts)
     if options.npz:
         with writing(options.npz), replacing(options.npz) as partial:

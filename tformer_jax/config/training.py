@@ -126,6 +126,9 @@ class TrainConfig(Section):
     start_from: str | None = setting(
         None, "run folder whose parameters initialize the model where name and shape match"
     )
+    start_from_step: int | None = setting(
+        None, "start_from: step of the checkpoint to take; None: the final weights, or the newest checkpoint", low=0
+    )
     lora_rank: int = setting(0, "rank of LoRA updates (2022); only they are trained; 0: train all parameters", low=0)
     lora_alpha: float = setting(16.0, "LoRA: updates are multiplied by alpha / rank", low=0.0)
     lora_kernels: tuple[str, ...] = setting(
@@ -185,6 +188,8 @@ class TrainConfig(Section):
     def check(self) -> None:
         if self.weights == "ema" and self.ema_decay is None:
             raise self.error("weights", "needs train.ema_decay, such as 0.999")
+        if self.start_from_step is not None and self.start_from is None:
+            raise self.error("start_from_step", "is used only with train.start_from; leave it out")
         if self.noise_scale and self.accumulate == 1:
             raise self.error("noise_scale", "compares micro-batches: set train.accumulate to 2 or more")
         if self.weights == "average_last" and self.keep_checkpoints < self.average:

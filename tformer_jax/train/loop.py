@@ -144,12 +144,12 @@ class Trainer:
 
     def _loaded(self, run: Path, fresh: Any) -> Any:
         """Replaces the parameters `fresh` by those of `run` that match, and reports which."""
-        params, report = load_matching(
-            fresh, self.cfg.model, run, self.experiment.group, labels=self.experiment.corpus.labels
-        )
+        step, labels = self.cfg.train.start_from_step, self.experiment.corpus.labels
+        params, report = load_matching(fresh, self.cfg.model, run, self.experiment.group, labels=labels, step=step)
         if self.experiment.group.first:
-            run_folder.write_json(self.experiment.folder / "start_from.json", vars(report))
-        self.view.say(f"From {run}: {report}")
+            record = {"weights": run_folder.weights_of(run, step), **vars(report)}
+            run_folder.write_json(self.experiment.folder / "start_from.json", record)
+        self.view.say(f"From {run}{'' if step is None else f', step {step}'}: {report}")
         for warning in find_mismatches(self.cfg.train, self.cfg.model, self.experiment.tokenizers, run):
             self.view.say(warning)
         return params

@@ -105,9 +105,21 @@ def latest_step(run: Path) -> int | None:
 
 def latest_in(folder: Path) -> int | None:
     """Returns the step of the newest complete checkpoint in a folder of checkpoints, or None."""
+    return max(steps_in(folder), default=None)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in a folder of checkpoints, in order."""
     paths = folder.iterdir() if folder.is_dir() else ()
-    steps = (int(path.name) for path in paths if re.fullmatch(r"[0-9]+", path.name) and path.is_dir())
-    return max(steps, default=None)
+    return sorted(int(path.name) for path in paths if re.fullmatch(r"[0-9]+", path.name) and path.is_dir())
+
+
+def check_step(run: Path, step: int) -> None:
+    """Raises `ConfigError` if a run has no complete checkpoint of `step`; the message names the steps that it has."""
+    steps = steps_in(checkpoints(run))
+    if step not in steps:
+        others = f"its checkpoints are those of steps {', '.join(map(str, steps))}" if steps else "it has none"
+        raise ConfigError(f"{run} has no checkpoint of step {step}: {others}")
 
 
 def create(
@@ -198,8 +210,14 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
             )
 
 
-def weights_of(run: Path) -> dict[str, Any]:
-    """Returns the kind of the weights that a run is loaded with, and the steps that they come from."""
+def weights_of(run: Path, step: int | None = None) -> dict[str, Any]:
+    """Returns the kind of the weights that a run is loaded with, and the steps that they come from.
+
+    Args:
+        step: the step of the checkpoint that is loaded; None: the final weights, or the newest checkpoint.
+    """
+    if step is not None:
+        return {"kind": "checkpoint", "steps": [step]}
     latest, path = latest_step(run), weights_json(run)
     facts = read_json(path) if path.exists() else {"at_step": -1}
     if facts["at_step"] < (latest or 0):

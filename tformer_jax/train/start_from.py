@@ -64,7 +64,13 @@ class Report:
 
 
 def load_matching(
-    params: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE, *, labels: Labels = None
+    params: Any,
+    model: ModelConfig,
+    run: Path,
+    group: ProcessGroup = SINGLE,
+    *,
+    labels: Labels = None,
+    step: int | None = None,
 ) -> tuple[Any, Report]:
     """Replaces each parameter of `model` by that of `run`, in the layout of `model`, with the same name and shape.
 
@@ -73,11 +79,12 @@ def load_matching(
 
     Args:
         group: all processes that hold `params`.
+        step: step of the checkpoint to load, as for `load_trained`.
 
     Raises:
         ConfigError: `run` holds no trained model, or no parameter matches.
     """
-    trained = load_trained(run, mesh_of(params), group)
+    trained = load_trained(run, mesh_of(params), group, step=step)
     known = flatten_dict(conversions.in_layout_of(model, trained.cfg.model, trained.params), sep="/")
     known = _without_other_head(known, labels, run)
     unrolled, mine_unrolled = conversions.unrolled(model, params)
@@ -97,8 +104,10 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
             LoRA would freeze parameters that are newly initialized or of other tokens.
     """
     _check_run(train, run)
-    latest = run_folder.latest_step(run)
-    if not weights.verify(run, latest) and latest is None:
+    latest, step = run_folder.latest_step(run), train.start_from_step
+    if step is not None:
+        run_folder.check_step(run, step)
+    elif not weights.verify(run, latest) and latest is None:
         raise train.error("start_from", "holds no checkpoint: it was stopped before its first one; train it first")
     boxed = registry.shapes(registry.build(model))
     known = _without_other_head(_shapes_in_layout_of(model, run), labels, run)

@@ -30,15 +30,20 @@ class Trained:
     labels: tuple[str, ...] | None
 
 
-def load_trained(run: Path, mesh: Mesh | None = None, group: ProcessGroup = SINGLE) -> Trained:
+def load_trained(
+    run: Path, mesh: Mesh | None = None, group: ProcessGroup = SINGLE, *, step: int | None = None
+) -> Trained:
     """Loads the final weights of a run, or its newest checkpoint if the run has not finished.
 
     Args:
         mesh: mesh that holds the parameters; None: the first local device.
         group: all processes of the mesh; each loads its own shards.
+        step: load the checkpoint of this step instead: its parameters, their average if the optimizer is
+            schedule-free, or their EMA if `train.weights="ema"`.
 
     Raises:
-        ConfigError: `run` is not a run folder, has neither final weights nor a checkpoint, or is damaged.
+        ConfigError: `run` is not a run folder, has neither final weights nor a checkpoint, has no checkpoint of `step`,
+            or is damaged.
     """
     if not run.is_dir():
         problem = "is a file" if run.is_file() else "does not exist"
@@ -46,6 +51,8 @@ def load_trained(run: Path, mesh: Mesh | None = None, group: ProcessGroup = SING
     cfg = config.load(run / "config.json")
     if not run_folder.holds_weights(run):
         raise ConfigError(f"{run} holds no checkpoint yet; train it first")
+    if step is not None:
+        run_folder.check_step(run, step)
     model = registry.build(cfg.model)
     tokenizers, labels = Tokenizers.load(run / "tokenizers"), run_folder.load_labels(run)
     if labels is not None and len(labels) != cfg.model.num_classes:
@@ -53,16 +60,16 @@ def load_trained(run: Path, mesh: Mesh | None = None, group: ProcessGroup = SING
             f"{run}/labels.json has {len(labels)} classes, not {cfg.model.num_classes}: restore it from a copy"
         )
     mesh = mesh or make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
-    return Trained(cfg, model, _params(run, cfg, model, mesh, group), tokenizers, labels)
+    return Trained(cfg, model, _params(run, cfg, model, mesh, group, step), tokenizers, labels)
 
 
-def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup) -> Any:
+def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup, step: int | None) -> Any:
     abstract = registry.sharded_shapes(model, mesh)
     if not run_folder.checkpoints(run).is_dir():
         return weights.load(run, abstract, None)
     with contextlib.closing(Checkpointer(run_folder.checkpoints(run), group=group)) as checkpointer:
-        params = weights.load(run, abstract, checkpointer.latest_step())
+        params = weights.load(run, abstract, checkpointer.latest_step()) if step is None else None
         if params is not None:
             return params
         optimizer = optimizers.build(cfg, registry.shapes(model))
-        return weights.restored(cfg, checkpointer, state.abstract(model, optimizer, cfg, mesh))
+        return weights.restored(cfg, checkpointer, state.abstract(model, optimizer, cfg, mesh), step)

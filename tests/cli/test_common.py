@@ -1,0 +1,46 @@
+"""Flags that commands share."""
+
+import importlib
+
+import pytest
+
+from tformer_jax.cli import tformer
+
+READERS = "attention classify embed evaluate explain export_hf fill_mask generate score serve translate"
+"""Commands that compute with the weights of a run."""
+
+
+@pytest.mark.parametrize("command", READERS.split())
+def test_commands_that_compute_with_a_run_take_a_step_and_a_mesh(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"tformer_jax.cli.{command}").main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(flag in shown for flag in ("--run DIR", "--step N", "--mesh AXIS=SIZE"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["translate", "--run", "A", "--run", "B", "x"], "--run"),
+        (["evaluate", "--run", "A", "--step", "1", "--step", "2"], "--step"),
+        (["evaluate", "--run", "A", "--mesh", "data=1", "--mesh", "data=2"], "--mesh"),
+        (["train", "--config", "a.py", "--config", "b.py"], "--config"),
+        (["generate", "--run", "A", "--temperature", "1", "--temperature", "2", "x"], "--temperature"),
+        (["serve", "--run", "A", "--port", "1", "--port=2"], "--port"),
+    ],
+)
+def test_a_flag_that_is_written_twice_is_refused(arguments, flag, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tformer.main(arguments)
+    assert ended.value.code == 2
+    assert f"{flag}: is written twice; write it once" in capsys.readouterr().err
+
+
+def test_flags_that_may_be_repeated(capsys):
+    from tformer_jax.cli import translate
+
+    options = translate.parser().parse_args(["--run", "A", "--stop", "a", "--stop", "b", "x"])
+    assert options.stop == ["a", "b"]
+    again = translate.parser()
+    assert [again.parse_args(["--run", run, "x"]).run.name for run in "AB"] == ["A", "B"]
