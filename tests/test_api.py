@@ -153,7 +153,7 @@ def test_a_mesh_for_inference_need_not_divide_the_state_of_training(runs, monkey
     run = runs["decoder_lm"]
     cfg = dataclasses.replace(run.config, parallel=ParallelConfig(preset="zero1"))
     trained = Trained(cfg, run.model, run.params, run.tokenizers, None)
-    monkeypatch.setattr(tj.api, "load_trained", lambda path, mesh: trained)
+    monkeypatch.setattr(tj.api, "load_trained", lambda path, mesh, step: trained)
     assert tj.load("runs/x", mesh="data=3").config == cfg
 
 

@@ -147,7 +147,9 @@ def test_another_command_cannot_resume_a_file(runs, tmp_path, monkeypatch):
     refused("--beams", "2", problem="decode.strategy: 'greedy' -> 'beam'; decode.beams: 4 -> 2")
     refused("--seed", "1", problem="command.seed: 0 -> 1")
     with monkeypatch.context() as patch:
-        patch.setattr(lines, "run_identity", lambda run, step: {"folder": str(run), "files": "other", "checkpoints": []})
+        patch.setattr(
+            lines, "run_identity", lambda run, step: {"folder": str(run), "files": "other", "checkpoints": []}
+        )
         refused(problem="run.")
     (tmp_path / "in.txt").write_text("abc\nc\n")
     with pytest.raises(ConfigError, match="the input has changed since .*out.txt.partial was started: restore it"):

@@ -70,10 +70,8 @@ def test_a_step_without_a_checkpoint(several, first, tmp_path):
 
 def test_a_damaged_checkpoint_of_a_named_step(several, tmp_path):
     shutil.copytree(several, tmp_path / "run")
-    data = max((tmp_path / "run" / "checkpoints" / "2").rglob("d/*"), key=lambda path: path.stat().st_size)
-    whole = bytearray(data.read_bytes())
-    whole[len(whole) // 2] ^= 1
-    data.write_bytes(whole)
+    for path in (tmp_path / "run" / "checkpoints" / "2" / "state").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ConfigError, match="2 is damaged"):
         tj.load(tmp_path / "run", step=2)
     assert values(tj.load(tmp_path / "run", step=3).params) == {3}

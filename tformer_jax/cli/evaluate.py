@@ -16,6 +16,8 @@ from tformer_jax.cli import decoding
 from tformer_jax.cli.common import add_data, check_writable, load_run, run_parser
 from tformer_jax.config import Config, ConfigError, read_mesh, to_dict
 from tformer_jax.config.fields import flag
+from tformer_jax.parallel import rules
+from tformer_jax.parallel.placement import mesh_of
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(options.record)
     run = load_run(options)
     cfg = with_decoding(run, decoding.given(options))
-    if options.mesh is not None:
+    if mesh := mesh_of(run.params):
         cfg = dataclasses.replace(cfg, parallel=read_mesh(options.mesh))
+        rules.check(cfg, mesh.shape)
     result = evaluate(run, cfg, options.split, options.data)
     Console(highlight=False, emoji=False).print(table(result))
     if options.record:
@@ -61,13 +64,9 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.eval.evaluators import evaluators_for
-    from tformer_jax.parallel import rules
-    from tformer_jax.parallel.placement import mesh_of
     from tformer_jax.train import provenance, run_folder
     from tformer_jax.train.experiment import corpus_facts, find_tokenizers
 
-    if mesh := mesh_of(run.params):
-        rules.check(cfg, mesh.shape)
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
     if corpus.labels != run.labels:
         raise ConfigError(
