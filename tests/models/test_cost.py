@@ -143,8 +143,10 @@ def test_flops_of_the_gated_delta_rule_by_hand():
     D, F, V, T, C, N, H = 64, 256, 50, 48, 48, 4, 16
     cfg = tiny("decoder_lm", **SIZES, attention="gated_delta")
     projections = 2 * (3 * D * N * H + 2 * D * N + 2 * D * N * H)
-    rule = N * (3 * 2 * C * H + C * 2 * H + 3 * 2 * H * H + 2 * C * C)  # the last sums log decays
-    assert cost.of(cfg, 2, T).forward_flops == 2 * T * (projections + rule + 2 * 2 * D * F + 2 * D * V)
+    inverse = sum(64 // (2 * half) * 2 * 2 * half**3 for half in (2, 4, 8, 16, 32))  # of one chunk, padded to 64 tokens
+    rule = N * (3 * 2 * C * H + 2 * C * 2 * H + 3 * 2 * H * H + 2 * C * C)  # the last sums log decays
+    per_token = projections + rule + 2 * 2 * D * F + 2 * D * V
+    assert cost.of(cfg, 2, T).forward_flops == 2 * (T * per_token + N * inverse)
 
 
 def test_parameters_by_module():

@@ -60,6 +60,30 @@ def test_chunks_are_exact_after_strong_decays():
         np.testing.assert_allclose(last[b, n], expected_last.T, atol=3e-6)
 
 
+KEYS = {
+    "equal": np.ones((64, H)),
+    "alternating": np.ones((64, H)) * (-1.0) ** np.arange(64)[:, None],
+    "similar": 1 + 0.1 * np.random.default_rng(0).normal(size=(64, H)),
+    "a walk": np.random.default_rng(0).normal(size=(64, H)).cumsum(axis=0),
+    "random": np.random.default_rng(0).normal(size=(64, H)),
+}
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("length", [64, 37])
+@pytest.mark.parametrize("keys", KEYS)
+def test_systems_of_similar_keys_are_solved_in_float32(keys, length, resets):
+    """Powers of the system of equal keys have entries up to 10^18; `(I - L)(I + L^2)...` has an error of 10^9."""
+    k = KEYS[keys][:length] / np.linalg.norm(KEYS[keys][:length], axis=1, keepdims=True)
+    log_decay = np.where(np.arange(length) % 7 == 3, -1000.0 if resets else 0.0, -1e-3)
+    q, v = (np.random.default_rng(seed).normal(size=(length, size)) for seed, size in ((1, H), (2, V)))
+    tokens = [np.float32(x) for x in (q, k, v, log_decay, np.ones(length))]
+    out, last = jax.jit(delta_rule.full_pass)(*(x[None, :, None] for x in tokens), np.zeros((1, 1, H, V), np.float32))
+    expected, expected_last = oracles.delta_rule(*map(np.float64, tokens), np.zeros((V, H)))
+    np.testing.assert_allclose(out[0, :, 0], expected, atol=1e-5)
+    np.testing.assert_allclose(last[0, 0], expected_last.T, atol=1e-5)
+
+
 def test_steps_equal_the_recurrence():
     *tokens, state = inputs()
     step, outputs = jax.jit(delta_rule.step), []

@@ -25,7 +25,7 @@ DOTS_RECOMPUTED = {
 }
 """The `dot_general` of the forward pass that the backward pass computes again, by `model.remat`.
 
-Products of experts and triangular systems are computed again with all of these.
+Products of experts are computed again with all of these.
 """
 
 
@@ -153,7 +153,7 @@ def cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) ->
 
 
 def _flops(jaxpr: Any, *, dots: str = "all") -> int:
-    """Counts the FLOPs of matrix products and triangular systems, with inner functions and repeated scan steps.
+    """Counts the FLOPs of matrix products, with inner functions and repeated scan steps.
 
     Args:
         dots: which `dot_general` to count: "all", "batched" (with batch dimensions, as in attention) or "none".
@@ -167,8 +167,6 @@ def _flops(jaxpr: Any, *, dots: str = "all") -> int:
             if dots == "none" or (dots == "batched" and not batched):
                 continue
             total += 2 * equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
-        elif name == "triangular_solve":
-            total += equation.outvars[0].aval.size * equation.invars[0].aval.shape[-1]
         elif params.get("name") == "grouped_product" and equation.invars:  # its loops depend on the batch
             total += 2 * equation.invars[0].aval.size * equation.outvars[0].aval.shape[-1]
         else:

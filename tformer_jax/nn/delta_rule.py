@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 CHUNK = 64
-"""Maximum number of tokens whose interactions are computed as one triangular system. Unmeasured."""
+"""Maximum number of tokens whose interactions are computed as one triangular system, a power of two. Unmeasured."""
 
 
 def step(
@@ -83,7 +83,7 @@ def full_pass(
     beta_k = beta[..., None] * k
     system = decay * jnp.einsum("...ih,...jh->...ij", beta_k, k)
     right = jnp.concatenate([beta[..., None] * v, from_start * beta_k], axis=-1)
-    solved = jax.lax.linalg.triangular_solve(system, right, left_side=True, lower=True, unit_diagonal=True)
+    solved = _product(_unit_inverse(_padded_to_power_of_two(jnp.tril(system, -1)))[..., :C, :C], right)
     written, forgotten = jnp.split(solved, [v.shape[-1]], axis=-1)
     within = decay * jnp.einsum("...ih,...jh->...ij", q, k)
 
@@ -106,3 +106,31 @@ def _sums_between(x: jax.Array) -> jax.Array:
     C = x.shape[-1]
     until, after = jnp.tril(jnp.ones((C, C), x.dtype)), jnp.tril(jnp.ones((C, C), x.dtype), -1)
     return jnp.einsum("im,...mj->...ij", until, x[..., None] * after, precision=jax.lax.Precision.HIGHEST)
+
+
+def _unit_inverse(lower: jax.Array) -> jax.Array:
+    """Inverts I + L for a strictly lower triangular L [..., C, C], with C a power of two, by matrix products only.
+
+    The inverse of [[A, 0], [M, B]] is [[A^-1, 0], [-B^-1 M A^-1, B^-1]]. The product (I - L)(I + L^2)(I + L^4)... is
+    also the inverse, but useless in float32 for similar keys: powers of L grow like binomial coefficients and cancel.
+    `jax.lax.linalg.triangular_solve` calls LAPACK on CPUs, which waits for the threads of the process; with several
+    virtual devices, these may wait in an all-reduce for this device, and no step ends (jaxlib 0.10.2).
+    """
+    half = lower.shape[-1] // 2
+    if half <= 1:
+        return jnp.eye(lower.shape[-1], dtype=lower.dtype) - lower
+    first, second = _unit_inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    corner = -_product(second, _product(lower[..., half:, :half], first))
+    top = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+
+
+def _padded_to_power_of_two(matrix: jax.Array) -> jax.Array:
+    """Pads the last two axes [..., C, C] with zeros at the end, to the next power of two."""
+    missing = (1 << (matrix.shape[-1] - 1).bit_length()) - matrix.shape[-1]
+    return jnp.pad(matrix, [(0, 0)] * (matrix.ndim - 2) + [(0, missing)] * 2)
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Multiplies matrices in float32, also on devices that round the factors of products by default."""
+    return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
