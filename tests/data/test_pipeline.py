@@ -13,9 +13,9 @@ import pytest
 from tests.helpers import rest_slow
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig, NoiseConfig
 from tformer_jax.data import pipeline
-from tformer_jax.data.corpora import Corpus, Joined, load_corpus
+from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.pending import jsonable
-from tformer_jax.data.pipeline import evaluation_batches, train_batches
+from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.transforms import Tokenized
@@ -207,9 +207,9 @@ def test_shapes_are_those_of_the_buckets_and_multiples_are_kept():
 
 @pytest.mark.parametrize("source_window", [17, None])
 def test_packed_rows_have_the_lengths_of_the_windows(source_window):
-    cfg, _, tokenizers = setup("translation packed", source_window=source_window)
-    (batch,) = evaluation_batches(cfg, PAIRS[:2], tokenizers)
-    assert (batch["source"].shape, batch["target_in"].shape) == ((4, source_window or 20), (4, 20))
+    cfg, corpus, tokenizers = setup("translation packed", source_window=source_window)
+    (batch,) = take(train_batches(cfg, corpus, tokenizers), 1)
+    assert (batch["source"].shape, batch["target_in"].shape) == ((3, source_window or 20), (3, 20))
 
 
 def test_a_translation_batch_by_hand():
@@ -224,27 +224,57 @@ def test_a_translation_batch_by_hand():
     assert (batch["target_out"][1:] == IGNORED).all()
 
 
-def test_long_texts_are_cut_but_targets_keep_their_end(caplog):
+LONG = {"source": "a" * 50, "target": "A" * 50}
+
+
+def test_evaluation_reads_whole_pairs_up_to_the_length_of_the_model(caplog):
     cfg, _, tokenizers = setup("translation in buckets")
-    (batch,) = evaluation_batches(cfg, [{"source": "a" * 50, "target": "A" * 50}], tokenizers)
-    assert batch["source"].shape == (4, 16)
+    (batch,) = evaluation_batches(cfg, [{"source": "a" * 31, "target": "A" * 31}], tokenizers)
     assert batch["target_out"][0, -1] == batch["source"][0, -1] == EOS
-    assert "truncating texts longer than 15 tokens (the first has 50)" in caplog.text
+    (batch,) = evaluation_batches(cfg, [LONG], tokenizers)
+    assert batch["source"][0, -1] == EOS
+    np.testing.assert_array_equal(batch["target_out"][0], tokenizers.target.encode("A" * 32))
+    np.testing.assert_array_equal(batch["target_in"][0], [BOS, *tokenizers.target.encode("A" * 31)])
+    assert "truncating texts longer than 31 tokens (the first has 50); increase model.max_length" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes", "setting"),
-    [
-        ("translation in buckets", {}, "the last of data.bucket_lengths"),
-        ("translation packed", {}, "data.source_window"),
-        ("translation packed", {"source_window": None}, "data.window"),
-    ],
-)
-def test_a_warning_names_the_setting_that_cuts_texts(kind, sizes, setting, caplog):
-    cfg, corpus, tokenizers = setup(kind, **sizes)
-    long = {key: value * 50 for key, value in corpus.train[0].items()}
-    next(evaluation_batches(cfg, [long], tokenizers))
-    assert f"); increase {setting} to keep them" in caplog.text
+@pytest.mark.parametrize("kind", ["translation in buckets", "translation packed"])
+def test_training_drops_pairs_with_a_long_side(kind, caplog):
+    cfg, _, tokenizers = setup(kind)
+    short = [pair for pair in PAIRS if len(pair["source"]) < 9]
+    corpus = Corpus([LONG, *short, {"source": "ab", "target": "A" * 20}], [], [])
+    batches = take(train_batches(cfg, corpus, tokenizers), 40)
+    texts = {tokenizers.target.decode(row) for batch in batches for row in split_rows(batch, "target_out")}
+    assert texts == {pair["target"] for pair in short}
+    assert "dropping pairs that do not fit" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["translation in buckets", "translation packed"])
+def test_a_truncated_target_has_no_end_label(kind):
+    cfg, _, tokenizers = setup(kind, long_pairs="truncate")
+    batches = take(train_batches(cfg, Corpus([LONG], [], []), tokenizers), 3)
+    length = cfg.data.longest
+    for batch in batches:
+        rows = split_rows(batch, "target_out")
+        assert rows
+        for row in rows:
+            np.testing.assert_array_equal(row, tokenizers.target.encode("A" * length))
+        assert all(row[-1] == EOS for row in split_rows(batch, "source"))
+
+
+def split_rows(batch, key) -> list[np.ndarray]:
+    """Returns the tokens of each example of a batch, packed or not."""
+    segments = batch.get({"source": "source_segments", "target_out": "target_segments"}[key])
+    if segments is None:
+        segments = (batch[key] >= 0).astype(np.int32)
+    rows = zip(batch[key], segments, strict=True)
+    return [row[segment == number] for row, segment in rows for number in range(1, segment.max() + 1)]
+
+
+def test_training_data_of_long_pairs_alone_is_an_error():
+    cfg, _, tokenizers = setup("translation in buckets")
+    with pytest.raises(DataError, match="all pairs of split train are longer than 16 or 16 tokens: increase the last"):
+        check_predictable(cfg, Corpus([LONG] * 3, PAIRS, PAIRS), tokenizers)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
 from tformer_jax.eval.evaluators import Evaluation, evaluators_for
 from tformer_jax.eval.samples import ContinuationEvaluator
 from tformer_jax.eval.translation import TranslationEvaluator
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import RowDecoder
+from tformer_jax.inference.score import Scorer
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
@@ -180,15 +182,37 @@ def test_classification(batch_size):
 
 
 def test_the_labels_of_long_texts_are_those_that_the_accuracy_counts():
-    """Texts are truncated to the longest bucket, of 9 tokens, although the model takes 16."""
+    """Texts are read as far as the model takes them, 16 tokens, although the longest bucket has 9."""
     model, params = build(tiny("classifier"))
-    texts = [first * 9 + second * 7 for first in "abcdefg" for second in "abcdefg"]
-    whole, cut = ([label_of(model, params, text[:limit]) for text in texts] for limit in (16, 9))
-    assert whole != cut
-    examples = [{"text": text, "label": label} for text, label in zip(texts, whole, strict=True)]
+    texts = [first * 9 + second * 9 for first in "abcdefg" for second in "abcdefg"]
+    expected = [label_of(model, params, text[:16]) for text in texts]
+    assert expected != [label_of(model, params, text[:9]) for text in texts]
+    examples = [{"text": text, "label": label} for text, label in zip(texts, expected, strict=True)]
     metrics, outputs = evaluate("classifier", model, params, examples, batch_size=8)
-    assert [output.output for output in outputs] == cut
-    assert metrics["accuracy"] == pytest.approx(100 * np.mean([a == b for a, b in zip(whole, cut, strict=True)]))
+    assert [output.output for output in outputs] == expected
+    assert metrics["accuracy"] == 100
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [
+        {"bucket_lengths": (4,), "batch_tokens": 32},
+        {"bucket_lengths": (5, 9, 16), "batch_tokens": 128},
+        {"batching": "packed", "window": 6},
+        {"batching": "packed", "window": 16, "source_window": 7},
+    ],
+)
+def test_the_loss_of_pairs_does_not_depend_on_the_batching(batching):
+    """The reference scores each pair alone; the last one exceeds the model's 16 tokens and has no end."""
+    model, params = build(tiny("seq2seq"))
+    pairs = [("abc", "cba"), ("a", "g"), ("abcdefg", "gfedcbagfed"), ("ab" * 7, "ba" * 10)]
+    examples = [{"source": source, "target": target} for source, target in pairs]
+    cfg = Config(model=model.cfg, data=DataConfig(**batching), eval=EvalConfig(batch_size=3))
+    likelihood, _ = evaluators_for(cfg, model, Corpus([], [], examples), TOKENIZERS, "test", 0)
+    scored = list(Scorer(cfg, model, TOKENIZERS).stream(params, pairs, long_texts=LongTexts("truncate")))
+    assert [len(one.tokens) for one in scored] == [4, 2, 12, 16]
+    expected = -sum(one.total for one in scored) / sum(len(one.tokens) for one in scored)
+    assert likelihood(params).metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def label_of(model, params, text: str) -> str:

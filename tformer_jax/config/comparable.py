@@ -70,9 +70,7 @@ def labels(settings: Settings) -> dict[str, Any]:
         noise = (name for name in settings if name.startswith("data.noise."))
         return _named(settings, ("data.objective", "data.window", *noise))
     if settings["model.family"] == "seq2seq":
-        buckets = settings["data.batching"] == "buckets"
-        longest = settings["data.bucket_lengths"][-1] if buckets else settings["data.window"]
-        return {"the length that targets are truncated to": longest}
+        return _named(settings, ("model.max_length",))
     window = ("data.window",) if settings["model.prefix_lm"] else ()
     return _named(settings, ("data.batching", "model.prefix_lm", *window))
 

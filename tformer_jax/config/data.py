@@ -159,6 +159,13 @@ class DataConfig(Section):
         choices=("split", "truncate"),
         used_by=PACKED,
     )
+    long_pairs: str = setting(
+        "drop",
+        "pairs with a side that is longer than its row: drop them in training, or truncate each side, a target without "
+        "an end; evaluation scores whole targets",
+        choices=("drop", "truncate"),
+        used_by={"batching": ("buckets", "packed")},
+    )
     workers: int = setting(0, "loader processes that tokenize text or read windows; 0: a thread does it", low=0)
 
     def check(self) -> None:

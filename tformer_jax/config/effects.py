@@ -18,6 +18,8 @@ def _data(cfg: "Config") -> Iterator[str]:
     if cfg.model.family == "seq2seq" and not cfg.data.objective:
         yield from _languages(cfg)
         return
+    if cfg.data.long_pairs != "drop":
+        yield f"data.long_pairs={cfg.data.long_pairs!r} has no effect without translation"
     if not cfg.data.shared_vocab:
         yield "data.shared_vocab=False has no effect without translation"
     unused = ("target_language",) if cfg.data.normalize else ("source_language", "target_language")

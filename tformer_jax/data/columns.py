@@ -25,13 +25,18 @@ class Column(NamedTuple):
         stops = np.cumsum(self.lengths).tolist()
         return [self.ids[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
-    def truncate(self, limit: int) -> "Column":
-        """Truncates each example to its first `limit` ids."""
+    def truncate(self, limit: int | np.ndarray) -> "Column":
+        """Truncates each example to its first `limit` ids, a number or one per example."""
         if not (self.lengths > limit).any():
             return self
         starts = np.cumsum(self.lengths) - self.lengths
         offsets = np.arange(len(self.ids)) - np.repeat(starts, self.lengths)
-        return Column(self.ids[offsets < limit], np.minimum(self.lengths, limit))
+        limits = np.broadcast_to(limit, self.lengths.shape)
+        return Column(self.ids[offsets < np.repeat(limits, self.lengths)], np.minimum(self.lengths, limits))
+
+    def select(self, chosen: np.ndarray) -> "Column":
+        """Returns the examples where `chosen`, bool [examples], is True."""
+        return Column(self.ids[np.repeat(chosen, self.lengths)], self.lengths[chosen])
 
     def append(self, token: int) -> "Column":
         """Appends a token to each example."""

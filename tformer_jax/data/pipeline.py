@@ -27,7 +27,14 @@ from tformer_jax.data.pending import PendingExample, of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, LengthReader, RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers, is_bpe
-from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, document_end, feature_converter
+from tformer_jax.data.transforms import (
+    FeatureConverter,
+    IdReader,
+    Tokenized,
+    document_end,
+    evaluation_converter,
+    feature_converter,
+)
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 BLOCK = 512
@@ -77,8 +84,8 @@ def evaluation_batches(
 
     Batches have the rows of `shards.own` only, and only those are read from prepared data.
 
-    Documents are evaluated completely: those longer than a packed row continue in further rows, even with
-    `data.long_documents="truncate"`.
+    Texts are evaluated completely, whatever the length of rows in training: documents longer than a packed row continue
+    in further rows, and pairs and labeled texts are truncated only where the model cannot read more.
 
     Args:
         limit: number of examples, from the first one; 0: all.
@@ -104,15 +111,26 @@ def _evaluation_batches(
         stream, prefix_lm = token_stream(reader, end, limit), cfg.model.prefix_lm
         yield from covering_windows(stream, cfg.data.window, rows, shards, prefix_lm=prefix_lm)
         return
-    convert = dataclasses.replace(feature_converter(cfg, tokenizers), split=True)
+    convert = evaluation_converter(cfg, tokenizers)
     read = RowReader(reader, convert, shards)
     indices = range(len(reader))[: limit or None]
     blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
     pending = itertools.chain.from_iterable(map(_pending(reader, convert), blocks))
-    if cfg.data.batching == "packed":
+    if cfg.model.family == "decoder_lm":
         yield from packed_once(pending, rows, _capacity(cfg), read)
     else:
-        yield from bucketed_once(pending, rows, cfg.data.bucket_lengths, read)
+        yield from bucketed_once(pending, rows, evaluation_lengths(cfg), read)
+
+
+def evaluation_lengths(cfg: Config) -> list[int]:
+    """Returns the lengths that rows of pairs and labeled texts are padded to in evaluation, up to the model's.
+
+    They are the bucket lengths of training and further ones, so that a loss does not depend on the batching.
+    """
+    longest = cfg.model.max_length
+    buckets = cfg.data.bucket_lengths if cfg.data.batching == "buckets" else ()
+    powers = (2**n for n in range(4, longest.bit_length()))
+    return sorted({*buckets, *(length for length in powers if length > max(buckets, default=0)), longest})
 
 
 def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
@@ -124,12 +142,27 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
         for split in ("train", "validation", "test"):
             if not any(_has_tokens(example, tokenizers) for example in getattr(corpus, split)):
                 raise DataError(f"all examples of split {split} are empty or have no token: name other data")
+        _check_fitting(cfg, corpus, tokenizers)
         return
     for split, limit in (("validation", cfg.eval.examples), ("test", 0)):
         reader, end = _reader(getattr(corpus, split), tokenizers), document_end(tokenizers.target)
         tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
         if tokens < 2:
             raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
+
+
+def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
+    """Raises `DataError` if all training pairs would be dropped for their length."""
+    convert = feature_converter(cfg, tokenizers)
+    if not convert.drop or cfg.model.family != "seq2seq":
+        return
+    reader = _reader(corpus.train, tokenizers)
+    blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
+    if not any(_pending(reader, convert)(block) for block in blocks):
+        raise DataError(
+            f"all pairs of split train are longer than {convert.source_length} or {convert.length} tokens: increase "
+            f"{convert.settings[0]}, or set data.long_pairs='truncate'"
+        )
 
 
 def _has_tokens(example: Example, tokenizers: Tokenizers) -> bool:

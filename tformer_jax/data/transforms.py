@@ -81,13 +81,15 @@ def tokenize(
 class FeatureConverter:
     """Converts token ids to the inputs and labels of a model.
 
-    They are truncated to the row lengths; the first truncation is logged as a warning.
+    They are truncated to the row lengths, or dropped; the first time is logged as a warning.
     """
 
     length: int
     source_length: int
     split: bool = False
     """Split a document that is too long into several examples instead of truncating it."""
+    drop: bool = False
+    """Drop pairs that are too long instead of truncating their sides."""
     source: SpecialTokens = DEFAULT_SPECIAL_TOKENS
     """Special tokens of sources."""
     target: SpecialTokens = DEFAULT_SPECIAL_TOKENS
@@ -102,7 +104,9 @@ class FeatureConverter:
         """Returns {"source", "target_in", "target_out"} for translation pairs, {"tokens", "label"} for labeled texts
         and {"tokens", "targets"} for documents.
 
-        Each example yields one example, except documents: an empty one yields none, a long one several if `split`.
+        Each example yields one example, except long pairs if `drop`, which yield none, and documents: an empty one
+        yields none, a long one several if `split`. A truncated target has no end label, so that no model learns to stop
+        there.
         """
         if "label" in ids:
             texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
@@ -112,17 +116,38 @@ class FeatureConverter:
             if not self.split:
                 tokens, targets = self._truncate(tokens, self.length, self.settings[0]), targets.truncate(self.length)
             return {"tokens": tokens.split(self.length), "targets": targets.split(self.length)}
+        return self._pairs(ids)
+
+    def _pairs(self, ids: Block) -> Block:
+        if self.drop:
+            fits = self._fits({key: column.lengths for key, column in ids.items()})
+            if not fits.all() and not self.reported:
+                limits = (self.source_length, self.length)
+                logging.getLogger(__name__).warning(
+                    "dropping pairs that do not fit %d tokens of source and %d of target; increase %s to keep them, "
+                    "or set data.long_pairs='truncate'",
+                    *(*limits, " or ".join(dict.fromkeys(reversed(self.settings)))),
+                )
+                self.reported = True
+            ids = {key: column.select(fits) for key, column in ids.items()}
         source = self._truncate(ids["source"], self.source_length - self.source.added_to_side, self.settings[1])
-        target = self._truncate(ids["target"], self.length - self.target.added_to_side, self.settings[0])
-        before, closing = self.target.before, self.target.after_side
+        whole = ids["target"].surround(self.target.before, self.target.after_side)
+        target = self._truncate(whole, self.length, self.settings[0])
         return {
             "source": source.surround(self.source.before, self.source.after_side),
-            "target_in": target.surround((self.target.start, *before), closing[:-1]),
-            "target_out": target.surround(before, closing),
+            "target_in": whole.prepend(self.target.start).truncate(target.lengths),
+            "target_out": target,
         }
+
+    def _fits(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns whether both sides of pairs fit into their rows: bool [pairs]."""
+        sources = lengths["source"] + self.source.added_to_side <= self.source_length
+        return sources & (lengths["target"] + self.target.added_to_side <= self.length)
 
     def pieces(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the number of examples made of each text, given the numbers of its ids by key: int64 [texts]."""
+        if "source" in lengths and self.drop:
+            return self._fits(lengths).astype(np.int64)
         if "text" not in lengths or "label" in lengths:
             return np.ones(len(next(iter(lengths.values()))), np.int64)
         pieces = -(-lengths["text"] // self.length)
@@ -167,16 +192,26 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         _check_room(data, name, length, target.added_to_side)
     elif cfg.model.family == "classifier":
         _check_room(data, name, length, target.added)
-    split, end = data.long_documents == "split", document_end(tokenizers.target)
+    end = document_end(tokenizers.target)
     return FeatureConverter(
         length,
         source_length,
-        split=split,
+        split=data.long_documents == "split",
+        drop=data.long_pairs == "drop",
         source=source,
         target=target,
         end=IGNORED if end is None else end,
         settings=settings,
     )
+
+
+def evaluation_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
+    """Builds the `FeatureConverter` of evaluation: pairs and labeled texts as far as the model can read them."""
+    convert = dataclasses.replace(feature_converter(cfg, tokenizers), split=True, drop=False)
+    if cfg.model.family == "decoder_lm":
+        return convert
+    longest = cfg.model.max_length
+    return dataclasses.replace(convert, length=longest, source_length=longest, settings=("model.max_length",) * 2)
 
 
 def _check_room(cfg: DataConfig, name: str, length: int, added: int) -> None:

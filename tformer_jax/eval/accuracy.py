@@ -28,12 +28,12 @@ class ClassificationEvaluator:
     ):
         self._examples = examples
         self._likelihood = likelihood
-        self._classify = LabelClassifier(cfg, model, tokenizers, labels, max_length=cfg.data.longest)
+        self._classify = LabelClassifier(cfg, model, tokenizers, labels)
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels.
 
-        Texts are truncated to the last of `data.bucket_lengths`.
+        Texts are truncated to the model's maximum length.
         """
         loss, accuracy, losses = self._likelihood(params)
         texts = [example["text"] for example in self._examples]

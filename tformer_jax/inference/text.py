@@ -143,23 +143,10 @@ class TextGenerator(_Generator):
 
 
 class LabelClassifier:
-    """Predicts the most probable label of texts with a `Classifier` model.
+    """Predicts the most probable label of texts with a `Classifier` model."""
 
-    Args:
-        max_length: maximum length of a text, in tokens; None: the model's.
-    """
-
-    def __init__(
-        self,
-        cfg: Config,
-        model: nn.Module,
-        tokenizers: Tokenizers,
-        labels: Sequence[str],
-        *,
-        max_length: int | None = None,
-    ):
+    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, labels: Sequence[str]):
         self.cfg, self.model, self.tokenizers, self.labels = cfg, model, tokenizers, labels
-        self.max_length = max_length or cfg.model.max_length
 
     def __call__(
         self, params: Any, texts: Sequence[str], *, long_texts: LongTexts | None = None
@@ -185,7 +172,7 @@ class LabelClassifier:
 
     def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
         fit, tokenizer = (long_texts or LongTexts()).fit, self.tokenizers.target
-        limit = self.max_length - tokenizer.special.added
+        limit = self.cfg.model.max_length - tokenizer.special.added
 
         def encode(index: int, text: str) -> list[int]:
             return tokenizer.special.wrap_text(fit(index, tokenizer.encode(text), limit, "text") or [])
