@@ -130,7 +130,7 @@ def test_logits_do_not_depend_on_the_batch(runs):
             "text 1: decode.prefix='abc' has 3 tokens, but only 1 fit after the prompt: shorten one",
         ),
         ("decoder_lm", lambda run: run.generate(["a"], seed=-1), "seed=-1: must be an integer from 0 to 4294967295"),
-        ("classifier", lambda run: run.embed(["a"], pooling="max"), "pooling='max': must be one of mean, first, last"),
+        ("classifier", lambda run: run.embed(["a"], pooling="sum"), "pooling='sum': must be one of mean, first, last"),
         ("decoder_lm", lambda run: run.logits(["a" * 17]), "text 1 has 17 tokens, but the model takes at most 16"),
     ],
 )  # fmt: skip

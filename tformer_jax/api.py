@@ -207,13 +207,23 @@ class Run:
         self.require("score", "seq2seq", "decoder_lm")
         return Scorer(self.config, self.model, self.tokenizers)
 
-    def embedder(self, *, pooling: str = "mean", normalize: bool = False) -> Embedder:
+    def embedder(
+        self, *, pooling: str | None = None, normalize: bool | None = None, prompt: str | None = None
+    ) -> Embedder:
         """Returns the embedder, which can stream any number of texts; see `Embedder`."""
-        return Embedder(self.config, self.model, self.tokenizers, pooling=pooling, normalize=normalize)
+        how: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "prompt": prompt}
+        return Embedder(self.config, self.model, self.tokenizers, **how)
 
-    def embed(self, texts: Sequence[str], *, pooling: str = "mean", normalize: bool = False) -> np.ndarray:
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+    ) -> np.ndarray:
         """Returns the embeddings of texts, float32 [texts, D]; arguments are those of `Embedder`."""
-        embedder = self.embedder(pooling=pooling, normalize=normalize)
+        embedder = self.embedder(pooling=pooling, normalize=normalize, prompt=prompt)
         found = list(embedder.stream(self.params, _texts(texts)))
         return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)
 

@@ -100,19 +100,6 @@ def test_translations_are_equal(imported, case, capsys):
     assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
 
 
-def test_modules_after_the_model_are_reported(imported, tmp_path, capsys):
-    folder, _, _ = imported("bert")
-    folder = shutil.copytree(folder, tmp_path / "copy")
-    names = ("Transformer", "Pooling", "Normalize")
-    modules = [{"idx": n, "type": f"sentence_transformers.models.{name}"} for n, name in enumerate(names)]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
-    assert "modules.json: Pooling, Normalize of sentence-transformers are not imported" in capsys.readouterr().err
-    (folder / "modules.json").write_text("3")
-    with pytest.raises(ConfigError, match=r"modules.json is not a list of modules of sentence-transformers"):
-        import_hf.main([str(folder), "--run", str(tmp_path / "other")])
-
-
 @pytest.mark.parametrize("beams", rest_slow([1, 3], 1))
 def test_a_forced_end_shortens_outputs(imported, beams, tmp_path, capsys):
     """Of an output that is as long as the limit, transformers replaces the last token by EOS."""

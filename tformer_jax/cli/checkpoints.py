@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, ModelConfig, read_mesh
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.paths import is_remote
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
-from tformer_jax.interop import files, generation, hf, hub, state_dicts
+from tformer_jax.interop import files, generation, hf, hub, sentence, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import run_folder, weights
 from tformer_jax.train.guards import FolderLock
@@ -37,6 +37,7 @@ class Imported(NamedTuple):
     labels: list[str] | None = None
     notes: Sequence[str] = ()
     """Messages for the user."""
+    embed: EmbedConfig = EmbedConfig()
 
 
 def make_run(options: argparse.Namespace) -> None:
@@ -53,7 +54,7 @@ def make_run(options: argparse.Namespace) -> None:
     else:
         folder = path if path.exists() else hub.download(options.checkpoint)
         found = _of_folder(folder, {"mesh": mesh} | ({"family": options.family} if options.family else {}))
-    cfg = Config(name=run.name, model=found.model, data=_data(run, found.model), decode=found.decode)
+    cfg = Config(name=run.name, model=found.model, data=_data(run, found.model), decode=found.decode, embed=found.embed)
     checksums = {file.name: _checksum(file) for file in found.files}
     source = str(path.resolve()) if path.exists() else options.checkpoint
     with contextlib.ExitStack() as on_exit:
@@ -90,11 +91,12 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
     if unread := files.unread_weights(folder):
         notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
-    if modules := files.modules_after_model(folder):
-        flags = "--pooling and --normalize of embed.py and serve.py replace them"
-        notes.append(f"modules.json: {', '.join(modules)} of sentence-transformers are not imported; {flags}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    return Imported(theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes)
+    embed = sentence.read_embedding(folder, tokenizers.source, cfg.max_length)
+    if changed := list(embed.changed_settings()):
+        written = ", ".join(f"embed.{name}={getattr(embed, name)!r}" for name in changed)
+        notes.append(f"{sentence.MODULES} of sentence-transformers: {written}")
+    return Imported(theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed)
 
 
 def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -> Imported:

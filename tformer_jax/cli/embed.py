@@ -11,7 +11,7 @@ from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import check_writable, load_run
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config import ConfigError
-from tformer_jax.config.kinds import POOLINGS
+from tformer_jax.config.kinds import EMBEDDING_POOLINGS
 from tformer_jax.config.paths import replacing
 from tformer_jax.train.errors import RunError
 
@@ -36,9 +36,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if as_array:
         check_writable(options.output, "--output")
     run = load_run(options)
-    embedder = run.embedder(pooling=options.pooling, normalize=options.normalize)
+    names = ("pooling", "normalize", "prompt")
+    embedder = run.embedder(**{name: getattr(options, name) for name in names})
+    for name in names:
+        setattr(options, name, getattr(embedder, name))
     stream = functools.partial(embedder.stream, run.params)
-    work = lines.Work(options, stream, plain, added, NAMES, settings=("pooling", "normalize"))
+    work = lines.Work(options, stream, plain, added, NAMES, settings=names)
     if as_array:
         write_array(source, work)
     else:
@@ -90,6 +93,9 @@ def parser() -> argparse.ArgumentParser:
     )
     lines.add_field(result)
     add_pooling(result)
+    result.add_argument(
+        "--prompt", metavar="NAME", help="prompt of embed.prompts to put before each text (default: embed.prompt)"
+    )
     return result
 
 
@@ -97,8 +103,11 @@ def add_pooling(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for how an embedding is computed from the states of its tokens."""
     parser.add_argument(
         "--pooling",
-        choices=POOLINGS,
-        default="mean",
-        help="embeddings: the mean over all tokens, or the first or the last token (default: mean)",
+        choices=EMBEDDING_POOLINGS,
+        help="embeddings: the mean over all tokens, the first or the last token, ... (default: embed.pooling)",
     )
-    parser.add_argument("--normalize", action="store_true", help="scale embeddings to length 1")
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="scale embeddings to length 1 (default: embed.normalize)",
+    )

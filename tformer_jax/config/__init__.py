@@ -11,6 +11,7 @@ from tformer_jax.config.convert import (
 )
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
+from tformer_jax.config.embed import EmbedConfig
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.moe import MoEConfig
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigError",
     "DataConfig",
     "DecodeConfig",
+    "EmbedConfig",
     "EvalConfig",
     "MoEConfig",
     "ModelConfig",

@@ -87,6 +87,9 @@ ACTIVATIONS: Kinds = {
 }
 POOLINGS = ("mean", "first", "last")
 """Poolings over the tokens of a text."""
+EMBEDDING_POOLINGS = (*POOLINGS, "max", "mean_sqrt", "weighted_mean")
+"""Poolings of embeddings: also the maximum, the sum divided by the square root of the number of tokens, and the mean
+with the position of a token as its weight, 1 for the first one."""
 
 
 def load(kinds: Kinds, name: str) -> Any:

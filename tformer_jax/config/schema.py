@@ -6,6 +6,7 @@ from typing import ClassVar
 from tformer_jax.config import effects
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
+from tformer_jax.config.embed import EmbedConfig
 from tformer_jax.config.fields import Section, section, setting
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
@@ -63,6 +64,7 @@ class Config(Section):
     parallel: ParallelConfig = section(ParallelConfig)
     decode: DecodeConfig = section(DecodeConfig)
     eval: EvalConfig = section(EvalConfig)
+    embed: EmbedConfig = section(EmbedConfig)
 
     def without_effect(self) -> list[str]:
         """As `Section.without_effect`."""
@@ -75,6 +77,8 @@ class Config(Section):
         if objective not in OBJECTIVES[family]:
             raise self.data.error("objective", f"must be one of {OBJECTIVES[family]} for model.family={family!r}")
         of_data = f"data.objective={objective!r}" if objective else f"model.family={family!r}"
+        if self.embed.max_length is not None and self.embed.max_length > self.model.max_length:
+            raise self.embed.error("max_length", f"must not exceed model.max_length={self.model.max_length}")
         self._check_data(of_data)
         self._check_training(of_data)
         if self.eval.references == "normalized" and not self.data.normalize:

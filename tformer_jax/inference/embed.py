@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import Config, ConfigError
-from tformer_jax.config.kinds import POOLINGS
+from tformer_jax.config.kinds import EMBEDDING_POOLINGS, POOLINGS
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.encoding import LongTexts
@@ -26,17 +26,31 @@ class Embedder:
     The special tokens around a text count as its tokens.
 
     Args:
-        pooling: the mean over the tokens, or the state of the first or last token.
-        normalize: divide each embedding by its Euclidean norm.
+        pooling: a value of `embed.pooling`; None: that of `cfg`.
+        normalize: divide each embedding by its Euclidean norm; None: as `cfg` says.
+        prompt: name of a prompt of `embed.prompts`, which is put before each text; "": none; None: that of `cfg`.
 
     Raises:
-        ConfigError: `pooling` is unknown.
+        ConfigError: `pooling` or `prompt` is unknown.
     """
 
-    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, pooling: str, normalize: bool):
-        if pooling not in POOLINGS:
-            raise ConfigError(f"pooling={pooling!r}: must be one of {', '.join(POOLINGS)}")
-        self.cfg, self.model, self.pooling, self.normalize = cfg, model, pooling, normalize
+    def __init__(
+        self,
+        cfg: Config,
+        model: nn.Module,
+        tokenizers: Tokenizers,
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+    ):
+        self.pooling = cfg.embed.pooling if pooling is None else pooling
+        if self.pooling not in EMBEDDING_POOLINGS:
+            raise ConfigError(f"pooling={pooling!r}: must be one of {', '.join(EMBEDDING_POOLINGS)}")
+        self.normalize = cfg.embed.normalize if normalize is None else normalize
+        self.prompt = cfg.embed.prompt if prompt is None else prompt
+        self._before = cfg.embed.prompt_text(self.prompt)
+        self.cfg, self.model = cfg, model
         self._pair = cfg.model.family == "seq2seq"
         self._tokenizer = tokenizers.source if self._pair else tokenizers.target
 
@@ -49,10 +63,10 @@ class Embedder:
         """
         fit, special = (long_texts or LongTexts()).fit, self._tokenizer.special
         wrap, added = (special.wrap_side, special.added_to_side) if self._pair else (special.wrap_text, special.added)
-        limit = self.cfg.model.max_length - added
+        limit = (self.cfg.embed.max_length or self.cfg.model.max_length) - added
 
         def encode(index: int, text: str) -> list[int]:
-            return wrap(fit(index, self._tokenizer.encode(text), limit, "text") or [])
+            return wrap(fit(index, self._tokenizer.encode(self._before + text), limit, "text") or [])
 
         size = WINDOW * self.cfg.eval.batch_size
         return in_chunks(texts, encode, functools.partial(self._embed, params), skip=skip, size=size)
@@ -91,7 +105,20 @@ def embeddings(model: nn.Module, params: Any, tokens: jax.Array, *, pooling: str
         x: Any = model.apply({"params": params}, tokens, real, right_padded=True, method="encode")
     else:
         x = model.apply({"params": params}, tokens, padding_mask=real, right_padded=True, method="features")
-    pooled = pool(x, real, pooling).astype(jnp.float32) * real.any(axis=1, keepdims=True)
+    pooled = _pooled(x, real, pooling).astype(jnp.float32) * real.any(axis=1, keepdims=True)
     if normalize:
         pooled /= jnp.maximum(jnp.linalg.norm(pooled, axis=1, keepdims=True), 1e-12)
     return replicate(pooled)
+
+
+def _pooled(x: jax.Array, real: jax.Array, kind: str) -> jax.Array:
+    """Pools x [B, S, D] over the tokens where `real`, bool [B, S], is True: [B, D]; the kinds are `embed.pooling`'s."""
+    if kind in POOLINGS:
+        return pool(x, real, kind)
+    if kind == "max":
+        return jnp.where(real[..., None], x, jnp.finfo(x.dtype).min).max(axis=1)
+    positions = jnp.arange(1, x.shape[1] + 1, dtype=jnp.float32)
+    weights = real * (positions if kind == "weighted_mean" else 1.0)
+    total = weights.sum(axis=1, keepdims=True)
+    divisor = jnp.sqrt(total) if kind == "mean_sqrt" else total
+    return jnp.einsum("BSD,BS->BD", x, weights, preferred_element_type=jnp.float32) / jnp.maximum(divisor, 1)

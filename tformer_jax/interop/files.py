@@ -1,7 +1,6 @@
 """Reads the files of a checkpoint folder: JSON, and arrays in safetensors files, which hold no code."""
 
 import functools
-import json
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{folder} has no config.json: name a folder that Hugging Face's save_pretrained wrote")
     return read_json(path)
-
-
-def modules_after_model(folder: Path) -> list[str]:
-    """Returns the names of what sentence-transformers applies to the outputs of a model, such as "Pooling"."""
-    path = folder / "modules.json"
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-        return [module["type"].rpartition(".")[2] for module in listed][1:]
-    except (ValueError, TypeError, LookupError, AttributeError):
-        raise ConfigError(f"{path} is not a list of modules of sentence-transformers: remove it") from None
 
 
 def unread_weights(folder: Path) -> list[str]:

@@ -175,7 +175,7 @@ class Handlers:
         self._require("compute embeddings", "classifier", "masked_lm")
         body = await self._read(request, Embedding)
         self._check_model(body.model)
-        rows = await self._encode("input", body, self.served.max_length)
+        rows = await asyncio.to_thread(self.served.encode_to_embed, "input", body.texts("input"))
         return self._generate([], EmbeddingReply(self.served, body, rows), stream=False)
 
     async def classify(self, request: HttpRequest) -> Response:

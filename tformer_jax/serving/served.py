@@ -13,7 +13,7 @@ from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.constraints import Constraints
-from tformer_jax.inference.embed import embed_rows
+from tformer_jax.inference.embed import Embedder, embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
@@ -41,6 +41,10 @@ class Served:
     """Computes the embeddings of rows of token ids, float32 [D]."""
     classify: Callable[[Sequence[Sequence[int]]], list[np.ndarray]]
     """Computes the probabilities of all labels of rows of token ids, float32 [classes]."""
+    embedded_length: int | None = None
+    """Maximum number of tokens of a text to embed; None: `max_length`."""
+    prompt: str = ""
+    """Text that is put before each text to embed."""
     labels: tuple[str, ...] = ()
     """Class names of a classifier; empty: its head is not trained."""
     attention: Callable[[str, str], str] | str = ""
@@ -56,8 +60,8 @@ class Served:
         params: Any,
         tokenizers: Tokenizers,
         *,
-        pooling: str = "mean",
-        normalize: bool = False,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         **options: Any,
     ) -> "Served":
         """Serves a trained model; `options` are `labels`, `attention` and `about`.
@@ -65,7 +69,8 @@ class Served:
         Args:
             pooling, normalize: how embeddings are computed; see `Embedder`.
         """
-        embed = functools.partial(embed_rows, model, params, pooling=pooling, normalize=normalize)
+        embedder = Embedder(cfg, model, tokenizers, pooling=pooling, normalize=normalize)
+        embed = functools.partial(embed_rows, model, params, pooling=embedder.pooling, normalize=embedder.normalize)
         batch_size = cfg.eval.batch_size
         return cls(
             cfg.name,
@@ -74,6 +79,8 @@ class Served:
             tokenizers,
             cfg.model.max_length,
             cfg.model.prefix_lm,
+            embedded_length=cfg.embed.max_length,
+            prompt=cfg.embed.prompt_text(cfg.embed.prompt),
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
             embed=lambda rows: list(embed(rows, batch_size)),
             classify=lambda rows: list(classify_rows(model, params, rows, batch_size)),
@@ -132,6 +139,11 @@ class Served:
                 raise RequestError(which + no_tokens(f"the {name}", text), param=field)
             found.append(ids)
         return found
+
+    def encode_to_embed(self, field: str, texts: Sequence[Text]) -> list[tuple[int, ...]]:
+        """Returns the token ids of texts to embed, with the prompt of the run before texts; see `encode`."""
+        prompted = [self.prompt + text if isinstance(text, str) else text for text in texts]
+        return self.encode(field, prompted, self.embedded_length or self.max_length)
 
     def _ids(self, field: str, text: Text) -> tuple[int, ...]:
         if isinstance(text, str):
