@@ -4,8 +4,9 @@ import argparse
 import contextlib
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -15,7 +16,7 @@ from tformer_jax.config.paths import is_remote
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
-from tformer_jax.interop import files, generation, hf, hub, sentence, state_dicts
+from tformer_jax.interop import companions, files, generation, hf, hub, sentence, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import run_folder, weights
 from tformer_jax.train.guards import FolderLock
@@ -38,6 +39,8 @@ class Imported(NamedTuple):
     notes: Sequence[str] = ()
     """Messages for the user."""
     embed: EmbedConfig = EmbedConfig()
+    companions: Mapping[str, Any] = MappingProxyType({})
+    """What `companions.read` returns."""
 
 
 def make_run(options: argparse.Namespace) -> None:
@@ -61,7 +64,8 @@ def make_run(options: argparse.Namespace) -> None:
         if not is_remote(run):
             on_exit.callback(FolderLock(run).release)
         run_folder.create(run, cfg, found.tokenizers, found.labels)
-        run_folder.write_json(run / IMPORTED, {"model_type": found.kind, "checkpoint": source, "sha256": checksums})
+        origin = {"model_type": found.kind, "checkpoint": source, "sha256": checksums}
+        run_folder.write_json(run / IMPORTED, origin | {"companions": dict(found.companions)})
         weights.save(run, found.params, "imported", [], 0)
     print(f"{run}: {found.kind}, {found.model.family}, vocabulary of {found.model.vocab_size:,}")
     for note in found.notes:
@@ -96,7 +100,8 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     if changed := list(embed.changed_settings()):
         written = ", ".join(f"embed.{name}={getattr(embed, name)!r}" for name in changed)
         notes.append(f"{sentence.MODULES} of sentence-transformers: {written}")
-    return Imported(theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed)
+    origin = theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed
+    return Imported(*origin, companions.read(folder))
 
 
 def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -> Imported:

@@ -5,14 +5,17 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import tformer_jax as tj
 from tformer_jax.cli import export_checks
 from tformer_jax.cli.checkpoints import IMPORTED
 from tformer_jax.cli.common import load_run
 from tformer_jax.config import ConfigError
+from tformer_jax.config.paths import as_path
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
-from tformer_jax.interop import generation, hf
+from tformer_jax.interop import companions, generation, hf
 from tformer_jax.train import run_folder
 
 
@@ -58,6 +61,7 @@ def _write(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str,
     family, special = run.config.model.family, run.tokenizers.target.special
     model_type = _save(folder, options, run)
     why_not = save_tokenizers(folder, run.tokenizers, model_type, pair=family == "seq2seq")
+    companions.write(folder, _origin(run).get("companions", {}), run.config.model.max_length)
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
     if family in ("seq2seq", "decoder_lm"):
@@ -69,17 +73,27 @@ def _write(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str,
     return model_type, [*notes, *([f"not written: {', '.join(unwritten)}"] if unwritten else [])]
 
 
+def _origin(run: tj.Run) -> dict[str, Any]:
+    """Returns what is known about the checkpoint of an imported run, or of the one that a tuned run started from."""
+    start = run.config.train.start_from
+    for folder in (run.path, *([as_path(start)] if start else ())):
+        if (folder / IMPORTED).exists() and (folder == run.path or _has_tokenizers_of(folder, run)):
+            return run_folder.read_json(folder / IMPORTED)
+    return {}
+
+
+def _has_tokenizers_of(folder: Path, run: tj.Run) -> bool:
+    return Tokenizers.load(folder / "tokenizers").to_json() == run.tokenizers.to_json()
+
+
 def _save(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
     """Writes the model as the given or original `model_type`, or as the first one that holds it; returns that one.
 
     Raises:
         ConfigError: no architecture holds the model exactly.
     """
-    imported = options.run / IMPORTED
-    given = options.model_type
-    if given is None and imported.exists():
-        kind = run_folder.read_json(imported).get("model_type")
-        given = kind if kind in hf.ARCHITECTURES else None
+    kind = _origin(run).get("model_type")
+    given = options.model_type or (kind if kind in hf.ARCHITECTURES else None)
     theirs = hf.token_ids(run.tokenizers.target.special, run.config.model)
     if run.labels is not None:
         theirs["id2label"] = {str(index): label for index, label in enumerate(run.labels)}

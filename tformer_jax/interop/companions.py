@@ -1,0 +1,45 @@
+"""Files and fields of a checkpoint folder that this package does not use itself, and that an export writes again.
+
+They are chat templates, sentence-transformers' modules, and how other programs cut and pad texts.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.data.tokenizers.json_files import read_json
+
+FILES = (
+    *("chat_template.jinja", "modules.json", "config_sentence_transformers.json"),
+    *("sentence_*_config.json", "*_Pooling/config.json", "*_Normalize/config.json"),
+    "additional_chat_templates/*.jinja",
+)
+"""Patterns of files that are copied as they are."""
+FIELDS = (
+    *("model_max_length", "chat_template", "padding_side", "truncation_side", "cls_token", "sep_token"),
+    *("model_input_names",),
+)
+"""Fields of tokenizer_config.json that are copied."""
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Returns the text of each file by its relative path under "files", and fields under "tokenizer_config"."""
+    found = sorted(path for pattern in FILES for path in folder.glob(pattern))
+    files = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    options = read_json(folder / "tokenizer_config.json", {})
+    return {"files": files, "tokenizer_config": {name: options[name] for name in FIELDS if name in options}}
+
+
+def write(folder: Path, companions: dict[str, Any], max_length: int) -> None:
+    """Writes what `read` returned into an exported folder.
+
+    Args:
+        max_length: number of tokens that the model reads, for a tokenizer whose length is not among `companions`.
+    """
+    for name, text in companions.get("files", {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        given = companions.get("tokenizer_config", {"model_max_length": max_length})
+        path.write_text(json.dumps(given | read_json(path), indent=2) + "\n", encoding="utf-8")
