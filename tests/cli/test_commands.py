@@ -102,7 +102,9 @@ def test_translate_objects_into_objects(runs, tmp_path):
     with gzip.open(tmp_path / "out.jsonl.gz", "rt", encoding="utf-8") as file:
         found = [json.loads(line) for line in file]
     expected = translated(runs["seq2seq"], ["abc", "", "b"])
-    assert found == [{**record, "outputs": [text]} for record, text in zip(records, expected, strict=True)]
+    reasons = ["length", "stop", "length"]  # of six tokens each, and of a blank text
+    rows = zip(records, expected, reasons, strict=True)
+    assert found == [{**record, "outputs": [text], "finish_reasons": [reason]} for record, text, reason in rows]
     translate.main(["--run", str(runs["seq2seq"]), "abc", "--scores", "--n-best", "2", *arguments[-2:]])
     with gzip.open(tmp_path / "out.jsonl.gz", "rt", encoding="utf-8") as file:
         (record,) = map(json.loads, file)
@@ -182,7 +184,10 @@ def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
 
     found = run(translate, "seq2seq", "ab" * 10)
     (expected,) = translated(runs["seq2seq"], [("ab" * 10)[:15]])
-    assert found == {"text": "ab" * 10, "outputs": [expected] if action == "truncate" else None, "too_long": action}
+    outputs = {"outputs": [expected], "finish_reasons": ["length"]}
+    if action == "skip":
+        outputs = dict.fromkeys(outputs)
+    assert found == {"text": "ab" * 10, **outputs, "too_long": action}
     found = run(classify, "classifier", "ab" * 10)
     assert (found["label"] in ("x", "y")) == (action == "truncate")
     found = run(score, "decoder_lm", "ab" * 10)
@@ -239,7 +244,10 @@ def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
     generate.main([*command, "ab" * 10, "--on-long-line", "skip"])
     found = capsys.readouterr()
     assert found.out == f"{first}{generate.SEPARATOR}\n"
-    assert found.err == "1 line was too long for the model and was skipped: text 2\n"
+    assert found.err == (
+        "1 line was too long for the model and was skipped: text 2\n"
+        "1 output ends at decode.max_new_tokens=6 and may be incomplete\n"
+    )
 
 
 def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):

@@ -61,6 +61,7 @@ def test_a_stop_text_in_the_last_bytes_of_an_output():
     letter, newline = tokenizer.encode("a")[-1], tokenizer.encode("\n")[-1]
     assert newline in tokenizer.fallback_bytes
     decode = DecodeConfig(stop=("\n",))
-    row = RequestRow(0, 0, decode, [letter], None, 2, (0, 0), TextStream(tokenizer, decode.stop), 1, scored=False)
+    stream = TextStream(tokenizer, decode.stop)
+    row = RequestRow(0, 0, decode, [letter], None, 2, 2, 2, (0, 0), stream, 1, scored=False)
     event = _token_event(row, NewTokens([letter, newline], [0.0, 0.0], done=True))
     assert (event.text, event.finish) == ("a", "stop")

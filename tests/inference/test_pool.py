@@ -5,10 +5,22 @@ import dataclasses
 import pytest
 
 from tests.helpers import rest_slow
-from tests.inference.engines import BEAM, GREEDY, LETTERS, SAMPLE, TOKENIZERS, plain
+from tests.inference.engines import (
+    BEAM,
+    GREEDY,
+    LETTERS,
+    LONG,
+    SAMPLE,
+    TOKENIZERS,
+    endless,
+    engine,
+    finish,
+    plain,
+    submit,
+)
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, ModelConfig
 from tformer_jax.inference import outputs
-from tformer_jax.inference.engine import Engine, pool_pages
+from tformer_jax.inference.engine import Engine, Request, pool, pool_pages
 
 DECODER = ModelConfig(family="decoder_lm", max_length=131_072)
 PROMPTS = [LETTERS.encode(text) for text in ("abc", "gfedcba" * 3, "a", "", "bb")]
@@ -18,6 +30,8 @@ PROMPTS = [LETTERS.encode(text) for text in ("abc", "gfedcba" * 3, "a", "", "bb"
     ("prompts", "outputs", "decode", "max_rows", "pages"),
     [
         ([2], 1, {}, 1, 16),  # 130 tokens: 9 pages
+        ([2], 1, {"max_new_tokens": None}, 1, 16),  # as many at first, not 8,192
+        ([2, 2], 1, {"max_new_tokens": 512}, 2, 128),  # 2 times 33 pages
         ([2, 128], 1, {}, 2, 32),  # 9 + 16 pages
         ([2, 2, 250, 250], 1, {}, 2, 64),  # the longest two run at a time: 2 times 24 pages
         ([16], 3, {"strategy": "sample", "max_new_tokens": 16}, 4, 8),  # 3 times 2 pages
@@ -68,3 +82,36 @@ def test_no_row_waits_for_pages_and_outputs_are_those_of_a_full_pool(case, monke
     limited, full = made
     assert limited.waiting[0] == 0
     assert limited.pages < full.pages
+
+
+@pytest.mark.parametrize("case", rest_slow({"greedy": (GREEDY, 1), "samples": (SAMPLE, 3), "beam": (BEAM, 2)}, 1))
+def test_a_pool_grows_with_outputs_that_have_no_limit(case, monkeypatch):
+    """Pages for four new tokens of each row are allocated at first; the outputs are those of a full pool."""
+    decode, count = case
+    decode = dataclasses.replace(decode, max_new_tokens=None)
+    (cfg, *parts), _ = endless()
+    cfg = dataclasses.replace(cfg, decode=decode)
+    monkeypatch.setattr(pool, "EXPECTED_TOKENS", 4)
+    found, pages = {}, {}
+    for grows in (True, False):
+        first = pool_pages(cfg, [len(ids) for ids in PROMPTS], max_rows=8, outputs=count) if grows else None
+        served = Engine(cfg, *parts, TOKENIZERS, max_rows=8, pages=first, grows=grows)
+        for index, ids in enumerate(filter(None, PROMPTS)):
+            served.submit(Request(tuple(ids), decode, index=index, num_outputs=count, scored=True))
+        events = served.step()
+        pages[grows] = served.pages
+        found[grows] = finish(served, events)
+    assert found[True] == found[False]
+    assert pages[True] < pages[False]
+    assert {event.tokens + len(ids) for ids in filter(None, PROMPTS) for _, event in found[True].values()} >= {LONG}
+
+
+@pytest.mark.parametrize(("rows", "pages", "tokens"), [(2, None, 40), (2, 4, 32), (2, 1, 8), (3, 1, 7)])
+def test_an_output_without_a_limit_ends_where_its_share_of_a_fixed_pool_does(rows, pages, tokens, monkeypatch):
+    """With its prompt, it has the 40 tokens of the model, or a share of the pages, or at least four new tokens."""
+    monkeypatch.setattr(pool, "EXPECTED_TOKENS", 4)
+    trained, _ = endless()
+    served = engine(trained, max_rows=rows, pages=pages)
+    number = submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=None))
+    _, last = finish(served)[number, 0]
+    assert (3 + last.tokens, last.finish) == (tokens, "length")

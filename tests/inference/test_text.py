@@ -138,9 +138,33 @@ def test_outputs_that_end_at_the_maximum_length_of_the_model(language_model, str
         )
 
     found = outputs(decode)
-    assert [output.at_max_length for output in found] == [True, False, False]
+    assert [output.limit for output in found] == ["model.max_length", "decode.max_new_tokens", "decode.max_new_tokens"]
     stopped = outputs(dataclasses.replace(decode, stop=(found[0].text[-1],)))
-    assert not stopped[0].at_max_length
+    assert (stopped[0].limit, stopped[0].finish_reason) == (None, "stop")
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "beam"])
+def test_outputs_are_as_long_as_the_model_can_be(language_model, strategy, caplog):
+    """A prompt and its output have 16 tokens together; a truncated prompt leaves room for half of them."""
+    model, params = language_model
+    cfg = dataclasses.replace(setup("decoder_lm"), decode=DecodeConfig(strategy=strategy))
+    continue_text = TextGenerator(cfg, model, TOKENIZERS)
+    found = continue_text.outputs(params, ["abcdefgabcdefg", "g"])
+    assert [len(LETTERS.encode(output.text)) for output in found] == [2, 15]
+    assert [output.limit for output in found] == ["model.max_length"] * 2
+    (cut,) = continue_text.outputs(params, ["abcdefg" * 3], long_texts=LongTexts("truncate"))
+    assert len(LETTERS.encode(cut.text)) == 8
+    continue_text(params, ["g"])
+    assert "1 of 1 output ends at model.max_length=16 and may be incomplete" in caplog.text
+
+
+def test_translations_are_as_long_as_the_model_can_be(translations):
+    """The decoder reads BOS and 15 tokens, and writes 16."""
+    cfg = dataclasses.replace(setup("seq2seq"), decode=DecodeConfig())
+    model, params, _ = translations
+    params = params | {"head": {"bias": np.where(np.arange(11) == LETTERS.encode("b")[0], 1e4, 0).astype(np.float32)}}
+    (output,) = Translator(cfg, model, TOKENIZERS).outputs(params, ["a"])
+    assert (output.text, output.limit) == (16 * "b", "model.max_length")
 
 
 def test_samples_depend_on_seed_and_index_but_not_on_the_batch(language_model):
@@ -200,7 +224,8 @@ def test_a_stream_equals_a_call(translations, language_model, monkeypatch, chunk
     found = streamed(continue_text, params, prompts)
     assert [output.text for (output,) in found] == continue_text(params, prompts)
     pieces = list(continue_text.stream_pieces(params, "abc"))
-    assert "".join(pieces) == found[0][0].text
+    assert "".join(piece.text for piece in pieces) == found[0][0].text
+    assert [piece.limit for piece in pieces] == [*[None] * 4, "decode.max_new_tokens"]
     assert len(pieces) == 5
 
 

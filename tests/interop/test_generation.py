@@ -24,6 +24,7 @@ WRITTEN = {
     "beam, never": {"strategy": "beam", "beams": 2, "early_stopping": "never", "max_new_tokens": 9},
     "beam, renormalized": {"strategy": "beam", "beams": 2, "renormalize": True, "max_new_tokens": 9},
     "sample": {"strategy": "sample", "temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.1, "max_new_tokens": 9},
+    "no limit": {},
     "sample, all tokens": {"strategy": "sample", "top_k": None, "top_p": 1.0, "max_new_tokens": 9},
 }
 
@@ -32,15 +33,25 @@ WRITTEN = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_is_read_as_the_same_settings(name, family, tmp_path):
     cfg = DecodeConfig(**WRITTEN[name])
-    fields, left = generation.generation_fields(cfg)
+    fields, left = generation.generation_fields(cfg, tiny(family))
     assert left == []
     (tmp_path / "generation_config.json").write_text(json.dumps(fields))
     assert generation.read_decoding(tmp_path, {}, tiny(family)) == (cfg, [])
 
 
 def test_all_tokens_are_sampled_from_unless_a_limit_is_set():
-    fields, _ = generation.generation_fields(DecodeConfig(strategy="sample"))
+    fields, _ = generation.generation_fields(DecodeConfig(strategy="sample"), tiny("decoder_lm"))
     assert (fields["top_k"], fields["top_p"]) == (0, 1.0)
+
+
+@pytest.mark.parametrize(("family", "longest"), [("decoder_lm", 16), ("seq2seq", 17)])
+def test_an_export_asks_for_no_more_tokens_than_the_model_has_positions(family, longest):
+    """With 16 positions, a prompt and its output have 16 tokens; a decoder reads BOS and 15 tokens, and writes 16."""
+    for new in (None, 16, 128):
+        fields, _ = generation.generation_fields(DecodeConfig(max_new_tokens=new), tiny(family))
+        assert (fields.get("max_length"), fields.get("max_new_tokens")) == (longest, None)
+    fields, _ = generation.generation_fields(DecodeConfig(max_new_tokens=15), tiny(family))
+    assert (fields.get("max_length"), fields.get("max_new_tokens")) == (None, 15)
 
 
 def test_the_export_holds_the_decoding_settings(tmp_path, capsys):
@@ -109,6 +120,8 @@ def test_unknown_fields_of_a_generation_config_are_reported(tmp_path):
         ({"min_length": 0, "max_length": 20}, []),  # their defaults
         ({"min_length": 5, "max_length": 9, "max_new_tokens": 7}, ["min_length=5"]),
         ({"min_length": 5, "max_length": 9, "min_new_tokens": 3}, ["max_length=9"]),
+        ({"max_length": 15}, ["max_length=15"]),
+        ({"max_length": 16}, []),  # all positions of the model, which is what is applied
     ],
 )
 def test_lengths_with_the_prompt_are_reported(given, expected, tmp_path):

@@ -230,10 +230,15 @@ def test_beam_search_does_not_sample(tmp_path):
 @pytest.mark.parametrize(
     ("family", "given", "shortest", "longest"),
     [
-        ("decoder_lm", {}, 0, 15),
-        ("decoder_lm", {"min_length": 5, "max_length": 9}, 0, 15),  # of the prompt and the output
+        ("decoder_lm", {}, 0, None),
+        ("decoder_lm", {"min_length": 5, "max_length": 9}, 0, None),  # of the prompt and the output
+        ("decoder_lm", {"max_new_tokens": 15}, 0, 15),
+        ("decoder_lm", {"max_new_tokens": 16}, 0, None),  # more than the model has
         ("decoder_lm", {"min_new_tokens": 3, "max_new_tokens": 9}, 3, 9),
-        ("seq2seq", {}, 0, 15),
+        ("seq2seq", {}, 0, None),
+        ("seq2seq", {"max_length": 16}, 0, 15),
+        ("seq2seq", {"max_length": 17}, 0, None),  # BOS, and as many tokens as the model writes
+        ("seq2seq", {"max_length": 17, "forced_eos_token_id": 2}, 0, 15),
         ("seq2seq", {"min_length": 5, "max_length": 9}, 4, 8),  # with the first input of the decoder
         ("seq2seq", {"min_length": 9, "max_length": 9, "forced_eos_token_id": 2}, 7, 7),
     ],

@@ -36,7 +36,7 @@ def expected(request: Request, sample: int = 0) -> tuple[str, str]:
     text = mark + (str(sample) if sample else "") + BYTES.decode(request.ids)[::-1]
     ends = [text.find(stop) for stop in request.decode.stop if stop in text]
     text = text[: min(ends)] if ends else text
-    room = request.decode.max_new_tokens
+    room = request.decode.max_new_tokens or LONGEST
     return (text[:room], "length") if len(text) > room else (text, "stop")
 
 

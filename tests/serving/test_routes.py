@@ -14,7 +14,9 @@ from tformer_jax.serving.bodies import Translation
 
 
 def test_translate_one_text_and_several(translator):
-    assert translator.post("/translate", text="abc").json() == {"translations": [[{"text": "cba", "score": 0.0}]]}
+    assert translator.post("/translate", text="abc").json() == {
+        "translations": [[{"text": "cba", "score": 0.0, "finish_reason": "stop"}]]
+    }
     found = translator.post("/translate", text=["abc", "xy"], n_best=2).json()["translations"]
     assert [[one["text"] for one in row] for row in found] == [["cba", "1cba"], ["yx", "1yx"]]
     assert [one["score"] for one in found[0]] == [0.0, -0.25]
@@ -31,7 +33,7 @@ def test_a_blank_text_has_a_blank_translation(translator):
 def test_a_score_that_is_not_finite(score):
     with live("seq2seq") as one:
         one.engine.score = score
-        assert one.post("/translate", text="a").json() == {"translations": [[{"text": "a", "score": None}]]}
+        assert one.post("/translate", text="a").json()["translations"][0][0]["score"] is None
         assert one.stream("/translate", text="a")[-1]["score"] is None
 
 

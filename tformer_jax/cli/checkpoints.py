@@ -117,8 +117,8 @@ def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -
             f"{options.tokenizer[0]} has {tokenizers.target.vocab_size} different characters, but the model was "
             f"trained on {cfg.vocab_size}: name the text that it was trained on"
         )
-    decode = DecodeConfig(max_new_tokens=min(DecodeConfig.max_new_tokens, cfg.max_length - 1))
-    return Imported(kind, [path, *options.tokenizer], cfg, params, _fitting(path, tokenizers, cfg), decode)
+    found = _fitting(path, tokenizers, cfg)
+    return Imported(kind, [path, *options.tokenizer], cfg, params, found, DecodeConfig())
 
 
 def _model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:

@@ -65,7 +65,7 @@ def _write(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str,
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
     if family in ("seq2seq", "decoder_lm"):
-        settings, unwritten = generation.generation_fields(run.config.decode)
+        settings, unwritten = generation.generation_fields(run.config.decode, run.config.model)
         sizes = run.tokenizers.target.vocab_size, run.config.model.known("vocab_size")
         fields |= settings | generation.never_generated(special, *sizes)
     (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -24,14 +24,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.cli import generation
 
     continuation = generation.load(options, "generate", "decoder_lm")
-    work = continuation.work(lambda prompt, output: prompt + output.text)
+    work, before = continuation.work(lambda prompt, output: prompt + output.text), 0
     if options.interactive:
         continuation.answer()
     elif options.text and not options.output:
         show(source, work)
     else:
-        lines.process(source, work)
-    continuation.report()
+        before = lines.process(source, work)
+    continuation.report(before)
 
 
 def show(source: Source, work: "lines.Work[list[Output]]") -> None:

@@ -1,6 +1,7 @@
 """Shared parts of `translate.py` and `generate.py`."""
 
 import argparse
+import collections
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from tformer_jax.cli.inputs import Line
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import flag
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.outputs import Output
+from tformer_jax.inference.outputs import Output, count_limits, describe_limits
 from tformer_jax.inference.text import TextGenerator, Translator
 
 SETTINGS = ("seed", "outputs", "scores")
@@ -27,22 +28,25 @@ class Generation:
     params: Any
     decode: DecodeConfig
     model: Translator | TextGenerator
-    at_max_length: int = 0
-    """Number of outputs so far that end only because the model's maximum length was reached."""
+    limits: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Number of outputs so far that each limit ended."""
 
     def stream(self, texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[list[Output]]:
         """Yields the outputs of each text, in order, without those of the first `skip` texts."""
         wanted = {name: getattr(self.options, name) for name in SETTINGS}
         for found in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=long_texts):
-            self.at_max_length += sum(output.at_max_length for output in found)
+            self.limits += count_limits(found)
             yield found
 
-    def report(self) -> None:
-        """Prints `at_max_length` to stderr, if it is not 0."""
-        if self.at_max_length:
-            outputs = "1 output ends" if self.at_max_length == 1 else f"{self.at_max_length:,} outputs end"
-            length = self.model.cfg.model.max_length
-            print(f"{outputs} at the maximum length of the model ({length} tokens)", file=sys.stderr)
+    def report(self, before: int = 0) -> None:
+        """Prints the number of outputs that each limit ended to stderr.
+
+        Args:
+            before: number of texts whose outputs the interrupted command has written.
+        """
+        after = f", after {before:,} texts of the interrupted command" if before else ""
+        for sentence in describe_limits(self.limits, self.model.cfg):
+            print(f"{sentence}{after}", file=sys.stderr)
 
     def answer(self) -> None:
         """Answers texts at an interactive prompt, each with a different seed."""
@@ -53,7 +57,9 @@ class Generation:
             found = self.model.stream_pieces(self.params, text, seed=seed, long_texts=long_texts)
             if long_texts.pop(0):
                 print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
-            return found
+            for output in found:
+                self.limits += count_limits([output])
+                yield output.text
 
         with interrupt.raised():
             interactive.ask(pieces)
@@ -66,10 +72,14 @@ class Generation:
             return [self._with_score(output, shown(line.texts[0], output)) for output in found]
 
         def added(_: Line, found: list[Output]) -> dict[str, Any]:
-            scores = {"scores": [output.score for output in found]} if options.scores else {}
-            return {"outputs": [output.text for output in found], **scores}
+            values = {
+                "outputs": [output.text for output in found],
+                "finish_reasons": [output.finish_reason for output in found],
+                "scores": [output.score for output in found],
+            }
+            return {name: values[name] for name in names}
 
-        names = ("outputs", "scores") if options.scores else ("outputs",)
+        names = ("outputs", "finish_reasons", "scores") if options.scores else ("outputs", "finish_reasons")
         facts, count = {"decode": dataclasses.asdict(self.decode)}, options.outputs
         return lines.Work(
             options, self.stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count

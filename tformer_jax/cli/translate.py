@@ -14,11 +14,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.cli import generation
 
     translation = generation.load(options, "translate", "seq2seq")
+    before = 0
     if options.interactive:
         translation.answer()
     else:
-        lines.process(source, translation.work(lambda _, output: output.text))
-    translation.report()
+        before = lines.process(source, translation.work(lambda _, output: output.text))
+    translation.report(before)
 
 
 def parser() -> argparse.ArgumentParser:

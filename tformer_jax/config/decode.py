@@ -63,8 +63,11 @@ class DecodeConfig(Section):
         high=1.0,
         used_by=SAMPLING,
     )
-    max_new_tokens: int = setting(
-        128, "maximum length of an output, in tokens; model.max_length limits it too", low=1, high=INT32_MAX
+    max_new_tokens: int | None = setting(
+        None,
+        "maximum length of an output, in tokens; model.max_length limits it too; None: only model.max_length does",
+        low=1,
+        high=INT32_MAX,
     )
     cache_dtype: str | None = setting(
         None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
@@ -89,7 +92,7 @@ class DecodeConfig(Section):
     )
 
     def check(self) -> None:
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
         for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):
             if "" in texts:

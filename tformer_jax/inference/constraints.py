@@ -227,7 +227,7 @@ def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, family: str) -> tuple[int, 
         if not ids:
             raise cfg.error("prefix", f"outputs of this tokenizer can only start with {written!r}; write that")
     ids = (*tokenizer.special.forced, *ids)
-    if len(ids) > cfg.max_new_tokens:
+    if cfg.max_new_tokens is not None and len(ids) > cfg.max_new_tokens:
         raise cfg.error("prefix", f"has {len(ids)} tokens, more than decode.max_new_tokens={cfg.max_new_tokens}")
     return ids
 

@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -23,8 +23,35 @@ class Output(NamedTuple):
 
     None if not requested, for a blank text, and for the empty outputs added if beam search found too few.
     """
-    at_max_length: bool = False
-    """Whether the output ends only because the model's maximum length was reached."""
+    limit: str | None = None
+    """The setting that ended the output, `decode.max_new_tokens` or `model.max_length`; None: the output is complete.
+
+    A prompt and its output together have at most `model.max_length` tokens.
+    """
+
+    @property
+    def finish_reason(self) -> str:
+        """`length` if a limit ended the output, else `stop`, as in OpenAI's API."""
+        return "stop" if self.limit is None else "length"
+
+
+def count_limits(outputs: Iterable[Output]) -> collections.Counter[str]:
+    """Returns the number of outputs that each limit ended."""
+    return collections.Counter(output.limit for output in outputs if output.limit is not None)
+
+
+def describe_limits(limits: Mapping[str, int], cfg: Config, total: int | None = None) -> Iterator[str]:
+    """Yields a sentence for each limit that ended outputs, such as "3 of 9 outputs end at decode.max_new_tokens=5".
+
+    Args:
+        limits: numbers of outputs by the setting that ended them.
+        total: number of all outputs; None: it is not mentioned.
+    """
+    for name, count in sorted(limits.items()):
+        section, setting = name.split(".")
+        of_all = "" if total is None else f" of {total:,}"
+        outputs = f"{count:,}{of_all} {'output ends' if (total or count) == 1 else 'outputs end'}"
+        yield f"{outputs} at {name}={getattr(getattr(cfg, section), setting)} and may be incomplete"
 
 
 class RowDecoder:
@@ -67,22 +94,26 @@ class RowDecoder:
                     key = requests[event.request], event.sample
                     texts[key].append(event.text)
                     if event.finish:
-                        at_max_length = event.finish == "length" and self._model_limits(rows[key[0]])
-                        known[key[0]][key[1]] = Output("".join(texts.pop(key)), event.score, at_max_length)
+                        limit = self._limit(rows[key[0]]) if event.finish == "length" else None
+                        known[key[0]][key[1]] = Output("".join(texts.pop(key)), event.score, limit)
             found = known.pop(n, {})
             yield [found[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
 
-    def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[str]:
-        """Yields the output of one row in pieces, each decoded when it is requested."""
+    def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[Output]:
+        """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit."""
         engine = self._engine([row], 1, 1, 0.0)
         engine.submit(Request(tuple(row), self._cfg.decode, seed))
         while not engine.idle:
-            yield from (event.text for event in engine.step() if event.text)
+            for event in engine.step():
+                limit = self._limit(row) if event.finish == "length" else None
+                if event.text or limit:
+                    yield Output(event.text, event.score, limit)
 
-    def _model_limits(self, row: Sequence[int]) -> bool:
-        """Whether the model's maximum length limits the outputs of a row to fewer tokens than the settings do."""
+    def _limit(self, row: Sequence[int]) -> str:
+        """Returns the setting that limits the outputs of a row."""
         decode = self._cfg.decode
-        return max_new_tokens(self._cfg.model, decode, len(row)) < decode.max_new_tokens
+        within = max_new_tokens(self._cfg.model, decode, len(row)) == decode.max_new_tokens
+        return "decode.max_new_tokens" if within else "model.max_length"
 
     def _engine(self, rows: Sequence[Sequence[int]], count: int, outputs: int, seconds: float) -> Engine:
         """Returns an engine for `rows`, with as many rows per step as `count` outputs need, up to `eval.batch_size`.
@@ -94,7 +125,7 @@ class RowDecoder:
         pages = None
         if self._cfg.model.family == "decoder_lm":
             pages = pool_pages(self._cfg, [len(row) for row in rows], max_rows=max_rows, outputs=outputs)
-        return Engine(self._cfg, *self._parts, max_rows=max_rows, pages=pages, seconds=seconds)
+        return Engine(self._cfg, *self._parts, max_rows=max_rows, pages=pages, grows=True, seconds=seconds)
 
 
 def by_length(rows: Sequence[Sequence[int]], start: int, stop: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Translation, text generation and classification of strings; results do not depend on batching."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
-from tformer_jax.inference.outputs import Output, RowDecoder
+from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
@@ -29,12 +30,15 @@ class _Generator:
     def __call__(
         self, params: Any, texts: Sequence[str], *, seed: int = 0, long_texts: LongTexts | None = None
     ) -> list[str]:
-        """Returns the output of each text, in order.
+        """Returns the output of each text, in order; logs the number of those that a limit ended as a warning.
 
         Raises:
             TextError: as in `stream`, but before anything is decoded.
         """
-        return [output.text for output in self.outputs(params, texts, seed=seed, long_texts=long_texts)]
+        outputs = self.outputs(params, texts, seed=seed, long_texts=long_texts)
+        for sentence in describe_limits(count_limits(outputs), self.cfg, len(outputs)):
+            logging.getLogger(__name__).warning("%s", sentence)
+        return [output.text for output in outputs]
 
     def outputs(
         self, params: Any, texts: Sequence[str], *, seed: int = 0, long_texts: LongTexts | None = None
@@ -83,8 +87,8 @@ class _Generator:
 
     def stream_pieces(
         self, params: Any, text: str, *, seed: int = 0, long_texts: LongTexts | None = None
-    ) -> Iterator[str]:
-        """Yields the output of one text in pieces."""
+    ) -> Iterator[Output]:
+        """Yields the output of one text in pieces; the last one has the limit of the output, if any."""
         row = self._encoder(long_texts)(0, text)
         return self._decoder(params).pieces(row, seed=seed) if row else iter(())
 
@@ -114,7 +118,8 @@ class Translator(_Generator):
 class TextGenerator(_Generator):
     """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt, which must not be empty.
 
-    A truncated prompt keeps its last tokens, few enough that `decode.max_new_tokens` new ones fit after them.
+    A truncated prompt keeps its last tokens, few enough that `decode.max_new_tokens` new ones fit after them; without
+    that setting, as many new ones as half of the model's maximum length.
     """
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
@@ -123,7 +128,7 @@ class TextGenerator(_Generator):
         ids = tokenizer.encode(text)
         if not ids:
             raise TextError(index, no_tokens("the prompt", text))
-        last = max(max_length - self.cfg.decode.max_new_tokens, 1)
+        last = max(max_length - (self.cfg.decode.max_new_tokens or max_length // 2), 1)
         fitting = long_texts.fit(index, ids, max_length - 1, "prompt", last=last)
         if fitting is None:
             return []

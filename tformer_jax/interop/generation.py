@@ -57,7 +57,7 @@ SAMPLING: Settings = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_
 """Settings of sampling, and their defaults in transformers, where beam search may sample; here it does not."""
 
 LENGTHS: Settings = {"min_length": 0, "max_length": 20}
-"""Lengths that include the prompt, as none of ours does, and their defaults in transformers."""
+"""Lengths that include the prompt, as ours do only with all tokens of the model, and their defaults in transformers."""
 STOPPING = {True: "first", False: "heuristic", "never": "never"}
 """Our `early_stopping` by theirs."""
 
@@ -85,6 +85,8 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
         unapplied.append(f"bad_words_ids={sequences!r}")
     if cfg.family == "decoder_lm":
         lengths = {name: v for name, v in LENGTHS.items() if not given.get(name.replace("length", "new_tokens"))}
+        if given.get("max_length", 0) >= cfg.max_length:
+            lengths.pop("max_length", None)
         unapplied += _different(given, lengths)
     shortest, longest = _lengths(given, cfg)
     settings: Settings = {
@@ -122,16 +124,19 @@ def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int]:
-    """Returns the minimum and maximum number of new tokens; their `_length` counts the decoder's inputs as well."""
-    pair = cfg.family == "seq2seq"
-    longest = given.get("max_new_tokens") or (given["max_length"] - 1 if pair and "max_length" in given else 128)
-    longest = min(longest, cfg.max_length - 1)
-    if "forced_eos_token_id" in given:  # their last token is always EOS
+def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int | None]:
+    """Returns the minimum and maximum number of new tokens; their `_length` counts the decoder's inputs as well.
+
+    The maximum is None where only the model limits outputs.
+    """
+    pair, room = cfg.family == "seq2seq", cfg.max_length
+    longest = given.get("max_new_tokens") or (given["max_length"] - 1 if pair and "max_length" in given else room)
+    longest = min(longest, room)
+    if "forced_eos_token_id" in given and longest > 1:  # their last token is always EOS
         longest -= 1
-    longest = max(longest, 1)
     shortest = given.get("min_new_tokens") or (given.get("min_length", 0) - 1 if pair else 0)
-    return min(max(shortest, 0), longest), longest
+    longest = max(longest, 1)
+    return min(max(shortest, 0), longest), longest if longest < room else None
 
 
 def _search(given: Settings) -> Settings:
@@ -162,13 +167,20 @@ def never_generated(special: SpecialTokens, tokens: int, V: int) -> Settings:
     return ({"bad_words_ids": words} if words else {}) | ({"suppress_tokens": padding} if padding else {})
 
 
-def generation_fields(cfg: DecodeConfig) -> tuple[Settings, list[str]]:
-    """Returns the fields of `generation_config.json`, and the settings that it cannot hold, as `decode.name=value`."""
+def generation_fields(cfg: DecodeConfig, model: ModelConfig) -> tuple[Settings, list[str]]:
+    """Returns the fields of `generation_config.json`, and the settings that it cannot hold, as `decode.name=value`.
+
+    An output that only the model limits gets their `max_length`, which counts all inputs of the decoder, and the last
+    output, which it does not read.
+    """
+    longest = cfg.max_new_tokens
+    fits = longest is not None and longest < model.max_length
+    most = model.max_length + (model.family == "seq2seq")
     fields: Settings = {
         "do_sample": cfg.strategy == "sample",
         "num_beams": cfg.width,
         "min_new_tokens": cfg.min_new_tokens,
-        "max_new_tokens": cfg.max_new_tokens,
+        **({"max_new_tokens": longest} if fits else {"max_length": most}),
         "repetition_penalty": cfg.repetition_penalty,
         "no_repeat_ngram_size": cfg.no_repeat_ngram,
     }

@@ -140,6 +140,16 @@ class DecoderCache:
             memory_padding_mask=jax.tree.map(lambda mask: pad_axis(mask, source, 1), self.memory_padding_mask),
         )
 
+    def add_pages(self, pages: int) -> "DecoderCache":
+        """Adds empty pages to the pool of `paged_cache`, up to `pages`."""
+        layers = tuple(LayerCache(own.self_attention.add_pages(pages), own.cross_attention) for own in self.layers)
+        return dataclasses.replace(self, layers=layers)
+
+    def set_tables(self, rows: jax.Array, tables: jax.Array) -> "DecoderCache":
+        """Sets the page tables of `rows`, int32 [P], to `tables`, int32 [P, pages]."""
+        slots: dict[str, Slots] = {kind: slots.set_tables(rows, tables) for kind, slots in self.row_slots.items()}
+        return dataclasses.replace(self, slots=slots)
+
     def compact(self, ancestry: BeamAncestry, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn.row_slots import Rows, RowSlots, set_rows
+from tformer_jax.nn.row_slots import Rows, RowSlots, pad_axis, set_rows
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots, Tokens
 
@@ -81,6 +81,10 @@ class LayerState:
         """Makes room for `length` slots per row."""
         return self
 
+    def add_pages(self, pages: int) -> Self:
+        """Adds empty pages up to `pages`, if the entries lie in pages."""
+        return self
+
     def move(self, slots: RowSlots, order: jax.Array) -> Self:
         """Moves the entries of slots `order` [B, S] to slots 0, 1, ...."""
         return self
@@ -127,6 +131,10 @@ class TokenCache(LayerState):
     def pad(self, slots: RowSlots, length: int) -> Self:
         """See `LayerState`."""
         return jax.tree.map(lambda leaf: slots.pad_entries(leaf, length), self)
+
+    def add_pages(self, pages: int) -> Self:
+        """See `LayerState`."""
+        return jax.tree.map(lambda pool: pad_axis(pool, pages, 0), self)
 
     def move(self, slots: RowSlots, order: jax.Array) -> Self:
         """See `LayerState`."""

@@ -79,6 +79,10 @@ class RowSlots:
         tokens = set_rows(self.tokens, rows, Tokens(positions, jnp.zeros_like(positions)))
         return dataclasses.replace(self, tokens=tokens, index=set_rows(self.index, rows, filled))
 
+    def set_tables(self, rows: jax.Array, tables: jax.Array) -> Self:
+        """Sets the pages of `rows`, int32 [P], to `tables`, int32 [P, pages]; contiguous slots have none."""
+        return self
+
     def fork(self, source: jax.Array, to: jax.Array, table: jax.Array) -> Self:
         """Copies row `source` to row `to`, whose pages are `table`, int32 [pages]; the arguments are int32 scalars."""
         return jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), self)
@@ -153,8 +157,11 @@ class PagedSlots(RowSlots):
 
     def start(self, rows: jax.Array, filled: jax.Array, tables: jax.Array) -> Self:
         """See `RowSlots`."""
-        started = super().start(rows, filled, tables)
-        return dataclasses.replace(started, table=set_rows(self.table, rows, tables))
+        return super().start(rows, filled, tables).set_tables(rows, tables)
+
+    def set_tables(self, rows: jax.Array, tables: jax.Array) -> Self:
+        """See `RowSlots`."""
+        return dataclasses.replace(self, table=set_rows(self.table, rows, tables))
 
     def fork(self, source: jax.Array, to: jax.Array, table: jax.Array) -> Self:
         """See `RowSlots`."""

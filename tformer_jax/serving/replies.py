@@ -120,8 +120,10 @@ class TranslationReply(Reply):
         self._scores = scores
 
     def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
-        """Returns `{"translations": [[{"text", "score"}, ...], ...]}`, with "logprobs" if they are requested."""
-        rows: list[list[dict[str, Any]]] = [[{"text": one.text, "score": one.score} for one in row] for row in outputs]
+        """Returns `{"translations": [[{"text", "score", "finish_reason"}, ...], ...]}`; if requested, "logprobs"."""
+        rows: list[list[dict[str, Any]]] = [
+            [{"text": one.text, "score": one.score, "finish_reason": one.finish} for one in row] for row in outputs
+        ]
         for row, named in zip(rows, result or (), strict=False):
             for one, of in zip(row, named, strict=True):
                 one["logprobs"] = of

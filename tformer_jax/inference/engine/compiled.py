@@ -78,6 +78,18 @@ def extend(plan: Plan, state: State, size: Size) -> State:
     return constrain_state(plan, State(cache, state.rows.extended(size.output)))
 
 
+@functools.partial(jax.jit, static_argnames=("plan",))
+def enlarge(plan: Plan, state: State) -> State:
+    """Pads the pools of pages to `plan.pages` pages."""
+    return constrain_state(plan, State(state.cache.add_pages(plan.pages), state.rows))
+
+
+@functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
+def set_tables(plan: Plan, state: State, indices: jax.Array, tables: jax.Array) -> State:
+    """Sets the page tables of rows `indices`, int32 [P], to `tables`, int32 [P, pages per row]."""
+    return constrain_state(plan, State(state.cache.set_tables(indices, tables), state.rows))
+
+
 @functools.partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",))
 def admit(plan: Plan, params: Any, state: State, new: NewRows) -> State:
     """Assigns rows to new requests and encodes their sources; their prompts are read by `read_prompts`."""

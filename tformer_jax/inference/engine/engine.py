@@ -18,7 +18,7 @@ from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
-from tformer_jax.inference.engine.pool import PAGE_SIZE, max_new_tokens
+from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_new_tokens
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.layout import decoding_layout
@@ -100,6 +100,9 @@ class Engine:
         max_rows: number of rows per step.
         pages: number of pages of `PAGE_SIZE` tokens, for each kind of decoding; None: enough for all rows at maximum
             length. Translations, which share no prefixes, then use a dense cache, which a CPU reads faster.
+        grows: rows without `decode.max_new_tokens` first take pages for `EXPECTED_TOKENS` new tokens, and the pool is
+            enlarged if they need more. Otherwise, rows reserve all pages that they may need, and outputs without
+            `decode.max_new_tokens` end where an equal share of the pages does.
         seconds: target duration of `step`: it generates as many tokens as fit, at least one for each running output.
             If infinite, `step` maximizes throughput, and prompts are read in groups. Outputs do not depend on it.
         few_shapes: compile fewer shapes, for a server, where all requests wait during a compilation: beam widths are
@@ -116,6 +119,7 @@ class Engine:
         *,
         max_rows: int,
         pages: int | None = None,
+        grows: bool = False,
         seconds: float = 0.0,
         few_shapes: bool = False,
     ):
@@ -125,7 +129,7 @@ class Engine:
         self._mesh = mesh_of(params)
         with everywhere(self._mesh):
             self._model, self._params = decoding_layout(model, params)
-        self._max_rows, self._pages = max_rows, pages
+        self._max_rows, self._pages, self._grows = max_rows, pages, grows
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
         self._queues: dict[Kind, collections.deque[_QueuedRequest]] = {}
@@ -171,7 +175,7 @@ class Engine:
     def warm_up(self, decode: DecodeConfig) -> None:
         """Compiles the functions for requests with these settings; others are compiled when first needed."""
         with everywhere(self._mesh):
-            self._lane(self._kind(decode)).warm_up(decode.max_new_tokens)
+            self._lane(self._kind(decode)).warm_up(expected_tokens(self._cfg.model, decode, 1))
 
     def cancel(self, request: int) -> None:
         """Ends a pending or running request; it has no further events."""
@@ -246,7 +250,8 @@ class Engine:
         tokens, decode = list(request.ids), request.decode
         translates = self._cfg.model.family == "seq2seq"
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
-        limit = max_new_tokens(self._cfg.model, decode, len(prompt))
+        limit = self._limit(decode, len(prompt))
+        expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
         kind = self._kind(decode)
         if decode.prefix and len(kind[1].forced) > limit:
             length = f"decode.prefix={decode.prefix!r} has {len(kind[1].forced)} tokens"
@@ -261,6 +266,8 @@ class Engine:
                 prompt=prompt,
                 source=source,
                 max_new_tokens=limit,
+                expected=expected,
+                reserved=expected if self._grows else limit,
                 seeds=(request.seed, request.index + sample),
                 stream=self._stream(request),
                 num_outputs=request.num_outputs,
@@ -275,6 +282,16 @@ class Engine:
                 "request fewer new tokens, samples or beams"
             )
         return _QueuedRequest(kind, rows)
+
+    def _limit(self, decode: DecodeConfig, prompt: int) -> int:
+        """Returns the maximum number of new tokens after a prompt of `prompt` tokens."""
+        limit = max_new_tokens(self._cfg.model, decode, prompt)
+        if decode.max_new_tokens is not None or self._pages is None or self._grows:
+            return limit
+        tokens = self._pages * PAGE_SIZE
+        expected = expected_tokens(self._cfg.model, decode, prompt) * decode.width
+        share = min(max(tokens // self._max_rows, prompt + expected), tokens)
+        return min(limit, max((share - prompt) // decode.width, 1))
 
     def _stream(self, request: Request) -> TextStream | TextBuffer:
         """Returns the detokenizer of an output."""
@@ -299,7 +316,8 @@ class Engine:
         if kind not in self._lanes:
             if len(self._lanes) == MAX_LANES:
                 del self._lanes[next(other for other, lane in self._lanes.items() if not lane.vacancy.running)]
-            self._lanes[kind] = Lane(self._plan(kind), self._params, few_shapes=self._few_shapes)
+            options = {"few_shapes": self._few_shapes, "grows": self._grows}
+            self._lanes[kind] = Lane(self._plan(kind), self._params, **options)
         return self._lanes[kind]
 
     def _plan(self, kind: Kind) -> Plan:

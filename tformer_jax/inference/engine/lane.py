@@ -44,6 +44,10 @@ class RequestRow:
     """Encoder input."""
     max_new_tokens: int
     """Maximum number of tokens to generate."""
+    expected: int
+    """Number of new tokens that arrays are first allocated for."""
+    reserved: int
+    """Number of new tokens that pages are reserved for before the row starts."""
     seeds: tuple[int, int]
     stream: TextStream | TextBuffer
     num_outputs: int
@@ -55,8 +59,13 @@ class RequestRow:
 
     @property
     def slots(self) -> int:
-        """Maximum number of cache slots that the row fills."""
-        return len(self.prompt) + self.max_new_tokens * self.decode.width
+        """Number of cache slots that are reserved before the row starts."""
+        return len(self.prompt) + self.reserved * self.decode.width
+
+    def slots_after(self, steps: int) -> int:
+        """Returns the maximum number of cache slots that the row has filled after `steps` more steps."""
+        most = len(self.prompt) + self.max_new_tokens * self.decode.width
+        return min(self.allocation.filled + steps * self.decode.width, most)
 
 
 class NewTokens(NamedTuple):
@@ -72,8 +81,8 @@ class NewTokens(NamedTuple):
 class Lane:
     """Rows of one `Plan`, and their state on the device."""
 
-    def __init__(self, plan: Plan, params: Any, *, few_shapes: bool = False):
-        self.plan, self._params, self._few_shapes = plan, params, few_shapes
+    def __init__(self, plan: Plan, params: Any, *, few_shapes: bool = False, grows: bool = False):
+        self.plan, self._params, self._few_shapes, self._grows = plan, params, few_shapes, grows
         self.table = PageTable(plan.pages, plan.page_size)
         self.running: dict[int, RequestRow] = {}
         self._reserved = 0
@@ -140,7 +149,7 @@ class Lane:
         if not self.running:
             self._shrink()
         longest = max((len(row.source) for row in leaders if row.source), default=0)
-        expected = max(row.max_new_tokens for row in leaders)
+        expected = max(row.expected for row in leaders)
         if longest:  # most translations are as long as their source
             expected = min(expected, longest)
         self._extend(longest, expected)
@@ -169,12 +178,42 @@ class Lane:
         capacity = dense_slots(self.plan, self._size) if pages is None else pages * self.plan.page_size
         steps_that_fit = 1 + (capacity - slots) // self.plan.decode.width
         steps = min(self._steps_within(seconds), self._size.output - longest, steps_that_fit)
+        if self._grows:
+            self._take_pages(steps)
         free = self.plan.rows - len(self.running)
         min_done = self.plan.rows if wanted is None else max(wanted, free + 1)
         started = time.perf_counter()
         results, taken = self._take_steps(steps, min_done, pages)
         self._seconds_per_step = (time.perf_counter() - started) / taken
         return {row: self._new_tokens(row, *(column[:taken, row] for column in results)) for row in self.running}
+
+    def _take_pages(self, steps: int) -> None:
+        """Allocates the pages that the running rows may fill in `steps` steps, and as many again for each that lacks.
+
+        Enlarges the pool if it has too few.
+        """
+        size, missing = self.table.size, {}
+        for row, running in self.running.items():
+            needed, taken = running.slots_after(steps), len(running.allocation.pages)
+            if needed > taken * size:
+                missing[row] = max(needed, running.slots_after(max(running.generated, steps)))
+        if not missing:
+            return
+        pages = sum(
+            self.table.needed(slots) - len(self.running[row].allocation.pages) for row, slots in missing.items()
+        )
+        if pages > self.table.free:
+            self.table.enlarge(max(self.table.pages, pages))
+            self.plan = dataclasses.replace(self.plan, pages=self.table.pages)
+            self.state = compiled.enlarge(self.plan, self.state)
+        indices = self._padding_indices(len(missing))
+        tables = np.zeros((len(indices), self.plan.pages_per_row), np.int32)
+        for place, (row, slots) in enumerate(missing.items()):
+            allocation = self.running[row].allocation
+            self.table.grow(allocation, slots)
+            indices[place] = row
+            tables[place, : len(allocation.pages)] = allocation.pages
+        self.state = compiled.set_tables(self.plan, self.state, indices, tables)
 
     def _slots_of_next_step(self) -> int:
         """Returns the maximum number of slots in use in a row after one more step."""

@@ -95,6 +95,12 @@ class PageTable:
             self._references[page] = 1
             allocation.pages.append(page)
 
+    def enlarge(self, pages: int) -> None:
+        """Adds `pages` free pages."""
+        self._references += [0] * pages
+        self._free.update(dict.fromkeys(range(self.pages, self.pages + pages)))
+        self.pages += pages
+
     def fork(self, allocation: Allocation) -> tuple[Allocation, list[tuple[int, int]]]:
         """Allocates the pages of a row that continues another: shares full pages, and copies a partly filled one.
 

@@ -7,6 +7,8 @@ from tformer_jax.inference.batching import power_of_two
 
 PAGE_SIZE = 16
 """Number of tokens per page."""
+EXPECTED_TOKENS = 128
+"""Number of tokens of an output that memory is first allocated for if `decode.max_new_tokens` is None."""
 
 
 def max_new_tokens(model: ModelConfig, decode: DecodeConfig, prompt: int) -> int:
@@ -15,18 +17,26 @@ def max_new_tokens(model: ModelConfig, decode: DecodeConfig, prompt: int) -> int
     Args:
         prompt: number of decoder inputs before them: the tokens of the prompt, or 1 (BOS) for a translation.
     """
-    return min(decode.max_new_tokens, model.max_length - (0 if model.family == "seq2seq" else prompt))
+    room = model.max_length - (0 if model.family == "seq2seq" else prompt)
+    return room if decode.max_new_tokens is None else min(decode.max_new_tokens, room)
+
+
+def expected_tokens(model: ModelConfig, decode: DecodeConfig, prompt: int) -> int:
+    """Returns the number of tokens to allocate memory for: `max_new_tokens`, at most `EXPECTED_TOKENS` by default."""
+    limit = max_new_tokens(model, decode, prompt)
+    return min(limit, EXPECTED_TOKENS) if decode.max_new_tokens is None else limit
 
 
 def row_pages(cfg: Config, prompt: int) -> int:
-    """Returns the maximum number of pages of a row with the settings `cfg.decode`."""
-    slots = prompt + max_new_tokens(cfg.model, cfg.decode, prompt) * cfg.decode.width
+    """Returns the number of pages that a row with the settings `cfg.decode` first takes."""
+    slots = prompt + expected_tokens(cfg.model, cfg.decode, prompt) * cfg.decode.width
     return -(-slots // PAGE_SIZE)
 
 
 def pool_pages(cfg: Config, prompts: Sequence[int], *, max_rows: int, outputs: int) -> int:
     """Returns the number of pages with which no row of an engine waits for pages.
 
+    Longer outputs than `expected_tokens` need more; see `Engine`.
     It is a power of two, so that few pool sizes are compiled, or that of `max_rows` rows of maximum length.
 
     Args:
