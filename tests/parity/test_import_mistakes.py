@@ -241,12 +241,12 @@ def test_a_run_is_not_replaced_unasked(imported, tmp_path):
 
 
 NOT_HELD = {
-    "the architecture has no attention of the kind 'mla'": {
+    ": the architecture has no attention of the kind 'mla'": {
         "attention": "mla",
         "num_kv_heads": None,
         "attention_bias": PROJECTIONS,
     },
-    "name one with --model-type to see what it lacks": {"attention_sinks": True},
+    "; 'llama' needs a model trained with model.attention_sinks=False": {"attention_sinks": True},
 }
 
 
@@ -258,7 +258,7 @@ def test_a_model_that_no_architecture_holds_is_not_exported(imported, reason, tm
     cfg = dataclasses.replace(original.config, model=model)
     run_folder.create(tmp_path / "run", cfg, original.tokenizers, None)
     weights.save(tmp_path / "run", build(cfg.model)[1], "last", [], 0)
-    with pytest.raises(ConfigError, match=f"^none of the architectures gpt2, .* represents this model: {reason}$"):
+    with pytest.raises(ConfigError, match=f"^none of the architectures gpt2, .* represents this model{reason}$"):
         export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 

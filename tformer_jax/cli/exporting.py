@@ -4,6 +4,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tformer_jax as tj
 from tformer_jax.cli import export_checks
 from tformer_jax.cli.checkpoints import IMPORTED
 from tformer_jax.cli.common import load_run
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.config.paths import as_path
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
@@ -104,7 +105,15 @@ def _save(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
             return model_type
         except ConfigError as error:
             if given:
-                raise
+                raise ConfigError(f"{error}{_advice(run.config.model, [given])}") from error
             problems.add(str(error).partition(": ")[2])
-    reason = problems.pop() if len(problems) == 1 else "name one with --model-type to see what it lacks"
-    raise ConfigError(f"none of the architectures {', '.join(hf.ARCHITECTURES)} represents this model: {reason}")
+    reason = f": {problems.pop()}" if len(problems) == 1 else ""
+    advice = "" if reason else _advice(run.config.model, hf.ARCHITECTURES)
+    raise ConfigError(f"none of the architectures {', '.join(hf.ARCHITECTURES)} represents this model{reason}{advice}")
+
+
+def _advice(cfg: ModelConfig, model_types: Iterable[str]) -> str:
+    """Returns the settings to train with for the architecture that needs the fewest changes; "" for no advice."""
+    changes = {model_type: hf.needed_changes(cfg, model_type) for model_type in model_types}
+    fewest = min(((len(found), model_type) for model_type, found in changes.items() if found), default=None)
+    return "" if fewest is None else f"; {fewest[1]!r} needs a model trained with {', '.join(changes[fewest[1]] or ())}"

@@ -3,8 +3,10 @@
 Only safetensors files are read, because they hold only arrays and no code.
 """
 
+import contextlib
 import dataclasses
 import json
+import operator
 import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -158,6 +160,42 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+DERIVED = {"kv_heads": "num_kv_heads", "head_size": "head_dim", "rotary_size": "rotary.fraction"}
+"""Settings from which others follow, by the name of the other one."""
+
+
+def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
+    """Returns the settings to change, as `model.name=value`, so that a `model_type` can represent the model.
+
+    None: it has another family, or its settings cannot be told from those of `cfg`.
+    """
+    architecture = architecture_of(model_type, cfg.family)
+    try:
+        fields = Fields(DEFAULTS[model_type] | {"model_type": model_type} | architecture.config(cfg))
+        settings = architecture.settings(fields)
+        settings |= {"tie_embeddings": cfg.tie_embeddings, "output_bias": cfg.output_bias}
+        if model_type == "t5":  # whose tied embedding is scaled as the output head
+            settings["scale_output"] = cfg.tie_embeddings == "all"
+        back = ModelConfig(**settings)
+    except (ConfigError, TypeError, ValueError, KeyError):
+        return None
+    if back.family != cfg.family:
+        return None
+    return [f"model.{name}={value!r}" for name, value in _to_change(cfg, back).items()]
+
+
+def _to_change(cfg: ModelConfig, back: ModelConfig) -> dict[str, Any]:
+    """Returns the settings of `back` that `cfg` lacks, except those of layouts, which are converted."""
+    settings = {setting.partition("=")[0].removeprefix("model.") for setting in exact.differences(back, cfg)}
+    found = {}
+    for name in sorted(DERIVED.get(name, name) for name in settings - {"attention_projections"}):
+        with contextlib.suppress(AttributeError):  # what follows from other settings
+            value, mine = (operator.attrgetter(name)(config) for config in (back, cfg))
+            if value != mine and not isinstance(getattr(ModelConfig, name, None), property):
+                found[name] = value
+    return found
 
 
 def _in_layout_of(architecture: Architecture, cfg: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
