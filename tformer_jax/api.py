@@ -134,6 +134,7 @@ class Run:
             float32 [T, V] per example: row t predicts token t + 1 of a text (token t for a masked_lm), or token t of a
             target and its end; [classes] for a classifier.
         """
+        self.require_head("logits")
         rows = [self._inputs(number, example) for number, example in enumerate(_examples(examples))]
         key = registry.FAMILIES[self.config.model.family].inputs[-1]
         found = self._in_batches(_apply, rows)
@@ -233,6 +234,12 @@ class Run:
         if family not in families:
             hint = f"; use {METHODS[family]}" if family in METHODS else ""
             raise ConfigError(f"{use}: {self.path} holds a {family} model{hint}")
+        self.require_head(use)
+
+    def require_head(self, use: str) -> None:
+        """Raises `ConfigError` if `use` needs an output head and that of the model is not trained."""
+        if self.config.embed.only:
+            raise ConfigError(f"{use}: {self.path} has no trained output head and only embeds texts: use embed")
 
     def _in_batches(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
         """Yields the row of each leaf of `function(model, params, batch)`, as NumPy arrays, in the order of `rows`."""

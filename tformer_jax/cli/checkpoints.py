@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from tformer_jax.train import run_folder, weights
 from tformer_jax.train.guards import FolderLock
 
 IMPORTED = "imported.json"
+NO_CLASSES = "the checkpoint has no classification head: the run has a random one, to be trained"
+HEADLESS = "the checkpoint has no output head: the run embeds texts, and generates only after training"
 PARAM_DTYPES = ("float32", "bfloat16")
 
 
@@ -56,7 +59,8 @@ def make_run(options: argparse.Namespace) -> None:
         found = _of_state_dict(path, options, mesh)
     else:
         folder = path if path.exists() else hub.download(options.checkpoint)
-        found = _of_folder(folder, {"mesh": mesh} | ({"family": options.family} if options.family else {}))
+        given = {"family": options.family, "max_length": options.max_length}
+        found = _of_folder(folder, {"mesh": mesh} | {name: value for name, value in given.items() if value is not None})
     cfg = Config(name=run.name, model=found.model, data=_data(run, found.model), decode=found.decode, embed=found.embed)
     checksums = {file.name: _checksum(file) for file in found.files}
     source = str(path.resolve()) if path.exists() else options.checkpoint
@@ -75,7 +79,8 @@ def make_run(options: argparse.Namespace) -> None:
 def _check_flags(options: argparse.Namespace, path: Path) -> None:
     """Raises `ConfigError` for a flag that this kind of checkpoint does not use."""
     if path.is_file():
-        given, reason = {"--family": options.family}, "is for checkpoints in Hugging Face's format"
+        of_folders = {"--family": options.family, "--max-length": options.max_length}
+        given, reason = of_folders, "is for checkpoints in Hugging Face's format"
     else:
         given = {"--tokenizer": options.tokenizer, "--model-args": options.model_args}
         reason = "is for state dicts of PyTorch"
@@ -91,12 +96,14 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     tokenizers = _fitting(folder, load_checkpoint_tokenizers(folder), cfg)
     decode, unapplied = generation.read_decoding(folder, theirs, cfg)
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
-    notes = ["the checkpoint has no classification head: the run has a random one, to be trained"] if headless else []
+    only_embeds = headless and cfg.family == "decoder_lm"
+    notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
     if unread := files.unread_weights(folder):
         notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
     embed = sentence.read_embedding(folder, tokenizers.source, cfg.max_length)
+    embed = dataclasses.replace(embed, only=only_embeds)
     if changed := list(embed.changed_settings()):
         written = ", ".join(f"embed.{name}={getattr(embed, name)!r}" for name in changed)
         notes.append(f"{sentence.MODULES} of sentence-transformers: {written}")
@@ -122,13 +129,14 @@ def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -
 
 
 def _model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:
-    """Returns the config, the parameters, and whether the classification head is a new one."""
+    """Returns the config, the parameters, and whether the checkpoint has no head."""
     dtype = theirs.get("dtype") or theirs.get("torch_dtype")
     settings = {"param_dtype": dtype if dtype in PARAM_DTYPES else "float32", **settings}
     try:
         return *hf.load(folder, **settings), False
     except hf.NoHeadError:
-        return *hf.load(folder, **settings, num_classes=2), True
+        classes = {"num_classes": 2} if theirs["model_type"] == "bert" else {"headless": True}
+        return *hf.load(folder, **settings, **classes), True
 
 
 def _fitting(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers:

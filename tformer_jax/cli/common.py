@@ -74,12 +74,19 @@ def run_main(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
-def load_run(options: argparse.Namespace) -> "Run":
-    """Loads the run that the flags of `add_run` name; JAX then runs its programs in the calling thread."""
+def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
+    """Loads the run that the flags of `add_run` name; JAX then runs its programs in the calling thread.
+
+    Raises:
+        ConfigError: there is no such run, or it has no output head, which the command needs.
+    """
     import tformer_jax
 
     run_in_calling_thread()
-    return tformer_jax.load(options.run, mesh=options.mesh, step=options.step)
+    run = tformer_jax.load(options.run, mesh=options.mesh, step=options.step)
+    if needs_head:
+        run.require_head("this command")
+    return run
 
 
 def discard_output() -> None:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = lines.opened(options)
     if as_array:
         check_writable(options.output, "--output")
-    run = load_run(options)
+    run = load_run(options, needs_head=False)
     names = ("pooling", "normalize", "prompt")
     embedder = run.embedder(**{name: getattr(options, name) for name in names})
     for name in names:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.cli.common import add_mesh, new_parser, run_path
+from tformer_jax.cli.common import add_mesh, integer, new_parser, run_path
 from tformer_jax.config import ConfigError
 from tformer_jax.config.paths import resolved
 from tformer_jax.interop.published import DEFAULTS
@@ -49,6 +49,13 @@ def parser() -> argparse.ArgumentParser:
         "--family",
         choices=("classifier", "masked_lm"),
         help="kind of model that a BERT checkpoint becomes (default: masked_lm if it has that head, else classifier)",
+    )
+    result.add_argument(
+        "--max-length",
+        type=integer(1),
+        metavar="N",
+        help="maximum number of tokens, for T5 and models with rotary positions, which have no maximum (default: "
+        "n_positions or max_position_embeddings of config.json, or the length for which YaRN scales)",
     )
     state_dict = result.add_argument_group("state dicts")
     state_dict.add_argument(

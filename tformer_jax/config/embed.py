@@ -23,6 +23,8 @@ class EmbedConfig(Section):
     prompts: tuple[str, ...] = setting((), "texts that can be put before a text, each as NAME=TEXT")
     prompt: str = setting("", "name of the prompt of texts for which none is given; '': none")
 
+    only: bool = setting(False, "the output head is not trained: the run only embeds texts")
+
     def check(self) -> None:
         for prompt in self.prompts:
             if "=" not in prompt:

@@ -1,5 +1,7 @@
 """Hugging Face's BERT: as a classifier, which needs no head to embed texts, and as a masked language model."""
 
+from typing import Any
+
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop.architecture import Architecture, Settings, our_activation, require, their_activation
 from tformer_jax.interop.mapping import AFFINE, NORM, Rule, attention_parts, parts, rules_below
@@ -56,8 +58,15 @@ def _encoder_settings(hf: Settings) -> Settings:
     }
 
 
+def class_names(hf: Settings) -> dict[Any, Any]:
+    """Returns the names of classes by number: `id2label`, or else `num_labels` names as transformers makes them."""
+    count = hf.get("num_labels")
+    names: dict[Any, Any] = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
+    return names
+
+
 def _classifier_settings(hf: Settings) -> Settings:
-    head = {"num_classes": len(hf.get("id2label") or [0, 1]), "pooling": "first"}
+    head = {"num_classes": len(class_names(hf)), "pooling": "first"}
     return _encoder_settings(hf) | head | {"family": "classifier"}
 
 

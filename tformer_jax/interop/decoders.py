@@ -27,7 +27,7 @@ from tformer_jax.interop.mapping import (
     rules_below,
     untransposed,
 )
-from tformer_jax.interop.rotary import gemma3_rotary_fields, rotary_fields, rotary_settings
+from tformer_jax.interop.rotary import gemma3_rotary_fields, longest_scaled, rotary_fields, rotary_settings
 
 
 def _gpt2_settings(hf: Settings) -> Settings:
@@ -129,10 +129,11 @@ def llama_rules(*layer: Part) -> tuple[Rule, ...]:
 def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False) -> Settings:
     """Returns our settings of Llama; `partial` and `by_kind` are those of `rotary_settings`."""
     require(hf, is_causal=True)
+    rotary = rotary_settings(hf, partial=partial, by_kind=by_kind)
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
-        "max_length": hf["max_position_embeddings"],
+        "max_length": max(hf["max_position_embeddings"], longest_scaled(rotary)),
         "dim": hf["hidden_size"],
         "decoder_layers": hf["num_hidden_layers"],
         "num_heads": hf["num_attention_heads"],
@@ -151,7 +152,7 @@ def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False
         "initializer": "normal",
         "init_std": hf.get("initializer_range", 0.02),
         "position": "rotary",
-        "rotary": rotary_settings(hf, partial=partial, by_kind=by_kind),
+        "rotary": rotary,
     }
 
 

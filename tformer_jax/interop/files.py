@@ -117,9 +117,24 @@ def _open(file: Path) -> dict[str, Callable[[], Any]]:
         raise ConfigError('reading checkpoints needs safetensors: pip install -e ".[interop]"') from error
     try:
         opened = safe_open(file, framework="flax")
-        return {name: functools.partial(opened.get_tensor, name) for name in opened.keys()}  # noqa: SIM118
+        names = list(opened.keys())
     except Exception as error:  # safetensors raises types of its own
         raise ConfigError(f"{file} is damaged: {error}") from error
+    return {name: functools.partial(_array, file, opened, name) for name in names}
+
+
+def _array(file: Path, opened: Any, name: str) -> Any:
+    """Reads an array.
+
+    Raises:
+        ConfigError: NumPy has no such dtype, as for float8.
+    """
+    try:
+        return opened.get_tensor(name)
+    except (AttributeError, TypeError) as error:
+        dtype = opened.get_slice(name).get_dtype()
+        problem = f"has the dtype {dtype}, which is not read: save the checkpoint in float32 or bfloat16"
+        raise ConfigError(f"{file}: the array {name} {problem}") from error
 
 
 def _pickles(folder: Path) -> str:

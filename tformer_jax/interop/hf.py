@@ -8,7 +8,7 @@ import dataclasses
 import json
 import operator
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from tformer_jax.config import ConfigError, ModelConfig
 from tformer_jax.interop import exact, files, mapping
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
-from tformer_jax.interop.bert import BERT, BERT_MASKED_LM
+from tformer_jax.interop.bert import BERT, BERT_MASKED_LM, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.mixtures import MIXTURES
@@ -36,7 +36,7 @@ PRETRAINED = {"BertForMaskedLM", "BertForPreTraining"}
 
 
 class NoHeadError(ConfigError):
-    """A classifier's checkpoint has no classification head."""
+    """A checkpoint has no classification head, or no output head."""
 
 
 class Fields(dict[str, Any]):
@@ -87,8 +87,8 @@ def labels(config: dict[str, Any]) -> list[str]:
     Raises:
         ConfigError: `id2label` is damaged.
     """
-    names = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
     try:
+        names = class_names(config)
         return [str(names[key]) for key in sorted(names, key=int)]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{UNREADABLE}id2label must have names by number, such as {{'0': 'negative'}}") from error
@@ -105,7 +105,7 @@ def token_ids(special: SpecialTokens, cfg: ModelConfig) -> dict[str, Any]:
     return ids
 
 
-def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[ModelConfig, Any]:
+def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **settings: Any) -> tuple[ModelConfig, Any]:
     """Loads the config and parameters of a checkpoint; `settings` override the config (dtype, attention_backend, ...).
 
     A checkpoint of BERT is a masked language model if its config.json says so, else a classifier; `family` in
@@ -114,8 +114,10 @@ def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[Mo
 
     Args:
         mesh: mesh that holds the parameters; None: the default device.
+        headless: load a language model that was saved without its output head, whose embeddings then make its logits.
 
     Raises:
+        NoHeadError: the checkpoint has no head, and neither `headless` nor `num_classes` says what to do.
         ConfigError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
     """
     hf = files.read_config(folder)
@@ -124,7 +126,10 @@ def load(folder: Path, *, mesh: Mesh | None = None, **settings: Any) -> tuple[Mo
     architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
     arrays = _with_originals(_named(files.read_arrays(folder), architecture), architecture, tied)
-    read = _settings(hf, arrays, architecture)
+    read = _settings(hf, arrays, architecture, headless=headless)
+    _check_length(read, settings.get("max_length"))
+    if read["position"] == "sinusoidal_halves":
+        _check_sinusoids(arrays)
     if read["family"] == "classifier" and "classifier.weight" not in arrays:
         arrays.update(_fresh_head(read, settings))
     cfg = ModelConfig(**read | settings)
@@ -229,7 +234,27 @@ def _family(hf: dict[str, Any]) -> str | None:
     return "masked_lm" if PRETRAINED & set(hf.get("architectures") or ()) else None
 
 
-def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+def _check_length(read: dict[str, Any], given: int | None) -> None:
+    """Raises `ConfigError` for a given maximum length of a model whose positions have one of their own."""
+    if given is not None and read["position"] not in ("relative", "rotary"):
+        raise ConfigError(
+            f"max_length={given}: its positions end at {read['max_length']}; leave the maximum length out"
+        )
+
+
+def _check_sinusoids(arrays: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if saved positions, which are not read, are not the sinusoids that the model computes."""
+    for name in arrays:
+        if name.endswith("embed_positions.weight"):
+            table = np.asarray(arrays[name], np.float32)
+            angles = np.arange(table.shape[0])[:, None] / 10_000 ** (np.arange(0, table.shape[1], 2) / table.shape[1])
+            expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+            check(np.abs(table - expected).max() < 0.01, f"{name} has other positions than sinusoids")
+
+
+def _settings(
+    hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture: Architecture, *, headless: bool = False
+) -> dict[str, Any]:
     """Returns our settings from their config.json and arrays; removes copies of the embedding from `arrays`."""
     fields = Fields(hf)
     try:
@@ -242,7 +267,8 @@ def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture
         raise ConfigError(f"config.json has a field of the wrong type or value: {error}") from error
     fields.check_all_read()
     untied = read["family"] != "classifier" and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
-    if untied and "lm_head.weight" not in arrays:
+    if untied and "lm_head.weight" not in arrays and not headless:
+        _check_whole(hf, read["family"])
         raise ConfigError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
     read["tie_embeddings"] = _tied(read["family"], arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
@@ -251,6 +277,13 @@ def _settings(hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture
         if "classifier.weight" in arrays:
             _check_head(hf, architecture, read["num_classes"])
     return read
+
+
+def _check_whole(hf: dict[str, Any], family: str) -> None:
+    """Raises `NoHeadError` for a language model whose config.json names a class without a head."""
+    named = hf.get("architectures") or []
+    if family == "decoder_lm" and named and all(name.endswith("Model") for name in named):
+        raise NoHeadError(f"this checkpoint of {named[0]} has no output head; set headless=True to embed texts with it")
 
 
 def _check_head(hf: dict[str, Any], architecture: Architecture, classes: int) -> None:
@@ -304,10 +337,23 @@ HEADS = ("lm_head.", "classifier.", "cls.", "final_logits_bias")
 
 def _named(arrays: files.StoredArrays, architecture: Architecture) -> files.StoredArrays:
     """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
-    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _renamed, name) for name in arrays}
+    wrapped = _wrapping(arrays)
+    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _renamed, name[wrapped:]) for name in arrays}
     if not any(name.startswith(architecture.prefix) for name in names.values()):
         names = {old: new if new.startswith(HEADS) else architecture.prefix + new for old, new in names.items()}
     return arrays.renamed(names)
+
+
+WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
+"""Name prefixes that PEFT, torch.compile and DistributedDataParallel give to all arrays."""
+
+
+def _wrapping(names: Collection[str]) -> int:
+    """Returns the length of the prefixes of wrappers that all names share."""
+    length = 0
+    while shared := [prefix for prefix in WRAPPERS if names and all(n.startswith(prefix, length) for n in names)]:
+        length += len(shared[0])
+    return length
 
 
 def _with_originals(arrays: files.StoredArrays, architecture: Architecture, tied: bool) -> files.StoredArrays:

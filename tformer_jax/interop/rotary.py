@@ -54,6 +54,11 @@ def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Se
     return result
 
 
+def longest_scaled(rotary: Settings) -> int:
+    """Returns the number of tokens for which YaRN scales, which `max_position_embeddings` need not be; else 0."""
+    return round(rotary["factor"] * rotary["original_length"]) if rotary.get("scaling") == "yarn" else 0
+
+
 def _rope(hf: Settings) -> Settings:
     """Returns `rope_parameters`, or else `rope_theta` and `rope_scaling` in that form.
 

@@ -29,8 +29,12 @@ from tformer_jax.special_tokens import SpecialTokens
 BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
+PAIRS = ("bart", "marian", "t5")
+"""Model types of encoder-decoders."""
 BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
 """Tokenizers of transformers that are read from vocab.json and merges.txt."""
+OF_OUTPUTS = ("forced_bos_token_id", "force_bos_token_to_be_generated", "bad_words_ids", "suppress_tokens")
+"""Fields about tokens of outputs alone, of `generation_config.json`, or of `config.json` if there is no such file."""
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
@@ -43,9 +47,11 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     Raises:
         ConfigError: the folder has none of these files, or one of them is damaged.
     """
-    config = read_json(folder / "config.json")
-    generation = read_json(folder / "generation_config.json", {})
-    settings = config | {name: value for name, value in generation.items() if value is not None}
+    settings = read_json(folder / "config.json")
+    if (folder / "generation_config.json").is_file():  # transformers then reads how to generate from it alone
+        generation = read_json(folder / "generation_config.json")
+        settings = {name: value for name, value in settings.items() if name not in OF_OUTPUTS}
+        settings |= {name: value for name, value in generation.items() if value is not None}
     for name, load in LOADERS.items():
         if (folder / name).is_file():
             return _checked(folder / name, load, settings)
@@ -254,6 +260,10 @@ def _special(
     if not eos_ids:
         raise ConfigError("config.json has no eos_token_id, with which outputs end")
     start, forced = (_one(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
+    if forced is None and settings.get("force_bos_token_to_be_generated"):
+        forced = bos
+    if start is None and bos is None and settings.get("model_type") in PAIRS:
+        raise ConfigError("config.json has no decoder_start_token_id, with which the inputs of the decoder start")
     start = start if start is not None else bos if bos is not None else eos_ids[0]
     used = {start, *eos_ids, *(() if forced is None else (forced,))} - {*names, *(eos_ids if endless else ())}
     if used and size is not None and max(used) >= size:
