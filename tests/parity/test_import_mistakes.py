@@ -143,7 +143,10 @@ MISTAKES = {
     "vocabulary, the last ones are used": (endless, "its tokenizer has 7. tokens, and its model only 64"),
     "end": (written("generation_config.json", '{"eos_token_id": 999}'), "the special token 999 is not one of its 64"),
     "start": (fields(decoder_start_token_id=[1, 2]), r"decoder_start_token_id=\[1, 2\] is not a token id"),
-    "forced": (fields(forced_bos_token_id=70), "the special token 70 is not one of its 64 tokens"),
+    "forced": (
+        written("generation_config.json", '{"forced_bos_token_id": 70}'),
+        "the special token 70 is not one of its 64 tokens",
+    ),
     "kinds of layers": (
         fields(rope_parameters={"full_attention": {"rope_theta": 99.0}}),
         "rope_parameters by kind of layer are not supported for this architecture",

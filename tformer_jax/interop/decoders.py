@@ -27,7 +27,7 @@ from tformer_jax.interop.mapping import (
     rules_below,
     untransposed,
 )
-from tformer_jax.interop.rotary import gemma3_rotary_fields, longest_scaled, rotary_fields, rotary_settings
+from tformer_jax.interop.rotary import gemma3_rotary_fields, max_length, rotary_fields, rotary_settings
 
 
 def _gpt2_settings(hf: Settings) -> Settings:
@@ -133,7 +133,7 @@ def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False
     return {
         "family": "decoder_lm",
         "vocab_size": hf["vocab_size"],
-        "max_length": max(hf["max_position_embeddings"], longest_scaled(rotary)),
+        "max_length": max_length(hf, rotary),
         "dim": hf["hidden_size"],
         "decoder_layers": hf["num_hidden_layers"],
         "num_heads": hf["num_attention_heads"],

@@ -54,9 +54,11 @@ def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Se
     return result
 
 
-def longest_scaled(rotary: Settings) -> int:
-    """Returns the number of tokens for which YaRN scales, which `max_position_embeddings` need not be; else 0."""
-    return round(rotary["factor"] * rotary["original_length"]) if rotary.get("scaling") == "yarn" else 0
+def max_length(hf: Settings, rotary: Settings) -> int:
+    """Returns the maximum number of tokens: `max_position_embeddings`, unless YaRN extends just that length."""
+    length: int = hf["max_position_embeddings"]
+    extended = rotary.get("scaling") == "yarn" and rotary["original_length"] == length
+    return round(rotary["factor"] * length) if extended else length
 
 
 def _rope(hf: Settings) -> Settings:
