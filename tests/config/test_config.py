@@ -27,7 +27,7 @@ def sections(kind: type[Section]) -> list[type[Section]]:
 
 
 def test_every_setting_has_a_meaning():
-    assert len(sections(Config)) == 15
+    assert len(sections(Config)) == 16
     for section in sections(Config):
         for field in dataclasses.fields(section):
             assert field.name in section.nested() or field.metadata["meaning"]

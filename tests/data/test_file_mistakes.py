@@ -50,7 +50,7 @@ MISTAKES = [
     (
         "parallel_lines",
         {"a.en": b"1\n2\n3\n", "a.de": b"1\n2\n"},
-        r"a\.en, line 3: has no matching line: .*a\.en has 3 lines but .*a\.de has 2, and parallel files need equal",
+        r"a\.en, line 3: has no partner, because .*a\.de ends after 2 lines: one of the files",
     ),
     ("parallel_lines", {"a.en": b"1\n\xff\n", "a.de": b"1\n2\n"}, r"a\.en, line 2: not valid UTF-8"),
     ("tsv", {"a.tsv": b"c\n"}, r"is expected; data\.on_bad_line='skip' skips malformed lines and files$"),
@@ -85,8 +85,24 @@ def test_what_was_read_before_the_damage_is_kept_when_bad_lines_are_skipped(tmp_
     read = load_corpus(config("tsv", "a.gz", validation="a.gz", on_bad_line="skip"), tmp_path).train
     assert len(read) > 1000
     assert read == [{"source": str(n), "target": f"-{n}"} for n in range(len(read))]
+
+
+def test_a_malformed_line_takes_its_partner_along(tmp_path):
+    write(tmp_path, **{"a.en": b"1\n2\n3\n", "a.de": b"-1\n\xff\n-3\n"})
     cfg = config("parallel_lines", "a.{lang}", validation="a.{lang}", on_bad_line="skip")
-    assert load_corpus(cfg, tmp_path).train == [{"source": "1", "target": "-1"}]
+    assert [pair["source"] for pair in load_corpus(cfg, tmp_path).train] == ["1", "3"]
+
+
+@pytest.mark.parametrize("on_bad_line", ["stop", "skip"])
+@pytest.mark.parametrize("files", [(b"1\n2\n3\n", b"-1\n-2\n"), (b"1\n", b"-1\n-2\n")])
+def test_files_of_unequal_length_always_stop(files, on_bad_line, tmp_path):
+    """Regression test: with "skip", 499 of 500 pairs were misaligned; the message recommended that setting."""
+    write(tmp_path, **{"a.en": files[0], "a.de": files[1]})
+    cfg = config("parallel_lines", "a.{lang}", validation="a.{lang}", on_bad_line=on_bad_line)
+    for command in (load_corpus, stream_and_train, lambda cfg, root: prepare(cfg, root, root / "prepared")):
+        with pytest.raises(DataError, match="has no partner") as raised:
+            command(cfg, tmp_path)
+        assert "skip" not in str(raised.value)
 
 
 def test_a_split_without_a_readable_line(tmp_path):
@@ -210,7 +226,7 @@ def test_no_folder_says_where_the_data_comes_from():
     [
         ("jsonl", ("text",), r"data.fields=\('text',\): must name 2 fields, for source and target"),
         ("tsv", ("en", "de"), "must be column numbers"),
-        ("tsv", ("1",), "must be two column numbers"),
+        ("tsv", ("1",), "must be two columns"),
     ],
 )
 def test_fields_that_do_not_fit(tmp_path, source, fields, sentence):

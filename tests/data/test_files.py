@@ -20,7 +20,6 @@ def test_parallel_lines_plain_and_compressed(tmp_path):
     assert [(e["source"], e["target"]) for e in corpus.train] == [
         ("one", "eins"),
         ("two", "zwei"),
-        ("", ""),
         ("four\u2028line", "vier"),
     ]
     assert corpus.validation == corpus.test == [{"source": "five", "target": "fünf"}]

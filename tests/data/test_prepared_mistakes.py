@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.prepared import config, prepared
 from tformer_jax.cli import evaluate
-from tformer_jax.config import ConfigError
+from tformer_jax.config import ConfigError, FilterConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
@@ -74,7 +74,10 @@ def test_a_damaged_token_stream(kind, cut, corpus_folder, tmp_path):
 def test_a_split_of_one_empty_document(tmp_path):
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 9)
-    cfg = config("decoder_lm", source="jsonl", train="train.jsonl", validation="empty.jsonl")
+    data = {"source": "jsonl", "train": "train.jsonl", "validation": "empty.jsonl"}
+    with pytest.raises(DataError, match="split validation has no valid example; dropped: 1 blank texts"):
+        prepare(config("decoder_lm", **data), tmp_path, tmp_path / "p")
+    cfg = config("decoder_lm", **data, filters=FilterConfig(blank_sides=False))
     prepare(cfg, tmp_path, tmp_path / "p")
     cfg = prepared(cfg, tmp_path / "p")
     corpus = load_corpus(cfg, None)

@@ -13,6 +13,7 @@ from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
 from tformer_jax.config.fields import ConfigError
+from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.noise import NoiseConfig
@@ -31,6 +32,7 @@ __all__ = [
     "DecodeConfig",
     "EmbedConfig",
     "EvalConfig",
+    "FilterConfig",
     "MoEConfig",
     "ModelConfig",
     "NoiseConfig",

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from tformer_jax.config.fields import Section, section, setting
+from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES
 
@@ -11,6 +12,8 @@ TOKENIZERS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "fi
 SIZED = ("words", "bpe", "unigram", "wordpiece")
 """Tokenizers with a vocabulary of at most `data.vocab_size`."""
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
+READ_SOURCES = {"source": ("parallel_lines", "text", "lines", "tsv", "jsonl", "parquet", "prepared")}
+"""`used_by` of settings about what this package reads from files."""
 BUCKETS = {"batching": ("buckets",)}
 ROWS = {"batching": ("windows", "packed")}
 PACKED = {"batching": ("packed",)}
@@ -80,8 +83,14 @@ class DataConfig(Section):
         "stop",
         "malformed lines: stop, or skip, count and report them",
         choices=("stop", "skip"),
-        used_by={"source": ("parallel_lines", "text", "lines", "tsv", "jsonl", "parquet", "prepared")},
+        used_by=READ_SOURCES,
     )
+    header: bool = setting(
+        False,
+        "the first line of each file is a header and no example; the names in a TSV file's may stand in fields",
+        used_by={"source": ("parallel_lines", "lines", "tsv", "prepared")},
+    )
+    filters: FilterConfig = section(FilterConfig, used_by=READ_SOURCES)
     objective: str | None = setting(
         None,
         "pre-training on texts: masked_tokens (BERT, 2019), span_corruption (T5, 2020) or denoising (BART, 2020); "

@@ -90,6 +90,8 @@ class FeatureConverter:
     """Split a document that is too long into several examples instead of truncating it."""
     drop: bool = False
     """Drop pairs that are too long instead of truncating their sides."""
+    drop_blank: bool = False
+    """Drop pairs with a side that has no token."""
     source: SpecialTokens = DEFAULT_SPECIAL_TOKENS
     """Special tokens of sources."""
     target: SpecialTokens = DEFAULT_SPECIAL_TOKENS
@@ -119,8 +121,9 @@ class FeatureConverter:
         return self._pairs(ids)
 
     def _pairs(self, ids: Block) -> Block:
-        if self.drop:
-            fits = self._fits({key: column.lengths for key, column in ids.items()})
+        if self.drop or self.drop_blank:
+            lengths = {key: column.lengths for key, column in ids.items()}
+            fits = self._fits(lengths)
             if not fits.all() and not self.reported:
                 limits = (self.source_length, self.length)
                 logging.getLogger(__name__).warning(
@@ -129,7 +132,8 @@ class FeatureConverter:
                     *(*limits, " or ".join(dict.fromkeys(reversed(self.settings)))),
                 )
                 self.reported = True
-            ids = {key: column.select(fits) for key, column in ids.items()}
+            chosen = fits & self._has_tokens(lengths)
+            ids = {key: column.select(chosen) for key, column in ids.items()}
         source = self._truncate(ids["source"], self.source_length - self.source.added_to_side, self.settings[1])
         whole = ids["target"].surround(self.target.before, self.target.after_side)
         target = self._truncate(whole, self.length, self.settings[0])
@@ -141,13 +145,22 @@ class FeatureConverter:
 
     def _fits(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns whether both sides of pairs fit into their rows: bool [pairs]."""
-        sources = lengths["source"] + self.source.added_to_side <= self.source_length
-        return sources & (lengths["target"] + self.target.added_to_side <= self.length)
+        limits = {
+            "source": self.source_length - self.source.added_to_side,
+            "target": self.length - self.target.added_to_side,
+        }
+        long = np.any([lengths[side] > limit for side, limit in limits.items()], axis=0)
+        return ~long if self.drop else np.ones_like(long)
+
+    def _has_tokens(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns whether both sides of pairs have tokens: bool [pairs]."""
+        blank = (lengths["source"] == 0) | (lengths["target"] == 0)
+        return ~blank if self.drop_blank else np.ones_like(blank)
 
     def pieces(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the number of examples made of each text, given the numbers of its ids by key: int64 [texts]."""
-        if "source" in lengths and self.drop:
-            return self._fits(lengths).astype(np.int64)
+        if "source" in lengths:
+            return (self._fits(lengths) & self._has_tokens(lengths)).astype(np.int64)
         if "text" not in lengths or "label" in lengths:
             return np.ones(len(next(iter(lengths.values()))), np.int64)
         pieces = -(-lengths["text"] // self.length)
@@ -198,6 +211,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         source_length,
         split=data.long_documents == "split",
         drop=data.long_pairs == "drop",
+        drop_blank=data.filters.blank_sides,
         source=source,
         target=target,
         end=IGNORED if end is None else end,
@@ -207,7 +221,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
 
 def evaluation_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
     """Builds the `FeatureConverter` of evaluation: pairs and labeled texts as far as the model can read them."""
-    convert = dataclasses.replace(feature_converter(cfg, tokenizers), split=True, drop=False)
+    convert = dataclasses.replace(feature_converter(cfg, tokenizers), split=True, drop=False, drop_blank=False)
     if cfg.model.family == "decoder_lm":
         return convert
     longest = cfg.model.max_length

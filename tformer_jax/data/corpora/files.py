@@ -1,5 +1,6 @@
 """Readers of files in the data folder, one function per file format."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -14,6 +15,7 @@ from pyarrow import parquet
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.fields import first_line, separated
 from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
+from tformer_jax.data.corpora.filters import BLANK_LINE, HEADER
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
 
 HOMES = {
@@ -38,6 +40,8 @@ class FileReader:
     root: Path | None
     keys: tuple[str, ...]
     bad: BadLines
+    dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Number of lines without an example, by kind."""
 
     def __call__(self, name: str) -> Iterator[Example]:
         """Yields the examples of all files that match a path or glob.
@@ -47,14 +51,22 @@ class FileReader:
         """
         return KINDS[self.cfg.source](self, name)
 
+    def lines(self, path: Path) -> Iterator[tuple[int, str | None]]:
+        """Yields the `numbered_lines` of a file after its header."""
+        for number, line in numbered_lines(path, self.bad):
+            if number == 1 and self.cfg.header:
+                self.dropped[HEADER] += 1
+            else:
+                yield number, line
+
     def each_file(self, name: str, read_file: Callable[[Path], Iterator[Example]]) -> Iterator[Example]:
         """Yields the examples of each file that matches `name`, in the order of the paths."""
         return itertools.chain.from_iterable(read_file(path) for path in locate(self.root, name))
 
 
-def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileReader:
-    """Returns the reader of the file format that `cfg.data.source` names."""
-    return FileReader(cfg.data, root, keys_of(cfg), bad)
+def file_reader(cfg: Config, root: Path | None, bad: BadLines, dropped: collections.Counter[str]) -> FileReader:
+    """Returns the reader of the file format that `cfg.data.source` names; it counts lines without example."""
+    return FileReader(cfg.data, root, keys_of(cfg), bad, dropped)
 
 
 def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:
@@ -74,21 +86,24 @@ def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:
             "with the same text in place of the wildcards"
         )
     for key, source in sources.items():
-        yield from _pairs(source, targets[key], reader.bad)
+        yield from _pairs(source, targets[key], reader)
 
 
 def tsv(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads tab-separated columns, without header or quotes: source and target, or label and text.
+    """Reads tab-separated columns, without quotes: source and target, or label and text.
 
-    Blank lines are skipped.
+    Blank lines are no examples.
     """
-    columns = [int(field) - 1 for field in _numbers(reader.cfg)] or [0, 1]
     keys = reader.keys if reader.cfg.fields or "source" in reader.keys else tuple(reversed(reader.keys))
-    expected = f"{max(columns) + 1} columns" if reader.cfg.fields else "<tab>".join(keys)
 
     def read_file(path: Path) -> Iterator[Example]:
-        for number, line in numbered_lines(path, reader.bad):
-            if not (line and line.strip()):
+        columns = _columns(reader, path)
+        expected = f"{max(columns) + 1} columns" if reader.cfg.fields else "<tab>".join(keys)
+        for number, line in reader.lines(path):
+            if line is None:
+                continue
+            if not line.strip():
+                reader.dropped[BLANK_LINE] += 1
                 continue
             cells = line.split("\t")
             if len(cells) <= max(columns) or (not reader.cfg.fields and len(cells) != len(columns)):
@@ -101,12 +116,15 @@ def tsv(reader: FileReader, name: str) -> Iterator[Example]:
 
 
 def jsonl(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads one JSON object per line, skipping blank lines."""
+    """Reads one JSON object per line; blank lines are no examples."""
     fields = field_names(reader.cfg, reader.keys)
 
     def read_file(path: Path) -> Iterator[Example]:
         for number, line in numbered_lines(path, reader.bad):
-            if line is None or not line.strip():
+            if line is None:
+                continue
+            if not line.strip():
+                reader.dropped[BLANK_LINE] += 1
                 continue
             try:
                 yield as_example(json.loads(line), fields)
@@ -156,16 +174,16 @@ def text(reader: FileReader, name: str) -> Iterator[Example]:
     """Reads one document per file."""
 
     def read_file(path: Path) -> Iterator[Example]:
-        return ({"text": document} for document in (read_text(path, reader.bad),) if document.strip())
+        return iter([{"text": read_text(path, reader.bad)}])
 
     return reader.each_file(name, read_file)
 
 
 def lines(reader: FileReader, name: str) -> Iterator[Example]:
-    """Reads one document per line, skipping blank lines."""
+    """Reads one document per line."""
 
     def read_file(path: Path) -> Iterator[Example]:
-        return ({"text": line} for _, line in numbered_lines(path, reader.bad) if line and line.strip())
+        return ({"text": line} for _, line in reader.lines(path) if line is not None)
 
     return reader.each_file(name, read_file)
 
@@ -283,31 +301,43 @@ def _missing_field(field: str, names: Iterable[str]) -> str:
     return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.fields"
 
 
-def _pairs(source: Path, target: Path, bad: BadLines) -> Iterator[Example]:
-    counts = [0, 0]
-    for pair in itertools.zip_longest(numbered_lines(source, bad), numbered_lines(target, bad)):
-        counts = [count + (line is not None) for count, line in zip(counts, pair, strict=True)]
-        texts = [line[1] for line in pair if line is not None]
-        if len(texts) == 2 and texts[0] is not None and texts[1] is not None:
-            yield {"source": texts[0], "target": texts[1]}
-    if counts[0] != counts[1]:
-        longer, shorter = (source, target) if counts[0] > counts[1] else (target, source)
-        for number in range(min(counts) + 1, max(counts) + 1):
-            bad.record(
-                longer,
-                number,
-                f"has no matching line: {source} has {counts[0]} lines but {target} has {counts[1]}, and parallel "
-                f"files need equal numbers; look for the first misaligned pair before the end of {shorter.name}",
+def _pairs(source: Path, target: Path, reader: FileReader) -> Iterator[Example]:
+    """Yields the pairs of two files; a line that is skipped in one of them leaves out its partner.
+
+    Raises:
+        DataError: one file has more lines, whatever `data.on_bad_line` says: no pair may be trusted then.
+    """
+    count = 0
+    for first, second in itertools.zip_longest(reader.lines(source), reader.lines(target)):
+        if first is None or second is None:
+            longer, shorter = (source, target) if second is None else (target, source)
+            raise DataError(
+                f"{longer}, line {(first or second)[0]}: has no partner, because {shorter} ends after {count:,} lines: "
+                "one of the files lacks lines, perhaps far above; look for the first misaligned pair"
             )
+        count = first[0]
+        if first[1] is not None and second[1] is not None:
+            yield {"source": first[1], "target": second[1]}
 
 
-def _numbers(cfg: DataConfig) -> tuple[str, ...]:
-    for field in cfg.fields:
-        if not field.isdecimal() or field == "0":
-            raise cfg.error("fields", "must be column numbers for data.source='tsv', such as ('1', '2')")
-    if cfg.fields and len(cfg.fields) != 2:
-        raise cfg.error("fields", "must be two column numbers for data.source='tsv'")
-    return cfg.fields
+def _columns(reader: FileReader, path: Path) -> list[int]:
+    """Returns the columns, from 0, that `data.fields` names by numbers or by the names in a header."""
+    cfg = reader.cfg
+    if not cfg.fields:
+        return [0, 1]
+    if len(cfg.fields) != 2:
+        raise cfg.error("fields", "must be two columns for data.source='tsv'")
+    if all(field.isdecimal() and field != "0" for field in cfg.fields):
+        return [int(field) - 1 for field in cfg.fields]
+    if not cfg.header:
+        raise cfg.error(
+            "fields", "must be column numbers, such as ('1', '2'), for data.source='tsv' without data.header"
+        )
+    _, header = next(numbered_lines(path, reader.bad))
+    names = (header or "").split("\t")
+    if missing := [field for field in cfg.fields if field not in names]:
+        raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names))}: set data.fields")
+    return [names.index(field) for field in cfg.fields]
 
 
 def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:

@@ -38,7 +38,7 @@ TOKENIZER_SETTINGS = (
     *("vocab_size", "split_digits", "shared_vocab", "tokenizer_examples"),
 )
 """Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
-STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields")
+STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields", "header", "filters")
 """Settings whose effect is stored; other values than those or the defaults would have none."""
 
 
@@ -300,7 +300,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     for name in ("source_language", "target_language", "clean_whitespace", "normalize", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
-    for name in {*STORED_SETTINGS} & {*cfg.data.changed_settings()}:
+    for name in {*STORED_SETTINGS} & {changed.partition(".")[0] for changed in cfg.data.changed_settings()}:
         if wanted[name] != prepared.get(name):
             problem = f"is not read, because {folder} was prepared with {prepared.get(name)!r}"
             raise cfg.data.error(name, f"{problem}: leave it out, or prepare the data again")

@@ -11,6 +11,7 @@ from pathlib import Path
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora import files
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
+from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 
 NAMES = ("train", "validation", "test")
@@ -31,6 +32,8 @@ class Splits:
     labels: tuple[str, ...] | None = None
     bad: dict[str, BadLines] = dataclasses.field(default_factory=dict)
     """Skipped lines of each split read so far; empty for sources that are not files."""
+    filters: dict[str, Filters] = dataclasses.field(default_factory=dict)
+    """Filters of the examples named for each split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +41,13 @@ class Stream:
     """Examples `start` to `stop` (exclusive) of some entries, read from their files in each iteration."""
 
     reader: files.FileReader
+    filters: Filters
     names: tuple[str, ...]
     start: int = 0
     stop: int | None = None
 
     def __iter__(self) -> Iterator[Example]:
-        examples = itertools.chain.from_iterable(map(self.reader, self.names))
+        examples = self.filters(itertools.chain.from_iterable(map(self.reader, self.names)))
         return itertools.islice(examples, self.start, self.stop)
 
 
@@ -56,11 +60,13 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     data = cfg.data
     skip = data.on_bad_line == "skip"
     bad = {name: BadLines(skip=skip, setting=SKIP) for name in NAMES if getattr(data, name)}
-    streams = {name: Stream(files.file_reader(cfg, root, bad[name]), getattr(data, name)) for name in bad}
+    filters = {name: Filters(data.filters, training=name == "train") for name in bad}
+    readers = {name: files.file_reader(cfg, root, bad[name], filters[name].dropped) for name in bad}
+    streams = {name: Stream(readers[name], filters[name], getattr(data, name)) for name in bad}
     _report_shared_files(data, root)
     train = streams["train"]
     train_split, validation = (train, streams["validation"]) if data.validation else _hold_out(cfg, train)
-    splits = Splits(train_split, validation, streams.get("test", validation), bad=bad)
+    splits = Splits(train_split, validation, streams.get("test", validation), bad=bad, filters=filters)
     if cfg.model.family != "classifier":
         return splits
     labels = _labels(splits, named=bool(data.fields))
@@ -79,7 +85,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     train: Iterable[Example] = splits.train
     if cfg.data.weights:
         assert isinstance(train, Stream)
-        train = Joined([_load_split(Stream(train.reader, (name,)), name) for name in train.names])
+        train = _load_parts(train)
     else:
         train = _load_split(train, "train")
     validation = _load_split(splits.validation, "validation")
@@ -87,6 +93,16 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     for bad in splits.bad.values():
         bad.report()
     return Corpus(train, validation, test, splits.labels)
+
+
+def _load_parts(train: Stream) -> Joined:
+    """Loads each entry of a mixture; the filters count what they drop of all."""
+    parts, dropped = [], collections.Counter[str]()
+    for name in train.names:
+        parts.append(_load_split(dataclasses.replace(train, names=(name,)), name))
+        dropped += train.filters.dropped
+    train.filters.dropped.update(dropped - train.filters.dropped)
+    return Joined(parts)
 
 
 def _report_shared_files(data: DataConfig, root: Path | None) -> None:
@@ -116,8 +132,10 @@ def _load_split(examples: Iterable[Example], name: str) -> list[Example]:
 
 def no_example(split: str, examples: Iterable[Example]) -> DataError:
     """Returns the error for a split that has been read and has no example, with the reason if lines were skipped."""
-    skipped = examples.reader.bad.explanation() if isinstance(examples, Stream) else ""
-    return DataError(f"split {split} has no valid example{skipped}")
+    if not isinstance(examples, Stream):
+        return DataError(f"split {split} has no valid example")
+    dropped = "".join(f"; dropped: {count:,} {reason}" for reason, count in examples.filters.dropped.items())
+    return DataError(f"split {split} has no valid example{examples.reader.bad.explanation()}{dropped}")
 
 
 def _hold_out(cfg: Config, train: Stream) -> tuple[Iterable[Example], Iterable[Example]]:

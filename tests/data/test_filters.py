@@ -1,0 +1,77 @@
+"""Filters of examples, headers, and what they count."""
+
+import dataclasses
+
+import pytest
+
+from tests.data.corpus_files import config, write
+from tformer_jax.config import ConfigError, DataConfig, FilterConfig
+from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
+
+PAIRS = ["a\tb", "a\tb", "\u200b\tb", "a\t ", "same\tsame", "long long long\tx", "c\td"]
+KINDS = ("tsv", "jsonl", "parallel_lines")
+
+
+def written(folder, kind: str, lines: list[str]) -> str:
+    pairs = [line.split("\t") for line in lines]
+    if kind == "tsv":
+        write(folder, **{"a.tsv": "\n".join(lines).encode() + b"\n"})
+    elif kind == "jsonl":
+        objects = (f'{{"source": "{source}", "target": "{target}"}}\n' for source, target in pairs)
+        write(folder, **{"a.jsonl": "".join(objects).encode()})
+    else:
+        sides = zip(*pairs, strict=True)
+        write(
+            folder,
+            **{f"a.{lang}": "\n".join(side).encode() + b"\n" for lang, side in zip(["en", "de"], sides, strict=True)},
+        )
+    return {"tsv": "a.tsv", "jsonl": "a.jsonl", "parallel_lines": "a.{lang}"}[kind]
+
+
+def filtered(folder, kind: str, **filters) -> tuple[list[str], dict[str, int]]:
+    name = written(folder, kind, PAIRS)
+    cfg = config(kind, name, validation=name, filters=FilterConfig(**filters))
+    splits = stream_corpus(cfg, folder)
+    train = [f"{pair['source']}\t{pair['target']}" for pair in splits.train]
+    assert [f"{pair['source']}\t{pair['target']}" for pair in load_corpus(cfg, folder).train] == train
+    return train, dict(splits.filters["train"].dropped)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_filter_by_hand_for_every_format(kind, tmp_path):
+    visible = [PAIRS[number] for number in (0, 1, 4, 5, 6)]
+    assert filtered(tmp_path, kind) == (visible, {"blank texts": 2})
+    assert filtered(tmp_path, kind, blank_sides=False)[0] == PAIRS
+    some = [PAIRS[number] for number in (0, 6)]
+    dropped = {"blank texts": 2, "duplicates": 1, "identical sides": 1, "length ratio": 1}
+    assert filtered(tmp_path, kind, duplicates=True, identical_sides=True, max_length_ratio=5.0) == (some, dropped)
+
+
+def test_held_out_examples_are_dropped_for_blank_texts_only(tmp_path):
+    name = written(tmp_path, "tsv", PAIRS)
+    filters = FilterConfig(duplicates=True, identical_sides=True, max_length_ratio=2)
+    corpus = load_corpus(config("tsv", name, validation=name, filters=filters), tmp_path)
+    assert (len(corpus.train), len(corpus.validation)) == (2, 5)
+
+
+def test_a_header_is_no_example_and_names_columns(tmp_path):
+    write(tmp_path, **{"a.tsv": b"id\tde\ten\n1\tHaus\thouse\n2\tBaum\ttree\n"})
+    cfg = config("tsv", "a.tsv", validation="a.tsv", header=True, fields=("en", "de"))
+    splits = stream_corpus(cfg, tmp_path)
+    assert list(splits.train) == [{"source": "house", "target": "Haus"}, {"source": "tree", "target": "Baum"}]
+    assert splits.filters["train"].dropped == {"header lines": 1}
+    with pytest.raises(DataError, match=r"a\.tsv has no column 'fr', only 'id', 'de', 'en': set data\.fields"):
+        load_corpus(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, fields=("en", "fr"))), tmp_path)
+    with pytest.raises(ConfigError, match="column numbers, such as .* without data.header"):
+        load_corpus(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, header=False)), tmp_path)
+
+
+def test_a_header_of_each_of_two_files(tmp_path):
+    write(tmp_path, **{"a.en": b"English\none\n", "a.de": b"Deutsch\neins\n"})
+    cfg = config("parallel_lines", "a.{lang}", validation="a.{lang}", header=True)
+    assert load_corpus(cfg, tmp_path).train == [{"source": "one", "target": "eins"}]
+
+
+def test_filters_of_sources_without_files_are_refused():
+    with pytest.raises(ConfigError, match="data.filters.duplicates=True: is used only by data.source="):
+        DataConfig(filters=FilterConfig(duplicates=True))

@@ -1,0 +1,64 @@
+"""Filters of examples, which count what they drop."""
+
+import collections
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+
+from tformer_jax.config.filters import FilterConfig
+from tformer_jax.data.characters import is_blank
+from tformer_jax.data.corpora.corpus import Example
+
+BLANK_LINE = "blank lines"
+HEADER = "header lines"
+
+
+class Filters:
+    """Drops examples as `data.filters` says.
+
+    Args:
+        training: whether the examples are for training; others are only dropped for blank texts.
+    """
+
+    def __init__(self, cfg: FilterConfig, *, training: bool):
+        self.dropped: collections.Counter[str] = collections.Counter()
+        """Number of examples by the reason for which the last pass dropped them."""
+        rules: dict[str, Callable[[Example], bool]] = {}
+        if cfg.blank_sides:
+            rules["blank texts"] = _has_blank_text
+        if training and cfg.identical_sides:
+            rules["identical sides"] = lambda example: "source" in example and example["source"] == example["target"]
+        if training and cfg.max_length_ratio is not None:
+            largest = cfg.max_length_ratio
+            rules["length ratio"] = lambda example: "source" in example and length_ratio(example) > largest
+        self._rules, self._once = rules, training and cfg.duplicates
+
+    def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yields the examples that no filter drops; a new pass counts from zero."""
+        self.dropped.clear()
+        seen: set[bytes] = set()
+        for example in examples:
+            reason = next((name for name, drops in self._rules.items() if drops(example)), None)
+            if reason is None and self._once:
+                digest = digest_of(example)
+                reason = "duplicates" if digest in seen else None
+                seen.add(digest)
+            if reason is None:
+                yield example
+            else:
+                self.dropped[reason] += 1
+
+
+def digest_of(example: Example) -> bytes:
+    """Returns a hash of the texts of an example, for finding equal ones in little memory."""
+    texts = "\0".join(f"{key}\0{text}" for key, text in sorted(example.items()))
+    return hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def length_ratio(pair: Example) -> float:
+    """Returns the number of characters of a pair's longer side, divided by that of the other."""
+    sizes = sorted(len(pair[side].strip()) for side in ("source", "target"))
+    return sizes[1] / max(sizes[0], 1)
+
+
+def _has_blank_text(example: Example) -> bool:
+    return any(is_blank(text) for key, text in example.items() if key != "label")
