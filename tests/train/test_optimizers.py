@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -129,6 +130,28 @@ def test_muon_equals_the_formula():
     wanted = expected(functools.partial(each_expert, muon_of))
     proves = ("optim.optimizer=muon", "NumPy float64, three steps")
     jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_learning_rate_of_schedule_free_does_not_depend_on_the_first_count_of_optax(first, monkeypatch):
+    """Releases of Optax start `step_count` at 1; a proposed change starts it at 0."""
+    schedule_free_of_optax = optax.contrib.schedule_free
+
+    def starting_at_first(*arguments, **settings):
+        made = schedule_free_of_optax(*arguments, **settings)
+        start = jnp.asarray(first, jnp.int32)
+        return made._replace(init=lambda params: made.init(params)._replace(step_count=start))
+
+    monkeypatch.setattr(optax.contrib, "schedule_free", starting_at_first)
+    params, state = three_steps.__wrapped__(optimizer="schedule_free_adamw")
+    wanted = expected(lambda p, grads, path: schedule_free(p, grads, decay_of(path))[0])
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6), params, wanted)
+    counts = [
+        node.step_count
+        for node in jax.tree.leaves(state, is_leaf=optimizers._is_schedule_free)
+        if optimizers._is_schedule_free(node)
+    ]
+    assert counts == [4]  # a checkpoint continues with any release
 
 
 def test_schedule_free_equals_the_formula():

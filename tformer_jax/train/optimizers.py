@@ -282,7 +282,12 @@ def _as_parameter(matrices: jax.Array, parameter: jax.Array, sides: contrib.Muon
 
 def _schedule_free_adamw(optim, schedule, mask, _):
     adamw = optax.adamw(schedule, b1=0.0, b2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay, mask=mask)
-    return contrib.schedule_free(adamw, lambda count: schedule(count - 1), b1=optim.beta1)  # its count starts at 1
+    free = contrib.schedule_free(adamw, lambda count: schedule(count - 1), b1=optim.beta1)
+
+    def init(params: Any) -> optax.OptState:
+        return free.init(params)._replace(step_count=jnp.ones((), jnp.int32))  # whatever the first count of Optax is
+
+    return optax.GradientTransformationExtraArgs(init, free.update)
 
 
 OPTIMIZERS: dict[str, Build] = {
