@@ -202,6 +202,13 @@ class ModelConfig(Section):
     )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
     param_dtype: str = setting("float32", "dtype of the parameters, rounded to it after each step", choices=DTYPES)
+    gradient_dtype: str = setting(
+        "float32",
+        "dtype in which gradients of kernels are summed over tokens and devices; bfloat16 halves the bytes sent, and "
+        "its rounding errors grow with the number of devices",
+        choices=DTYPES,
+        used_by={"dtype": ("bfloat16",)},
+    )
 
     def check(self) -> None:
         self._check_limits()

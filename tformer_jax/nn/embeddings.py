@@ -1,6 +1,5 @@
 """Token embeddings, input embeddings and output heads."""
 
-import functools
 import math
 
 import jax
@@ -11,7 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
-from tformer_jax.nn.linear import as_rows, broadcast_like, kernel_initializer, product, with_transposed_gradient
+from tformer_jax.nn.linear import broadcast_like, kernel_initializer, product
 from tformer_jax.nn.lookup import lookup
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
@@ -44,15 +43,14 @@ class TokenEmbedding(Module):
         pipeline checks ids on the host.
         """
         tokens = jnp.where(tokens == PAD, 0, tokens)
-        vectors = with_gathered(_vectors, tokens, self.embedding, (axes.VOCAB, axes.EMBED)).astype(self.cfg.dtype)
+        table, names = self.embedding.astype(jnp.float32), (axes.VOCAB, axes.EMBED)
+        vectors = with_gathered(_vectors, tokens, table, names, dtype=self.embedding.dtype).astype(self.cfg.dtype)
         return vectors * math.sqrt(self.cfg.fixed_dim) if self.cfg.scale_embeddings else vectors
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Computes the logits of a tied output head: [..., D] -> float32 [..., V]."""
-        table = with_transposed_gradient(self.embedding.astype(self.cfg.dtype))
-        multiply = functools.partial(jnp.einsum, "...D,VD->...V", preferred_element_type=jnp.float32)
-        logits = with_gathered(multiply, as_rows(x), table, (axes.VOCAB, axes.EMBED))
-        return logits.reshape(*x.shape[:-1], self.vocab_size)
+        table = self.embedding.astype(self.cfg.gradient_dtype)
+        return product(x, table, (axes.VOCAB, axes.EMBED), contracted=1, dtype=jnp.dtype(jnp.float32))
 
 
 def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
@@ -129,7 +127,8 @@ class OutputHead(Module):
         if tied is None:
             init = named(kernel_initializer(cfg, cfg.fixed_dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
-            logits = product(x, kernel.astype(dtype), (axes.EMBED, self.axis), dtype=jnp.dtype(jnp.float32))
+            matrix = kernel.astype(cfg.gradient_dtype)
+            logits = product(x, matrix, (axes.EMBED, self.axis), dtype=jnp.dtype(jnp.float32))
         else:
             logits = tied.attend(x)
         if self.use_bias:

@@ -59,7 +59,10 @@ def mixture(
     on_device = partial(_on_device, capacity=capacity, split=split, cfg=cfg)
     rows, length = sharding.mesh_axes(axes.BATCH), sharding.mesh_axes(axes.LENGTH, T)
     arrays: tuple[jax.Array, ...] = (x.astype(cfg.dtype), chosen, weights)
-    params = {name: value.astype(cfg.dtype) if name.endswith("_kernel") else value for name, value in params.items()}
+    params = {
+        name: value.astype(cfg.gradient_dtype if name.endswith("_kernel") else jnp.float32)
+        for name, value in params.items()
+    }
     if not (rows or length or any(split)):
         return on_device(params, *arrays)
     missing = -B % sharding.devices(rows)
@@ -91,7 +94,7 @@ def _on_device(
     if split.mlp:
         x = jax.lax.pcast(x, split.mlp, to="varying")
     tokens = x.reshape(B * T, D).at[choice_of_slot // k].get(mode="fill", fill_value=0)
-    run = partial(_experts, _gathered(params, split.embed), split=split, cfg=cfg)
+    run = partial(_experts, _gathered(params, split.embed, cfg), split=split, cfg=cfg)
     results = _dispatch_and_combine(run, tokens, counts, split.experts) if split.experts else run(tokens, counts[0])
     results = results.at[indices].get(mode="fill", fill_value=0).reshape(B, T, k, D)
     out = (results.astype(jnp.float32) * weights[..., None]).sum(axis=2)
@@ -140,14 +143,16 @@ def _dispatch_and_combine(
     return swap(results.reshape(received.shape)).reshape(tokens.shape)
 
 
-def _gathered(params: Params, along: tuple[str, ...]) -> Params:
+def _gathered(params: Params, along: tuple[str, ...], cfg: ModelConfig) -> Params:
     """All-gathers the parameters along the model width."""
-    if not along:
-        return params
-    return {
-        name: all_gather(value, along, AXES[name].index(axes.EMBED)) if axes.EMBED in AXES[name] else value
-        for name, value in params.items()
-    }
+
+    def gather(name: str, value: jax.Array) -> jax.Array:
+        if not along or axes.EMBED not in AXES[name]:
+            return value
+        dtype = cfg.dtype if name.endswith("_kernel") else None
+        return all_gather(value, along, AXES[name].index(axes.EMBED), dtype=dtype)
+
+    return {name: gather(name, value) for name, value in params.items()}
 
 
 def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Split, cfg: ModelConfig) -> jax.Array:
@@ -164,7 +169,7 @@ def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Spl
         bias = params[f"{name}_bias"]
         if name == "contract" and split.mlp:
             bias = jnp.where(jax.lax.axis_index(split.mlp) == 0, bias, 0)
-        rows = bias.astype(jnp.float32).at[expert].get(mode="fill", fill_value=0)  # gradients are summed in float32
+        rows = bias.at[expert].get(mode="fill", fill_value=0)  # in float32, and so are the sums of its gradients
         return y + rows.astype(y.dtype)
 
     activation = kinds.load(kinds.ACTIVATIONS, cfg.activation)

@@ -11,6 +11,7 @@ devices.
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +29,19 @@ Names = tuple[str | None, str | None]
 
 
 def with_gathered(
-    function: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, parameter: jax.Array, names: Names
+    function: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    parameter: jax.Array,
+    names: Names,
+    *,
+    dtype: Any = None,
 ) -> jax.Array:
     """Computes `function(x, parameter)` with a matrix gathered along the model width.
 
     Args:
         function: must treat the rows of x independently.
         names: logical names of the parameter's two axes, one of which is the model width.
+        dtype: as for `all_gather`.
     """
     mesh, axis = jax.sharding.get_abstract_mesh(), names.index(axes.EMBED)
     rows = sharding.mesh_axes(axes.BATCH, len(x)) if mesh.size > 1 else ()
@@ -46,7 +53,7 @@ def with_gathered(
 
     @jax.checkpoint
     def on_each_device(x: jax.Array, shard: jax.Array) -> jax.Array:
-        return function(x, all_gather(shard, along, axis, other))
+        return function(x, all_gather(shard, along, axis, other, dtype=dtype))
 
     out: jax.Array = jax.shard_map(
         on_each_device,
@@ -58,39 +65,42 @@ def with_gathered(
     return out
 
 
-def all_gather(shard: jax.Array, along: MeshAxes, axis: int, last: MeshAxes = ()) -> jax.Array:
+def all_gather(shard: jax.Array, along: MeshAxes, axis: int, last: MeshAxes = (), *, dtype: Any = None) -> jax.Array:
     """All-gathers the shards of a parameter along mesh axes, inside `jax.shard_map`; reduce-scatters its gradient.
 
     Args:
         last: mesh axes that shard the other axis of a matrix, if `jax.shard_map` is not manual over them.
+        dtype: dtype that the shards are rounded to when they are sent; the result and the gradient have the dtype of
+            `shard`. None: that dtype.
     """
-    if sharding.platform() not in PLATFORMS:
+    dtype = shard.dtype if dtype is None else dtype
+    if sharding.platform() not in PLATFORMS and dtype == shard.dtype:
         return jax.lax.all_gather(shard, along, axis=axis, tiled=True)
-    gathered: jax.Array = _in_stages(jnp.moveaxis(shard, axis, 0), along, last)
+    gathered: jax.Array = _in_stages(jnp.moveaxis(shard, axis, 0), along, last, dtype)
     return jnp.moveaxis(gathered, 0, axis)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _in_stages(shard: jax.Array, along: MeshAxes, last: MeshAxes) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _in_stages(shard: jax.Array, along: MeshAxes, last: MeshAxes, dtype: Any) -> jax.Array:
     """All-gathers along the first axis."""
 
     def gather(shard: jax.Array) -> jax.Array:
-        shards = shard[None]
-        for groups in reversed(stages(sharding.devices(along))):
+        shards = shard.astype(dtype)[None]
+        for groups in reversed(_stages_along(along)):
             shards = jax.lax.all_gather(shards, along, axis_index_groups=groups, tiled=True)
-        return shards.reshape(-1, *shard.shape[1:])
+        return shards.reshape(-1, *shard.shape[1:]).astype(shard.dtype)
 
     return _manual(gather, last)(shard)
 
 
-def _forward(shard: jax.Array, along: MeshAxes, last: MeshAxes) -> tuple[jax.Array, None]:
-    return _in_stages(shard, along, last), None
+def _forward(shard: jax.Array, along: MeshAxes, last: MeshAxes, dtype: Any) -> tuple[jax.Array, None]:
+    return _in_stages(shard, along, last, dtype), None
 
 
-def _backward(along: MeshAxes, last: MeshAxes, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+def _backward(along: MeshAxes, last: MeshAxes, dtype: Any, _: None, gradient: jax.Array) -> tuple[jax.Array]:
     def scatter(gradient: jax.Array) -> jax.Array:
         rows = gradient
-        for groups in stages(sharding.devices(along)):
+        for groups in _stages_along(along):
             parts = len(groups[0]) if groups else sharding.devices(along)
             rows = rows.reshape(parts, -1, *gradient.shape[1:])  # many rows a part, for XLA to scatter whole tiles
             rows = jax.lax.psum_scatter(rows, along, axis_index_groups=groups, tiled=True)[0]
@@ -100,6 +110,11 @@ def _backward(along: MeshAxes, last: MeshAxes, _: None, gradient: jax.Array) -> 
 
 
 _in_stages.defvjp(_forward, _backward)
+
+
+def _stages_along(along: MeshAxes) -> list[Groups | None]:
+    """Returns the `stages` of these mesh axes, one for all devices where XLA needs no stages."""
+    return stages(sharding.devices(along)) if sharding.platform() in PLATFORMS else [None]
 
 
 def _manual(function: Callable[[jax.Array], jax.Array], mesh_axes: MeshAxes) -> Callable[[jax.Array], jax.Array]:

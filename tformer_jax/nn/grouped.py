@@ -22,13 +22,36 @@ Block = Callable[[jax.Array, jax.Array], jax.Array]
 def grouped_product(x: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.Array:
     """Multiplies each row of x [M, D] by its group's kernel, of [E, D, F] -> [M, F]; the cost depends on M, not E.
 
-    `counts` int32 [E] is the number of rows of each group, in order. Rows after the last group are unspecified.
+    `counts` int32 [E] is the number of rows of each group, in order. Rows after the last group are unspecified. Kernels
+    are rounded to the dtype of x, and their gradients are summed in their own dtype, over devices too.
     """
     rows = ROWS.get(platform())
-    if rows is None:
+    if rows is None and x.dtype == kernels.dtype:
         return jax.lax.ragged_dot(x, kernels, counts)
     kernels += jax.lax.full_like(x, 0, shape=())  # so that both vary along the same axes inside `jax.shard_map`
-    return _product(min(rows, len(x)), x, kernels, counts)
+    return _ragged_dot(x, kernels, counts) if rows is None else _product(min(rows, len(x)), x, kernels, counts)
+
+
+@jax.custom_vjp
+def _ragged_dot(x: jax.Array, kernels: jax.Array, counts: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot(x, kernels.astype(x.dtype), counts)
+
+
+def _ragged_forward(x: jax.Array, kernels: jax.Array, counts: jax.Array) -> tuple[jax.Array, tuple]:
+    return _ragged_dot(x, kernels, counts), (x, kernels, counts)
+
+
+def _ragged_backward(residuals: tuple, d_out: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x, kernels, counts = residuals
+    _, pull = jax.vjp(lambda x: jax.lax.ragged_dot(x, kernels.astype(x.dtype), counts), x)
+    rows = jax.lax.RaggedDotDimensionNumbers(
+        (((0,), (0,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=()
+    )
+    d_kernels = jax.lax.ragged_dot_general(x, d_out, counts, rows, preferred_element_type=jnp.float32)
+    return pull(d_out)[0], d_kernels.astype(kernels.dtype), None
+
+
+_ragged_dot.defvjp(_ragged_forward, _ragged_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -54,7 +77,7 @@ def _times(rows: int, x: jax.Array, kernels: jax.Array, counts: jax.Array, *, co
     The last block of a group may extend into the next group, which then overwrites those rows.
     """
     M, width = len(x), kernels.shape[3 - contracted]
-    x = _padded(x, rows)
+    x, kernels = _padded(x, rows), kernels.astype(x.dtype)
 
     def group(e: jax.Array, start: jax.Array, end: jax.Array, out: jax.Array) -> jax.Array:
         kernel = kernels[e]

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,15 +62,54 @@ def query_factor(cfg: ModelConfig) -> float:
     return 1 / (cfg.attention_scale * math.sqrt(cfg.score_size))
 
 
-def product(x: jax.Array, kernel: jax.Array, names: Names, *, dtype: jnp.dtype | None = None) -> jax.Array:
-    """Computes `x W`: x [..., I] and kernel [I, O] -> [..., O] in `dtype` (None: that of x).
+def product(x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 0, dtype: Any = None) -> jax.Array:
+    """Computes x [..., I] times a matrix, summed over the matrix's axis `contracted` of size I: [..., O].
+
+    The matrix is rounded to the dtype of x, and its gradient is summed in its own dtype, over devices too.
 
     Args:
-        names: logical names of the kernel's axes, one of which is the model width.
+        names: logical names of the matrix's axes, one of which is the model width.
+        dtype: dtype of the result; None: that of x.
     """
-    multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    kernel = with_transposed_gradient(kernel)
-    return with_gathered(multiply, as_rows(x), kernel, names).reshape(*x.shape[:-1], kernel.shape[1])
+    multiply = functools.partial(_multiply, contracted, dtype)
+    out = with_gathered(multiply, as_rows(x), with_transposed_gradient(matrix), names, dtype=x.dtype)
+    return out.reshape(*x.shape[:-1], matrix.shape[1 - contracted])
+
+
+def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    if x.dtype == matrix.dtype:
+        return _dot(contracted, dtype, x, matrix)
+    return _rounded_product(contracted, dtype or x.dtype, matrix.dtype, x, matrix)
+
+
+def _dot(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x, matrix, (((x.ndim - 1,), (contracted,)), ((), ())), preferred_element_type=dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _rounded_product(contracted: int, dtype: Any, wide: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Computes `_dot` with the matrix, of dtype `wide`, rounded to the dtype of x; its gradient is not rounded."""
+    return _dot(contracted, dtype, x, matrix.astype(x.dtype))
+
+
+def _forward(
+    contracted: int, dtype: Any, wide: Any, x: jax.Array, matrix: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    rounded = matrix.astype(x.dtype)
+    return _dot(contracted, dtype, x, rounded), (x, rounded)
+
+
+def _backward(
+    contracted: int, dtype: Any, wide: Any, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, rounded = saved
+    of_x = jax.linear_transpose(lambda x: _dot(contracted, dtype, x, rounded), x)
+    rows = tuple(range(x.ndim - 1))
+    sides = (x, gradient) if contracted == 0 else (gradient, x)
+    return of_x(gradient)[0], jax.lax.dot_general(*sides, ((rows, rows), ((), ())), preferred_element_type=wide)
+
+
+_rounded_product.defvjp(_forward, _backward)
 
 
 def _merged_name(merged: tuple[tuple[str, int], ...]) -> str | None:
@@ -137,14 +177,15 @@ class Linear(Module):
         """
         (in_names, in_shape), (out_names, out_shape) = zip(*self.inputs, strict=True), zip(*self.outputs, strict=True)
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
-        dtype, param_dtype = jnp.dtype(self.cfg.dtype), jnp.dtype(self.cfg.param_dtype)
+        param_dtype = jnp.dtype(self.cfg.param_dtype)
         factor = self.factor * hidden_factor(self.cfg)
         if self.ends_sublayer:
             factor *= residual_factor(self.cfg, self.path)
         init = kernel_initializer(self.cfg, fan_in, fan_out, factor)
         kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
         lead, names = x.shape[: x.ndim - len(in_shape)], (_merged_name(self.inputs), _merged_name(self.outputs))
-        y = product(x.astype(dtype).reshape(*lead, fan_in), kernel.astype(dtype).reshape(fan_in, fan_out), names)
+        matrix = kernel.astype(self.cfg.gradient_dtype).reshape(fan_in, fan_out)
+        y = product(x.astype(self.cfg.dtype).reshape(*lead, fan_in), matrix, names)
         y = y.reshape(*lead, *out_shape)
         if self.use_bias:
             zeros = named(nn.initializers.zeros, *out_names)

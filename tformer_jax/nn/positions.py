@@ -87,7 +87,8 @@ class Learned(EmbeddingPositions):
         init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
         rows = cfg.position_offset + cfg.max_length
         table = self.param("embedding", init, (rows, cfg.dim), jnp.dtype(cfg.param_dtype))
-        return with_gathered(_vectors, cfg.position_offset + positions, table, (None, axes.EMBED)).astype(cfg.dtype)
+        positions, wide = cfg.position_offset + positions, table.astype(jnp.float32)
+        return with_gathered(_vectors, positions, wide, (None, axes.EMBED), dtype=table.dtype).astype(cfg.dtype)
 
 
 def _vectors(positions: jax.Array, table: jax.Array) -> jax.Array:

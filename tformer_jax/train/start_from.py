@@ -26,7 +26,7 @@ Labels = tuple[str, ...] | None
 FREE_SETTINGS = (
     *("family", "vocab_size", "source_vocab_size", "num_classes", "max_length", "encoder_layers", "decoder_layers"),
     *("tie_embeddings", "token_types", "output_bias", "pooling", "pooler", "head_transform", "prefix_lm"),
-    *("scan_layers", "remat", "dtype", "param_dtype", "attention_backend", "attention_projections", "*dropout"),
+    *("scan_layers", "remat", "*dtype", "attention_backend", "attention_projections", "*dropout"),
     *("initializer", "init_std", "embedding_std", "scale_residual_init"),
     *("moe.expert_capacity", "moe.balance_loss", "moe.router_z_loss"),
 )
