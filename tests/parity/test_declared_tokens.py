@@ -120,7 +120,7 @@ def vocab_and_merges(folder: Path, kind: str, options: dict) -> None:
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind == "bart" else ["<|endoftext|>"]
     trained = checkpoints.trained(hf.models.BPE(), hf.trainers.BpeTrainer, special, metaspace=False)
     trained.model.save(str(folder))
-    config = {"model_type": kind, "eos_token_id": 2, "is_encoder_decoder": kind == "bart"}
+    config = {"model_type": kind, "eos_token_id": 2, "decoder_start_token_id": 2, "is_encoder_decoder": kind == "bart"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
 

@@ -13,16 +13,17 @@ from tformer_jax.config.fields import first_line
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.added import Fields, read_added, special_token
 from tformer_jax.data.tokenizers.base import import_library
-from tformer_jax.data.tokenizers.declared import add_declared, special_names
+from tformer_jax.data.tokenizers.declared import add_declared, content, special_names
 from tformer_jax.data.tokenizers.json_files import read_json
 from tformer_jax.data.tokenizers.pair import Tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.replaced_parts import (
     Settings,
-    as_qwen2,
     bert_normalizer,
     rebuilding_class,
+    replace_ends,
     replace_parts,
+    surround,
 )
 from tformer_jax.special_tokens import SpecialTokens
 
@@ -72,8 +73,9 @@ def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
     tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
     options, kind = read_json(folder / "tokenizer_config.json", {}), settings.get("model_type", "")
     rebuilt = rebuilding_class(tokenizer, kind, options)
-    replace_parts(tokenizer, kind, options)
+    replace_parts(tokenizer, rebuilt, options)
     tokenizer, options = add_declared(tokenizer, folder, options, rebuilt)
+    replace_ends(tokenizer, rebuilt, options)
     return of_library(tokenizer, settings, options)
 
 
@@ -110,20 +112,11 @@ def _vocab_and_merges(folder: Path, settings: Settings) -> Tokenizers:
         raise ConfigError(
             f"{folder} has only vocab.json and merges.txt, which are read for {known}: save tokenizer.json"
         )
-    tokenizer.decoder = hf.decoders.ByteLevel()
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=bool(options.get("add_prefix_space")))
-    if kind == "Qwen2Tokenizer":
-        as_qwen2(tokenizer, options)
+    replace_parts(tokenizer, kind, options)
     tokenizer, options = add_declared(tokenizer, folder, options, kind)
-    ends = _bart_ends(options) if kind in ("BartTokenizer", "RobertaTokenizer") else _own_ends(options)
-    template = " ".join((*ends[0], "$A", *ends[1]))
-    used = [(name, tokenizer.token_to_id(name)) for name in dict.fromkeys((*ends[0], *ends[1]))]
-    tokenizer.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=used)
+    surround(tokenizer, *_own_ends(options))
+    replace_ends(tokenizer, kind, options)
     return of_library(tokenizer, settings, options)
-
-
-def _bart_ends(options: Settings) -> tuple[list[str], list[str]]:
-    return [content(options["cls_token"])], [content(options["sep_token"])]
 
 
 def _own_ends(options: Settings) -> tuple[list[str], list[str]]:
@@ -302,7 +295,3 @@ def _named(options: Settings) -> dict[str, str]:
     """Returns the names of special tokens in `tokenizer_config.json` by their roles, such as "bos"."""
     roles = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
     return {role: content(options[f"{role}_token"]) for role in roles if options.get(f"{role}_token")}
-
-
-def content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)

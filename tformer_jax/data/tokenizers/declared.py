@@ -17,6 +17,7 @@ _BART = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pa
 CLASS_ROLES: dict[str, dict[str, str]] = {
     "BartTokenizer": _BART,
     "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
+    "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
     "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
     "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>"),
@@ -71,6 +72,11 @@ def add_named(tokenizer: hf.Tokenizer, options: Settings) -> None:
 def special_names(options: Settings) -> list[str]:
     """Returns the names of all special tokens in `tokenizer_config.json`."""
     return list(dict.fromkeys(token.content for token in (*_by_role(options), *_extra(options, []))))
+
+
+def content(token: Any) -> str:
+    """Returns the name of a token that is given by its name or its fields."""
+    return token["content"] if isinstance(token, dict) else str(token)
 
 
 def _add(tokenizer: hf.Tokenizer, declared: Tokens, options: Settings, sentinels: list[str]) -> None:
