@@ -6,7 +6,7 @@ import torch
 import transformers
 
 import tformer_jax as tj
-from tests.helpers import assert_close
+from tests.helpers import assert_close, rest_slow
 from tests.parity import own_runs
 from tformer_jax.cli import export_checks, export_hf, import_hf
 from tformer_jax.config import DecodeConfig
@@ -72,3 +72,22 @@ def their_output(tokenizer, model, text: str, settings: dict, *, pair: bool) -> 
         ids = model.generate(**inputs, **settings)[0]
     new = ids if pair else ids[inputs["input_ids"].shape[1] :]
     return tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+LENGTHS = {"the model's": {}, "one token": {"max_new_tokens": 1}, "more than the model's": {"max_new_tokens": 99}}
+UNLIMITED = [("gpt2", "the model's"), ("bart", "the model's"), ("bart", "more than the model's")]
+UNLIMITED += [(name, length) for name in ("gpt2", "bart", "llama", "t5", "marian", "gemma2") for length in LENGTHS]
+
+
+@pytest.mark.parametrize("case", rest_slow(list(dict.fromkeys(UNLIMITED)), 3))
+def test_generate_works_by_the_settings_of_the_folder(case, tmp_path):
+    """Outputs are as long as both allow: up to the positions of the model, or the limit of the run."""
+    (name, length), run, out = case, tmp_path / "run", tmp_path / "out"
+    own_runs.make(run, name, decode=DecodeConfig(**LENGTHS[length]), max_length=16)
+    export_hf.main(["--run", str(run), "--model-type", name, str(out), "--no-check"])
+    ours, tokenizer = tj.load(run), transformers.AutoTokenizer.from_pretrained(out)
+    pair = ours.config.model.family == "seq2seq"
+    model_class = getattr(transformers, export_checks.CLASSES[ours.config.model.family])
+    theirs = model_class.from_pretrained(out, attn_implementation="eager").eval()
+    wanted = [their_output(tokenizer, theirs, text, {}, pair=pair) for text in PROMPTS]
+    assert (ours.translate if pair else ours.generate)(PROMPTS) == wanted
