@@ -60,6 +60,21 @@ class SpecialTokens:
         return len(self.before) + len(self.after_side)
 
     @property
+    def shown_unknown(self) -> int | None:
+        """`unknown`, unless it has another meaning, too, as GPT-2's has; None: outputs have no unknown tokens."""
+        others = {*self.eos, self.bos, self.pad}
+        return None if self.unknown in others else self.unknown
+
+    @property
+    def unknown_name(self) -> str:
+        """Text that stands for an unknown token."""
+        return (None if self.unknown is None else self.name(self.unknown)) or SPECIAL_TOKENS[UNK]
+
+    def count_unknown(self, ids: Sequence[int]) -> int:
+        """Returns the number of unknown tokens, of a text or an output."""
+        return sum(i == self.shown_unknown for i in ids)
+
+    @property
     def used(self) -> set[int]:
         """Tokens that texts or outputs may contain even if they have no names; not `suppressed` and `pad`."""
         optional = {i for i in (self.bos, self.unknown, self.context) if i is not None}

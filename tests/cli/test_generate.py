@@ -39,7 +39,8 @@ def test_outputs_that_a_limit_ended_are_counted(run, flags, told, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("abc\nb\n")
     generate.main(["--run", str(run), *flags])
-    assert capsys.readouterr().err == told
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    assert "".join(line for line in lines if "unknown tokens" not in line) == told
 
 
 def test_records_say_how_outputs_ended(run, tmp_path):

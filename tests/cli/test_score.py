@@ -6,11 +6,25 @@ import pytest
 
 from tformer_jax.cli import score
 from tformer_jax.config import ConfigError
+from tformer_jax.data.tokenizers.simple import WordTokenizer
+from tformer_jax.inference.score import Scored
 
 
 @pytest.mark.parametrize(("nats", "shown"), [(2 * math.log(5), "5"), (1418.0, "8.218e+307"), (1420.0, "inf")])
 def test_perplexities_beyond_the_largest_number_are_infinite(nats, shown):
     assert str(score.Totals(nats, tokens=2, texts=1)) == f"perplexity {shown} (tokens: 2, texts: 1)"
+
+
+def test_unknown_tokens_are_counted():
+    totals = score.Totals()
+    totals.add(Scored([4, 3, 3, 2], [-1.0, -1.0, -1.0, -1.0]), 2)
+    shown = "perplexity 2.718 (tokens: 4, texts: 1, unknown tokens: 2, whose texts change no score)"
+    assert str(totals) == shown
+    words = WordTokenizer(["a"])
+    found = score.record(Scored(words.encode("a b c"), [-1.0, -2.0, -3.0]), words, per_token=False)
+    assert found == {"log_probability": -6.0, "tokens": 3, "unknown_tokens": 2}
+    found = score.record(Scored(words.encode("a b"), [-1.0, -2.0]), words, per_token=True)
+    assert (found["tokens"], found["unknown_tokens"]) == (["a", "<unk>"], 1)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tformer_jax.data.tokenizers.pair import normalization_of
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.eval.bleu import bleu_tokenizing, translation_metrics
 from tformer_jax.eval.translation import TranslationEvaluator
+from tformer_jax.inference.outputs import Output
 
 STEPS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 PAIRS = [{"source": "The MAN's hat, „old“.", "target": "漢字: Ein Mann"}] * 3
@@ -88,7 +89,7 @@ def test_references_are_compared_as_the_setting_says(references, matches):
         eval=EvalConfig(references=references),
     )
     evaluate = TranslationEvaluator(cfg, model, tokenizers, [{"source": "A", "target": "B C"}])
-    evaluate._translate.outputs = lambda params, sources, **_: [type("Output", (), {"text": "b c", "score": 0.0})]
+    evaluate._translate.outputs = lambda params, sources, **_: [Output("b c", 0.0)]
     found = evaluate(params)
     assert found.metrics["exact_match"] == matches
     assert found.signatures["references"] == ("lowercase" if references == "normalized" else "raw")

@@ -106,8 +106,8 @@ def test_language_model(batch_size):
     assert (outputs[0].source, outputs[0].reference) == ("abcd", "efgabcdefggg")
 
 
-def test_continuations_of_prompts_without_text():
-    """Unknown tokens have no text, but the model reads them; an empty document has no continuation."""
+def test_continuations_of_prompts_with_unknown_tokens():
+    """Unknown tokens have their name, and the model reads them; an empty document has no continuation."""
     model, params = build(tiny("decoder_lm"))
     texts = ["????abcdefg", "??abcdefg", "", "gfedcba"]
     cfg = Config(
@@ -118,7 +118,7 @@ def test_continuations_of_prompts_without_text():
     )
     found = ContinuationEvaluator(cfg, model, TOKENIZERS, [{"text": text} for text in texts])(params)
     expected = RowDecoder(cfg, model, params, TOKENIZERS)([LETTERS.encode(text)[:4] for text in texts if text])
-    assert [output.source for output in found.outputs] == ["", "ab", "gfed"]
+    assert [output.source for output in found.outputs] == ["<unk>" * 4, "<unk><unk>ab", "gfed"]
     assert [output.reference for output in found.outputs] == ["abcdefg", "cdefg", "cba"]
     assert [output.output for output in found.outputs] == [output.text for (output,) in expected]
 

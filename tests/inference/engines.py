@@ -84,7 +84,7 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 
     keys, options = jitted_loop.row_keys(seed, np.array([index])), {"length": decode.max_new_tokens, "cfg": decode}
     outputs = run(model, params, row, keys, constraints=Constraints.of(decode, LETTERS), **options)
     (output,) = np.asarray(outputs)
-    return LETTERS.decode(output)
+    return LETTERS.decode(output, unknown="<unk>")
 
 
 def endless(family: str = "decoder_lm"):

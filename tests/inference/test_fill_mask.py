@@ -49,7 +49,7 @@ def test_fills_are_the_best_tokens_of_the_logits(filler):
             assert abs(fill.probability - np.prod(probabilities[np.arange(len(masks)), best])) < 1e-6
             filled = np.array(ids)
             filled[masks] = best
-            assert fill.text == "".join(TOKENIZER.decode([token]) for token in filled.tolist())
+            assert fill.text == "".join(TOKENIZER.decode([token], unknown="<unk>") for token in filled.tolist())
 
 
 def test_rows_that_pad_the_vocabulary_are_no_fills():

@@ -9,7 +9,7 @@ from tests.inference.engines import GREEDY, LONG, encode, engine, finish, models
 from tests.inference.test_stopping import llama
 from tformer_jax.config import ConfigError, DecodeConfig
 from tformer_jax.inference.engine import Request
-from tformer_jax.inference.engine.engine import _token_event
+from tformer_jax.inference.engine.events import token_event
 from tformer_jax.inference.engine.lane import NewTokens, RequestRow
 from tformer_jax.inference.stopping import TextStream
 
@@ -63,5 +63,5 @@ def test_a_stop_text_in_the_last_bytes_of_an_output():
     decode = DecodeConfig(stop=("\n",))
     stream = TextStream(tokenizer, decode.stop)
     row = RequestRow(0, 0, decode, [letter], None, 2, 2, 2, (0, 0), stream, 1, scored=False)
-    event = _token_event(row, NewTokens([letter, newline], [0.0, 0.0], done=True))
+    event = token_event(row, NewTokens([letter, newline], [0.0, 0.0], done=True))
     assert (event.text, event.finish) == ("a", "stop")

@@ -267,3 +267,16 @@ def test_a_model_without_attention_weights(translator):
         assert refused.json()["error"]["message"] == "attention is not available: it has a state"
         found = one.client.get("/info").json()
         assert (found["attention"], found["no_attention"]) == (False, "it has a state")
+
+
+def test_unknown_tokens_and_detokenization_are_settings_of_a_request(translator):
+    translator.post("/translate", text=["abc", [97, 98]], unknown="copy", detokenize=True)
+    first, second = translator.engine.seen[-2:]
+    assert (first.decode.unknown, first.decode.detokenize, first.text) == ("copy", True, "abc")
+    assert second.text == ""
+    translator.post("/translate", text="abc")
+    assert translator.engine.seen[-1].decode == translator.model.decode
+    refused = translator.post("/translate", text="a", unknown="drop")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "unknown")
+    translator.post("/v1/completions", prompt="abc")
+    assert translator.engine.seen[-1].text == "abc"

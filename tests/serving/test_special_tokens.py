@@ -76,6 +76,17 @@ def test_offsets_are_places_in_an_echoed_text_that_the_tokenizer_changes():
     assert [found["text"][place:] for place in places] == ["one two", " two"]
 
 
+def test_offsets_are_places_in_an_echoed_text_with_unknown_tokens():
+    words = WordTokenizer(["one", "two"])
+    model = dataclasses.replace(served(FakeEngine(), "decoder_lm"), tokenizers=Tokenizers(words, words))
+    with around(FakeEngine(), model) as one:
+        prompt = "one ten two"
+        found = one.post("/v1/completions", prompt=prompt, max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
+    assert found["text"] == "one <unk> two"
+    places = found["logprobs"]["text_offset"]
+    assert [found["text"][place:] for place in places] == ["one <unk> two", " <unk> two", " two"]
+
+
 def test_a_client_may_replace_or_remove_the_stop_texts_of_the_run():
     saved = DecodeConfig(stop=("x",))
     for stop, expected in ((None, ("x",)), ((), ()), (("y",), ("y",))):

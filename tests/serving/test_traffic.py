@@ -161,8 +161,8 @@ class SlowTokenizer(ByteTokenizer):
         self._wait(text)
         return super().encode(text)
 
-    def decode(self, ids) -> str:
-        text = super().decode(ids)
+    def decode(self, ids, **options) -> str:
+        text = super().decode(ids, **options)
         self._wait(text)
         return text
 

@@ -97,7 +97,7 @@ class NumberTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         return "".join(f" {number}" for number in ids if number >= FIRST)
 
     def to_json(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tformer_jax.cli import decoding
 from tformer_jax.cli.common import add_data, check_writable, load_run, run_parser
 from tformer_jax.config import Config, ConfigError, read_mesh, to_dict
 from tformer_jax.config.fields import flag
+from tformer_jax.eval.evaluation import TOKENIZED
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.placement import mesh_of
 
@@ -100,7 +101,8 @@ def table(result: dict[str, Any]) -> Table:
     for heading in ("metric", "value", "signature") if signatures else ("metric", "value"):
         view.add_column(heading, overflow="fold")
     for name, value in result["metrics"].items():
-        view.add_row(name, f"{value:.4g}", *([signatures.get(name, "")] if signatures else []))
+        title = f"{name} (tokenized)" if signatures.get(name, "").endswith(TOKENIZED) else name
+        view.add_row(title, f"{value:.4g}", *([signatures.get(name, "")] if signatures else []))
     return view
 
 

@@ -13,7 +13,7 @@ from tformer_jax.cli.inputs import Line
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import flag
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.outputs import Output, count_limits, describe_limits
+from tformer_jax.inference.outputs import Output, count_limits, describe_limits, describe_unknown
 from tformer_jax.inference.text import TextGenerator, Translator
 
 SETTINGS = ("seed", "outputs", "scores")
@@ -30,22 +30,34 @@ class Generation:
     model: Translator | TextGenerator
     limits: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Number of outputs so far that each limit ended."""
+    unknown: int = 0
+    """Number of outputs so far that have unknown tokens."""
+    outputs: int = 0
+    """Number of outputs so far."""
 
     def stream(self, texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[list[Output]]:
         """Yields the outputs of each text, in order, without those of the first `skip` texts."""
         wanted = {name: getattr(self.options, name) for name in SETTINGS}
         for found in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=long_texts):
-            self.limits += count_limits(found)
+            self._count(found)
             yield found
 
+    def _count(self, found: list[Output]) -> None:
+        self.limits += count_limits(found)
+        self.unknown += sum(output.unknown > 0 for output in found)
+        self.outputs += len(found)
+
     def report(self, before: int = 0) -> None:
-        """Prints the number of outputs that each limit ended to stderr.
+        """Prints the numbers of outputs that each limit ended, and of those with unknown tokens, to stderr.
 
         Args:
             before: number of texts whose outputs the interrupted command has written.
         """
         after = f", after {before:,} texts of the interrupted command" if before else ""
-        for sentence in describe_limits(self.limits, self.model.cfg):
+        sentences = list(describe_limits(self.limits, self.model.cfg))
+        if self.unknown:
+            sentences.append(describe_unknown(self.unknown, self.outputs, self.decode))
+        for sentence in sentences:
             print(f"{sentence}{after}", file=sys.stderr)
 
     def answer(self) -> None:
@@ -57,9 +69,13 @@ class Generation:
             found = self.model.stream_pieces(self.params, text, seed=seed, long_texts=long_texts)
             if long_texts.pop(0):
                 print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
+            unknown = 0
             for output in found:
                 self.limits += count_limits([output])
+                unknown += output.unknown
                 yield output.text
+            self.unknown += unknown > 0
+            self.outputs += 1
 
         with interrupt.raised():
             interactive.ask(pieces)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FIELDS = {"field": "text", "source_field": "source", "target_field": "target"}
 """Default names of fields of .jsonl, by option."""
-NAMES = ("log_probability", "tokens", "log_probabilities")
+NAMES = ("log_probability", "tokens", "unknown_tokens", "log_probabilities")
 """Fields that are added to a record, the last one only with --per-token."""
 
 
@@ -30,18 +30,22 @@ class Totals:
     nats: float = 0.0
     tokens: int = 0
     texts: int = 0
+    unknown: int = 0
+    """Number of unknown tokens, whose texts do not change a score."""
 
-    def add(self, result: "Scored") -> None:
-        """Adds one text."""
+    def add(self, result: "Scored", unknown: int) -> None:
+        """Adds one text with its number of unknown tokens."""
         self.nats -= result.total
         self.tokens += len(result.tokens)
         self.texts += 1
+        self.unknown += unknown
 
     def __str__(self) -> str:
         mean = self.nats / self.tokens if self.tokens else math.nan
         value = math.inf if mean > math.log(sys.float_info.max) else math.exp(mean)
         perplexity = f"{value:.4g}" if self.tokens else "unknown"
-        return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,})"
+        unknown = f", unknown tokens: {self.unknown:,}, whose texts change no score" if self.unknown else ""
+        return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,}{unknown})"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,15 +60,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         examples = texts if len(fields) > 1 else ((text,) for text in texts)
         return scorer.stream(run.params, examples, **how)
 
+    special = run.tokenizers.target.special
+
     def added(_: Line, result: "Scored") -> dict[str, Any]:
-        totals.add(result)
+        totals.add(result, special.count_unknown(result.tokens))
         return record(result, run.tokenizers.target, per_token=options.per_token)
 
     def plain(line: Line, result: "Scored") -> list[str]:
-        totals.add(result)
+        totals.add(result, special.count_unknown(result.tokens))
         return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[-1]}"]
 
-    names = NAMES if options.per_token else NAMES[:2]
+    names = NAMES if options.per_token else NAMES[:3]
     work = lines.Work(
         options, stream, plain, added, names, fields=fields, settings=("per_token",), as_json=options.per_token
     )
@@ -88,11 +94,11 @@ def fields_of(options: argparse.Namespace, family: str) -> tuple[str, ...]:
 
 
 def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
-    """Returns the log-probability of a text, with its number of tokens, or with each token and its log-probability."""
-    if not per_token:
-        return {"log_probability": result.total, "tokens": len(result.tokens)}
-    texts = token_texts(tokenizer, result.tokens)
-    return {"log_probability": result.total, "tokens": texts, "log_probabilities": result.log_probabilities}
+    """Returns the log-probability of a text with its numbers of tokens, or with each token and its log-probability."""
+    tokens = token_texts(tokenizer, result.tokens) if per_token else len(result.tokens)
+    unknown = tokenizer.special.count_unknown(result.tokens)
+    found = {"log_probability": result.total, "tokens": tokens, "unknown_tokens": unknown}
+    return found | ({"log_probabilities": result.log_probabilities} if per_token else {})
 
 
 def parser() -> argparse.ArgumentParser:

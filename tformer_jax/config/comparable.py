@@ -44,7 +44,7 @@ def held_out_examples(settings: Settings) -> dict[str, Any]:
 
 def references(settings: Settings) -> dict[str, Any]:
     """Returns the settings that determine the references of generated texts, and their tokens in BLEU."""
-    normalized = ("data.normalize",) if settings["eval.references"] == "normalized" else ()
+    normalized = ("data.normalize", "decode.detokenize") if settings["eval.references"] == "normalized" else ()
     return _named(settings, ("eval.references", "eval.bleu_tokenize", *normalized))
 
 

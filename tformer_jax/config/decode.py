@@ -86,6 +86,16 @@ class DecodeConfig(Section):
     )
     forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
     prefix: str = setting("", "text that every output starts with; scores and their lengths do not count its tokens")
+    unknown: str = setting(
+        "show",
+        "unknown tokens in outputs: show their name, such as <unk>; copy the word of the source that each attends to "
+        "most (translation); or omit them. Outputs with copied words appear only when they are complete",
+        choices=("show", "copy", "omit"),
+    )
+    detokenize: bool = setting(
+        False,
+        "translation: undo the step moses of data.normalize in outputs, which appear only when they are complete",
+    )
     stop: tuple[str, ...] = setting(
         (),
         "end an output before the first of these texts; beam search ranks and scores the whole outputs, then cuts them",

@@ -84,6 +84,16 @@ class Config(Section):
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
         self._check_translation(translates=family == "seq2seq" and not objective, of_data=of_data)
+        self._check_outputs(of_data)
+
+    def _check_outputs(self, of_data: str) -> None:
+        """Raises `ConfigError` for a setting of outputs that only translation uses, or that texts do not allow."""
+        translates, files = self.model.family == "seq2seq", "file" in self.data.tokenizer_kinds
+        if self.decode.unknown == "copy" and not translates:
+            raise self.decode.error("unknown", f"must be 'show' or 'omit' for {of_data}, which has no source")
+        if self.decode.detokenize and not (translates and ("moses" in self.data.normalize or files)):
+            problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
+            raise self.decode.error("detokenize", problem)
 
     def _check_data(self, of_data: str) -> None:
         """Raises `ConfigError` for data that does not fit the model."""

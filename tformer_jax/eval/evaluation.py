@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any, Protocol
 
+TOKENIZED = "outputs:moses"
+"""End of the signatures of scores of tokenized outputs."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sample:

@@ -1,5 +1,6 @@
 """Sample continuations of a language model."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,14 +33,15 @@ class ContinuationEvaluator:
     def __call__(self, params: Any) -> Evaluation:
         """Returns prompts, reference continuations and generated continuations, without metrics.
 
-        The model reads the token ids of a prompt, whose text may be empty: decoding omits unknown tokens.
+        Unknown tokens of prompts and references have their name.
         """
         if not self._parts:
             return Evaluation({})
         tokenizer = self._tokenizers.target
+        decode = functools.partial(tokenizer.decode, unknown=tokenizer.special.unknown_name)
         generate = RowDecoder(self._cfg, self._model, params, self._tokenizers)
         outputs = generate([tokenizer.special.wrap_text(prompt) for prompt, _ in self._parts])
         samples = []
         for (prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
-            samples.append(Sample(tokenizer.decode(prompt), tokenizer.decode(reference), output.text))
+            samples.append(Sample(decode(prompt), decode(reference), output.text))
         return Evaluation({}, samples)

@@ -10,8 +10,11 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers, normalizer, signature
+from tformer_jax.data.tokenizers.alignment import unknown_per_word
+from tformer_jax.data.tokenizers.detokenization import MOSES
+from tformer_jax.data.tokenizers.pair import normalization_of
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
-from tformer_jax.eval.evaluation import Evaluation, Sample
+from tformer_jax.eval.evaluation import TOKENIZED, Evaluation, Sample
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.text import Translator
 
@@ -21,13 +24,21 @@ class TranslationEvaluator:
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
         self._examples, self._bleu = examples, bleu_metric(cfg)
+        self._unknown = unknown_per_word(tokenizers.target) > 0
+        steps = _reference_steps(cfg)
+        self._normalize = normalizer(steps, cfg.data.target_language)
+        self._tokenized = MOSES in normalization_of(tokenizers.target) and not cfg.decode.detokenize
+        self._signatures = {"references": signature(steps)}
         self._warn(cfg)
-        self._normalize = normalizer(_reference_steps(cfg), cfg.data.target_language)
-        self._signatures = {"references": signature(_reference_steps(cfg))}
         self._translate = Translator(cfg, model, tokenizers)
 
     def _warn(self, cfg: Config) -> None:
-        """Warns if BLEU compares texts whose words its tokenizer does not split."""
+        """Warns if BLEU compares tokens with texts, or texts whose words its tokenizer does not split."""
+        if self._tokenized and cfg.eval.references == "raw":
+            logging.getLogger(__name__).warning(
+                "outputs are tokens of Moses, but references are not, which lowers BLEU: set decode.detokenize=True, "
+                "or eval.references='normalized' and eval.bleu_tokenize='none' for tokenized BLEU"
+            )
         references = [example["target"] for example in self._examples]
         used = self._bleu.tokenizer.signature()
         if better := unsplit(references, used):
@@ -38,15 +49,28 @@ class TranslationEvaluator:
             )
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns `bleu`, `chrf` and `exact_match`, with all translations."""
+        """Returns `bleu`, `chrf` and `exact_match`, with all translations.
+
+        Also `unknown_outputs`, the share of outputs with an unknown token, if the target's tokenizer has such tokens.
+        Signatures name tokenized texts.
+        """
         sources = [example["source"] for example in self._examples]
         references = [self._normalize(example["target"]) for example in self._examples]
         outputs = self._translate.outputs(params, sources, long_texts=LongTexts("truncate"))
         found = translation_metrics([output.text for output in outputs], references, self._bleu)
         rows = zip(sources, references, outputs, strict=True)
         samples = [Sample(source, reference, output.text, output.score) for source, reference, output in rows]
-        return dataclasses.replace(found, outputs=samples, signatures=found.signatures | self._signatures)
+        metrics, signatures = found.metrics, found.signatures
+        unknown = sum(output.unknown > 0 for output in outputs)
+        if unknown or self._unknown:
+            metrics = metrics | {"unknown_outputs": 100 * unknown / len(outputs)}
+        if self._tokenized:
+            signatures = {name: f"{text}|{TOKENIZED}" for name, text in signatures.items()}
+        return dataclasses.replace(found, metrics=metrics, outputs=samples, signatures=signatures | self._signatures)
 
 
 def _reference_steps(cfg: Config) -> tuple[str, ...]:
-    return cfg.data.normalize if cfg.eval.references == "normalized" else ()
+    """Returns the steps that normalize references: not `moses` if outputs are detokenized."""
+    undone = (MOSES,) if cfg.decode.detokenize else ()
+    steps = cfg.data.normalize if cfg.eval.references == "normalized" else ()
+    return tuple(step for step in steps if step not in undone)

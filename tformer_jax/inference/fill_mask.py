@@ -114,7 +114,8 @@ class MaskFiller:
             filled = dict(zip(masks, ids[:, rank].tolist(), strict=True))
             tokens = [filled.get(at, token) for at, token in enumerate(row)]
             inside = tokens[len(special.before) : len(tokens) - len(special.after)]
-            text = self._tokenizer.decode([token for token in inside if token not in special.eos])
+            shown = [token for token in inside if token not in special.eos]
+            text = self._tokenizer.decode(shown, unknown=special.unknown_name)
             names = tuple(special.name(token) or self._tokenizer.decode([token]) for token in filled.values())
             fills.append(Fill(text, names, float(probabilities[:, rank].prod())))
         return fills

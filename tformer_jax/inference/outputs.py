@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
@@ -28,6 +28,8 @@ class Output(NamedTuple):
 
     A prompt and its output together have at most `model.max_length` tokens.
     """
+    unknown: int = 0
+    """Number of unknown tokens."""
 
     @property
     def finish_reason(self) -> str:
@@ -54,20 +56,46 @@ def describe_limits(limits: Mapping[str, int], cfg: Config, total: int | None = 
         yield f"{outputs} at {name}={getattr(getattr(cfg, section), setting)} and may be incomplete"
 
 
+def describe_unknown(outputs: int, total: int, decode: DecodeConfig) -> str:
+    """Returns a sentence about `outputs` of `total` outputs that have unknown tokens."""
+    done = {"show": "shown by name", "copy": "replaced by words of the source", "omit": "left out"}[decode.unknown]
+    have = "output has" if total == 1 else "outputs have"
+    return f"{outputs:,} of {total:,} {have} unknown tokens, {done} (decode.unknown={decode.unknown!r})"
+
+
 class RowDecoder:
     """Decodes rows of sources (`Seq2Seq`) or prompts (`DecoderLM`) with the settings `cfg.decode`."""
 
     def __init__(self, cfg: Config, model: nn.Module, params: Any, tokenizers: Tokenizers):
-        self._cfg, self._parts = cfg, (model, params, tokenizers)
+        self._cfg, self._parts, self._special = cfg, (model, params, tokenizers), tokenizers.target.special
 
     def __call__(
-        self, rows: Sequence[Sequence[int]], *, seed: int = 0, outputs: int = 1, scores: bool = False
+        self,
+        rows: Sequence[Sequence[int]],
+        *,
+        seed: int = 0,
+        outputs: int = 1,
+        scores: bool = False,
+        texts: Sequence[str] = (),
     ) -> list[list[Output]]:
-        """Returns `outputs` outputs of each row, best first for beam search; those of an empty row are empty."""
-        return list(self.stream(rows, 0, seed=seed, outputs=outputs, scores=scores, window=max(len(rows), 1)))
+        """Returns `outputs` outputs of each row, best first for beam search; those of an empty row are empty.
+
+        Args:
+            texts: as for `stream`.
+        """
+        window = max(len(rows), 1)
+        return list(self.stream(rows, 0, seed=seed, outputs=outputs, scores=scores, window=window, texts=texts))
 
     def stream(
-        self, rows: Sequence[Sequence[int]], first: int, *, seed: int, outputs: int, scores: bool, window: int
+        self,
+        rows: Sequence[Sequence[int]],
+        first: int,
+        *,
+        seed: int,
+        outputs: int,
+        scores: bool,
+        window: int,
+        texts: Sequence[str] = (),
     ) -> Iterator[list[Output]]:
         """Yields the outputs of each row, in order, as soon as those of all earlier rows are known.
 
@@ -77,6 +105,7 @@ class RowDecoder:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
             window: number of consecutive rows that are submitted longest first, so that rows of similar length are
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
+            texts: the text of each row, of which `decode.unknown="copy"` copies words; (): none is known.
         """
         engine = self._engine(rows, ROWS_PER_CHUNK if first else len(rows), outputs, math.inf)
         starts = range(0, len(rows), window)
@@ -84,30 +113,39 @@ class RowDecoder:
         requests = {}
         for n in order:
             index = (first + n) * outputs
-            request = Request(tuple(rows[n]), self._cfg.decode, seed, index, outputs, streamed=False, scored=scores)
+            text = texts[n] if texts else ""
+            options = {"streamed": False, "scored": scores}
+            request = Request(tuple(rows[n]), self._cfg.decode, seed, index, outputs, **options, text=text)
             requests[engine.submit(request)] = n
-        texts: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
+        pieces: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
+        unknown: collections.Counter[tuple[int, int]] = collections.Counter()
         known: dict[int, dict[int, Output]] = collections.defaultdict(dict)
         for n, row in enumerate(rows):
             while row and len(known[n]) < outputs:
                 for event in engine.step():
                     key = requests[event.request], event.sample
-                    texts[key].append(event.text)
+                    pieces[key].append(event.text)
+                    unknown[key] += self._special.count_unknown(event.ids)
                     if event.finish:
                         limit = self._limit(rows[key[0]]) if event.finish == "length" else None
-                        known[key[0]][key[1]] = Output("".join(texts.pop(key)), event.score, limit)
+                        text = "".join(pieces.pop(key))
+                        known[key[0]][key[1]] = Output(text, event.score, limit, unknown.pop(key))
             found = known.pop(n, {})
             yield [found[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
 
-    def pieces(self, row: Sequence[int], *, seed: int = 0) -> Iterator[Output]:
-        """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit."""
+    def pieces(self, row: Sequence[int], text: str, *, seed: int = 0) -> Iterator[Output]:
+        """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit.
+
+        Each has the number of its own unknown tokens.
+        """
         engine = self._engine([row], 1, 1, 0.0)
-        engine.submit(Request(tuple(row), self._cfg.decode, seed))
+        engine.submit(Request(tuple(row), self._cfg.decode, seed, text=text))
         while not engine.idle:
             for event in engine.step():
                 limit = self._limit(row) if event.finish == "length" else None
-                if event.text or limit:
-                    yield Output(event.text, event.score, limit)
+                unknown = self._special.count_unknown(event.ids)
+                if event.text or limit or unknown:
+                    yield Output(event.text, event.score, limit, unknown)
 
     def _limit(self, row: Sequence[int]) -> str:
         """Returns the setting that limits the outputs of a row."""

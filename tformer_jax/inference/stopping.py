@@ -1,8 +1,9 @@
 """Incremental detokenization with stop sequences."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
-from tformer_jax.data.tokenizers import Decoder
+from tformer_jax.data.tokenizers import UNKNOWN_MARK, Decoder, Tokenizer
 
 BROKEN = "\ufffd"
 """Replacement character, to which tokenizers decode invalid or incomplete UTF-8."""
@@ -121,10 +122,37 @@ class Continuation:
         return self._tokenizer.decode([self._context, *ids])[self._length :]
 
 
-def output_decoder(tokenizer: Decoder, family: str) -> Decoder:
-    """Returns the decoder of the outputs of a model family: continuations, or complete texts."""
-    context = tokenizer.special.context
-    return tokenizer if family != "decoder_lm" or context is None else Continuation(tokenizer, context)
+class ShownUnknown:
+    """Decodes as `tokenizer` does, with `text` for its unknown token `token`."""
+
+    def __init__(self, tokenizer: Tokenizer, token: int, text: str):
+        names = tuple((i, name) for i, name in tokenizer.special.names if i != token)
+        self.special = dataclasses.replace(tokenizer.special, names=names)
+        self.fallback_bytes = tokenizer.fallback_bytes
+        self._tokenizer, self._token, self._text = tokenizer, token, text
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes the ids before the first EOS token, skipping other special tokens than the unknown token."""
+        ids = list(ids)
+        if self._token not in ids:
+            return self._tokenizer.decode(ids)
+        return self._tokenizer.decode(ids, unknown=self._text)
+
+
+def output_decoder(tokenizer: Tokenizer, family: str, unknown: str = "omit") -> Decoder:
+    """Returns the decoder of the outputs of a model family: continuations, or complete texts.
+
+    Args:
+        unknown: `decode.unknown`; "copy" writes `UNKNOWN_MARK` for each unknown token.
+    """
+    special = tokenizer.special
+    decoder: Decoder = tokenizer
+    if unknown != "omit" and special.shown_unknown is not None:
+        text = UNKNOWN_MARK if unknown == "copy" else special.unknown_name
+        decoder = ShownUnknown(tokenizer, special.shown_unknown, text)
+    if family != "decoder_lm" or special.context is None:
+        return decoder
+    return Continuation(decoder, special.context)
 
 
 class TextBuffer:

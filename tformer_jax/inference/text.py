@@ -15,7 +15,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
-from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits
+from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits, describe_unknown
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
@@ -30,13 +30,18 @@ class _Generator:
     def __call__(
         self, params: Any, texts: Sequence[str], *, seed: int = 0, long_texts: LongTexts | None = None
     ) -> list[str]:
-        """Returns the output of each text, in order; logs the number of those that a limit ended as a warning.
+        """Returns the output of each text, in order.
+
+        Logs the numbers of those that a limit ended, and of those with unknown tokens, as warnings.
 
         Raises:
             TextError: as in `stream`, but before anything is decoded.
         """
         outputs = self.outputs(params, texts, seed=seed, long_texts=long_texts)
-        for sentence in describe_limits(count_limits(outputs), self.cfg, len(outputs)):
+        sentences = list(describe_limits(count_limits(outputs), self.cfg, len(outputs)))
+        if unknown := sum(output.unknown > 0 for output in outputs):
+            sentences.append(describe_unknown(unknown, len(outputs), self.cfg.decode))
+        for sentence in sentences:
             logging.getLogger(__name__).warning("%s", sentence)
         return [output.text for output in outputs]
 
@@ -46,7 +51,7 @@ class _Generator:
         """Like `__call__`, with scores where beam search computes them."""
         encode = self._encoder(long_texts)
         rows = [encode(index, text) for index, text in enumerate(texts)]
-        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed)]
+        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed, texts=texts)]
 
     def stream(
         self,
@@ -76,12 +81,13 @@ class _Generator:
         decode, encode = self._decoder(params), self._encoder(long_texts)
         window = WINDOW * self.cfg.eval.batch_size
 
-        def read(index: int, text: str) -> tuple[int, list[int]]:
-            return index, encode(index, text)
+        def read(index: int, text: str) -> tuple[int, list[int], str]:
+            return index, encode(index, text), text
 
-        def run(chunk: list[tuple[int, list[int]]]) -> Iterator[list[Output]]:
-            first, rows = chunk[0][0], [row for _, row in chunk]
-            return decode.stream(rows, first, seed=seed, outputs=outputs, scores=scores, window=window)
+        def run(chunk: list[tuple[int, list[int], str]]) -> Iterator[list[Output]]:
+            (first, *_), *_ = chunk
+            rows, sources = [row for _, row, _ in chunk], [text for *_, text in chunk]
+            return decode.stream(rows, first, texts=sources, seed=seed, outputs=outputs, scores=scores, window=window)
 
         return in_chunks(texts, read, run, skip=skip)
 
@@ -90,7 +96,7 @@ class _Generator:
     ) -> Iterator[Output]:
         """Yields the output of one text in pieces; the last one has the limit of the output, if any."""
         row = self._encoder(long_texts)(0, text)
-        return self._decoder(params).pieces(row, seed=seed) if row else iter(())
+        return self._decoder(params).pieces(row, text, seed=seed) if row else iter(())
 
     def _decoder(self, params: Any) -> RowDecoder:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)

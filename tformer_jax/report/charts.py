@@ -34,6 +34,7 @@ TITLES = {
     "bleu": ("BLEU", "%"),
     "chrf": ("chrF", "%"),
     "exact_match": ("Exact match", "%"),
+    "unknown_outputs": ("Outputs with unknown tokens", "%"),
     "accuracy": ("Accuracy", "%"),
     "token_accuracy": ("Token accuracy", "%"),
 }

@@ -94,6 +94,10 @@ class Translation(Body):
     max_new_tokens: int | None = setting(
         None, "maximum number of tokens (default: that of the run)", low=1, high=INT32_MAX
     )
+    unknown: str | None = setting(
+        None, "what to write for unknown tokens (default: that of the run)", choices=("show", "copy", "omit")
+    )
+    detokenize: bool | None = setting(None, "undo the tokenization by Moses (default: that of the run)")
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
 
@@ -108,7 +112,8 @@ class Translation(Body):
         Raises:
             ConfigError: settings contradict each other.
         """
-        changes: dict[str, Any] = {}
+        written = {"unknown": self.unknown, "detokenize": self.detokenize}
+        changes: dict[str, Any] = {name: value for name, value in written.items() if value is not None}
         beams = self.beams or (saved.beams if saved.strategy == "beam" else 1)
         if self.beams or self.n_best > 1:
             changes |= {"strategy": "beam", "beams": max(beams, self.n_best)}
@@ -117,10 +122,10 @@ class Translation(Body):
         decode = dataclasses.replace(saved, **changes)
         seed = secrets.randbelow(INT32_MAX)  # of a run that samples
         return [
-            Request(ids, decode, seed=seed, index=number * self.n_best, num_outputs=self.n_best, scored=True)
+            Request(ids, decode, seed, number * self.n_best, self.n_best, scored=True, text=text_or_empty(text))
             if ids
             else Empty(self.n_best, "stop")
-            for number, ids in enumerate(rows)
+            for number, (ids, text) in enumerate(zip(rows, self.texts("text"), strict=True))
         ]
 
 
@@ -226,12 +231,12 @@ class Completion(Body):
         decode = dataclasses.replace(saved, **changes)
         seed = secrets.randbelow(INT32_MAX) if self.seed is None else self.seed
 
-        def request(number: int, ids: tuple[int, ...]) -> Request | Empty:
+        def request(number: int, ids: tuple[int, ...], text: Text) -> Request | Empty:
             if not ids or self.max_tokens == 0:
                 return Empty(self.n, "length" if ids else "stop")
-            return Request(ids, decode, seed=seed, index=number * self.n, num_outputs=self.n)
+            return Request(ids, decode, seed, number * self.n, self.n, text=text_or_empty(text))
 
-        return [request(number, ids) for number, ids in enumerate(rows)]
+        return [request(number, *pair) for number, pair in enumerate(zip(rows, self.texts("prompt"), strict=True))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,6 +296,11 @@ class Detokenization(Body):
     def error(self, name: str, problem: str) -> ConfigError:
         """Returns the error for a field; a text is not a list of token ids."""
         return super().error(name, "must be a list of token ids" if name == "tokens" else problem)
+
+
+def text_or_empty(text: Text) -> str:
+    """Returns a text; empty for token ids."""
+    return text if isinstance(text, str) else ""
 
 
 def without_null(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class TokenScores:
 
     def __init__(self, served: Served, rows: Sequence[tuple[int, ...]], top: int, *, echo: bool = False) -> None:
         self.served, self.rows, self.top, self.echo = served, rows, top, echo
-        self._decoder = output_decoder(served.tokenizers.target, served.family)
+        shown = "omit" if served.decode.unknown == "omit" else "show"
+        self._decoder = output_decoder(served.tokenizers.target, served.family, shown)
 
     def work(self, outputs: Outputs) -> Callable[[], Named]:
         """Returns the function that scores all outputs."""
@@ -96,7 +97,8 @@ class TokenScores:
 
     def _named(self, outputs: Outputs, scored: Sequence[Scored]) -> Named:
         scores = iter(scored)
-        prompts = [[(self.served.tokenizer, ids)] if self.echo else [] for ids in self.rows]
+        decoder = output_decoder(self.served.tokenizer, "seq2seq", "show")
+        prompts = [[(decoder, ids)] if self.echo else [] for ids in self.rows]
         return [
             [logprobs([*prompt, (self._decoder, output.ids)], next(scores)) for output in row]
             for prompt, row in zip(prompts, outputs, strict=True)

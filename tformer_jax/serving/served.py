@@ -154,10 +154,16 @@ class Served:
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
 
     def text_of(self, ids: Sequence[int], *, named: bool = False) -> str:
-        """Returns the text of all ids, also of those after an EOS token; `named`: with the names of special tokens."""
-        special, decode = self.tokenizer.special, self.tokenizer.decode
+        """Returns the text of all ids, also of those after an EOS token, with the names of unknown tokens.
+
+        Args:
+            named: with the names of all special tokens.
+        """
+        special = self.tokenizer.special
+        decode = functools.partial(self.tokenizer.decode, unknown=special.unknown_name)
         if not named:
-            return decode([i for i in ids if special.name(i) is None and i not in special.eos])
+            shown = (i for i in ids if special.name(i) is None or i == special.shown_unknown)
+            return decode([i for i in shown if i not in special.eos])
         runs = ((name, list(run)) for name, run in itertools.groupby(ids, special.name))
         return "".join(decode(run) if name is None else name * len(run) for name, run in runs)
 

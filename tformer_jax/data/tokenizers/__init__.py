@@ -1,6 +1,14 @@
 """Tokenizers: conversion between text and token ids."""
 
-from tformer_jax.data.tokenizers.base import FIRST, Decoder, Tokenizer, ordinary, same_tokens, token_texts
+from tformer_jax.data.tokenizers.base import (
+    FIRST,
+    UNKNOWN_MARK,
+    Decoder,
+    Tokenizer,
+    ordinary,
+    same_tokens,
+    token_texts,
+)
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.dropout import BpeDropout, is_bpe
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer, mask_of
@@ -10,6 +18,7 @@ from tformer_jax.data.tokenizers.training import train_tokenizers
 
 __all__ = [
     "FIRST",
+    "UNKNOWN_MARK",
     "BpeDropout",
     "Decoder",
     "ExtendedTokenizer",

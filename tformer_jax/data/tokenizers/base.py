@@ -5,11 +5,15 @@ import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import tokenizers as hf
+
 from tformer_jax.config import ConfigError
-from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, SPECIAL_TOKENS, SpecialTokens
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, SPECIAL_TOKENS, UNK, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
 """Id of the first token that is not special in this package's tokenizers."""
+UNKNOWN_MARK = "\ufdd0"
+"""A noncharacter of Unicode, which marks the place of an unknown token in a text while it is decoded."""
 
 
 class Decoder(Protocol):
@@ -33,6 +37,14 @@ class Decoder(Protocol):
 class Tokenizer(Decoder, Protocol):
     """Converts text to token ids and back."""
 
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
+        """Decodes the ids before the first EOS token, skipping other special tokens.
+
+        Args:
+            unknown: text of an unknown token; empty: omit it.
+        """
+        ...
+
     @property
     def vocab_size(self) -> int:
         """Vocabulary size V: ids are in [0, V)."""
@@ -54,13 +66,23 @@ class Tokenizer(Decoder, Protocol):
         ...
 
 
-def ordinary(ids: Iterable[int]) -> Iterator[int]:
-    """Yields the ids before the first EOS, without special tokens, for this package's special tokens."""
+def ordinary(ids: Iterable[int], *, unknown: bool = False) -> Iterator[int]:
+    """Yields the ids before the first EOS, without special tokens, for this package's special tokens.
+
+    Args:
+        unknown: also yield the unknown token.
+    """
     for i in ids:
         if i == EOS:
             return
-        if i >= FIRST:
+        if i >= FIRST or (unknown and i == UNK):
             yield int(i)
+
+
+def decode_tokens(library: hf.Tokenizer, tokens: Sequence[str]) -> str:
+    """Decodes tokens, given as the library writes them in its vocabulary."""
+    decoder = library.decoder
+    return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
 
 def with_context(tokenizer: Tokenizer) -> SpecialTokens:

@@ -43,9 +43,9 @@ class ExtendedTokenizer:
         """Encodes each text as `encode` does."""
         return self.tokenizer.encode_batch(texts)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes as `tokenizer` does, without the added tokens."""
-        return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
+        return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size], unknown=unknown)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the kind, the names of the added tokens, and the JSON of the inner tokenizer."""

@@ -10,7 +10,15 @@ import tokenizers as hf
 
 from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import first_line
-from tformer_jax.data.tokenizers.base import FIRST, OneByOne, Tokenizer, import_library, ordinary, with_context
+from tformer_jax.data.tokenizers.base import (
+    FIRST,
+    UNKNOWN_MARK,
+    OneByOne,
+    Tokenizer,
+    import_library,
+    ordinary,
+    with_context,
+)
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, UNK
 
@@ -34,9 +42,13 @@ class SentencePieceTokenizer(OneByOne):
         """Encodes a text."""
         return [UNK if i == self._unknown else FIRST + i for i in self._model.encode(text)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes ids with the SentencePiece model."""
-        return self._model.decode([i - FIRST for i in ordinary(ids) if i < self.vocab_size])
+        kept = [i for i in ordinary(ids, unknown=bool(unknown)) if i < self.vocab_size]
+        if UNK not in kept:
+            return self._model.decode([i - FIRST for i in kept])
+        pieces = [UNKNOWN_MARK if i == UNK else self._model.id_to_piece(i - FIRST) for i in kept]
+        return self._model.decode_pieces(pieces).replace(UNKNOWN_MARK, unknown)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "SentencePieceTokenizer":
@@ -68,9 +80,12 @@ class TiktokenTokenizer(OneByOne):
         """Encodes a text."""
         return [FIRST + i for i in self._encoding.encode_ordinary(text)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes ids; invalid UTF-8 becomes U+FFFD, and ranks that the file leaves out add no text."""
-        return self._encoding.decode([i - FIRST for i in ordinary(ids) if i in self._known])
+        kept = (i for i in ordinary(ids, unknown=bool(unknown)) if i in self._known or i == UNK)
+        single = self._encoding.decode_single_token_bytes
+        text = b"".join(unknown.encode() if i == UNK else single(i - FIRST) for i in kept)
+        return text.decode("utf-8", "replace")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "TiktokenTokenizer":

@@ -71,9 +71,9 @@ class NormalizedTokenizer:
         """Encodes each text as `encode` does."""
         return self.tokenizer.encode_batch(list(map(self.normalize, texts)))
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Returns the normalized text of the ids."""
-        return self.tokenizer.decode(ids)
+        return self.tokenizer.decode(ids, unknown=unknown)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the kind, the steps, the language, and the JSON of the inner tokenizer."""
@@ -99,18 +99,18 @@ def signature(steps: Sequence[str]) -> str:
 
 def _moses(language: str) -> Step:
     """Moses' tokenizer.perl, which writes some characters as entities; those of the input are resolved first."""
-    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(_moses_code(language))
+    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(moses_code(language))
     return lambda text: moses.tokenize(ENTITY.sub(lambda match: ENTITIES[match[0]], text), return_str=True)
 
 
 def _punctuation(language: str) -> Step:
     """Moses' normalize-punctuation.perl."""
     moses = import_library("sacremoses", "data.normalize='punctuation'")
-    normalize: Step = moses.MosesPunctNormalizer(_moses_code(language)).normalize
+    normalize: Step = moses.MosesPunctNormalizer(moses_code(language)).normalize
     return normalize
 
 
-def _moses_code(name: str) -> str:
+def moses_code(name: str) -> str:
     """Returns the code by which sacremoses chooses its rules, which are those of English for other languages."""
     language = read_language(name)
     if language is None:

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.data.tokenizers.added import AddedTokens, Fields
-from tformer_jax.data.tokenizers.base import OneByOne, import_library
+from tformer_jax.data.tokenizers.base import UNKNOWN_MARK, OneByOne, decode_tokens, import_library
 from tformer_jax.special_tokens import SpecialTokens
 
 NO_SPACE = "\ue000"
@@ -25,10 +25,12 @@ class _Pretrained:
     vocab_size: int
     fallback_bytes: frozenset[int]
 
-    def _ordinary(self, ids: Iterable[int]) -> list[int]:
+    def _ordinary(self, ids: Iterable[int], *, unknown: bool = False) -> list[int]:
+        """Returns the ids before the first EOS token, without special tokens; `unknown`: with the unknown token."""
         hidden, eos = self.special.name_of, self.special.eos
+        shown = self.special.shown_unknown if unknown else None
         kept = itertools.takewhile(lambda i: i not in eos, ids)
-        return [int(i) for i in kept if i not in hidden and i < self.vocab_size]
+        return [int(i) for i in kept if (i not in hidden or i == shown) and i < self.vocab_size]
 
 
 class CheckpointTokenizer(_Pretrained):
@@ -59,9 +61,14 @@ class CheckpointTokenizer(_Pretrained):
         """Encodes each text, in parallel."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes ids; invalid UTF-8 becomes U+FFFD."""
-        return self._tokenizer.decode(self._ordinary(ids))
+        kept, shown = self._ordinary(ids, unknown=bool(unknown)), self.special.shown_unknown
+        if not unknown or shown not in kept:
+            return self._tokenizer.decode(kept)
+        names = (UNKNOWN_MARK if i == shown else self._tokenizer.id_to_token(i) for i in kept)
+        text = decode_tokens(self._tokenizer, [name for name in names if name is not None])
+        return text.replace(UNKNOWN_MARK, unknown)
 
     def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Decodes each row of ids as `decode` does, in parallel."""
@@ -144,10 +151,13 @@ class PiecesTokenizer(_Pretrained, OneByOne):
         pieces: list[str] = self._processor.encode(text, out_type=str)
         return pieces
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes ids with the SentencePiece model."""
-        pieces = [self._pieces[i] for i in self._ordinary(ids) if i in self._pieces]
+        shown = self.special.shown_unknown if unknown else None
+        kept = [i for i in self._ordinary(ids, unknown=bool(unknown)) if i in self._pieces]
+        pieces = [UNKNOWN_MARK if i == shown else self._pieces[i] for i in kept]
         text: str = self._processor.decode_pieces(pieces)
+        text = text.replace(UNKNOWN_MARK, unknown) if unknown else text
         return text if self.vocab is None else text.replace("▁", " ").strip()
 
     def without_added(self, size: int) -> "PiecesTokenizer":

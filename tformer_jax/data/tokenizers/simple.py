@@ -19,9 +19,10 @@ class ByteTokenizer(OneByOne):
         """Returns the UTF-8 bytes of a text, shifted past the special tokens."""
         return [FIRST + byte for byte in text.encode("utf-8", "surrogatepass")]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Inverts `encode`; invalid UTF-8 becomes U+FFFD, and ids outside the vocabulary are left out."""
-        return bytes(i - FIRST for i in ordinary(ids) if i < self.vocab_size).decode("utf-8", "replace")
+        kept = (i for i in ordinary(ids, unknown=bool(unknown)) if i < self.vocab_size)
+        return b"".join(unknown.encode() if i == UNK else bytes([i - FIRST]) for i in kept).decode("utf-8", "replace")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "ByteTokenizer":
@@ -59,9 +60,10 @@ class CharacterTokenizer(OneByOne):
         ids = self._ids
         return [ids.get(piece, UNK) for piece in self.split(text)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Returns the pieces of the ids, without special tokens, joined by the separator."""
-        return self.separator.join(self.pieces[i - FIRST] for i in ordinary(ids) if i < self.vocab_size)
+        kept = (i for i in ordinary(ids, unknown=bool(unknown)) if i < self.vocab_size)
+        return self.separator.join(unknown if i == UNK else self.pieces[i - FIRST] for i in kept)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "CharacterTokenizer":

@@ -9,8 +9,11 @@ from typing import Any
 import tokenizers as hf
 
 from tformer_jax.config import ConfigError
-from tformer_jax.data.tokenizers.base import FIRST, ordinary, with_context
+from tformer_jax.data.tokenizers.base import FIRST, UNKNOWN_MARK, decode_tokens, ordinary, with_context
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
+
+LONGEST_WORD = 1000
+"""Maximum number of characters of a word that WordPiece splits; a longer one, which takes seconds, is unknown."""
 
 
 class SubwordTokenizer:
@@ -96,9 +99,16 @@ class SubwordTokenizer:
             return [encoding.ids for encoding in encoded]
         return [[self._shift + i for i in encoding.ids] for encoding in encoded]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes ids; invalid UTF-8 becomes U+FFFD."""
-        return self._tokenizer.decode([i - self._shift for i in ordinary(ids)])
+        shown = {UNK, self.special.unknown} if unknown else set()
+        kept = list(ordinary(ids, unknown=bool(unknown)))
+        if shown.isdisjoint(kept):
+            return self._tokenizer.decode([i - self._shift for i in kept])
+        hidden = self.special.name_of.keys() - shown
+        names = (UNKNOWN_MARK if i in shown else self._tokenizer.id_to_token(i - self._shift) for i in kept)
+        tokens = [name for i, name in zip(kept, names, strict=True) if i not in hidden and name is not None]
+        return decode_tokens(self._tokenizer, tokens).replace(UNKNOWN_MARK, unknown)
 
     def _with_own_special_tokens(self, special: SpecialTokens) -> SpecialTokens:
         """Adds the special tokens and the unknown token of the library's tokenizer."""
@@ -144,7 +154,9 @@ def _word_piece(
             f"data.vocab_size={vocab_size}: a WordPiece vocabulary of these texts needs at least {least}, for each "
             "character at the start of words and within them"
         )
-    tokenizer = hf.Tokenizer(hf.models.WordPiece(trained.get_vocab(), unk_token=SPECIAL_TOKENS[UNK]))
+    tokenizer = hf.Tokenizer(
+        hf.models.WordPiece(trained.get_vocab(), unk_token=SPECIAL_TOKENS[UNK], max_input_chars_per_word=LONGEST_WORD)
+    )
     tokenizer.pre_tokenizer = words
     tokenizer.decoder = hf.decoders.WordPiece(cleanup=False)
     tokenizer.add_special_tokens(options["special_tokens"])

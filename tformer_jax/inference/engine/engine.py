@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tformer_jax.config import Config, ConfigError, DecodeConfig
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
-from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.constraints import Constraints
+from tformer_jax.inference.engine.events import Event, Request, beam_events, token_event
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
 from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_new_tokens
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
+from tformer_jax.inference.finishing import Finisher, Unfinished, is_withheld
 from tformer_jax.inference.layout import decoding_layout
-from tformer_jax.inference.stopping import TextBuffer, TextStream, cut, output_decoder
+from tformer_jax.inference.stopping import TextBuffer, TextStream, output_decoder
 from tformer_jax.parallel.placement import everywhere, mesh_of
-from tformer_jax.special_tokens import PAD
 
 MAX_LANES = 4
 """Maximum number of lanes, one per `Kind`."""
@@ -39,25 +39,6 @@ Kind = tuple[DecodeConfig, Constraints]
 """Static settings that a lane is compiled for; requests of greedy decoding and of sampling share a kind."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A text to translate or to continue."""
-
-    ids: tuple[int, ...]
-    """Token ids of the text as the model reads them: with the special tokens around a text."""
-    decode: DecodeConfig
-    seed: int = 0
-    """Random seed."""
-    index: int = 0
-    """Index of the first sample, folded into the seed, so that equal texts of a file get different samples."""
-    num_outputs: int = 1
-    """Number of outputs: samples, or the best hypotheses of beam search."""
-    streamed: bool = True
-    """Report text as it is generated; otherwise, the last event has the complete text, at lower cost."""
-    scored: bool = False
-    """Report scores; beam search always reports them."""
-
-
 class _QueuedRequest(NamedTuple):
     """A pending request, which has no rows yet."""
 
@@ -68,29 +49,6 @@ class _QueuedRequest(NamedTuple):
     def number(self) -> int:
         """Request number that `submit` returned."""
         return self.rows[0].request
-
-
-class Event(NamedTuple):
-    """New text of one output of a request, or its end."""
-
-    request: int
-    """Request number that `submit` returned."""
-    sample: int
-    """Index of the output: 0, ..., num_outputs - 1."""
-    text: str
-    """Text that follows the texts of earlier events of this output."""
-    finish: str | None
-    """None while the output continues; `length`: maximum length reached; `stop`: an EOS token, a stop sequence, or an
-    output that beam search did not find."""
-    score: float | None
-    """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`.
-
-    None if beam search found fewer outputs, of which the missing ones are empty.
-    """
-    tokens: int
-    """Number of tokens generated for this output so far."""
-    ids: tuple[int, ...] = ()
-    """New tokens, with EOS and those of a stop sequence."""
 
 
 class Engine:
@@ -124,11 +82,13 @@ class Engine:
         few_shapes: bool = False,
     ):
         self._cfg, self._tokenizers, self._seconds, self._few_shapes = cfg, tokenizers, seconds, few_shapes
-        self._outputs = output_decoder(tokenizers.target, cfg.model.family)
+        self._decoders: dict[str, Decoder] = {}
         self._group = -(-max_rows // 4) if seconds == math.inf else 1
         self._mesh = mesh_of(params)
         with everywhere(self._mesh):
             self._model, self._params = decoding_layout(model, params)
+        self._finish = Finisher(self._model, self._params, tokenizers, min(max_rows, cfg.eval.batch_size))
+        self._unfinished: dict[tuple[int, int], Unfinished] = {}
         self._max_rows, self._pages, self._grows = max_rows, pages, grows
         self._lanes: dict[Kind, Lane] = {}
         self._kinds: dict[DecodeConfig, Kind] = {}
@@ -187,6 +147,7 @@ class Engine:
         for lane in self._lanes.values():
             for row in [row for row, running in lane.running.items() if running.request == request]:
                 lane.release(row)
+        self._unfinished = {key: output for key, output in self._unfinished.items() if key[0] != request}
 
     def step(self) -> list[Event]:
         """Admits pending requests to free rows, generates tokens in all running rows, and returns their events."""
@@ -194,7 +155,7 @@ class Engine:
             self._admit()
             lanes = {kind: lane for kind, lane in self._lanes.items() if lane.running}
             seconds = self._seconds / max(len(lanes), 1)
-            return [event for kind, lane in lanes.items() for event in self._advance(kind, lane, seconds)]
+            return self._finished([event for one in lanes.items() for event in self._advance(*one, seconds)])
 
     def _check(self, request: Request) -> None:
         """Raises `ConfigError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
@@ -247,6 +208,7 @@ class Engine:
             ConfigError: the request can never be served.
         """
         self._check(request)
+        self._finish.check(request.decode)
         tokens, decode = list(request.ids), request.decode
         translates = self._cfg.model.family == "seq2seq"
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
@@ -272,6 +234,7 @@ class Engine:
                 stream=self._stream(request),
                 num_outputs=request.num_outputs,
                 scored=request.scored,
+                unfinished=Unfinished(decode, tokens, request.text) if is_withheld(decode) else None,
             )
             for sample in range(1 if decode.strategy == "beam" else request.num_outputs)
         ]
@@ -295,8 +258,16 @@ class Engine:
 
     def _stream(self, request: Request) -> TextStream | TextBuffer:
         """Returns the detokenizer of an output."""
-        stop = request.decode.stop
-        return TextStream(self._outputs, stop) if request.streamed or stop else TextBuffer(self._outputs)
+        stop, decoder = request.decode.stop, self._decoder(request.decode)
+        streamed = request.streamed and not is_withheld(request.decode)
+        return TextStream(decoder, stop) if streamed or stop else TextBuffer(decoder)
+
+    def _decoder(self, decode: DecodeConfig) -> Decoder:
+        """Returns the decoder of outputs with these settings."""
+        if decode.unknown not in self._decoders:
+            target, family = self._tokenizers.target, self._cfg.model.family
+            self._decoders[decode.unknown] = output_decoder(target, family, decode.unknown)
+        return self._decoders[decode.unknown]
 
     def _kind(self, decode: DecodeConfig) -> Kind:
         """Returns the kind of a request with these settings."""
@@ -343,52 +314,30 @@ class Engine:
         """Returns the events of the new tokens of a row; beam search has events only at its end."""
         running = lane.running[row]
         if lane.plan.decode.strategy != "beam":
-            return [_token_event(running, new)]
-        running.generated += len(new.tokens)
-        return self._beam_events(running, *lane.hypotheses(row)) if new.done else []
+            events = [token_event(running, new)]
+        else:
+            running.generated += len(new.tokens)
+            decoder = self._decoder(running.decode)
+            events = list(beam_events(running, decoder, *lane.hypotheses(row))) if new.done else []
+        output = running.unfinished
+        return events if output is None else [self._withheld(output, event) for event in events]
 
-    def _beam_events(self, running: RequestRow, tokens: np.ndarray, scores: np.ndarray) -> list[Event]:
-        """Returns the events of a finished beam search, given tokens, int [k, length], and scores, float [k]."""
-        events = []
-        for sample, (row, score) in enumerate(zip(tokens[: running.num_outputs], scores, strict=False)):
-            ids = row[row != PAD].tolist()
-            decoded = self._outputs.decode(ids)
-            text = cut(decoded, running.decode.stop)
-            known = float(score) if score > WORST else None
-            ended = set(ids) & set(self._outputs.special.eos) or text != decoded
-            finish = "stop" if ended or known is None else "length"
-            if text != decoded:
-                ids = _until_stop(TextStream(self._outputs, running.decode.stop), ids)
-            events.append(Event(running.request, sample, text, finish, known, len(ids), tuple(ids)))
+    def _withheld(self, empty: Unfinished, event: Event) -> Event:
+        """Returns the event without its text, which `_finished` adds to the last event of the output."""
+        output = self._unfinished.setdefault(event[:2], dataclasses.replace(empty, tokens=[]))
+        output.text += event.text
+        output.tokens += event.ids
+        return event._replace(text="")
+
+    def _finished(self, events: list[Event]) -> list[Event]:
+        """Returns the events with the texts of withheld outputs that have ended."""
+        ended = [n for n, event in enumerate(events) if event.finish and event[:2] in self._unfinished]
+        texts = self._finish([self._unfinished.pop(events[n][:2]) for n in ended]) if ended else []
+        for n, text in zip(ended, texts, strict=True):
+            events[n] = events[n]._replace(text=text)
         return events
 
 
 def _max_pages(rows: list[RequestRow]) -> int:
     """Returns the number of pages that the rows of a request need if they share none."""
     return sum(-(-row.slots // PAGE_SIZE) for row in rows)
-
-
-def _until_stop(stream: TextStream, ids: list[int]) -> list[int]:
-    """Returns the tokens up to the one that completes a stop sequence."""
-    for count, token in enumerate(ids, start=1):
-        stream.feed(token)
-        if stream.done:
-            return ids[:count]
-    return ids
-
-
-def _token_event(running: RequestRow, new: NewTokens) -> Event:
-    """Returns the event of the new tokens of a row; text after a stop sequence is dropped."""
-    text, stream, before = "", running.stream, running.generated
-    for token in new.tokens:
-        text += stream.feed(token)
-        running.generated += 1
-        if stream.done:
-            break
-    finish = None
-    if stream.done or new.done:
-        text += stream.close()
-        finish = "stop" if stream.done else "length"
-    count = running.generated - before
-    score = new.scores[count - 1] if finish and running.scored else None
-    return Event(running.request, running.sample, text, finish, score, running.generated, tuple(new.tokens[:count]))

@@ -18,6 +18,7 @@ from tformer_jax.inference.engine.compiled import MAX_STEPS
 from tformer_jax.inference.engine.page_table import RESERVED_PAGE, Allocation, PageTable
 from tformer_jax.inference.engine.scheduler import Vacancy
 from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots
+from tformer_jax.inference.finishing import Unfinished
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.inference.stopping import TextBuffer, TextStream
 from tformer_jax.nn.attention_ops import paged
@@ -56,6 +57,8 @@ class RequestRow:
     allocation: Allocation = dataclasses.field(default_factory=Allocation)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """At most one page to copy, (from, to), once the first row of the request has read the prompt."""
+    unfinished: Unfinished | None = None
+    """The output, if its text is withheld until its end; its text and tokens are empty."""
 
     @property
     def slots(self) -> int:

@@ -1,0 +1,149 @@
+"""Outputs with unknown tokens, copied words and detokenization, against attention weights and sacremoses."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import sacremoses
+
+from tests.helpers import build, rest_slow, tiny
+from tests.inference.engines import finish
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.simple import WordTokenizer
+from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.text import Translator
+from tformer_jax.inference.watch import watch
+from tformer_jax.special_tokens import BOS, EOS, UNK
+
+SOURCE, TARGET = WordTokenizer(["a", "b", "c", "d", "e", "f", "g"]), WordTokenizer(["T", "U", "V", "W", "X", "Y", "Z"])
+TOKENIZERS = Tokenizers(SOURCE, TARGET)
+TEXTS = ["a  Zebra b", "Yak, c Emu f", "g"]
+DECODINGS = {
+    "greedy": DecodeConfig(max_new_tokens=8),
+    "beam": DecodeConfig(max_new_tokens=8, strategy="beam", beams=3),
+    "sample": DecodeConfig(max_new_tokens=8, strategy="sample", temperature=2.0),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    cfg = tiny("seq2seq", decoder_layers=2, output_bias=True)
+    model, params = build(cfg, seed=3)
+    params["head"]["bias"] = np.zeros(11, np.float32)
+    params["head"]["bias"][[UNK, 2]] = 1.0, -2.0
+    return model, params
+
+
+def config(decode: DecodeConfig, model, **data) -> Config:
+    return Config(model=model.cfg, data=DataConfig(bucket_lengths=(16,), **data), decode=decode)
+
+
+def outputs(model, params, decode, texts=TEXTS, tokenizers=TOKENIZERS, **options):
+    """Returns the text and the ids of each output, by request and sample."""
+    served = Engine(config(decode, model), model, params, tokenizers, max_rows=4, **options)
+    for text in texts:
+        ids = tuple(tokenizers.source.special.wrap_side(tokenizers.source.encode(text)))
+        served.submit(Request(ids, decode, seed=5, num_outputs=1 if decode.strategy == "greedy" else 2, text=text))
+    events = list(itertools.chain.from_iterable(iter(lambda: served.step() if not served.idle else None, None)))
+    ids: dict[tuple[int, int], list[int]] = {}
+    for event in events:
+        ids.setdefault(event[:2], []).extend(event.ids)
+    return {key: (text, ids[key], last) for key, (text, last) in finish(served, events).items()}
+
+
+def with_copies(model, params, text: str, ids: list[int]) -> str:
+    """Returns an output with the word, for each unknown token, that it attends to most in the last layer."""
+    words, source = text.split(), SOURCE.special.wrap_side(SOURCE.encode(text))
+    batch = {"source": np.array([source]), "target_in": np.array([[BOS, *ids[:-1]]])}
+    weights = np.asarray(watch(model, params, batch).weights["cross"])[0, -1].mean(axis=0)
+    shown = [words[weights[t, : len(words)].argmax()] if i == UNK else TARGET.decode([i]) for t, i in enumerate(ids)]
+    return " ".join(filter(None, shown))
+
+
+@pytest.mark.parametrize("strategy", rest_slow([*DECODINGS], 2))
+def test_unknown_tokens_are_shown_copied_or_left_out(model, strategy):
+    found = {
+        unknown: outputs(*model, dataclasses.replace(DECODINGS[strategy], unknown=unknown))
+        for unknown in ("show", "copy", "omit")
+    }
+    seen = set()
+    for (request, sample), (shown, ids, last) in found["show"].items():
+        assert shown.split().count("<unk>") == ids.count(UNK)
+        assert found["omit"][request, sample][0] == " ".join(shown.replace("<unk>", "").split())
+        copied, same_ids, event = found["copy"][request, sample]
+        assert (same_ids, event.finish, event.score, event.tokens) == (ids, last.finish, last.score, last.tokens)
+        assert copied == with_copies(*model, TEXTS[request], ids)
+        seen |= {*copied.split()} & {"Zebra", "Yak,", "Emu", "g", "a", "b", "c", "f"}
+    assert len(seen) > 1
+
+
+def test_without_a_source_text_the_name_is_shown(model):
+    decode = dataclasses.replace(DECODINGS["greedy"], unknown="copy")
+    served = Engine(config(decode, model[0]), *model, TOKENIZERS, max_rows=4)
+    served.submit(Request(tuple(SOURCE.special.wrap_side(SOURCE.encode("a b"))), decode))
+    ((text, _),) = finish(served).values()
+    shown = outputs(*model, DECODINGS["greedy"], ["a b"])
+    assert text == shown[0, 0][0]
+    assert "<unk>" in text
+
+
+def test_copied_words_do_not_depend_on_the_batch_and_are_cut_at_stop_sequences(model):
+    decode = dataclasses.replace(DECODINGS["greedy"], unknown="copy")
+    whole = outputs(*model, decode)
+    for request, text in enumerate(TEXTS):
+        assert outputs(*model, decode, [text])[0, 0][0] == whole[request, 0][0]
+    for strategy in ("sample", "beam"):
+        decode = dataclasses.replace(DECODINGS[strategy], stop=tuple(TARGET.pieces))
+        plain, cut = outputs(*model, decode), outputs(*model, dataclasses.replace(decode, unknown="copy"))
+        assert strategy == "beam" or any({*ids} - {UNK, EOS} for _, ids, _ in plain.values())
+        for key, (shown, ids, _) in plain.items():
+            assert cut[key][1] == ids
+            assert len(cut[key][0].split()) == len(shown.split()) == ids.count(UNK)
+
+
+def test_translations_count_unknown_tokens_and_say_so(model, caplog):
+    translate = Translator(config(DECODINGS["greedy"], model[0]), model[0], TOKENIZERS)
+    found = translate.outputs(model[1], [*TEXTS, ""])
+    assert [output.unknown for output in found] == [output.text.split().count("<unk>") for output in found]
+    unknown = sum(output.unknown > 0 for output in found)
+    assert unknown
+    assert translate(model[1], [*TEXTS, ""]) == [output.text for output in found]
+    assert f"{unknown} of 4 outputs have unknown tokens, shown by name" in caplog.text
+    decode = dataclasses.replace(DECODINGS["greedy"], unknown="copy")
+    copying = Translator(config(decode, model[0]), model[0], TOKENIZERS)
+    copied = copying.outputs(model[1], [*TEXTS, ""])
+    assert [output.unknown for output in copied] == [output.unknown for output in found]
+    expected = outputs(*model, decode)
+    assert [output.text for output in copied[:3]] == [expected[n, 0][0] for n in range(3)]
+    assert "".join(piece.text for piece in copying.stream_pieces(model[1], TEXTS[0])) == copied[0].text
+
+
+DATA = DataConfig(normalize=("moses",), tokenizer="words", target_language="en", shared_vocab=False)
+
+
+@pytest.mark.parametrize("strategy", rest_slow([*DECODINGS], 1))
+def test_outputs_are_detokenized(model, strategy):
+    examples = [{"source": "a b c", "target": "& < > | [ ] A&B"}]
+    tokenizers = train_tokenizers(DATA, examples)
+    small, params = build(tiny("seq2seq", vocab_size=tokenizers.target.vocab_size), seed=1)
+    decode = dataclasses.replace(DECODINGS[strategy], unknown="omit")
+    cfg = dataclasses.replace(config(decode, small), data=dataclasses.replace(DATA, bucket_lengths=(16,)))
+    plain = Translator(cfg, small, tokenizers).outputs(params, ["a b", "c"])
+    detokenizing = dataclasses.replace(cfg, decode=dataclasses.replace(decode, detokenize=True))
+    found = Translator(detokenizing, small, tokenizers).outputs(params, ["a b", "c"])
+    moses = sacremoses.MosesDetokenizer("en")
+    assert [output.text for output in found] == [moses.detokenize(output.text.split()) for output in plain]
+    assert [output.text for output in found] != [output.text for output in plain]
+
+
+def test_what_cannot_be_copied_or_detokenized_is_refused(model):
+    lm = {"source": "stdlib_text", "batching": "windows", "window": 8}
+    with pytest.raises(ConfigError, match="decode.unknown='copy': must be 'show' or 'omit' for model.family="):
+        Config(model=tiny("decoder_lm"), data=DataConfig(**lm), decode=DecodeConfig(unknown="copy"))
+    with pytest.raises(ConfigError, match="decode.detokenize=True: needs outputs in tokens of Moses"):
+        config(DecodeConfig(detokenize=True), model[0])
+    cfg = config(DecodeConfig(detokenize=True), model[0], normalize=("moses",))
+    with pytest.raises(ConfigError, match="decode.detokenize=True: outputs are not tokens of Moses"):
+        Translator(cfg, model[0], TOKENIZERS)(model[1], ["a"])

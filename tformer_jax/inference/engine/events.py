@@ -1,0 +1,98 @@
+"""Requests of an engine, and the events of their outputs."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tformer_jax.config import DecodeConfig
+from tformer_jax.data.tokenizers import Decoder
+from tformer_jax.inference.beam import WORST
+from tformer_jax.inference.engine.lane import NewTokens, RequestRow
+from tformer_jax.inference.stopping import TextStream, cut
+from tformer_jax.special_tokens import PAD
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A text to translate or to continue."""
+
+    ids: tuple[int, ...]
+    """Token ids of the text as the model reads them: with the special tokens around a text."""
+    decode: DecodeConfig
+    seed: int = 0
+    """Random seed."""
+    index: int = 0
+    """Index of the first sample, folded into the seed, so that equal texts of a file get different samples."""
+    num_outputs: int = 1
+    """Number of outputs: samples, or the best hypotheses of beam search."""
+    streamed: bool = True
+    """Report text as it is generated; otherwise, the last event has the complete text, at lower cost."""
+    scored: bool = False
+    """Report scores; beam search always reports them."""
+    text: str = ""
+    """The text, of which `decode.unknown="copy"` copies words; empty: the names of unknown tokens are shown."""
+
+
+class Event(NamedTuple):
+    """New text of one output of a request, or its end."""
+
+    request: int
+    """Request number that `submit` returned."""
+    sample: int
+    """Index of the output: 0, ..., num_outputs - 1."""
+    text: str
+    """Text that follows the texts of earlier events of this output."""
+    finish: str | None
+    """None while the output continues; `length`: maximum length reached; `stop`: an EOS token, a stop sequence, or an
+    output that beam search did not find."""
+    score: float | None
+    """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`.
+
+    None if beam search found fewer outputs, of which the missing ones are empty.
+    """
+    tokens: int
+    """Number of tokens generated for this output so far."""
+    ids: tuple[int, ...] = ()
+    """New tokens, with EOS and those of a stop sequence."""
+
+
+def token_event(running: RequestRow, new: NewTokens) -> Event:
+    """Returns the event of the new tokens of a row; text after a stop sequence is dropped."""
+    text, stream, before = "", running.stream, running.generated
+    for token in new.tokens:
+        text += stream.feed(token)
+        running.generated += 1
+        if stream.done:
+            break
+    finish = None
+    if stream.done or new.done:
+        text += stream.close()
+        finish = "stop" if stream.done else "length"
+    count = running.generated - before
+    score = new.scores[count - 1] if finish and running.scored else None
+    return Event(running.request, running.sample, text, finish, score, running.generated, tuple(new.tokens[:count]))
+
+
+def beam_events(running: RequestRow, decoder: Decoder, tokens: np.ndarray, scores: np.ndarray) -> Iterator[Event]:
+    """Yields the events of a finished beam search, given tokens, int [k, length], and scores, float [k]."""
+    for sample, (row, score) in enumerate(zip(tokens[: running.num_outputs], scores, strict=False)):
+        ids = row[row != PAD].tolist()
+        decoded = decoder.decode(ids)
+        text = cut(decoded, running.decode.stop)
+        known = float(score) if score > WORST else None
+        ended = set(ids) & set(decoder.special.eos) or text != decoded
+        finish = "stop" if ended or known is None else "length"
+        if text != decoded:
+            ids = _until_stop(TextStream(decoder, running.decode.stop), ids)
+        yield Event(running.request, sample, text, finish, known, len(ids), tuple(ids))
+
+
+def _until_stop(stream: TextStream, ids: list[int]) -> list[int]:
+    """Returns the tokens up to the one that completes a stop sequence."""
+    for count, token in enumerate(ids, start=1):
+        stream.feed(token)
+        if stream.done:
+            return ids[:count]
+    return ids

@@ -1,0 +1,140 @@
+"""What changes the text of a complete output: copied words of the source, and detokenization."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.config import DecodeConfig
+from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
+from tformer_jax.data.tokenizers.alignment import copied_words, unknown_per_word
+from tformer_jax.data.tokenizers.detokenization import detokenizer
+from tformer_jax.inference.batching import in_batches, pad_inputs
+from tformer_jax.inference.watch import check, watch
+from tformer_jax.models import registry
+from tformer_jax.nn.sharding import replicate
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
+
+
+@dataclasses.dataclass
+class Unfinished:
+    """A translation whose text is reported at its end."""
+
+    decode: DecodeConfig
+    source: Sequence[int]
+    """Token ids as the model reads them."""
+    source_text: str
+    """The text of `source`; empty: only its ids are known."""
+    text: str = ""
+    """With `UNKNOWN_MARK` for each unknown token that a word is copied for."""
+    tokens: list[int] = dataclasses.field(default_factory=list)
+
+
+def is_withheld(decode: DecodeConfig) -> bool:
+    """Returns whether outputs with these settings are reported only when they are complete."""
+    return decode.unknown == "copy" or decode.detokenize
+
+
+class Finisher:
+    """Finishes the texts of a translation model.
+
+    Args:
+        batch_size: maximum number of outputs whose attention is computed at once.
+    """
+
+    def __init__(self, model: nn.Module, params: Any, tokenizers: Tokenizers, batch_size: int):
+        self._model, self._params, self._tokenizers, self._batch_size = model, params, tokenizers, batch_size
+
+    def check(self, decode: DecodeConfig) -> None:
+        """Raises `ConfigError` if the model's outputs cannot be finished as the settings say."""
+        if decode.detokenize:
+            self._detokenize  # noqa: B018
+        if decode.unknown == "copy":
+            self._copies  # noqa: B018
+
+    def __call__(self, outputs: Sequence[Unfinished]) -> list[str]:
+        """Returns the text of each output."""
+        texts = self._with_copied_words(outputs)
+        return [
+            self._detokenize(text) if output.decode.detokenize else text
+            for text, output in zip(texts, outputs, strict=True)
+        ]
+
+    @functools.cached_property
+    def _detokenize(self) -> Callable[[str], str]:
+        return detokenizer(self._tokenizers.target)
+
+    @functools.cached_property
+    def _copies(self) -> bool:
+        """Whether words are copied, which needs attention weights."""
+        check(self._model)
+        return True
+
+    @functools.cached_property
+    def _whole_words(self) -> bool:
+        """Whether an unknown token stands for a word, as opposed to a character."""
+        return unknown_per_word(self._tokenizers.target) == 1
+
+    def _with_copied_words(self, outputs: Sequence[Unfinished]) -> list[str]:
+        """Returns the texts with the word of the source that each unknown token attends to most.
+
+        It is the one with the largest mean weight, over the heads, of cross-attention in the last layer, where the
+        token is predicted. The name of the token stands for it if the text of the source is not known.
+        """
+        marked = [output for output in outputs if UNKNOWN_MARK in output.text]
+        weights = cross_attention(self._model, self._params, *self._rows(marked), self._batch_size) if marked else []
+        filled = iter([self._filled(*pair) for pair in zip(marked, weights, strict=True)])
+        return [next(filled) if UNKNOWN_MARK in output.text else output.text for output in outputs]
+
+    def _rows(self, outputs: Sequence[Unfinished]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+        start = self._tokenizers.target.special.start
+        return [output.source for output in outputs], [[start, *output.tokens[:-1]] for output in outputs]
+
+    def _filled(self, output: Unfinished, weights: np.ndarray) -> str:
+        source, special = self._tokenizers.source, self._tokenizers.target.special
+        words = copied_words(source, output.source_text, whole_words=self._whole_words) if output.source_text else []
+        first = len(source.special.before)
+        words = words[: len(output.source) - first - len(source.special.after_side)]
+        eligible = [number for number, word in enumerate(words) if word]
+        copied = [
+            words[max(eligible, key=lambda number: row[first + number])] if eligible else special.unknown_name
+            for token, row in zip(output.tokens, weights, strict=True)
+            if token == special.shown_unknown
+        ]
+        before, *after = output.text.split(UNKNOWN_MARK)
+        return before + "".join(word + part for word, part in zip(copied, after, strict=False))
+
+
+def cross_attention(
+    model: nn.Module, params: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], batch_size: int
+) -> list[np.ndarray]:
+    """Returns the mean weights, over heads, of cross-attention in the last layer of a `Seq2Seq` model.
+
+    Args:
+        sources: token ids of each source.
+        targets: inputs of the decoder.
+
+    Returns:
+        float32 [T, S] for each pair, without padding.
+    """
+    mesh = mesh_of(params)
+
+    def run(indices: np.ndarray, T: int) -> list[np.ndarray]:
+        rows = [{"source": sources[index], "target_in": targets[index]} for index in indices]
+        with everywhere(mesh):
+            batch = shard_batch(mesh, pad_inputs(rows, len(rows), T))
+            found = jax.device_get(_mean_weights(model, params, batch))
+        return [x[: len(row["target_in"]), : len(row["source"])] for x, row in zip(found, rows, strict=True)]
+
+    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+    return list(in_batches(lengths, run, size=batch_size, max_length=model.cfg.max_length))
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _mean_weights(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Array:
+    """Returns the mean weights of the last layer, float32 [B, T, S]; XLA omits what `watch` computes besides."""
+    return replicate(watch(model, params, batch).weights["cross"][:, -1].mean(axis=1))
