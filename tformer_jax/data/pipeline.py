@@ -94,7 +94,7 @@ def evaluation_batches(
     Raises:
         DataError: a token id is outside the vocabulary.
     """
-    batches = _evaluation_batches(cfg, _reader(examples, tokenizers, labels), tokenizers, limit, shards)
+    batches = _evaluation_batches(cfg, id_reader(examples, tokenizers, labels), tokenizers, limit, shards)
     return (_check_ids(tokenizers, batch) for batch in batches)
 
 
@@ -145,7 +145,7 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
         _check_fitting(cfg, corpus, tokenizers)
         return
     for split, limit in (("validation", cfg.eval.examples), ("test", 0)):
-        reader, end = _reader(getattr(corpus, split), tokenizers), document_end(tokenizers.target)
+        reader, end = id_reader(getattr(corpus, split), tokenizers), document_end(tokenizers.target)
         tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
         if tokens < 2:
             raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
@@ -156,7 +156,7 @@ def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
     convert = feature_converter(cfg, tokenizers)
     if not convert.drop or cfg.model.family != "seq2seq":
         return
-    reader = _reader(corpus.train, tokenizers)
+    reader = id_reader(corpus.train, tokenizers)
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
     if not any(_pending(reader, convert)(block) for block in blocks):
         raise DataError(
@@ -204,7 +204,7 @@ class _BlockReader:
 
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     reader, convert = (
-        _reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout),
+        id_reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout),
         feature_converter(cfg, tokenizers),
     )
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
@@ -234,7 +234,7 @@ def _pending(
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
     end = document_end(tokenizers.target)
-    streams = [token_stream(_reader(part, tokenizers), end) for part in parts]
+    streams = [token_stream(id_reader(part, tokenizers), end) for part in parts]
     if cfg.data.objective:
         corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)
         blocks = _numbered_blocks(corrupted.sizes, cfg, cfg.data.batch_size).map(shards.select)
@@ -351,7 +351,7 @@ def _numbered_blocks(sizes: Sequence[int], cfg: Config, block_size: int) -> grai
     return grain.MapDataset.mix(parts, cfg.data.weights).batch(block_size)
 
 
-def _reader(
+def id_reader(
     examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
 ) -> IndexedReader | Tokenized:
     """Returns a reader of prepared ids; for text, and for prepared data with BPE-dropout, one that tokenizes."""

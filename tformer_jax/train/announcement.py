@@ -1,9 +1,11 @@
 """What a run prints and records of itself when it starts."""
 
+import dataclasses
 from typing import Any
 
 import optax
 
+from tformer_jax.data import summary, summary_warnings
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import rules
 from tformer_jax.train import hardware, lora, provenance
@@ -19,6 +21,21 @@ def first_line(experiment: Experiment, params: Any, step: int) -> str:
         f"{describe_classes(experiment.corpus.labels)}attention backend: {', '.join(backends)}, "
         f"run folder {experiment.folder}" + (f", continuing from step {step}" if step else "")
     )
+
+
+def data_lines(experiment: Experiment) -> list[str]:
+    """Returns a line about each split, and a sentence for each fact about the data that may spoil the run."""
+    if not experiment.summary:
+        return []
+    facts = experiment.cfg, experiment.corpus, experiment.summary
+    return [*summary.lines(experiment.summary), *summary_warnings.warnings(*facts)]
+
+
+def data_facts(experiment: Experiment) -> dict[str, Any]:
+    """Returns the contents of `data.json`, which `result.json` has under `data`."""
+    facts = experiment.cfg, experiment.corpus, experiment.summary
+    splits = {name: dataclasses.asdict(split) for name, split in experiment.summary.items()}
+    return {"splits": splits, "warnings": list(summary_warnings.warnings(*facts))}
 
 
 def devices(experiment: Experiment) -> str:

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
+from tformer_jax.data.summary import SplitSummary, summarize
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens, train_tokenizers
 from tformer_jax.eval import evaluators
 from tformer_jax.inference.constraints import Constraints
@@ -57,6 +58,8 @@ class Experiment:
     """All processes of the run."""
     start_from: Path | None = None
     """Run folder that provides the initial parameters; None: newly initialized ones."""
+    summary: Mapping[str, SplitSummary] = dataclasses.field(default_factory=dict)
+    """Statistics of each split; only in process 0."""
     finished: dict[str, Any] | None = None
     """Result of a resumed run that has finished with the same settings, else None."""
 
@@ -121,6 +124,7 @@ def build(
         lock=None,
         group=group,
         start_from=start_from,
+        summary=summarize(cfg, corpus, tokenizers) if group.first else {},
         finished=finished,
     )
     group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run

@@ -173,6 +173,7 @@ class Trainer:
             run_folder.adopt(self.experiment.folder, self.cfg)
             facts = announcement.model_facts(self.experiment, self.state.params)
             run_folder.write_json(self.experiment.folder / "model.json", facts)
+            run_folder.write_json(self.experiment.folder / "data.json", announcement.data_facts(self.experiment))
 
     def announce(self) -> None:
         """Prints the first line and the warnings of the run, and records its start."""
@@ -180,7 +181,8 @@ class Trainer:
         self.view.say(announcement.first_line(self.experiment, self.state.params, self.step))
         self.events.write(self.step, "resume" if self.step else "start", announcement.devices(self.experiment))
         short = self.profiler.shortage(self.cfg.train.steps)
-        for warning in (*self.cfg.without_effect(), *hardware.dtype_warnings(self.cfg), short):
+        data = announcement.data_lines(self.experiment)
+        for warning in (*data, *self.cfg.without_effect(), *hardware.dtype_warnings(self.cfg), short):
             if warning:
                 self.view.say(warning)
 
@@ -363,6 +365,7 @@ class Trainer:
             **validation,
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
             "signatures": self.signatures,
+            "data": announcement.data_facts(self.experiment) if self.experiment.group.first else {},
         }
         path = folder / "result.json"
         if self.experiment.group.first:

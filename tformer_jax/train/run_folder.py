@@ -9,6 +9,7 @@ start_from.json  parameters of another run      profile/                      tr
 imported.json    the files of an imported model damaged/                      checkpoints that cannot be read
 events.jsonl     starts, spikes, interruptions  outputs/                      of the last evaluation, by split
 model.json       parameters by module, backends report.html                   written if train.report is set
+data.json        statistics of the data, and warnings
 """
 
 import contextlib
@@ -51,7 +52,7 @@ CORPUS = "corpus.json"
 
 FILES = (
     *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
-    *("events.jsonl", "model.json", "metrics.jsonl", "weights.json", "result.json"),
+    *("events.jsonl", "model.json", "data.json", "metrics.jsonl", "weights.json", "result.json"),
 )
 FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
 """The files and folders of a run that no other output may replace."""

@@ -35,6 +35,8 @@ class Corpus:
     labels: tuple[str, ...] | None = None
     tokenizers: Path | None = None
     """Folder of the tokenizers of a prepared corpus."""
+    left_out: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    """Number of malformed lines and of examples that filters dropped, by split and reason."""
 
 
 class Joined(Sequence[Any]):

@@ -92,7 +92,8 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     test = validation if splits.test is splits.validation else _load_split(splits.test, "test")
     for bad in splits.bad.values():
         bad.report()
-    return Corpus(train, validation, test, splits.labels)
+    left_out = {split: bad.reasons() | splits.filters[split].dropped for split, bad in splits.bad.items()}
+    return Corpus(train, validation, test, splits.labels, left_out=left_out)
 
 
 def _load_parts(train: Stream) -> Joined:

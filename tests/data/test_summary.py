@@ -1,0 +1,106 @@
+"""The summary of a corpus, by hand, and its warnings."""
+
+import dataclasses
+
+import pytest
+
+from tests.data.corpus_files import write
+from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
+from tformer_jax.data import summary
+from tformer_jax.data.corpora import Corpus, Joined, load_corpus
+from tformer_jax.data.summary import lines, summarize
+from tformer_jax.data.summary_warnings import warnings
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+
+LETTERS = CharacterTokenizer("abcdefgh")
+TOKENIZERS = Tokenizers(LETTERS, LETTERS)
+CFG = Config(
+    model=ModelConfig(max_length=16),
+    data=DataConfig(source="tsv", train="a.tsv", bucket_lengths=(4, 8), batch_tokens=64),
+)
+
+
+def pair(source: str, target: str) -> dict[str, str]:
+    return {"source": source, "target": target}
+
+
+TRAIN = [pair("abc", "de"), pair("abc", "de"), pair("a", "bcdefgha"), pair("Ωb", "aXYZ"), pair("", "b"), pair("h", "h")]
+HELD_OUT = [pair("abc", "de"), pair("c", "c" * 20), pair("c", "d")]
+
+
+def test_every_number_by_hand():
+    found = summarize(CFG, Corpus(TRAIN, HELD_OUT, HELD_OUT), TOKENIZERS)
+    assert list(found) == ["train", "validation"], "a test split that is the validation split has no summary"
+    train, held_out = found["train"], found["validation"]
+    assert (train.examples, train.read, train.duplicates, train.in_training) == (6, 6, 1, 0)
+    assert (train.identical_sides, train.large_ratio, train.long) == (1, 0, 1)
+    source, target = train.sides["source"], train.sides["target"]
+    assert (source.tokens, source.longest, source.unknown, source.blank) == (3 + 3 + 1 + 2 + 0 + 1, 3, 1, 1)
+    assert (target.tokens, target.longest, target.unknown, target.blank) == (2 + 2 + 8 + 4 + 1 + 1, 8, 3, 0)
+    assert (source.limit, target.limit, target.too_long, target.tokens_beyond) == (7, 7, 1, 1)
+    assert train.length_ratio == 18 / 10
+    assert (held_out.in_training, held_out.large_ratio, held_out.long) == (1, 1, 1)
+    assert (held_out.sides["target"].limit, held_out.sides["target"].tokens_beyond) == (15, 5)
+
+
+def test_what_would_spoil_a_run_is_said():
+    corpus = Corpus(TRAIN, HELD_OUT, HELD_OUT)
+    told = " | ".join(warnings(CFG, corpus, summarize(CFG, corpus, TOKENIZERS)))
+    for part in (
+        "17 % of the training examples are too long for their row and dropped; increase data.bucket_lengths",
+        "1 examples of validation (33 %) are truncated to model.max_length",
+        "10 % of the source tokens of train are unknown",
+        "17 % of the training examples occurred before; data.filters.duplicates=True drops them",
+        "1 of 3 examples of validation are in the training split, too",
+        "33 % of the pairs of validation have a side of more than 9 times",
+        "17 % of the pairs of train have identical sides",
+        "validation has only 3 examples",
+    ):
+        assert part in told
+    assert "blank" not in told, "they are dropped"
+    kept = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, filters=FilterConfig(blank_sides=False)))
+    assert "1 source texts of train are blank" in " | ".join(
+        warnings(kept, corpus, summarize(kept, corpus, TOKENIZERS))
+    )
+
+
+def test_good_data_has_no_warning():
+    train = [pair("abcdefg"[n % 5 :] + "abc"[: n % 3] + "ab" * (n % 2), "gfedc"[: n % 4 + 1]) for n in range(12)]
+    corpus = Corpus(train * 1, [pair("g", "abc")] * 100, [pair("fg", "abc")] * 100)
+    found = summarize(CFG, corpus, TOKENIZERS)
+    assert not [one for one in warnings(CFG, corpus, found) if "too long" not in one]
+
+
+def test_a_large_split_is_sampled_evenly_and_says_so(monkeypatch):
+    monkeypatch.setattr(summary, "TOKENIZED", 4)
+    train = [pair("ab"[: number % 2 + 1], "c") for number in range(12)]
+    found = summarize(CFG, Corpus(train, HELD_OUT, HELD_OUT), TOKENIZERS)
+    assert (found["train"].examples, found["train"].read) == (12, 4)
+    assert next(lines(found)).startswith("train: 12 examples (4 read)  source 1.5 tokens on average, at most 2")
+
+
+@pytest.mark.parametrize(("batching", "examples", "tokens"), [("packed", 0.5, 0.8), ("windows", 0.2, 0.5)])
+def test_shares_of_a_mixture(batching, examples, tokens):
+    """Texts of four tokens and of one, mixed equally: by examples, or by windows of equal numbers of tokens."""
+    data = DataConfig(
+        source="lines", train=("a", "b"), validation="c", weights=(1, 1), batching=batching, window=4, batch_size=2
+    )
+    cfg = Config(model=ModelConfig(family="decoder_lm"), data=data)
+    train = Joined([[{"text": "abcd"}] * 30, [{"text": "a"}] * 60])
+    first, second = summarize(cfg, Corpus(train, [{"text": "ab"}], [{"text": "ab"}]), TOKENIZERS)["train"].parts
+    assert (first["examples"], first["tokens"]) == pytest.approx((examples, tokens))
+    assert (second["examples"], second["tokens"]) == pytest.approx((1 - examples, 1 - tokens))
+
+
+def test_left_out_lines_and_headers(tmp_path):
+    write(tmp_path, **{"a.tsv": b"en\tde\na\tb\n\n\tc\nd\n" + b"e\tf\n" * 3})
+    data = DataConfig(source="tsv", train="a.tsv", validation="a.tsv", tokenizer="bytes", on_bad_line="skip")
+    cfg = Config(data=data)
+    corpus = load_corpus(cfg, tmp_path)
+    found = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
+    expected = {"has 1 column where source<tab>target is expected": 1, "blank lines": 1, "blank texts": 1}
+    assert found["train"].left_out == expected
+    told = " | ".join(warnings(cfg, corpus, found))
+    assert "the first training example is {'source': 'en', 'target': 'de'}, which looks like a header" in told
+    assert "left out for a blank text" in told

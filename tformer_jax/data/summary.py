@@ -1,0 +1,206 @@
+"""What a corpus holds by split: examples, tokens, lengths, unknown tokens, duplicates and examples of other splits."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.config import Config
+from tformer_jax.data.characters import is_blank
+from tformer_jax.data.corpora import Corpus, Example, Joined
+from tformer_jax.data.corpora.cldr import is_endless
+from tformer_jax.data.corpora.filters import digest_of, length_ratio
+from tformer_jax.data.pipeline import id_reader
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms import FeatureConverter, evaluation_converter, feature_converter
+
+SPLITS = ("train", "validation", "test")
+TOKENIZED = 10_000
+"""Maximum number of examples of a split whose tokens are counted."""
+CHARACTERS = 4_000_000
+"""Approximate number of characters of a split whose tokens are counted."""
+COMPARED = 500_000
+"""Maximum number of training examples among which duplicates and held-out examples are looked for."""
+GENERATED = 1_000
+"""Number of examples of an endless split that are read."""
+BLOCK = 1024
+LARGE_RATIO = 9.0
+"""Sides whose numbers of characters differ by more than this factor are probably misaligned."""
+
+
+@dataclasses.dataclass
+class Side:
+    """The texts of one side of the examples that were read."""
+
+    tokens: int = 0
+    longest: int = 0
+    """Number of tokens of the longest text."""
+    too_long: int = 0
+    """Number of texts that do not fit their row."""
+    tokens_beyond: int = 0
+    """Number of their tokens that do not fit."""
+    limit: int | None = None
+    """Maximum number of tokens of a text in a row; None: texts are split, not truncated."""
+    unknown: int = 0
+    """Number of unknown tokens."""
+    blank: int = 0
+    """Number of texts without a visible character."""
+
+
+@dataclasses.dataclass
+class SplitSummary:
+    """Statistics of one split; all but `examples` are of the examples that were read."""
+
+    examples: int | None
+    """None: endless."""
+    read: int
+    """Number of examples whose tokens were counted, evenly spread."""
+    sides: dict[str, Side]
+    long: int = 0
+    """Number of examples with a side that is too long."""
+    compared: int = 0
+    """Number of examples that were compared with each other and with the training split."""
+    duplicates: int = 0
+    """Number of examples that occurred before."""
+    in_training: int = 0
+    """Number of held-out examples that are in the training split, too."""
+    identical_sides: int = 0
+    large_ratio: int = 0
+    """Number of pairs with a side of more than `LARGE_RATIO` times the characters of the other."""
+    length_ratio: float | None = None
+    """Mean number of target tokens for a source token."""
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Number of malformed lines and of examples that filters dropped, by reason."""
+    parts: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    """Share of each entry of a mixture in the examples and in the tokens of training."""
+
+
+def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, SplitSummary]:
+    """Summarizes each split; a test split that is the validation split has no summary of its own."""
+    summaries: dict[str, SplitSummary] = {}
+    trained: set[bytes] = set()
+    for split in SPLITS:
+        examples = getattr(corpus, split)
+        if split == "test" and examples is corpus.validation:
+            continue
+        summary = summaries[split] = _of_tokens(cfg, examples, tokenizers, corpus.labels, training=split == "train")
+        _compare(summary, examples, trained, training=split == "train")
+        summary.left_out = dict(corpus.left_out.get(split, {}))
+    if isinstance(corpus.train, Joined) and not is_endless(corpus.train):
+        summaries["train"].parts = _parts(cfg, corpus.train, tokenizers, corpus.labels)
+    return summaries
+
+
+def _of_tokens(
+    cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, *, training: bool
+) -> SplitSummary:
+    chosen = _spread(examples, _affordable(examples))
+    converter = None
+    if cfg.data.batching != "windows":
+        converter = (feature_converter if training else evaluation_converter)(cfg, tokenizers)
+    summary = SplitSummary(None if is_endless(examples) else len(examples), len(chosen), {})
+    reader = id_reader(examples, tokenizers, labels)
+    for start in range(0, len(chosen), BLOCK):
+        block = reader.read(chosen[start : start + BLOCK])
+        lengths = {key: column.lengths for key, column in block.items() if key != "label"}
+        limits = _limits(converter, lengths)
+        for key, sizes in lengths.items():
+            side = summary.sides.setdefault(key, Side(limit=limits.get(key)))
+            tokenizer = tokenizers.source if key == "source" else tokenizers.target
+            side.tokens += int(sizes.sum())
+            side.longest = max(side.longest, int(sizes.max(initial=0)))
+            beyond = np.maximum(sizes - limits[key], 0) if key in limits else np.zeros_like(sizes)
+            side.too_long += int((beyond > 0).sum())
+            side.tokens_beyond += int(beyond.sum())
+            if tokenizer.special.unknown is not None:
+                side.unknown += int((block[key].ids == tokenizer.special.unknown).sum())
+        long = [lengths[key] > limit for key, limit in limits.items()]
+        summary.long += int(np.any(long, axis=0).sum()) if long else 0
+    if "source" in summary.sides:
+        summary.length_ratio = summary.sides["target"].tokens / max(summary.sides["source"].tokens, 1)
+    return summary
+
+
+def _limits(converter: FeatureConverter | None, lengths: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Returns the maximum number of tokens of each side; {} if texts are split instead of truncated."""
+    if converter is None or ("target" not in lengths and converter.split):
+        return {}
+    limits = {
+        "source": converter.source_length - converter.source.added_to_side,
+        "target": converter.length - converter.target.added_to_side,
+        "text": converter.length,
+    }
+    return {key: limits[key] for key in lengths}
+
+
+def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[bytes], *, training: bool) -> None:
+    """Counts duplicates, held-out examples of the training split, blank texts and what looks misaligned."""
+    if is_endless(examples):
+        return
+    seen = trained if training else set[bytes]()
+    chosen = _spread(examples, COMPARED)
+    summary.compared = len(chosen)
+    for index in chosen:
+        example = examples[index]
+        digest = digest_of(example)
+        summary.duplicates += digest in seen
+        summary.in_training += not training and digest in trained
+        seen.add(digest)
+        for key, side in summary.sides.items():
+            side.blank += is_blank(example[key])
+        if "source" in example:
+            summary.identical_sides += example["source"] == example["target"]
+            summary.large_ratio += length_ratio(example) > LARGE_RATIO
+
+
+def _parts(
+    cfg: Config, train: Joined, tokenizers: Tokenizers, labels: tuple[str, ...] | None
+) -> list[dict[str, float]]:
+    means = []
+    for part in train.parts:
+        chosen = _spread(part, TOKENIZED // len(train.parts))
+        block = id_reader(part, tokenizers, labels).read(chosen)
+        means.append(sum(column.lengths.sum() for key, column in block.items() if key != "label") / len(chosen))
+    by_example = np.array(cfg.data.weights or train.sizes, float)
+    by_token = by_example * means
+    if cfg.data.batching == "windows" and cfg.data.weights:  # of windows, which have equal numbers of tokens
+        by_example, by_token = by_example / means, by_example
+    return [
+        {"examples": float(examples), "tokens": float(tokens)}
+        for examples, tokens in zip(by_example / by_example.sum(), by_token / by_token.sum(), strict=True)
+    ]
+
+
+def _affordable(examples: Sequence[Example]) -> int:
+    """Returns the number of examples to tokenize, fewer if they are long; at least one."""
+    probe = _spread(examples, 50)
+    characters = sum(len(text) for index in probe for text in examples[index].values()) / max(len(probe), 1)
+    return max(1, min(TOKENIZED, int(CHARACTERS / max(characters, 1))))
+
+
+def _spread(examples: Sequence[Any], limit: int) -> list[int]:
+    """Returns the indices of at most `limit` evenly spread examples; of an endless split, the first ones."""
+    if is_endless(examples):
+        return list(range(GENERATED))
+    count = min(len(examples), limit)
+    return [number * len(examples) // count for number in range(count)]
+
+
+def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
+    """Yields one line about each split."""
+    for split, summary in summaries.items():
+        size = "endless" if summary.examples is None else f"{summary.examples:,} examples"
+        if summary.read != summary.examples:
+            size += f" ({summary.read:,} read)"
+        parts = [f"{split}: {size}"]
+        for key, side in summary.sides.items():
+            mean = side.tokens / max(summary.read, 1)
+            unknown = f", {100 * side.unknown / side.tokens:.2g} % unknown" if side.unknown else ""
+            parts.append(f"{key} {mean:.1f} tokens on average, at most {side.longest:,}{unknown}")
+        if summary.long:
+            parts.append(f"{summary.long:,} too long")
+        names = {"duplicates": summary.duplicates, "in the training split": summary.in_training}
+        parts += [f"{count:,} {name}" for name, count in names.items() if count]
+        parts += [f"left out: {count:,} {reason}" for reason, count in summary.left_out.items()]
+        yield "  ".join(parts)

@@ -1,0 +1,106 @@
+"""Warnings about a corpus: what a reader would want to know before an hour of training."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tformer_jax.config import Config
+from tformer_jax.data.corpora import Corpus, Example
+from tformer_jax.data.languages import SIDES, read_language
+from tformer_jax.data.summary import LARGE_RATIO, SplitSummary
+
+FEW_EXAMPLES = 100
+"""A held-out split with fewer examples cannot tell models apart."""
+NAMES_OF_COLUMNS = {"source", "target", "text", "label", "sentence", *SIDES}
+
+
+def warnings(cfg: Config, corpus: Corpus, summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
+    """Yields one sentence for each fact that may spoil a run, with its number and the setting that changes it."""
+    for split, summary in summaries.items():
+        for rule in RULES:
+            yield from rule(cfg, split, summary)
+    first = corpus.train[0]
+    if cfg.data.source in ("tsv", "parallel_lines", "lines") and not cfg.data.header and _is_header(first):
+        yield f"the first training example is {dict(first)}, which looks like a header: set data.header=True"
+
+
+def _share(count: int, total: int) -> float:
+    return 100 * count / max(total, 1)
+
+
+def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    share = _share(summary.long, summary.read)
+    if not summary.long or (split == "train" and share < 1):
+        return
+    beyond = sum(side.tokens_beyond for side in summary.sides.values())
+    if split != "train":
+        yield f"{summary.long:,} examples of {split} ({share:.2g} %) are truncated to model.max_length; increase it"
+        return
+    row = "data.bucket_lengths" if cfg.data.batching == "buckets" else "data.window"
+    pairs = "target" in summary.sides
+    what = "dropped" if pairs and cfg.data.long_pairs == "drop" else f"truncated, by {beyond:,} tokens"
+    yield f"{share:.2g} % of the training examples are too long for their row and {what}; increase {row}"
+
+
+def _unknown(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    for key, side in summary.sides.items():
+        share = _share(side.unknown, side.tokens)
+        if share >= 0.1:
+            yield (
+                f"{share:.2g} % of the {key} tokens of {split} are unknown, so that no model can read or write them; "
+                "increase data.vocab_size, or set data.tokenizer to 'bpe', 'unigram' or 'bytes'"
+            )
+
+
+def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    share = _share(summary.duplicates, summary.compared)
+    if split == "train" and share >= 10:
+        yield f"{share:.2g} % of the training examples occurred before; data.filters.duplicates=True drops them"
+    share = _share(summary.in_training, summary.compared)
+    if share >= 1:
+        yield (
+            f"{summary.in_training:,} of {summary.compared:,} examples of {split} are in the training split, too: "
+            "their scores say nothing about new texts; remove them from one of the two"
+        )
+
+
+def _misaligned(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    share = _share(summary.large_ratio, summary.compared)
+    if share >= 5:
+        yield (
+            f"{share:.2g} % of the pairs of {split} have a side of more than {LARGE_RATIO:.0f} times the characters of "
+            "the other: look for misaligned lines; data.filters.max_length_ratio drops such training pairs"
+        )
+    share = _share(summary.identical_sides, summary.compared)
+    if share >= 10:
+        yield (
+            f"{share:.2g} % of the pairs of {split} have identical sides; data.filters.identical_sides=True drops such "
+            "training pairs"
+        )
+
+
+def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    for key, side in summary.sides.items():
+        if side.blank and not (split == "train" and cfg.data.filters.blank_sides):
+            yield (
+                f"{side.blank:,} {key} texts of {split} are blank, so that a model that answers nothing is right there;"
+                " data.filters.blank_sides=True drops them"
+            )
+    left_out = summary.left_out.get("blank texts", 0)
+    if _share(left_out, left_out + (summary.examples or 0)) >= 1:
+        yield f"{left_out:,} examples of {split} were left out for a blank text: look for misaligned columns"
+
+
+def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    documents = "text" in summary.sides and cfg.model.family != "classifier"
+    if split != "train" and not documents and (summary.examples or 0) < FEW_EXAMPLES:
+        yield f"{split} has only {summary.examples:,} examples, too few to compare models"
+
+
+RULES: tuple[Callable[[Config, str, SplitSummary], Iterator[str]], ...] = (
+    *(_long, _unknown, _repeated, _misaligned, _blank, _small),
+)
+
+
+def _is_header(example: Example) -> bool:
+    texts = [text.strip().lower() for text in example.values()]
+    codes = [text in NAMES_OF_COLUMNS or (len(text) > 1 and read_language(text) is not None) for text in texts]
+    return bool(texts) and all(codes)
