@@ -169,8 +169,8 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
             sweep.main([*arguments, "--sweep", settings])
     assert not folder.exists()
     sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes; seed=3", "--config.train.metric=bleu"])
-    bytes_alone = ["--config.data.tokenizer=bytes", "--output", str(tmp_path / "other")]
-    sweep.main([*arguments, *bytes_alone, "--sweep", "data.tokenizer_examples=5,9; seed=3"])
+    elsewhere = flags(tmp_path, corpus_folder, tmp_path / "other")
+    sweep.main([*elsewhere, "--config.data.tokenizer=bytes", "--sweep", "data.tokenizer_examples=5,9; seed=3"])
 
 
 def test_a_seed_counts_once(corpus_folder, tmp_path, monkeypatch):

@@ -340,7 +340,7 @@ def test_a_split_of_empty_documents_is_refused_before_training(tmp_path, split):
     files = {name: f"{name}.jsonl" for name in ("train", "validation")}
     data = DataConfig(source="jsonl", **files, tokenizer="bytes", batching="packed", window=8, batch_size=2)
     cfg = Config(model=ModelConfig(family="decoder_lm", max_length=8), data=data, parallel=ParallelConfig(data=1))
-    with pytest.raises(DataError, match=f"all examples of split {split} are empty or have no token: name other data"):
+    with pytest.raises(DataError, match=f"split {split} has no valid example; dropped: 9 blank texts"):
         experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
 
 

@@ -46,7 +46,9 @@ def traced_once():
     """Trainers with the same settings share one step, so that a resumed run traces nothing again."""
     make, jitted, made = loop.make_train_step, loop.jitted, {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_train_step", lambda *parts: made.setdefault(parts[-1], make(*parts)))
+        patch.setattr(
+            loop, "make_train_step", lambda *parts, **options: made.setdefault(parts[-1], make(*parts, **options))
+        )
         patch.setattr(loop, "jitted", lambda step, *place: made.setdefault(step, jitted(step, *place)))
         yield made
 
@@ -94,6 +96,7 @@ def test_a_run_folder_holds_everything(uninterrupted):
         "events.jsonl",
         "metrics.jsonl",
         "model.json",
+        "data.json",
         "outputs",
         "provenance.json",
         "result.json",
