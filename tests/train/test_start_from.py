@@ -15,7 +15,8 @@ from tests.train.conftest import small_config
 from tests.train.test_weights import run
 from tformer_jax import config
 from tformer_jax.config import Config, ConfigError, ModelConfig, ParallelConfig
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import FIRST, Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
@@ -118,6 +119,75 @@ def test_a_head_of_other_classes_is_not_loaded(classifier, tmp_path, words, new)
         return
     with pytest.raises(ConfigError, match="lora_whole=.*: must include 'head/bias', 'head/kernel': not found in"):
         start_from.check(*arguments, labels=built.corpus.labels)
+
+
+def test_the_rows_of_classes_that_both_know_are_loaded(classifier):
+    run = classifier[1]
+    other = load_trained(run)
+    model = dataclasses.replace(other.model.cfg, num_classes=3)
+    fresh = randomized(registry.shapes(registry.build(model)))
+    labels = ("c", "b", "d")
+    params, report = load_matching(fresh, model, run, labels=labels, tokenizers=other.tokenizers)
+    assert set(report.rows) == {f"head/{name}: 1 of 2 rows kept, 2 new" for name in ("bias", "kernel")}
+    for name in ("bias", "kernel"):
+        expected = np.array(fresh["head"][name])
+        expected[..., 1] = other.params["head"][name][..., 1]
+        np.testing.assert_array_equal(params["head"][name], expected)
+
+
+def with_letters(other, letters: str) -> tuple[Tokenizers, ModelConfig]:
+    """Returns tokenizers of the pieces of a run's tokenizers and `letters`, in another order, and a padded model."""
+    source, target = (
+        CharacterTokenizer([*letters, *reversed(getattr(side, "tokenizer", side).pieces)])
+        for side in (other.tokenizers.source, other.tokenizers.target)
+    )
+    sizes = {"vocab_size": target.vocab_size + 2, "source_vocab_size": source.vocab_size + 2}
+    return Tokenizers(source, target), dataclasses.replace(other.model.cfg, **sizes)
+
+
+@pytest.mark.parametrize("mesh", [None, {"fsdp": 2}, {"tensor": 2}], ids=str)
+@pytest.mark.parametrize("tied", ["none", "output"])
+def test_the_rows_of_tokens_that_both_know_are_loaded(first, tied, mesh):
+    """Regression test: a larger vocabulary lost all embeddings."""
+    other = load_trained(first)
+    tokenizers, model = with_letters(other, "éß")
+    model = dataclasses.replace(model, tie_embeddings=tied, output_bias=True)
+    built = registry.build(model)
+    fresh = randomized(registry.shapes(built))
+    if mesh:
+        where = registry.sharded_shapes(built, make_mesh(ParallelConfig(data=1, **mesh), jax.devices()[:2]))
+        fresh = jax.device_put(fresh, jax.tree.map(lambda leaf: leaf.sharding, where))
+    params, report = load_matching(fresh, model, first, tokenizers=tokenizers)
+    assert jax.tree.map(lambda leaf: leaf.sharding, params) == jax.tree.map(lambda leaf: leaf.sharding, fresh)
+    tables = {"source_embedding/embedding": ("source", 0), "target_embedding/embedding": ("target", 0)}
+    tables |= {"head/kernel": ("target", 1)} if tied == "none" else {}
+    for path, (side, axis) in tables.items():
+        module, leaf = path.split("/")
+        there = getattr(other.tokenizers, side)
+        rows = {there.decode([i]): i for i in range(FIRST, there.vocab_size)}
+        table = other.params["target_embedding"]["embedding"].T if axis else other.params[module][leaf]
+        arrays = params[module][leaf], fresh[module][leaf], table
+        new, random, old = (np.moveaxis(np.array(x), axis, 0) for x in arrays)
+        for i in range(len(new)):
+            text = getattr(tokenizers, side).decode([i])
+            expected = old[i] if i < FIRST else old[rows[text]] if text in rows else random[i]
+            np.testing.assert_array_equal(new[i], expected)
+        assert f"{path}: {len(rows) + FIRST} of {len(rows) + FIRST} rows kept, 4 new" in report.rows
+    assert "loaded by row: " in str(report) and not report.other_shape
+    assert start_from.check_tokenizers(small_config().train, model, tokenizers, first) is None
+    train = small_config(lora_rank=2, start_from=str(first)).train
+    with pytest.raises(ConfigError, match="must include .*'source_embedding/embedding'.*LoRA would keep"):
+        start_from.check(train, model, tokenizers, first)
+
+
+def test_lost_tokens_are_reported_for_vocabularies_of_another_size(first):
+    """Regression test: embeddings of another shape were new without a word about the tokenizer."""
+    other = load_trained(first)
+    few = CharacterTokenizer("abcx")
+    model = dataclasses.replace(other.model.cfg, vocab_size=few.vocab_size, source_vocab_size=few.vocab_size)
+    warning = start_from.check_tokenizers(small_config().train, model, Tokenizers(few, few), first)
+    assert warning.startswith("source_embedding/embedding, target_embedding/embedding of ")
+    assert warning.endswith(f"set data.tokenizer='file' and data.tokenizer_file={str(first)!r}")
 
 
 class OtherFails(ProcessGroup):

@@ -145,7 +145,10 @@ class Trainer:
     def _loaded(self, run: Path, fresh: Any) -> Any:
         """Replaces the parameters `fresh` by those of `run` that match, and reports which."""
         step, labels = self.cfg.train.start_from_step, self.experiment.corpus.labels
-        params, report = load_matching(fresh, self.cfg.model, run, self.experiment.group, labels=labels, step=step)
+        group, tokenizers = self.experiment.group, self.experiment.tokenizers
+        params, report = load_matching(
+            fresh, self.cfg.model, run, group, labels=labels, step=step, tokenizers=tokenizers
+        )
         if self.experiment.group.first:
             record = {"weights": run_folder.weights_of(run, step), **vars(report)}
             run_folder.write_json(self.experiment.folder / "start_from.json", record)

@@ -1,0 +1,50 @@
+"""Tokens that two vocabularies share."""
+
+import pytest
+
+from tformer_jax.data.tokenizers.base import FIRST
+from tformer_jax.data.tokenizers.correspondence import correspondence
+from tformer_jax.data.tokenizers.extended import MASK, ExtendedTokenizer
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from tformer_jax.data.tokenizers.subword import SubwordTokenizer
+
+SPECIAL = tuple(range(FIRST))
+TEXTS = {"some": ["the cat sat on the mat", "cats sat"] * 9, "more": ["the dog sat on the mat", "dogs ran"] * 9}
+
+
+def test_characters_by_hand():
+    here, there = CharacterTokenizer("bcdx"), CharacterTokenizer("abc")
+    pairs = correspondence(here, there)
+    assert pairs.here == (*SPECIAL, FIRST, FIRST + 1)
+    assert pairs.there == (*SPECIAL, FIRST + 1, FIRST + 2)
+    assert pairs.tokens_there == FIRST + 3
+
+
+def test_added_special_tokens_correspond_by_name():
+    """The id of the mask token depends on the number of tokens before it."""
+    here, there = (ExtendedTokenizer(CharacterTokenizer(letters), [MASK]) for letters in ("abc", "b"))
+    pairs = correspondence(here, there)
+    assert dict(zip(pairs.here, pairs.there, strict=True))[FIRST + 3] == FIRST + 1
+    assert len(pairs.here) == pairs.tokens_there == FIRST + 2
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_subwords_correspond_as_the_vocabulary_writes_them(kind):
+    some, more = (SubwordTokenizer.train(kind, texts, 300, split_digits=False) for texts in TEXTS.values())
+    pieces = [{i: piece for piece, i in tokenizer._tokenizer.get_vocab().items()} for tokenizer in (more, some)]
+    pairs = correspondence(more, some)
+    shared = set(pieces[0].values()) & set(pieces[1].values())
+    assert len(shared) == len(pairs.here) == len(set(pairs.here)) > FIRST
+    assert all(pieces[0][here] == pieces[1][there] for here, there in zip(*pairs[:2], strict=True))
+    assert pairs.tokens_there == some.vocab_size
+
+
+@pytest.mark.parametrize(
+    "others", [(CharacterTokenizer("ab"), WordTokenizer(["a", "b"])), (ByteTokenizer(), CharacterTokenizer("ab"))]
+)
+def test_other_notations_are_not_comparable(others):
+    assert correspondence(*others) is None
+
+
+def test_bytes_correspond():
+    assert correspondence(ByteTokenizer(), ByteTokenizer()).here == tuple(range(FIRST + 256))
