@@ -136,7 +136,9 @@ class TrainConfig(Section):
     )
     lora_whole: tuple[str, ...] = setting((), "LoRA: globs of parameters to train in full, such as 'head/*'")
 
-    label_smoothing: float = setting(0.0, "probability mass spread evenly over the vocabulary", low=0.0, high=1.0)
+    label_smoothing: float = setting(
+        0.0, "probability mass spread evenly over the tokenizer's tokens, or classes", low=0.0, high=1.0
+    )
     z_loss: float = setting(0.0, "weight of log(sum of exp(logits))^2 (PaLM, 2022: 1e-4)", low=0.0)
     loss_chunk: int | None = setting(None, "positions per row whose logits are in memory at once; None: all", low=1)
 
