@@ -145,6 +145,7 @@ class Run:
 
         These are attention weights, norms of the residual stream and predictions by layer.
         """
+        self.require_head("watch")
 
         def run(rows: list[dict[str, list[int]]]) -> Iterator[Watched]:
             for found, row in zip(self._in_batches(watch, rows), rows, strict=True):

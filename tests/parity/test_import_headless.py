@@ -45,7 +45,7 @@ def test_a_language_model_without_a_head_embeds(imported, tmp_path, capsys):
     for command in (generate, score):
         with pytest.raises(ConfigError, match="^this command: .* has no trained output head and only embeds texts"):
             command.main([*flags, "the cat"])
-    for use in (run.generate, run.score, run.logits):
+    for use in (run.generate, run.score, run.logits, run.watch):
         with pytest.raises(ConfigError, match="has no trained output head and only embeds texts: use embed"):
             use(["the cat"])
 
@@ -68,6 +68,19 @@ def test_names_of_wrapped_models(imported, prefix, tmp_path):
     parity.jax.tree.map(np.testing.assert_array_equal, params, expected[1])
 
 
+def test_the_length_that_is_given(tmp_path):
+    """T5 has 512 positions unless told otherwise; YaRN multiplies the length before scaling."""
+    parity.their_model("t5 1.0").save_pretrained(tmp_path / "t5")
+    assert hf.load(tmp_path / "t5")[0].max_length == 512
+    assert hf.load(tmp_path / "t5", max_length=640)[0].max_length == 640
+    parity.their_model("qwen2").save_pretrained(tmp_path / "yarn")
+    for original, longest in ((32, 128), (16, 32)):
+        scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+        fields(rope_parameters=scaling | {"rope_theta": 1e4})(tmp_path / "yarn")
+        assert hf.load(tmp_path / "yarn")[0].max_length == longest
+
+
+@pytest.mark.slow
 def test_t5_reads_more_tokens_than_its_config_names(tmp_path):
     """Its positions have no maximum, which transformers does not limit, either."""
     parity.their_model("t5 1.0").save_pretrained(tmp_path)
@@ -83,6 +96,7 @@ def test_t5_reads_more_tokens_than_its_config_names(tmp_path):
     assert_close(ours, expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_the_length_of_yarn(tmp_path):
     """Published configs name the length before scaling; transformers reads texts as long as the factor allows."""
     model = parity.their_model("qwen2")

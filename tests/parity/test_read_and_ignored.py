@@ -8,23 +8,23 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from tests.helpers import assert_close
+from tests.helpers import assert_close, rest_slow
 from tests.parity import test_huggingface as parity
 from tests.parity.test_published_configs import BARE, read
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 
+WINDOWS = [
+    ("mistral", 3, ["full_attention", "sliding_attention"]),  # which AutoModel reads as Ministral
+    ("mistral", 3, ["full_attention"] * 2),
+    ("mistral", None, None),
+    ("mixtral", 3, ["full_attention", "sliding_attention"]),  # whose layers all have a window
+]
 
-@pytest.mark.parametrize(
-    ("name", "window", "kinds"),
-    [
-        ("mistral", 3, ["full_attention", "sliding_attention"]),  # which AutoModel reads as Ministral
-        ("mistral", 3, ["full_attention"] * 2),
-        ("mistral", None, None),
-        ("mixtral", 3, ["full_attention", "sliding_attention"]),  # whose layers all have a window
-    ],
-)
-def test_windows_of_mistral(name, window, kinds, tmp_path):
+
+@pytest.mark.parametrize("case", rest_slow(WINDOWS, 1))
+def test_windows_of_mistral(case, tmp_path):
+    name, window, kinds = case
     parity.their_model(name).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"sliding_window": window}
     config |= {} if kinds is None else {"layer_types": kinds}
@@ -36,14 +36,14 @@ def test_windows_of_mistral(name, window, kinds, tmp_path):
     assert_close(parity.shown(parity.run_ours(registry.build(cfg), params)), parity.shown(expected), 1e-5)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"dense_act_fn": "gelu"},
-        {"dense_act_fn": "silu", "feed_forward_proj": "relu", "is_gated_act": True},
-        {"feed_forward_proj": "gated-gelu"},
-    ],
-)
+ACTIVATIONS = [
+    {"dense_act_fn": "silu", "feed_forward_proj": "relu", "is_gated_act": True},
+    {"dense_act_fn": "gelu"},
+    {"feed_forward_proj": "gated-gelu"},
+]
+
+
+@pytest.mark.parametrize("changes", rest_slow(ACTIVATIONS, 1))
 def test_the_activation_of_t5(changes, tmp_path):
     """transformers reads `feed_forward_proj` only for what `dense_act_fn` and `is_gated_act` do not say."""
     parity.their_model("t5 1.1").save_pretrained(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from tests import oracles
 from tests.helpers import assert_close, build, rest_slow, tiny
 from tests.serving.live import around, until
-from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.engine import Engine, Request
@@ -223,6 +223,21 @@ def test_log_probabilities_of_outputs_sum_to_their_scores(translator):
     for (output,), choice in zip(found, choices, strict=True):
         assert choice["text"] == output["text"]
         assert sum(choice["logprobs"]["token_logprobs"]) == pytest.approx(output["score"], rel=1e-4)
+
+
+def test_embeddings_as_the_settings_of_the_run_say():
+    """With a prompt before each text, and a maximum length."""
+    plain = Config(model=tiny("classifier"), data=DataConfig(source="cldr_language", bucket_lengths=(8, 16)))
+    how = {"pooling": "last", "normalize": True}
+    embed = EmbedConfig(**how, max_length=6, prompts=("q=ba", "p=a"), prompt="q")
+    model, params = build(plain.model, seed=2)
+    with around(None, Served.of(dataclasses.replace(plain, embed=embed), model, params, TOKENIZERS)) as server:
+        found = server.post("/v1/embeddings", input=["abc", "b"]).json()["data"]
+        refused = server.post("/v1/embeddings", input="abcab")
+    with around(None, Served.of(plain, model, params, TOKENIZERS, **how)) as server:
+        expected = server.post("/v1/embeddings", input=["baabc", "bab"]).json()["data"]
+    assert [one["embedding"] for one in found] == [one["embedding"] for one in expected]
+    assert refused.status_code == 400 and "has 7 tokens, but the model takes at most 6" in refused.text
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", False), ("first", True)])
