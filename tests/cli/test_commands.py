@@ -104,7 +104,9 @@ def test_translate_objects_into_objects(runs, tmp_path):
     expected = translated(runs["seq2seq"], ["abc", "", "b"])
     reasons = ["length", "stop", "length"]  # of six tokens each, and of a blank text
     rows = zip(records, expected, reasons, strict=True)
-    assert found == [{**record, "outputs": [text], "finish_reasons": [reason]} for record, text, reason in rows]
+    for row, (record, text, reason) in zip(found, rows, strict=True):
+        added = {"outputs": [text], "finish_reasons": [reason], "unknown_tokens": [text.count("<unk>")]}
+        assert row == {**record, **added}
     translate.main(["--run", str(runs["seq2seq"]), "abc", "--scores", "--n-best", "2", *arguments[-2:]])
     with gzip.open(tmp_path / "out.jsonl.gz", "rt", encoding="utf-8") as file:
         (record,) = map(json.loads, file)
@@ -184,7 +186,7 @@ def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
 
     found = run(translate, "seq2seq", "ab" * 10)
     (expected,) = translated(runs["seq2seq"], [("ab" * 10)[:15]])
-    outputs = {"outputs": [expected], "finish_reasons": ["length"]}
+    outputs = {"outputs": [expected], "finish_reasons": ["length"], "unknown_tokens": [expected.count("<unk>")]}
     if action == "skip":
         outputs = dict.fromkeys(outputs)
     assert found == {"text": "ab" * 10, **outputs, "too_long": action}

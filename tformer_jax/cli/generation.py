@@ -91,11 +91,12 @@ class Generation:
             values = {
                 "outputs": [output.text for output in found],
                 "finish_reasons": [output.finish_reason for output in found],
+                "unknown_tokens": [output.unknown for output in found],
                 "scores": [output.score for output in found],
             }
             return {name: values[name] for name in names}
 
-        names = ("outputs", "finish_reasons", "scores") if options.scores else ("outputs", "finish_reasons")
+        names = ("outputs", "finish_reasons", "unknown_tokens", *(("scores",) if options.scores else ()))
         facts, count = {"decode": dataclasses.asdict(self.decode)}, options.outputs
         return lines.Work(
             options, self.stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count
