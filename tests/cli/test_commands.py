@@ -303,7 +303,10 @@ def test_score_pairs(runs, capsys, tmp_path):
     arguments = ["--target-field", "de", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "o.jsonl")]
     score.main(["--run", str(run), *arguments])
     found = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
-    added = [{"log_probability": result.total, "tokens": len(result.tokens)} for result in expected]
+    added = [
+        {"log_probability": result.total, "tokens": len(result.tokens), "unknown_tokens": result.tokens.count(3)}
+        for result in expected
+    ]
     assert found == [{"source": s, "de": t, "n": 1, **more} for (s, t), more in zip(pairs, added, strict=True)]
 
 
@@ -313,7 +316,7 @@ def test_score_each_token_of_a_text(runs, capsys):
     first, second = map(json.loads, found.out.splitlines())
     assert (first["text"], first["tokens"], len(first["log_probabilities"])) == ("abc", ["b", "c"], 2)
     assert first["log_probability"] == pytest.approx(sum(first["log_probabilities"]))
-    assert second == {"text": "b", "log_probability": 0.0, "tokens": [], "log_probabilities": []}
+    assert second == {"text": "b", "log_probability": 0.0, "tokens": [], "unknown_tokens": 0, "log_probabilities": []}
     score.main(["--run", str(runs["decoder_lm"]), "b"])
     assert capsys.readouterr().err == "perplexity unknown (tokens: 0, texts: 1)\n"
     score.main(["--run", str(runs["seq2seq"]), "--per-token", "a\tb"])

@@ -116,7 +116,7 @@ def their_outputs(folder: Path, model: torch.nn.Module, beams: int) -> list[str]
 def our_outputs(run: Path, beams: int, folder: Path, capsys) -> list[str]:
     capsys.readouterr()
     flags = ["--strategy", "greedy"] if beams == 1 else ["--beams", str(beams)]
-    flags += ["--run", str(run), "--max-new-tokens", str(NEW)]
+    flags += ["--run", str(run), "--max-new-tokens", str(NEW), "--unknown", "omit"]
     if tj.load(run).config.model.family == "seq2seq":
         translate.main([*PROMPTS, *flags])
     else:

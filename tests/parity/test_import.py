@@ -27,6 +27,8 @@ from tformer_jax.train import experiment, loop
 
 PROMPTS = ["the cat", "a dog and the", "der Hund"]
 NEW = 6
+OMIT = ["--unknown", "omit"]
+"""As transformers does with `skip_special_tokens`."""
 
 
 def their_tokenizer(folder):
@@ -72,7 +74,7 @@ def test_continuations_are_equal(imported, kind, beams, capsys):
     file = folder / "prompts.txt"
     file.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     flags = [] if beams == 1 else ["--beams", str(beams)]
-    generate.main(["--run", str(run), "--input", str(file), "--max-new-tokens", str(NEW), *flags])
+    generate.main(["--run", str(run), "--input", str(file), "--max-new-tokens", str(NEW), *OMIT, *flags])
     assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
 
 
@@ -83,7 +85,7 @@ def test_the_engine_streams_the_same_continuation(imported):
     engine = Engine(loaded.config, loaded.model, loaded.params, loaded.tokenizers, max_rows=1)
     tokenizer = loaded.tokenizers.target
     ids = tokenizer.special.wrap_text(tokenizer.encode(PROMPTS[0]))
-    engine.submit(Request(tuple(ids), loaded.decoding({"max_new_tokens": NEW})))
+    engine.submit(Request(tuple(ids), loaded.decoding({"max_new_tokens": NEW, "unknown": "omit"})))
     text = PROMPTS[0]
     while not engine.idle:
         text += "".join(event.text for event in engine.step())
@@ -96,7 +98,7 @@ def test_translations_are_equal(imported, case, capsys):
     folder, run, model = imported(kind)
     expected = their_outputs(folder, model, PROMPTS, num_beams=beams)
     flags = ["--strategy", "greedy"] if beams == 1 else ["--beams", str(beams)]
-    translate.main(["--run", str(run), *PROMPTS, "--max-new-tokens", str(NEW), *flags])
+    translate.main(["--run", str(run), *PROMPTS, "--max-new-tokens", str(NEW), *OMIT, *flags])
     assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
 
 
@@ -111,7 +113,7 @@ def test_a_forced_end_shortens_outputs(imported, beams, tmp_path, capsys):
     import_hf.main([str(folder), "--run", str(run)])
     assert "not applied" not in capsys.readouterr().err
     tokenizer = their_tokenizer(folder)
-    translate.main(["--run", str(run), *PROMPTS])
+    translate.main(["--run", str(run), *PROMPTS, *OMIT])
     for text, ours in zip(PROMPTS, capsys.readouterr().out.splitlines(), strict=True):
         tokens = model.generate(**tokenizer(text, return_tensors="pt"), **limits)[0]
         assert len(tokens) == 5 and tokens[-1] == 0

@@ -186,7 +186,7 @@ def generation_fields(cfg: DecodeConfig, model: ModelConfig) -> tuple[Settings, 
     }
     if cfg.stop:
         fields["stop_strings"] = list(cfg.stop)
-    lacking = ["forbidden", "prefix"]
+    lacking = ["forbidden", "prefix", "unknown", "detokenize"]
     if cfg.strategy == "beam":
         early = next(theirs for theirs, ours in STOPPING.items() if ours == cfg.early_stopping)
         fields |= {"length_penalty": cfg.length_alpha, "early_stopping": early}
