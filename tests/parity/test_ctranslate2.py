@@ -74,7 +74,8 @@ def test_outputs_of_own_runs_are_equal(case, tmp_path):
     """With the settings of scripts/README.md; where a bias makes ends frequent, it matters when a search stops."""
     name, kind, beams = case
     run, out, alpha = tmp_path / "run", tmp_path / "out", 0.6
-    own_runs.make(run, name, kind, **(NO_WINDOWS if name in ("mistral", "gemma2", "gemma3_text") else {}))
+    caps = {"attention_softcap": None, "output_softcap": None} if name == "gemma2" else {}
+    own_runs.make(run, name, kind, **caps, **(NO_WINDOWS if name in ("mistral", "gemma2", "gemma3_text") else {}))
     loaded = tj.load(run)
     frequent_ends(loaded)
     weights.save(run, loaded.params, "last", [], 0)

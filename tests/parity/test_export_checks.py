@@ -21,7 +21,10 @@ CTRANSLATE2 = {
     **dict.fromkeys(("llama", "bart", "gpt2", "t5", "qwen2", "qwen3"), ("checked with CTranslate2 ", ": log-prob")),
     "marian": ("CTranslate2 ", " cannot convert it ("),
     **dict.fromkeys(("mistral", "gemma3_text"), ("CTranslate2 ", " converts it, but cannot score its tokens (")),
-    "gemma2": ("CTranslate2 ", " converts it, but computes other log-probabilities (by "),  # it ignores the windows
+    "gemma2": (
+        "CTranslate2 ",
+        " converts it, but computes other log-probabilities (by ",
+    ),  # it ignores windows and caps
 }
 """What is said about a conversion; of other architectures, it has none."""
 

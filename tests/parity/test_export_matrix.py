@@ -70,8 +70,9 @@ def their_output(tokenizer, model, text: str, settings: dict, *, pair: bool) -> 
     inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
     with torch.no_grad():
         ids = model.generate(**inputs, **settings)[0]
-    new = ids if pair else ids[inputs["input_ids"].shape[1] :]
-    return tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    prompt = "" if pair else tokenizer.decode(inputs["input_ids"][0], **options)
+    return tokenizer.decode(ids, **options)[len(prompt) :]
 
 
 LENGTHS = {"the model's": {}, "one token": {"max_new_tokens": 1}, "more than the model's": {"max_new_tokens": 99}}
