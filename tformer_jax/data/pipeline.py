@@ -4,16 +4,10 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import grain
 import numpy as np
-from absl import flags
 from grain.experimental import index_shuffle
 
 from tformer_jax.config import Config
@@ -21,6 +15,7 @@ from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, bucketed_onc
 from tformer_jax.data.columns import Block
 from tformer_jax.data.corpora import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
+from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.objectives import CorruptedWindows, covering_corrupted, objective_of
 from tformer_jax.data.packing import PackedBatches, packed_once
 from tformer_jax.data.pending import PendingExample, of_block
@@ -43,7 +38,6 @@ DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
 SMALL = 1024
 """Number of examples below which a permutation of them is kept in memory."""
-PREFETCHED_BLOCKS = 8
 PREFETCHED_BATCHES = 8
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
 """Keys of a batch whose values are token ids."""
@@ -212,9 +206,9 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards
     if isinstance(reader, Tokenized):
         read = _BlockReader(reader, convert)
         blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
-        examples = _loaded(blocks, cfg.data.workers).map(of_block)
+        examples = LoadedBlocks(blocks, cfg.data.workers).map(of_block)
     else:
-        examples = _loaded(blocks.map(LengthReader(reader, convert)), workers=0)
+        examples = LoadedBlocks(blocks.map(LengthReader(reader, convert)), workers=0)
     rows = RowReader(reader, convert, shards)
     if cfg.data.batching == "packed":
         return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
@@ -238,7 +232,7 @@ def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards:
     if cfg.data.objective:
         corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)
         blocks = _numbered_blocks(corrupted.sizes, cfg, cfg.data.batch_size).map(shards.select)
-        return _loaded(blocks.map(corrupted.batch), cfg.data.workers)
+        return LoadedBlocks(blocks.map(corrupted.batch), cfg.data.workers)
     windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
     joined = Joined(windows)
     batches = _index_blocks(joined.sizes, cfg, cfg.data.batch_size).map(shards.select)
@@ -246,40 +240,7 @@ def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards:
         batches = batches.map(windows[0].batch)
     else:
         batches = batches.map(functools.partial(_mixed_windows, joined))
-    return _loaded(batches, cfg.data.workers)
-
-
-def _loaded(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
-    """Returns blocks in order, read on demand or ahead of time by `workers` processes, which preserve the order."""
-    read = blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    if not workers:
-        return read
-    flags.FLAGS.mark_as_parsed()  # grain reads its own absl flags, which must be parsed
-    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
-    return read.mp_prefetch(options, worker_init_fn=_start_loader).map(_copied)
-
-
-def _start_loader(worker: int, workers: int) -> None:
-    """Makes a loader process ignore SIGINT and SIGTERM, and end with the run.
-
-    A run that stops still reads batches until its last step.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
-
-
-def _end_with_the_run() -> None:
-    if run := multiprocessing.parent_process():
-        run.join()
-        os._exit(0)
-
-
-def _copied(block: Any) -> Any:
-    """Copies the arrays of a block into private memory, so that the shared memory they came in is freed."""
-    if isinstance(block, dict):
-        return {key: _copied(value) for key, value in block.items()}
-    return tuple(map(_copied, block)) if isinstance(block, tuple) else np.array(block)
+    return LoadedBlocks(batches, cfg.data.workers)
 
 
 def _mixed_windows(joined: Joined, indices: Sequence[int]) -> Batch:

@@ -1,0 +1,92 @@
+"""Reads blocks of examples in order, on demand or ahead of time in processes, with one state for both."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from typing import Any
+
+import grain
+import numpy as np
+from absl import flags
+
+PREFETCHED_BLOCKS = 8
+
+
+class LoadedBlocks(grain.IterDataset):
+    """The blocks in order, read on demand or ahead of time by `workers` processes, which preserve the order."""
+
+    def __init__(self, blocks: grain.MapDataset, workers: int):
+        super().__init__()
+        self._blocks, self._workers = blocks, workers
+
+    def __iter__(self) -> "BlockIterator":
+        return BlockIterator(self._blocks, self._workers)
+
+
+class BlockIterator(grain.DatasetIterator):
+    """Iterator of `LoadedBlocks`; its state is the number of blocks returned, whatever the number of workers is."""
+
+    def __init__(self, blocks: grain.MapDataset, workers: int):
+        super().__init__()
+        self._blocks, self._workers = blocks, workers
+        self._continue_at(0)
+
+    def _continue_at(self, position: int) -> None:
+        self._position, self._loader = position, iter(_loader(self._blocks[position:], self._workers))
+
+    def __next__(self) -> Any:
+        block = next(self._loader)
+        self._position += 1
+        return block
+
+    def get_state(self) -> dict[str, int]:
+        """Returns the number of blocks returned so far."""
+        return {"next_index": self._position}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues with the blocks that followed `get_state`, also one of a version that counted those of each worker."""
+        self._loader.close()
+        by_worker = state.get("iterators_in_use_states", [state])
+        self._continue_at(sum(part["next_index"] for part in by_worker))
+
+    def start_prefetch(self) -> None:
+        """Starts the workers."""
+        self._loader.start_prefetch()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        super().close()
+        self._loader.close()
+
+
+def _loader(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
+    read = blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    if not workers:
+        return read
+    flags.FLAGS.mark_as_parsed()  # grain reads its own absl flags, which must be parsed
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
+    return read.mp_prefetch(options, worker_init_fn=_start_worker).map(_copied)
+
+
+def _start_worker(worker: int, workers: int) -> None:
+    """Makes a loader process ignore SIGINT and SIGTERM, and end with the run.
+
+    A run that stops still reads batches until its last step.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+
+
+def _end_with_the_run() -> None:
+    if run := multiprocessing.parent_process():
+        run.join()
+        os._exit(0)
+
+
+def _copied(block: Any) -> Any:
+    """Copies the arrays of a block into private memory, so that the shared memory they came in is freed."""
+    if isinstance(block, dict):
+        return {key: _copied(value) for key, value in block.items()}
+    return tuple(map(_copied, block)) if isinstance(block, tuple) else np.array(block)
