@@ -76,7 +76,7 @@ def test_changed_data_or_metrics_cannot_resume(corpus_folder, tmp_path):
         experiment.build(cfg, folder, data_root=data, resume=True)
     (data / "pairs.tsv").write_text("".join(lines))
     experiment.build(cfg, folder, data_root=data, resume=True).batches.close()
-    for name, value in (("metric", "bleu"), ("log_norms", True)):
+    for name, value in (("metric", "bleu"), ("z_loss", 1e-4)):
         changed = Config.from_dict({**config.to_dict(cfg), "train": {**config.to_dict(cfg.train), name: value}})
         with pytest.raises(ConfigError, match=f"is a run of another config .train.{name}: "):
             experiment.build(changed, folder, data_root=data, resume=True)

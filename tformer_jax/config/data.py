@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from tformer_jax.config.fields import Section, section, setting
+from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES
@@ -175,7 +175,9 @@ class DataConfig(Section):
         choices=("drop", "truncate"),
         used_by={"batching": ("buckets", "packed")},
     )
-    workers: int = setting(0, "loader processes that tokenize text or read windows; 0: a thread does it", low=0)
+    workers: int = setting(
+        0, "loader processes that tokenize text or read windows; 0: a thread does it", low=0, resumable=SAME_TRAINING
+    )
 
     def check(self) -> None:
         self._check_source()

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from tformer_jax.config.fields import INT32_MAX, ConfigError, Section, setting
+from tformer_jax.config.fields import INT32_MAX, SAME_TRAINING, ConfigError, Section, setting
 from tformer_jax.config.model import DTYPES
 
 SAMPLING = {"strategy": ("sample",)}
@@ -16,6 +16,7 @@ class DecodeConfig(Section):
     """Settings of text generation."""
 
     path: ClassVar[str] = "decode"
+    resumable: ClassVar[str | None] = SAME_TRAINING
     selectable: ClassVar[tuple[str, ...]] = ("strategy",)
 
     strategy: str = setting("greedy", "how tokens are chosen", choices=("greedy", "sample", "beam"))

@@ -13,6 +13,10 @@ INT32_MAX = 2**31 - 1
 """Largest number of steps or tokens, which are counted in int32 on devices."""
 
 UsedBy = Mapping[str, Collection[Any]]
+SAME_TRAINING = "same"
+"""A resumed run may change the setting: training then gives the same, up to rounding and the masks of dropout."""
+OTHER_TRAINING = "other"
+"""A resumed run may change the setting: training continues differently, and the result names the change."""
 
 
 class ConfigError(ValueError):
@@ -62,6 +66,7 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     used_by: UsedBy | None = None,
+    resumable: str | None = None,
 ) -> Any:
     """Declares one setting of a `Section`.
 
@@ -73,9 +78,16 @@ def setting(
         above, below: exclusive bounds.
         used_by: values of another setting that use this one, such as `{"position": ("learned",)}`; None: all do. The
             other setting is one of this section or of the section that holds it.
+        resumable: `SAME_TRAINING` or `OTHER_TRAINING` if a resumed run may change it; None: as `Section.resumable`.
     """
     bounds = Bounds(low, high, above, below)
-    metadata = {"meaning": meaning, "choices": choices, "bounds": bounds, "used_by": used_by or {}}
+    metadata = {
+        "meaning": meaning,
+        "choices": choices,
+        "bounds": bounds,
+        "used_by": used_by or {},
+        "resumable": resumable,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -152,6 +164,17 @@ class Section:
 
     path: ClassVar[str] = ""
     selectable: ClassVar[tuple[str, ...]] = ()
+    resumable: ClassVar[str | None] = None
+    """The `resumable` of settings that do not state it; None: a resumed run may not change them."""
+
+    @classmethod
+    def resume_effect(cls, name: str) -> str | None:
+        """Returns the `resumable` of a setting, such as `steps`, or `optim.learning_rate` of the whole config."""
+        first, _, below = name.partition(".")
+        if below:
+            return cls.nested()[first].resume_effect(below)
+        (field,) = (field for field in dataclasses.fields(cls) if field.name == first)
+        return field.metadata.get("resumable") or cls.resumable
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

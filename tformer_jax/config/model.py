@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
-from tformer_jax.config.fields import Section, section, setting
+from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
@@ -60,12 +60,18 @@ class ModelConfig(Section):
         False, "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster"
     )
     remat: str = setting(
-        "none", "rematerialization: the jax.checkpoint_policies entry that selects saved values", choices=REMAT_POLICIES
+        "none",
+        "rematerialization: the jax.checkpoint_policies entry that selects saved values",
+        choices=REMAT_POLICIES,
+        resumable=SAME_TRAINING,
     )
 
     attention: str = setting("multi_head", "kind of attention", choices=kinds.ATTENTIONS)
     attention_backend: str = setting(
-        "auto", "implementation of attention; auto: chosen by platform, mask and lengths", choices=kinds.BACKENDS
+        "auto",
+        "implementation of attention; auto: chosen by platform, mask and lengths",
+        choices=kinds.BACKENDS,
+        resumable=SAME_TRAINING,
     )
     num_heads: int = setting(8, "[N] query heads", low=1)
     num_kv_heads: int | None = setting(
@@ -200,7 +206,7 @@ class ModelConfig(Section):
         "widths and, with head_dim=None, num_heads the same",
         low=1,
     )
-    dtype: str = setting("float32", "dtype of the computation", choices=DTYPES)
+    dtype: str = setting("float32", "dtype of the computation", choices=DTYPES, resumable=OTHER_TRAINING)
     param_dtype: str = setting("float32", "dtype of the parameters, rounded to it after each step", choices=DTYPES)
     gradient_dtype: str = setting(
         "float32",

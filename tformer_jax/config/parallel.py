@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Any, ClassVar
 
-from tformer_jax.config.fields import ConfigError, Section, nearest, setting
+from tformer_jax.config.fields import SAME_TRAINING, ConfigError, Section, nearest, setting
 
 MESH_AXES = ("data", "fsdp", "expert", "sequence", "tensor")
 """The mesh axes, ordered from the slowest to the fastest interconnect."""
@@ -31,6 +31,7 @@ class ParallelConfig(Section):
     """
 
     path: ClassVar[str] = "parallel"
+    resumable: ClassVar[str | None] = SAME_TRAINING
 
     preset: str = setting(
         "dp",

@@ -7,7 +7,7 @@ from tformer_jax.config import effects
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
-from tformer_jax.config.fields import Section, section, setting
+from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.sources import SOURCES, TEXTS
@@ -34,6 +34,7 @@ class EvalConfig(Section):
     """Settings of evaluation."""
 
     path: ClassVar[str] = "eval"
+    resumable: ClassVar[str | None] = SAME_TRAINING
 
     batch_size: int = setting(64, "examples per evaluation batch", low=1)
     examples: int = setting(500, "validation examples per evaluation during training; 0: all", low=0)
@@ -53,7 +54,7 @@ class EvalConfig(Section):
 class Config(Section):
     """One experiment."""
 
-    name: str = setting("experiment", "name of the run folder, runs/NAME")
+    name: str = setting("experiment", "name of the run folder, runs/NAME", resumable=SAME_TRAINING)
     seed: int = setting(
         0, "random seed for parameters, dropout, data order and generated training data", low=0, high=2**32 - 1
     )

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from tformer_jax.config.fields import INT32_MAX, Section, setting
+from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, Section, setting
 
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
@@ -37,19 +37,28 @@ class OptimConfig(Section):
         "inverse_sqrt",
         "learning-rate schedule after warm-up",
         choices=("inverse_sqrt", "constant", *WITH_AN_END),
+        resumable=OTHER_TRAINING,
     )
     learning_rate: float | None = setting(
         None,
         "peak learning rate; None (inverse_sqrt only): D^-0.5 * warmup^-0.5, as in the 2017 paper; "
         "D is base_dim with muP",
         low=0.0,
+        resumable=OTHER_TRAINING,
     )
     learning_rate_factors: tuple[str, ...] = setting(
-        (), "learning-rate factors 'GLOB=FACTOR' by parameter; the first match counts, 0 freezes"
+        (),
+        "learning-rate factors 'GLOB=FACTOR' by parameter; the first match counts, 0 freezes",
+        resumable=OTHER_TRAINING,
     )
-    warmup_steps: int = setting(4000, "steps of linear warm-up", low=1, high=INT32_MAX)
+    warmup_steps: int = setting(4000, "steps of linear warm-up", low=1, high=INT32_MAX, resumable=OTHER_TRAINING)
     final_fraction: float = setting(
-        0.1, "final learning rate as a fraction of the peak", low=0, high=1, used_by={"schedule": WITH_AN_END}
+        0.1,
+        "final learning rate as a fraction of the peak",
+        low=0,
+        high=1,
+        used_by={"schedule": WITH_AN_END},
+        resumable=OTHER_TRAINING,
     )
     decay_fraction: float = setting(
         0.2,
@@ -57,8 +66,11 @@ class OptimConfig(Section):
         low=0,
         high=1,
         used_by={"schedule": ("warmup_stable_decay",)},
+        resumable=OTHER_TRAINING,
     )
-    cycles: int = setting(1, "number of cycles of a schedule with an end; each restarts at the peak", low=1)
+    cycles: int = setting(
+        1, "number of cycles of a schedule with an end; each restarts at the peak", low=1, resumable=OTHER_TRAINING
+    )
     beta1: float = setting(
         0.9,
         "decay of the first moment; sgd: momentum",
@@ -76,16 +88,23 @@ class OptimConfig(Section):
         1e-9, "added to the square root of the second moment", above=0.0, used_by={"optimizer": MOMENTS}
     )
     weight_decay: float = setting(
-        0.0, "decoupled weight decay, multiplied by the learning rate; sgd: L2 penalty", low=0.0
+        0.0,
+        "decoupled weight decay, multiplied by the learning rate; sgd: L2 penalty",
+        low=0.0,
+        resumable=OTHER_TRAINING,
     )
     decayed: tuple[str, ...] = setting(
         ("*kernel", "*embedding", "*types", "*router", "*shared_gate"),
         "globs of the parameters with weight decay, such as 'encoder/*/kernel'; "
         "factors of LoRA have the names of their kernels",
+        resumable=OTHER_TRAINING,
     )
-    clip_norm: float = setting(1.0, "maximum global gradient norm; 0: no clipping", low=0.0)
+    clip_norm: float = setting(1.0, "maximum global gradient norm; 0: no clipping", low=0.0, resumable=OTHER_TRAINING)
     adaptive_clip: float = setting(
-        0.0, "maximum ratio of gradient norm to parameter norm, per output unit (NFNets, 2021); 0: no clipping", low=0.0
+        0.0,
+        "maximum ratio of gradient norm to parameter norm, per output unit (NFNets, 2021); 0: no clipping",
+        low=0.0,
+        resumable=OTHER_TRAINING,
     )
 
     def without_effect(self) -> list[str]:
@@ -121,8 +140,10 @@ class TrainConfig(Section):
 
     path: ClassVar[str] = "train"
 
-    steps: int = setting(10_000, "optimizer steps", low=1, high=INT32_MAX)
-    accumulate: int = setting(1, "micro-batches per step, computed one after another to save memory", low=1)
+    steps: int = setting(10_000, "optimizer steps", low=1, high=INT32_MAX, resumable=OTHER_TRAINING)
+    accumulate: int = setting(
+        1, "micro-batches per step, computed one after another to save memory", low=1, resumable=OTHER_TRAINING
+    )
     start_from: str | None = setting(
         None, "run folder whose parameters initialize the model where name and shape match"
     )
@@ -140,7 +161,9 @@ class TrainConfig(Section):
         0.0, "probability mass spread evenly over the tokenizer's tokens, or classes", low=0.0, high=1.0
     )
     z_loss: float = setting(0.0, "weight of log(sum of exp(logits))^2 (PaLM, 2022: 1e-4)", low=0.0)
-    loss_chunk: int | None = setting(None, "positions per row whose logits are in memory at once; None: all", low=1)
+    loss_chunk: int | None = setting(
+        None, "positions per row whose logits are in memory at once; None: all", low=1, resumable=SAME_TRAINING
+    )
 
     ema_decay: float | None = setting(
         None, "decay per step of the exponential moving average of the parameters; None: no average", low=0, below=1
@@ -150,33 +173,50 @@ class TrainConfig(Section):
         "weights to evaluate on the test split and to save: those of the last step, the exponential moving average, "
         "the best checkpoint, or the mean of the last or best checkpoints",
         choices=("last", "ema", "best", "average_last", "average_best"),
+        resumable=SAME_TRAINING,
     )
-    average: int = setting(5, "average_*: number of checkpoints to average", low=1)
+    average: int = setting(5, "average_*: number of checkpoints to average", low=1, resumable=SAME_TRAINING)
     metric: str = setting("loss", "validation metric that selects the best checkpoints")
-    patience: int = setting(0, "early stopping: evaluations without improvement; 0 disables it", low=0)
+    patience: int = setting(
+        0, "early stopping: evaluations without improvement; 0 disables it", low=0, resumable=SAME_TRAINING
+    )
 
-    log_every: int = setting(50, "steps between two metric records", low=1)
-    eval_every: int = setting(1000, "steps between two evaluations", low=1)
-    checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1)
+    log_every: int = setting(50, "steps between two metric records", low=1, resumable=SAME_TRAINING)
+    eval_every: int = setting(1000, "steps between two evaluations", low=1, resumable=SAME_TRAINING)
+    checkpoint_every: int = setting(1000, "steps between two checkpoints", low=1, resumable=SAME_TRAINING)
     checkpoint_seconds: int = setting(
         0,
         "also save when the newest checkpoint is older than this or missing (checked every log_every steps); 0: never",
         low=0,
+        resumable=SAME_TRAINING,
     )
-    permanent_every: int = setting(0, "checkpoints at multiples of this many steps are never deleted; 0: none", low=0)
-    keep_checkpoints: int = setting(2, "number of newest scheduled checkpoints to keep", low=1)
-    keep_best: int = setting(0, "number of best checkpoints to keep as well, saved at evaluations", low=0)
+    permanent_every: int = setting(
+        0, "checkpoints at multiples of this many steps are never deleted; 0: none", low=0, resumable=SAME_TRAINING
+    )
+    keep_checkpoints: int = setting(2, "number of newest scheduled checkpoints to keep", low=1, resumable=SAME_TRAINING)
+    keep_best: int = setting(
+        0, "number of best checkpoints to keep as well, saved at evaluations", low=0, resumable=SAME_TRAINING
+    )
 
-    max_skipped_steps: int = setting(5, "consecutive non-finite steps to skip before the run stops", low=1)
+    max_skipped_steps: int = setting(
+        5, "consecutive non-finite steps to skip before the run stops", low=1, resumable=SAME_TRAINING
+    )
     hang_seconds: int = setting(
-        1800, "seconds after which a hung step ends the run with stack traces; 0 disables it", low=0
+        1800,
+        "seconds after which a hung step ends the run with stack traces; 0 disables it",
+        low=0,
+        resumable=SAME_TRAINING,
     )
-    log_norms: bool = setting(False, "log the norms of each layer's gradients and parameters")
+    log_norms: bool = setting(False, "log the norms of each layer's gradients and parameters", resumable=SAME_TRAINING)
     noise_scale: bool = setting(
-        False, 'log the gradient noise scale ("An Empirical Model of Large-Batch Training", 2018); needs accumulate'
+        False,
+        'log the gradient noise scale ("An Empirical Model of Large-Batch Training", 2018); needs accumulate',
+        resumable=SAME_TRAINING,
     )
-    report: bool = setting(False, "write the report of the run, report.html, at the end")
-    wandb: str | None = setting(None, "Weights & Biases project that also receives the metrics")
+    report: bool = setting(False, "write the report of the run, report.html, at the end", resumable=SAME_TRAINING)
+    wandb: str | None = setting(
+        None, "Weights & Biases project that also receives the metrics", resumable=SAME_TRAINING
+    )
 
     def without_effect(self) -> list[str]:
         """As `Section.without_effect`."""

@@ -45,7 +45,7 @@ class BlockIterator(grain.DatasetIterator):
         return {"next_index": self._position}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues with the blocks that followed `get_state`, also one of a version that counted those of each worker."""
+        """Continues with the blocks that followed `get_state`; also reads states that count blocks by worker."""
         self._loader.close()
         by_worker = state.get("iterators_in_use_states", [state])
         self._continue_at(sum(part["next_index"] for part in by_worker))

@@ -29,8 +29,8 @@ class EventLog:
 
         Args:
             step: last step that was done.
-            kind: "start", "resume", "spike", "skipped", "stopped", "failed", "fewer_averaged" (checkpoints than
-                `train.average`) or "finished".
+            kind: "start", "resume", "settings" (changed by a resume), "spike", "skipped", "stopped", "failed",
+                "fewer_averaged" (checkpoints than `train.average`) or "finished".
             message: one line for people.
         """
         if not self._recording:

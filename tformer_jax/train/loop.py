@@ -11,6 +11,8 @@ import numpy as np
 import optax
 from rich.console import Console
 
+from tformer_jax.config import Config
+from tformer_jax.config.fields import OTHER_TRAINING
 from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -105,6 +107,7 @@ class Trainer:
         self.batches = experiment.batches
         first = experiment.group.first
         self.fingerprint = run_folder.score_fingerprint(cfg)
+        saved = run_folder.load_settings(experiment.folder) if first else {}
         self.view = ProgressView(steps=train.steps, console=None if first else Console(quiet=True))
         self.checkpointer = Checkpointer(
             run_folder.checkpoints(experiment.folder),
@@ -125,9 +128,11 @@ class Trainer:
                 if first_batch := self.batches.peek():
                     training_flops(cfg.model, self._placed(first_batch))  # traced while the step compiles
         else:
-            self._start(*self.checkpointer.restore(abstract, quarantine=True))
+            start, host = self.checkpointer.restore(abstract, quarantine=True)
+            self._start(start, {"settings": saved, **host})
         self.batches.start()
-        self.step = self.fetched = int(self.state.step)
+        self.settings_changed = run_folder.changed_settings(self.settings_before, cfg) if self.settings_before else []
+        self.step = self.fetched = self.first_step = int(self.state.step)
         self.recent: list[Mapping[str, jax.Array]] = []
         self.signatures: dict[str, str] = {}
         self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
@@ -162,6 +167,7 @@ class Trainer:
         best = host["best"] if host.get("fingerprint", self.fingerprint) == self.fingerprint else {}
         self.evaluated_at, self.last_evaluation = host.get("evaluated_at", int(start.step)), dict[str, float]()
         self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **best)
+        self.settings_before, self.earlier_changes = host.get("settings", {}), host.get("changes", [])
         if "batches" in host:
             self.batches.set_state(host["batches"])
 
@@ -169,6 +175,16 @@ class Trainer:
     def done(self) -> bool:
         """Whether the last step is done, or early stopping ends the run."""
         return self.step >= self.cfg.train.steps or self.best.exhausted
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """The settings that changed the training of steps so far, by the step from which on they did."""
+        new = [
+            {"from_step": self.first_step, "setting": text}
+            for text in self.settings_changed
+            if Config.resume_effect(text.partition(":")[0]) == OTHER_TRAINING
+        ]
+        return [*self.earlier_changes, *(new if self.step > self.first_step else [])]
 
     def adopt_folder(self) -> None:
         """Makes `cfg` the config of the run folder, and writes `model.json` there."""
@@ -183,6 +199,10 @@ class Trainer:
         self.view.begin(self.step)
         self.view.say(announcement.first_line(self.experiment, self.state.params, self.step))
         self.events.write(self.step, "resume" if self.step else "start", announcement.devices(self.experiment))
+        if self.settings_changed:
+            text = "; ".join(self.settings_changed)
+            self.view.say(f"Changed settings from step {self.step} on: {text}")
+            self.events.write(self.step, "settings", text)
         short = self.profiler.shortage(self.cfg.train.steps)
         data = announcement.data_lines(self.experiment)
         for warning in (*data, *self.cfg.without_effect(), *hardware.dtype_warnings(self.cfg), short):
@@ -261,11 +281,14 @@ class Trainer:
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         with self.watchdog.paused():
             first = non_finite.origin(self.experiment.model, placement.to_host(self.state.params), batch, key, self.cfg)
-        saved = self.checkpointer.latest_step()
+        saved, optim = self.checkpointer.latest_step(), self.cfg.optim
+        rate, warmup = schedules.peak(self.cfg) / 10, 10 * optim.warmup_steps
+        flags = f"--config.optim.learning_rate={rate:.3g}, --config.optim.warmup_steps={warmup} or "
+        flags += f"--config.optim.clip_norm={optim.clip_norm / 10 or 1.0:.3g}"
         return RunError(
             f"{steps} consecutive steps up to step {self.fetched} had a non-finite loss or gradient ({first}; last "
-            f"checkpoint: {f'step {saved}' if saved else 'none'}); try a lower optim.learning_rate, more "
-            "optim.warmup_steps, or a smaller optim.clip_norm"
+            f"checkpoint: {f'step {saved}' if saved else 'none'}); repeat the command with --resume and "
+            f"such settings as {flags}"
         )
 
     def log(self) -> None:
@@ -330,6 +353,8 @@ class Trainer:
             "best": self.best.state(),
             "fingerprint": self.fingerprint,
             "evaluated_at": self.evaluated_at,
+            "settings": run_folder.resumable_settings(self.cfg),
+            "changes": self.changes,
         }
         evaluated = self.last_evaluation and self.evaluated_at == self.step
         score = self.best.score(self.last_evaluation) if evaluated else None
@@ -364,6 +389,7 @@ class Trainer:
             "steps": self.step,
             "weights": {"kind": kind, "steps": steps},
             "attention_backends": announcement.attention_backends(self.experiment),
+            **({"changed_settings": self.changes} if self.changes else {}),
             **self.meter.totals(),
             **validation,
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),

@@ -54,9 +54,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     mask = decay_mask(optim, names)
     core = functools.partial(OPTIMIZERS[optim.optimizer], optim, schedule)
     separate, split = _separate_shapes(cfg), split_shapes(cfg)
-    parts = []
-    if optim.clip_norm:
-        parts.append(optax.clip_by_global_norm(optim.clip_norm))
+    clips = [optax.clip_by_global_norm(optim.clip_norm)] if optim.clip_norm else []
     if split is None:
         optimizer = core(mask, shapes)
     else:
@@ -70,11 +68,10 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     if optim.adaptive_clip:
         clip = _adaptive_clip(optim.adaptive_clip, shapes if separate is None else separate)
         clip = clip if separate is None else _on_separate_projections(clip, cfg.model)
-        optimizer = optax.chain(clip, optimizer)
-    parts.append(optimizer)
+        clips.append(clip)
     if optim.learning_rate_factors:
-        parts.append(_scaled(_factors(optim, names)))
-    return _in_float32(optax.chain(*parts))
+        optimizer = _scaled(optimizer, _factors(optim, names))
+    return _in_float32(optax.chain(_without_state(clips), optimizer))
 
 
 def decay_mask(optim: OptimConfig, names: Any) -> Any:
@@ -207,12 +204,20 @@ def _adamw(optim, schedule, mask, _):
 
 
 def _adafactor(optim, schedule, mask, shapes):
-    adafactor = optax.adafactor(
-        schedule,
-        weight_decay_rate=(lambda step: optim.weight_decay * schedule(step)) if optim.weight_decay else None,
-        weight_decay_mask=mask,
-    )
-    return _by_layer(adafactor, shapes)
+    adafactor = optax.adafactor(schedule)
+
+    def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
+        rate = optim.weight_decay * schedule(opt_state[0].count)
+        updates, opt_state = adafactor.update(grads, opt_state, params)
+        if not optim.weight_decay:
+            return updates, opt_state
+
+        def decayed(decays: bool, update: Any, param: Any) -> Any:
+            return jax.tree.map(lambda u, p: u - rate * p, update, param) if decays else update
+
+        return jax.tree.map(decayed, mask, updates, params), opt_state
+
+    return _by_layer(optax.GradientTransformation(adafactor.init, update), shapes)
 
 
 def _lion(optim, schedule, mask, _):
@@ -322,8 +327,25 @@ def _with_kernels(names: list[str]) -> list[str]:
     return list(dict.fromkeys([*names, *map(lora.kernel_name, names)]))
 
 
-def _scaled(factors: Any) -> optax.GradientTransformation:
-    return optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, factors))
+def _without_state(transformations: list[optax.GradientTransformation]) -> optax.GradientTransformation:
+    """Applies transformations without a state; the structure of the state does not depend on their number."""
+
+    def update(updates: Any, params: Any) -> Any:
+        for part in transformations:
+            updates, _ = part.update(updates, part.init(params), params)
+        return updates
+
+    return optax.stateless(update)
+
+
+def _scaled(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
+    """Multiplies the updates by `factors`."""
+
+    def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return jax.tree.map(jnp.multiply, updates, factors), opt_state
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _scaled_but_decay(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:

@@ -27,25 +27,6 @@ from tformer_jax.config.paths import finite, is_remote, replacing_folder, write_
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.train import provenance
 
-RESUMABLE_SETTINGS = (
-    "steps",
-    "weights",
-    "average",
-    "patience",
-    "log_every",
-    "eval_every",
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "permanent_every",
-    "keep_checkpoints",
-    "keep_best",
-    "loss_chunk",
-    "max_skipped_steps",
-    "hang_seconds",
-    "report",
-    "wandb",
-)
-"""Settings of train that may change when a run is resumed; so may `model.remat` and all of eval, decode, parallel."""
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
 
@@ -170,12 +151,12 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
             f"{run} has its final weights but no checkpoint to continue from; start another run from them with "
             f"--run DIR --config.train.start_from={run}"
         )
-    allowed = (*(f"train.{name}:" for name in RESUMABLE_SETTINGS), "model.remat:", "eval.", "decode.", "parallel.")
-    changed = [difference for difference in differences if not difference.startswith(allowed)]
-    if changed:
-        shown = "; ".join(changed[:3]) + (f"; and {len(changed) - 3} more" if len(changed) > 3 else "")
+    refused = [text for text in differences if Config.resume_effect(text.partition(":")[0]) is None]
+    if refused:
+        shown = "; ".join(refused[:8]) + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
         raise ConfigError(
-            f"{run} is a run of another config ({shown}); restore these settings, or choose another --run"
+            f"{run} is a run of another config ({shown}); restore these settings, or start another run from its "
+            f"weights: --run DIR --config.train.start_from={run}"
         )
     last = latest_step(run) or 0
     if cfg.train.steps < last and cfg.train.steps != before.train.steps:
@@ -189,6 +170,22 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
         )
     check_corpus(run, corpus)
     return before
+
+
+def resumable_settings(cfg: Config) -> dict[str, Any]:
+    """Returns the settings that a resumed run may change, by full name, ready for JSON."""
+    return {name: value for name, value in config.flat(cfg).items() if Config.resume_effect(name)}
+
+
+def load_settings(run: Path) -> dict[str, Any]:
+    """Returns the `resumable_settings` of a run's `config.json`, as JSON has them."""
+    return json.loads(json.dumps(resumable_settings(config.load(run / "config.json"))))
+
+
+def changed_settings(before: Mapping[str, Any], cfg: Config) -> list[str]:
+    """Returns the settings that differ from earlier `resumable_settings`, as `optim.clip_norm: 1.0 -> 0.5`."""
+    now = json.loads(json.dumps(resumable_settings(cfg)))
+    return [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now if before.get(name, now[name]) != now[name]]
 
 
 def adopt(run: Path, cfg: Config) -> None:

@@ -64,28 +64,31 @@ def with_warmup(decay: Decay, peak: float, warmup_steps: int, steps: int, cycles
 
 
 def rate_change(before: Config, cfg: Config, step: int) -> str | None:
-    """Returns a warning if another number of steps changes the learning rate of a run that is resumed at `step`."""
-    if before.train.steps == cfg.train.steps:
-        return None
+    """Returns a warning if other settings change the learning rate of a run that is resumed at `step`."""
     earlier, now = (float(build(one)(step)) for one in (before, cfg))
     if math.isclose(earlier, now, rel_tol=1e-3):
         return None
-    return (
-        f"the schedule ends at step {cfg.train.steps}, no longer at {before.train.steps}: the learning rate continues "
-        f"with {now:.2e} instead of {earlier:.2e}"
-    )
+    continues = f"the learning rate continues with {now:.2e} instead of {earlier:.2e}"
+    if before.train.steps == cfg.train.steps:
+        return continues
+    return f"the schedule ends at step {cfg.train.steps}, no longer at {before.train.steps}: {continues}"
+
+
+def peak(cfg: Config) -> float:
+    """Returns the highest learning rate of the schedule."""
+    optim = cfg.optim
+    return (cfg.model.fixed_dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
 
 
 def build(cfg: Config) -> optax.Schedule:
     """Builds the schedule of `cfg.optim`; the peak of `inverse_sqrt` defaults to that of the 2017 paper."""
-    optim = cfg.optim
-    peak = (cfg.model.fixed_dim * optim.warmup_steps) ** -0.5 if optim.learning_rate is None else optim.learning_rate
+    optim, highest = cfg.optim, peak(cfg)
     if optim.schedule == "inverse_sqrt":
-        return inverse_sqrt(peak, optim.warmup_steps)
+        return inverse_sqrt(highest, optim.warmup_steps)
     decays: dict[str, Decay] = {
         "constant": constant,
         "cosine": cosine(optim.final_fraction),
         "linear": linear(optim.final_fraction),
         "warmup_stable_decay": warmup_stable_decay(optim.final_fraction, optim.decay_fraction),
     }
-    return with_warmup(decays[optim.schedule], peak, optim.warmup_steps, cfg.train.steps, optim.cycles)
+    return with_warmup(decays[optim.schedule], highest, optim.warmup_steps, cfg.train.steps, optim.cycles)
