@@ -51,6 +51,8 @@ def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
         runs, metrics = [{**result.get("common", {}), **run} for run in result["runs"]], group["mean"]
         if len(runs) > 1:
             title, spread = f"{title}, {len(runs)} seeds", group["deviation"]
+    changes = dict.fromkeys(change["setting"] for run in runs for change in run.get("changed_settings", ()))
+    title += "".join(f", resumed with {change}" for change in changes)
     tokens, seconds = (sum(run[name] for run in runs) / len(runs) for name in ("tokens", "seconds"))
     cells = f"{runs[0]['steps']:,}", f"{tokens / 1e6:.1f} M", f"{seconds / 60:.1f} min"
     return title, _hardware(runs[0]), *cells, _metrics(metrics, spread)

@@ -211,7 +211,7 @@ def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
         setattr(trainer, name, mock.MagicMock())
     trainer.experiment.folder, trainer.best.exhausted, done = tmp_path, False, []
     trainer.meter.totals.return_value, trainer.state.params = {"seconds": 1.0}, {}
-    trainer.signatures = {}
+    trainer.signatures, trainer.changes = {}, []
     trainer._measured = lambda evaluators, params: (done.append("validators"), {"loss": 1.0})[1:]
     trainer.evaluate = lambda split, evaluators, params: done.append(split)
     monkeypatch.setattr(announcement, "attention_backends", lambda _: {})
