@@ -125,5 +125,5 @@ def test_what_may_change(settings, corpus_folder, tmp_path, compiled_by_the_firs
         trainer.save()
     resumed = experiment.build(changed(small_config(), settings), folder, data_root=corpus_folder, resume=True)
     with contextlib.closing(resumed), contextlib.closing(loop.Trainer(resumed)) as trainer:
-        assert {text.partition(":")[0] for text in trainer.settings_changed} == {*settings}
-        assert trainer.changes == []  # no step was trained yet
+        assert {text.partition(":")[0] for text in trainer.changes.texts} == {*settings}
+        assert trainer.changes.of_training(trainer.step) == []  # no step was trained yet

@@ -24,6 +24,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import announcement, experiment, loop, optimizers, state, weights
 from tformer_jax.train.checkpoint import Checkpointer
 from tformer_jax.train.errors import RunError
+from tformer_jax.train.setting_changes import SettingChanges
 from tformer_jax.train.start_from import load_matching
 from tformer_jax.train.trained import load_trained
 
@@ -211,7 +212,7 @@ def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
         setattr(trainer, name, mock.MagicMock())
     trainer.experiment.folder, trainer.best.exhausted, done = tmp_path, False, []
     trainer.meter.totals.return_value, trainer.state.params = {"seconds": 1.0}, {}
-    trainer.signatures, trainer.changes = {}, []
+    trainer.signatures, trainer.changes = {}, SettingChanges(0, [], [])
     trainer._measured = lambda evaluators, params: (done.append("validators"), {"loss": 1.0})[1:]
     trainer.evaluate = lambda split, evaluators, params: done.append(split)
     monkeypatch.setattr(announcement, "attention_backends", lambda _: {})

@@ -11,8 +11,6 @@ import numpy as np
 import optax
 from rich.console import Console
 
-from tformer_jax.config import Config
-from tformer_jax.config.fields import OTHER_TRAINING
 from tformer_jax.data.pending import jsonable
 from tformer_jax.eval.evaluation import Losses
 from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
@@ -42,6 +40,7 @@ from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.metrics import MetricsWriter
 from tformer_jax.train.profiler import Profiler
 from tformer_jax.train.progress import Figures, ProgressView
+from tformer_jax.train.setting_changes import SettingChanges
 from tformer_jax.train.start_from import find_mismatches, load_matching
 from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
 
@@ -131,8 +130,7 @@ class Trainer:
             start, host = self.checkpointer.restore(abstract, quarantine=True)
             self._start(start, {"settings": saved, **host})
         self.batches.start()
-        self.settings_changed = run_folder.changed_settings(self.settings_before, cfg) if self.settings_before else []
-        self.step = self.fetched = self.first_step = int(self.state.step)
+        self.step = self.fetched = int(self.state.step)
         self.recent: list[Mapping[str, jax.Array]] = []
         self.signatures: dict[str, str] = {}
         self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
@@ -167,7 +165,8 @@ class Trainer:
         best = host["best"] if host.get("fingerprint", self.fingerprint) == self.fingerprint else {}
         self.evaluated_at, self.last_evaluation = host.get("evaluated_at", int(start.step)), dict[str, float]()
         self.spikes, self.best = SpikeDetector(**host["spikes"]), BestMetric(self.cfg.train, **best)
-        self.settings_before, self.earlier_changes = host.get("settings", {}), host.get("changes", [])
+        changed = run_folder.changed_settings(host.get("settings", {}), self.cfg)
+        self.changes = SettingChanges(int(start.step), changed, host.get("changes", []))
         if "batches" in host:
             self.batches.set_state(host["batches"])
 
@@ -175,16 +174,6 @@ class Trainer:
     def done(self) -> bool:
         """Whether the last step is done, or early stopping ends the run."""
         return self.step >= self.cfg.train.steps or self.best.exhausted
-
-    @property
-    def changes(self) -> list[dict[str, Any]]:
-        """The settings that changed the training of steps so far, by the step from which on they did."""
-        new = [
-            {"from_step": self.first_step, "setting": text}
-            for text in self.settings_changed
-            if Config.resume_effect(text.partition(":")[0]) == OTHER_TRAINING
-        ]
-        return [*self.earlier_changes, *(new if self.step > self.first_step else [])]
 
     def adopt_folder(self) -> None:
         """Makes `cfg` the config of the run folder, and writes `model.json` there."""
@@ -199,8 +188,7 @@ class Trainer:
         self.view.begin(self.step)
         self.view.say(announcement.first_line(self.experiment, self.state.params, self.step))
         self.events.write(self.step, "resume" if self.step else "start", announcement.devices(self.experiment))
-        if self.settings_changed:
-            text = "; ".join(self.settings_changed)
+        if text := "; ".join(self.changes.texts):
             self.view.say(f"Changed settings from step {self.step} on: {text}")
             self.events.write(self.step, "settings", text)
         short = self.profiler.shortage(self.cfg.train.steps)
@@ -354,7 +342,7 @@ class Trainer:
             "fingerprint": self.fingerprint,
             "evaluated_at": self.evaluated_at,
             "settings": run_folder.resumable_settings(self.cfg),
-            "changes": self.changes,
+            "changes": self.changes.of_training(self.step),
         }
         evaluated = self.last_evaluation and self.evaluated_at == self.step
         score = self.best.score(self.last_evaluation) if evaluated else None
@@ -389,7 +377,7 @@ class Trainer:
             "steps": self.step,
             "weights": {"kind": kind, "steps": steps},
             "attention_backends": announcement.attention_backends(self.experiment),
-            **({"changed_settings": self.changes} if self.changes else {}),
+            **({"changed_settings": changes} if (changes := self.changes.of_training(self.step)) else {}),
             **self.meter.totals(),
             **validation,
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
