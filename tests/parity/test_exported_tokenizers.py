@@ -20,7 +20,7 @@ from tformer_jax.interop import hf
 
 TEXTS = ("the cat sat", " the </s> cat<pad><mask>", "a\u2028b", "<unk>", "<extra_id_0> on", "")
 WRITTEN = (
-    *(*TEXTS, "  two  spaces ", "\tnew\n\nlines\r\n", "der Hund, die KATZE", "123 456.78", "isn't it?"),
+    *(*TEXTS, "  two  spaces ", "\tnew\n\nlines\r\n", "der Hund, die KATZE", "123 456.78", "isn't it?", "the+cat + +"),
     *("Ωμέγα 漢字 ไทย", "e\u0301 and \u00e9", "<|endoftext|> [CLS] [MASK] <s>", "a\x1cb\x85c\u3000d", "\U0001f600!"),
 )
 

@@ -7,8 +7,8 @@ from tformer_jax.data.tokenizers.base import FIRST
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
 
-WHITESPACE = r"[\s\x1C-\x1F]+"
-"""What `str.split` splits at; in the library's patterns, `\\s` lacks the four separators of ASCII."""
+WHITESPACE = r"\s\x1C-\x1F"
+"""What `str.split` splits at, within brackets; in the library's patterns, `\\s` lacks four separators of ASCII."""
 
 
 def library_of(tokenizer: ByteTokenizer | CharacterTokenizer) -> hf.Tokenizer | None:
