@@ -124,7 +124,8 @@ def test_the_result_records_its_environment(uninterrupted):
     result = json.loads((uninterrupted / "result.json").read_text())
     assert result["steps"] == 8
     assert result["seed"] == 0
-    assert set(result["test"]) == {"loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"}
+    metrics = {"loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match", "unknown_outputs"}
+    assert set(result["test"]) == metrics
     assert result["tokens"] > 8 * 24
     assert {"command", "git_revision", "hardware", "packages", "seconds", "parameters"} <= set(result)
     version = metadata.version("sacrebleu")
