@@ -269,14 +269,11 @@ class Trainer:
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), self.fetched - 1)
         with self.watchdog.paused():
             first = non_finite.origin(self.experiment.model, placement.to_host(self.state.params), batch, key, self.cfg)
-        saved, optim = self.checkpointer.latest_step(), self.cfg.optim
-        rate, warmup = schedules.peak(self.cfg) / 10, 10 * optim.warmup_steps
-        flags = f"--config.optim.learning_rate={rate:.3g}, --config.optim.warmup_steps={warmup} or "
-        flags += f"--config.optim.clip_norm={optim.clip_norm / 10 or 1.0:.3g}"
+        saved = self.checkpointer.latest_step()
         return RunError(
             f"{steps} consecutive steps up to step {self.fetched} had a non-finite loss or gradient ({first}; last "
             f"checkpoint: {f'step {saved}' if saved else 'none'}); repeat the command with --resume and "
-            f"such settings as {flags}"
+            f"such settings as {non_finite.milder_flags(self.cfg)}"
         )
 
     def log(self) -> None:

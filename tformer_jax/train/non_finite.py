@@ -13,8 +13,17 @@ from tformer_jax.config import Config
 from tformer_jax.config.fields import one_line
 from tformer_jax.models import registry
 from tformer_jax.nn.module import named_leaves
-from tformer_jax.train import lora
+from tformer_jax.train import lora, schedules
 from tformer_jax.train.step import accumulated_gradients
+
+
+def milder_flags(cfg: Config) -> str:
+    """Returns flags of `train.py` with settings that make divergence less likely, and that a resume accepts."""
+    rate, warmup, clip = schedules.peak(cfg) / 10, 10 * cfg.optim.warmup_steps, cfg.optim.clip_norm / 10 or 1.0
+    return (
+        f"--config.optim.learning_rate={rate:.3g}, --config.optim.warmup_steps={warmup} or "
+        f"--config.optim.clip_norm={clip:.3g}"
+    )
 
 
 def origin(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config) -> str:
