@@ -19,6 +19,7 @@ from tests.helpers import assert_close
 from tests.train.conftest import small_config
 from tests.train.test_checkpoint import made
 from tformer_jax.config import ConfigError
+from tformer_jax.eval.evaluation import Evaluation
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.train import announcement, experiment, loop, optimizers, state, weights
@@ -212,8 +213,8 @@ def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
         setattr(trainer, name, mock.MagicMock())
     trainer.experiment.folder, trainer.best.exhausted, done = tmp_path, False, []
     trainer.meter.totals.return_value, trainer.state.params = {"seconds": 1.0}, {}
-    trainer.signatures, trainer.changes = {}, SettingChanges(0, [], [])
-    trainer._measured = lambda evaluators, params: (done.append("validators"), {"loss": 1.0})[1:]
+    trainer.signatures, trainer.remarks, trainer.changes = {}, (), SettingChanges(0, [], [])
+    trainer._measured = lambda evaluators, params: (done.append("validators"), Evaluation({"loss": 1.0}))[1]
     trainer.evaluate = lambda split, evaluators, params: done.append(split)
     monkeypatch.setattr(announcement, "attention_backends", lambda _: {})
     monkeypatch.setattr(weights, "final_params", lambda *_: ({}, steps))

@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         cfg = dataclasses.replace(cfg, parallel=read_mesh(options.mesh))
         rules.check(cfg, mesh.shape)
     result = evaluate(run, cfg, options.split, options.data)
-    Console(highlight=False, emoji=False).print(table(result))
+    console = Console(highlight=False, emoji=False)
+    console.print(table(result))
+    for remark in result["remarks"]:
+        console.print(escape(remark))
     if options.record:
         from tformer_jax.train import run_folder
 
@@ -65,6 +68,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.eval.evaluators import evaluators_for
+    from tformer_jax.eval.remarks import merged
     from tformer_jax.train import provenance, run_folder
     from tformer_jax.train.experiment import corpus_facts, find_tokenizers
 
@@ -76,7 +80,8 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
         )
     run_folder.check_corpus(run.path, corpus_facts(cfg, corpus))
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
-    found = [evaluator(run.params) for evaluator in evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)]
+    evaluators = evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)
+    found = merged(evaluator(run.params) for evaluator in evaluators)
     return {
         "name": cfg.name,
         **provenance.collect(),
@@ -86,8 +91,9 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
         "examples": len(getattr(corpus, split)),
         "decode": to_dict(cfg.decode),
         "seconds": time.perf_counter() - start,
-        "metrics": {name: value for evaluation in found for name, value in evaluation.metrics.items()},
-        "signatures": {name: text for evaluation in found for name, text in evaluation.signatures.items()},
+        "metrics": found.metrics,
+        "signatures": found.signatures,
+        "remarks": found.remarks,
     }
 
 

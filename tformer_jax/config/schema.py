@@ -37,7 +37,7 @@ class EvalConfig(Section):
     resumable: ClassVar[str | None] = SAME_TRAINING
 
     batch_size: int = setting(64, "examples per evaluation batch", low=1)
-    examples: int = setting(500, "validation examples per evaluation during training; 0: all", low=0)
+    examples: int = setting(500, "validation examples per evaluation during training, evenly spread; 0: all", low=0)
     samples: int = setting(5, "outputs to print at each evaluation", low=0)
     bleu_tokenize: str | None = setting(
         None,

@@ -14,6 +14,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, bucketed_once
 from tformer_jax.data.columns import Block
 from tformer_jax.data.corpora import Corpus, DataError, Example, Joined
+from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.objectives import CorruptedWindows, covering_corrupted, objective_of
@@ -82,7 +83,7 @@ def evaluation_batches(
     in further rows, and pairs and labeled texts are truncated only where the model cannot read more.
 
     Args:
-        limit: number of examples, from the first one; 0: all.
+        limit: number of examples, evenly spread; 0: all.
         shards: as in `train_batches`.
 
     Raises:
@@ -107,7 +108,7 @@ def _evaluation_batches(
         return
     convert = evaluation_converter(cfg, tokenizers)
     read = RowReader(reader, convert, shards)
-    indices = range(len(reader))[: limit or None]
+    indices = spread(len(reader), limit)
     blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
     pending = itertools.chain.from_iterable(map(_pending(reader, convert), blocks))
     if cfg.model.family == "decoder_lm":

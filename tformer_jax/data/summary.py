@@ -10,6 +10,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.corpora.cldr import is_endless
+from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.pipeline import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
@@ -179,12 +180,9 @@ def _affordable(examples: Sequence[Example]) -> int:
     return max(1, min(TOKENIZED, int(CHARACTERS / max(characters, 1))))
 
 
-def _spread(examples: Sequence[Any], limit: int) -> list[int]:
+def _spread(examples: Sequence[Any], limit: int) -> Sequence[int]:
     """Returns the indices of at most `limit` evenly spread examples; of an endless split, the first ones."""
-    if is_endless(examples):
-        return list(range(GENERATED))
-    count = min(len(examples), limit)
-    return [number * len(examples) // count for number in range(count)]
+    return range(GENERATED) if is_endless(examples) else spread(len(examples), limit)
 
 
 def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:

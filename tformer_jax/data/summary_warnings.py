@@ -17,6 +17,11 @@ def warnings(cfg: Config, corpus: Corpus, summaries: Mapping[str, SplitSummary])
     for split, summary in summaries.items():
         for rule in RULES:
             yield from rule(cfg, split, summary)
+    if corpus.test is corpus.validation:
+        yield (
+            "data.test=(): the final evaluation is of the validation examples, by which the run was chosen; name other "
+            "examples to report a test result"
+        )
     first = corpus.train[0]
     if cfg.data.source in ("tsv", "parallel_lines", "lines") and not cfg.data.header and _is_header(first):
         yield f"the first training example is {dict(first)}, which looks like a header: set data.header=True"

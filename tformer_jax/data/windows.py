@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from tformer_jax.config import ConfigError
+from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import Records, StoredIds
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.transforms import IdReader
@@ -18,11 +19,11 @@ TokenStream = np.ndarray | StoredIds
 
 
 def token_stream(documents: IdReader, end: int | None = EOS, limit: int = 0) -> TokenStream:
-    """Concatenates the tokens of the first `limit` documents (0: of all), separated by `end`; None: not separated."""
-    stream = documents.stream(limit) if isinstance(documents, Records) else None
+    """Concatenates the tokens of `limit` evenly spread documents (0: all), separated by `end`; None: not separated."""
+    indices = spread(len(documents), limit)
+    stream = documents.stream() if isinstance(documents, Records) and len(indices) == len(documents) else None
     if stream is not None:
         return stream
-    indices = range(len(documents))[: limit or None]
     parts = (indices[start : start + DOCUMENTS_PER_BLOCK] for start in range(0, len(indices), DOCUMENTS_PER_BLOCK))
     columns = (documents.read(part)["text"] for part in parts)
     if end is None:

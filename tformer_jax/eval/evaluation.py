@@ -35,6 +35,8 @@ class Evaluation:
     outputs: list[Sample] = dataclasses.field(default_factory=list)
     signatures: dict[str, str] = dataclasses.field(default_factory=dict)
     losses: Losses | None = None
+    remarks: tuple[str, ...] = ()
+    """Sentences about what may make the metrics misleading."""
 
 
 class Evaluator(Protocol):

@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, Example
-from tformer_jax.data.corpora.corpus import Part
+from tformer_jax.data.corpora.corpus import Part, spread
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.tokenizers import Tokenizers
@@ -37,17 +37,25 @@ def evaluators_for(
     """Returns the evaluators of the model's family, or of its objective, for `split`, "validation" or "test".
 
     Args:
-        limit: number of examples to evaluate, from the start of the split; 0: all.
+        limit: number of examples to evaluate, evenly spread over the split; 0: all.
         shards: the shards of a batch, and those that this process prepares.
     """
     whole = getattr(corpus, split)
-    examples = Part(whole, 0, min(limit or len(whole), len(whole)))
+    examples = Part(whole, spread(len(whole), limit))
     batches = functools.partial(evaluation_batches, cfg, whole, tokenizers, corpus.labels, limit=limit, shards=shards)
     own = shards.own if shards.count > 1 else None
     likelihood = Likelihood(model, batches, own, chunk=cfg.train.loss_chunk)
     if cfg.data.objective:
         return [PerplexityEvaluator(likelihood)]
     return BUILDERS[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood)
+
+
+def described(cfg: Config, corpus: Corpus, split: str) -> str:
+    """Returns the name of a split, with the part of it that is evaluated during training if it is not all."""
+    size, used = len(getattr(corpus, split)), cfg.eval.examples
+    if split == "test":
+        return "test, which is validation" if corpus.test is corpus.validation else split
+    return f"{split} ({used:,} of {size:,})" if 0 < used < size else split
 
 
 def check_installed(cfg: Config) -> None:

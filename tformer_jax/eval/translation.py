@@ -16,6 +16,7 @@ from tformer_jax.data.tokenizers.pair import normalization_of
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
 from tformer_jax.eval.evaluation import TOKENIZED, Evaluation, Sample
 from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.inference.outputs import count_limits, describe_limits
 from tformer_jax.inference.text import Translator
 
 
@@ -66,7 +67,9 @@ class TranslationEvaluator:
             metrics = metrics | {"unknown_outputs": 100 * unknown / len(outputs)}
         if self._tokenized:
             signatures = {name: f"{text}|{TOKENIZED}" for name, text in signatures.items()}
-        return dataclasses.replace(found, metrics=metrics, outputs=samples, signatures=signatures | self._signatures)
+        remarks = tuple(describe_limits(count_limits(outputs), self._translate.cfg, len(outputs)))
+        signatures = signatures | self._signatures
+        return dataclasses.replace(found, metrics=metrics, outputs=samples, signatures=signatures, remarks=remarks)
 
 
 def _reference_steps(cfg: Config) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ import optax
 from rich.console import Console
 
 from tformer_jax.data.pending import jsonable
-from tformer_jax.eval.evaluation import Losses
-from tformer_jax.eval.evaluators import Evaluator, Sample, evaluators_for
+from tformer_jax.eval.evaluators import Evaluation, Evaluator, described, evaluators_for
+from tformer_jax.eval.remarks import merged
 from tformer_jax.models import registry
 from tformer_jax.parallel import placement
 from tformer_jax.train import (
@@ -133,6 +133,7 @@ class Trainer:
         self.step = self.fetched = int(self.state.step)
         self.recent: list[Mapping[str, jax.Array]] = []
         self.signatures: dict[str, str] = {}
+        self.remarks: tuple[str, ...] = ()
         self.writer = MetricsWriter(experiment.folder, cfg, resume_step=self.step, recording=first)
         self.events = EventLog(experiment.folder, recording=first)
         self.watchdog = Watchdog(train.hang_seconds)
@@ -301,31 +302,26 @@ class Trainer:
     def evaluate(self, split: str, evaluators: list[Evaluator], params: Any) -> dict[str, float]:
         """Runs the evaluators on `params`, and records and shows their metrics and samples."""
         self._record_finished(self.meter.fetch_all())
-        metrics, outputs, losses = self._measured(evaluators, params)
-        self.writer.write(self.step, split, metrics)
+        found = self._measured(evaluators, params)
+        self.writer.write(self.step, split, found.metrics)
+        which = described(self.cfg, self.experiment.corpus, split)
         if self.experiment.group.first:
-            record = {"step": self.step, "signatures": self.signatures, "outputs": [vars(output) for output in outputs]}
-            record |= {"losses": vars(losses)} if losses else {}
+            outputs = [vars(output) for output in found.outputs]
+            record = {"step": self.step, "split": which, "signatures": self.signatures, "outputs": outputs}
+            record |= {"remarks": found.remarks} | ({"losses": vars(found.losses)} if found.losses else {})
             run_folder.write_outputs(self.experiment.folder, split, record)
-        self.view.evaluation(f"step {self.step} {split}", metrics, outputs[: self.cfg.eval.samples])
+        samples = found.outputs[: self.cfg.eval.samples]
+        self.view.evaluation(f"step {self.step} {which}", found.metrics, samples, found.remarks)
         self.meter.restart()
-        return metrics
+        return found.metrics
 
-    def _measured(
-        self, evaluators: list[Evaluator], params: Any
-    ) -> tuple[dict[str, float], list[Sample], Losses | None]:
-        """Runs the evaluators on `params`; returns their metrics, outputs and losses by example."""
-        metrics: dict[str, float] = {}
-        outputs: list[Sample] = []
-        losses: Losses | None = None
+    def _measured(self, evaluators: list[Evaluator], params: Any) -> Evaluation:
+        """Runs the evaluators on `params`."""
         with self.watchdog.paused():
-            for evaluator in evaluators:
-                evaluation = evaluator(params)
-                metrics |= evaluation.metrics
-                outputs += evaluation.outputs
-                losses = losses or evaluation.losses
-                self.signatures |= evaluation.signatures
-        return metrics, outputs, losses
+            found = merged(evaluator(params) for evaluator in evaluators)
+        self.signatures |= found.signatures
+        self.remarks = found.remarks
+        return found
 
     def save(self) -> None:
         """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
@@ -364,8 +360,8 @@ class Trainer:
         weights.save(folder, params, kind, steps, self.step, self.experiment.group)
         validation = {}
         if kind not in weights.LAST_STEP:
-            validation["validation"], *_ = self._measured(self.validators, params)
-            self.view.evaluation(f"{kind} weights validation", validation["validation"], [])
+            validation["validation"] = self._measured(self.validators, params).metrics
+            self.view.evaluation(f"{kind} weights validation", validation["validation"])
         result = {
             "name": self.cfg.name,
             **provenance.collect(),
@@ -379,6 +375,7 @@ class Trainer:
             **validation,
             "test": self.evaluate("test", self._evaluators("test", limit=0), params),
             "signatures": self.signatures,
+            "remarks": self.remarks,
             "data": announcement.data_facts(self.experiment) if self.experiment.group.first else {},
         }
         path = folder / "result.json"

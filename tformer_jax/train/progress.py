@@ -102,9 +102,13 @@ class ProgressView:
         """Prints one line above the bar."""
         self.console.print(line, soft_wrap=True, markup=False, emoji=False)
 
-    def evaluation(self, title: str, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
-        """Prints the metrics and samples of an evaluation."""
+    def evaluation(
+        self, title: str, metrics: Mapping[str, float], samples: Sequence[Sample] = (), remarks: Sequence[str] = ()
+    ) -> None:
+        """Prints the metrics and samples of an evaluation, and remarks on them."""
         self.say(f"{title}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        for remark in remarks:
+            self.say(f"    {remark}")
         for sample in samples:
             for name in ("source", "reference", "output"):
                 self.say(f"    {name:<9} {getattr(sample, name)}")

@@ -66,14 +66,20 @@ class Joined(Sequence[Any]):
         return part, index - (self._ends[part] - self.sizes[part])
 
 
-class Part(Sequence[Any]):
-    """View of the elements from `start` to `stop` (exclusive) of another sequence."""
+def spread(size: int, limit: int = 0) -> Sequence[int]:
+    """Returns at most `limit` (0: all) evenly spread indices of `size` elements, in order."""
+    count = min(size, limit or size)
+    return range(size) if count == size else [number * size // count for number in range(count)]
 
-    def __init__(self, parent: Sequence[Any], start: int, stop: int):
-        self.parent, self.range = parent, range(start, stop)
+
+class Part(Sequence[Any]):
+    """View of the elements `indices` of another sequence."""
+
+    def __init__(self, parent: Sequence[Any], indices: Sequence[int]):
+        self.parent, self.indices = parent, indices
 
     def __len__(self) -> int:
-        return len(self.range)
+        return len(self.indices)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
@@ -81,5 +87,5 @@ class Part(Sequence[Any]):
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index):
         if isinstance(index, slice):
-            return [self.parent[i] for i in self.range[index]]
-        return self.parent[self.range[index]]
+            return [self.parent[i] for i in self.indices[index]]
+        return self.parent[self.indices[index]]

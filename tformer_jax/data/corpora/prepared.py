@@ -161,23 +161,14 @@ class Records(Sequence[Example]):
         path = self._file_of_size(".lengths", LENGTH.itemsize * shape[0] * shape[1])
         return np.memmap(path, LENGTH, mode="r", shape=shape)
 
-    def stream(self, limit: int = 0) -> StoredIds | None:
-        """Returns the tokens of the first `limit` documents (0: of all), separated by the EOS token; None for pairs."""
-        if self._keys != ("text",):
-            return None
-        if not limit:
-            return self._stream
-        return dataclasses.replace(self._stream, size=self._tokens(limit))
+    def stream(self) -> StoredIds | None:
+        """Returns the tokens of all documents, separated by the EOS token; None for pairs."""
+        return self._stream if self._keys == ("text",) else None
 
     @functools.cached_property
     def _stream(self) -> StoredIds:
-        size = self._tokens(self._size)
+        size = int(self._lengths[:, 0].sum(dtype=np.int64)) + self._size - 1
         return StoredIds(self._file_of_size(".tokens", self._dtype.itemsize * size), self._dtype, size)
-
-    def _tokens(self, count: int) -> int:
-        """Returns the number of tokens of the first `count` documents and of the separators between them."""
-        lengths = self._lengths[:count, 0]
-        return int(lengths.sum(dtype=np.int64)) + len(lengths) - 1
 
     def _file_of_size(self, suffix: str, size: int) -> Path:
         """Returns a file of the split, which has `size` bytes."""

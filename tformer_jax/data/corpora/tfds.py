@@ -73,7 +73,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
         validation = _split(builder, cfg.data.validation, fields, labels)
     else:
         boundary = hold_out_from(cfg, len(train))
-        train, validation = Part(train, 0, boundary), Part(train, boundary, len(train))
+        train, validation = Part(train, range(boundary)), Part(train, range(boundary, len(train)))
         if labels is not None and len(labels) > 1:
             check_not_sorted(validation)
     test = _split(builder, cfg.data.test, fields, labels) if cfg.data.test else validation
