@@ -76,7 +76,8 @@ def test_a_limited_evaluation_reads_the_stored_ids(kind, corpus_folder, tmp_path
     folders = {5: ["p"], 12: ["p", "p"]}  # of 9 test examples each
     expected = {}
     for limit, names in folders.items():
-        texts = (corpus.test * len(names))[:limit]
+        whole = corpus.test * len(names)
+        texts = [whole[number * len(whole) // limit] for number in range(limit)]  # evenly spread
         expected[limit] = list(evaluation_batches(cfg, texts, tokenizers, corpus.labels))
     monkeypatch.delattr(Tokenized, "read")
     for limit, names in folders.items():

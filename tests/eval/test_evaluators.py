@@ -25,6 +25,7 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
 from tformer_jax.eval.evaluators import Evaluation, evaluators_for
+from tformer_jax.eval.remarks import merged
 from tformer_jax.eval.samples import ContinuationEvaluator
 from tformer_jax.eval.translation import TranslationEvaluator
 from tformer_jax.inference.encoding import LongTexts
@@ -220,11 +221,43 @@ def label_of(model, params, text: str) -> str:
     return "xyz"[oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD)[0].argmax()]
 
 
-def test_a_limit_takes_the_first_examples():
+@pytest.mark.parametrize("limit", [2, 5])
+def test_a_limit_takes_evenly_spread_examples(limit):
+    """Regression test: the first examples of a sorted file are of one class."""
     model, params = build(tiny("classifier"))
-    first, _ = evaluate("classifier", model, params, LABELED[:2], batch_size=2)
-    limited, _ = evaluate("classifier", model, params, LABELED, batch_size=2, limit=2)
-    assert limited == first
+    examples = sorted(LABELED, key=lambda example: example["label"])
+    chosen = [examples[number * len(examples) // limit] for number in range(limit)]
+    expected, outputs = evaluate("classifier", model, params, chosen, batch_size=2)
+    limited, found = evaluate("classifier", model, params, examples, batch_size=2, limit=limit)
+    assert limited == expected
+    assert found == outputs
+    assert len({output.reference for output in found}) > 1
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"token_accuracy": 99.6, "exact_match": 0.0, "bleu": 90.0}, ["exact_match 0 at a token accuracy of 99.6 %"]),
+        ({"token_accuracy": 100.0, "exact_match": 0.0, "bleu": 73.0}, ["bleu 73 at", "exact_match 0 at"]),
+        ({"token_accuracy": 70.0, "exact_match": 6.0, "bleu": 37.0}, []),
+        ({"token_accuracy": 99.8, "exact_match": 98.0, "bleu": 98.0}, []),
+        ({"token_accuracy": 99.0}, []),
+    ],
+)
+def test_metrics_of_tokens_far_above_those_of_texts_are_remarked_on(metrics, told):
+    remarks = merged([Evaluation(metrics)]).remarks
+    assert len(remarks) == len(told)
+    assert all(sentence.startswith(start) for sentence, start in zip(remarks, told, strict=True))
+
+
+def test_outputs_that_a_limit_ended_are_remarked_on():
+    model, params = build(tiny("seq2seq"))
+    cfg = Config(
+        model=model.cfg, data=DataConfig(bucket_lengths=(16,)), decode=DecodeConfig(max_new_tokens=1, min_new_tokens=1)
+    )
+    examples = [{"source": word, "target": word} for word in WORDS[:3]]
+    found = TranslationEvaluator(cfg, model, TOKENIZERS, examples)(params)
+    assert any("at decode.max_new_tokens=1 and may be incomplete" in remark for remark in found.remarks)
 
 
 def test_the_likelihood_of_prepared_texts_needs_no_tokenization(tmp_path, monkeypatch):
