@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.helpers import tiny, with_own_stacks
 from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.config.model import PROJECTIONS
+from tformer_jax.config.layouts import PROJECTIONS
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import PAD
 

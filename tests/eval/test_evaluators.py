@@ -25,7 +25,6 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
 from tformer_jax.eval.evaluators import Evaluation, evaluators_for
-from tformer_jax.eval.remarks import merged
 from tformer_jax.eval.samples import ContinuationEvaluator
 from tformer_jax.eval.translation import TranslationEvaluator
 from tformer_jax.inference.encoding import LongTexts
@@ -232,22 +231,6 @@ def test_a_limit_takes_evenly_spread_examples(limit):
     assert limited == expected
     assert found == outputs
     assert len({output.reference for output in found}) > 1
-
-
-@pytest.mark.parametrize(
-    ("metrics", "told"),
-    [
-        ({"token_accuracy": 99.6, "exact_match": 0.0, "bleu": 90.0}, ["exact_match 0 at a token accuracy of 99.6 %"]),
-        ({"token_accuracy": 100.0, "exact_match": 0.0, "bleu": 73.0}, ["bleu 73 at", "exact_match 0 at"]),
-        ({"token_accuracy": 70.0, "exact_match": 6.0, "bleu": 37.0}, []),
-        ({"token_accuracy": 99.8, "exact_match": 98.0, "bleu": 98.0}, []),
-        ({"token_accuracy": 99.0}, []),
-    ],
-)
-def test_metrics_of_tokens_far_above_those_of_texts_are_remarked_on(metrics, told):
-    remarks = merged([Evaluation(metrics)]).remarks
-    assert len(remarks) == len(told)
-    assert all(sentence.startswith(start) for sentence, start in zip(remarks, told, strict=True))
 
 
 def test_outputs_that_a_limit_ended_are_remarked_on():

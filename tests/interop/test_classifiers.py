@@ -66,3 +66,9 @@ def test_token_types_are_needed_to_be_written(tmp_path):
     cfg = tiny("classifier", **CLASSIFIER | {"token_types": 0})
     with pytest.raises(ConfigError, match="^model_type 'bert' cannot represent this model: model.token_types=0$"):
         hf.save(tmp_path / "out", "bert", cfg, build(cfg)[1])
+
+
+@pytest.mark.parametrize("names", [{"a": "bad"}, ["bad", "good"], 3])
+def test_damaged_class_names_are_refused(names):
+    with pytest.raises(ConfigError, match="this checkpoint cannot be read: id2label must have names by number, such"):
+        hf.labels({"id2label": names})

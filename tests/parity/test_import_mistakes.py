@@ -17,7 +17,7 @@ import tformer_jax as tj
 from tests.helpers import build
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.config import ConfigError
-from tformer_jax.config.model import PROJECTIONS
+from tformer_jax.config.layouts import PROJECTIONS
 from tformer_jax.train import run_folder, weights
 from tformer_jax.train.guards import FolderLock
 

@@ -396,9 +396,3 @@ def test_settings_that_only_training_reads_do_not_matter():
     assert exact.differences(cfg, other) == []
     assert exact.differences(cfg, with_settings(cfg, num_kv_heads=4, final_norm=True, attention_scale=0.5)) == []
     assert exact.differences(cfg, with_settings(cfg, rotary={"base": 5.0})) == ["model.rotary.base=10000.0"]
-
-
-@pytest.mark.parametrize("names", [{"a": "bad"}, ["bad", "good"], 3])
-def test_damaged_class_names_are_refused(names):
-    with pytest.raises(ConfigError, match="this checkpoint cannot be read: id2label must have names by number, such"):
-        hf.labels({"id2label": names})

@@ -17,7 +17,7 @@ from tformer_jax.benchmarks.train_cases import Case
 from tformer_jax.cli.common import add_data, check_writable, integer, new_parser, seconds
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import ConfigError
-from tformer_jax.config.model import DTYPES
+from tformer_jax.config.layouts import DTYPES
 from tformer_jax.train import provenance, run_folder
 
 

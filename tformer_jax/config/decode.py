@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from tformer_jax.config.fields import INT32_MAX, SAME_TRAINING, ConfigError, Section, setting
-from tformer_jax.config.model import DTYPES
+from tformer_jax.config.layouts import DTYPES
 
 SAMPLING = {"strategy": ("sample",)}
 BEAM_SEARCH = {"strategy": ("beam",)}

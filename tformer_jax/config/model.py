@@ -7,20 +7,10 @@ from typing import ClassVar
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
 from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
+from tformer_jax.config.layouts import DTYPES, FUSED, PROJECTIONS, REMAT_POLICIES
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
-DTYPES = ("float32", "bfloat16")
-PROJECTIONS = ("query", "key", "value", "output")
-FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
-"""Projections that each value of `attention_projections` fuses into one."""
-REMAT_POLICIES = (
-    "none",
-    "nothing_saveable",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-    "everything_saveable",
-)
 FAMILIES = ("seq2seq", "decoder_lm", "classifier", "masked_lm")
 BUILT_IN = {*FAMILIES, *kinds.ATTENTIONS, *kinds.POSITIONS, *kinds.FFNS, *kinds.NORMS}
 """Kinds of this package; those that other code adds may use any setting."""
@@ -210,8 +200,7 @@ class ModelConfig(Section):
     param_dtype: str = setting("float32", "dtype of the parameters, rounded to it after each step", choices=DTYPES)
     gradient_dtype: str = setting(
         "float32",
-        "dtype in which gradients of kernels are summed over tokens and devices; bfloat16 halves the bytes sent, and "
-        "its rounding errors grow with the number of devices",
+        "dtype in which gradients are summed over tokens and devices; errors of bfloat16 grow with the devices",
         choices=DTYPES,
         used_by={"dtype": ("bfloat16",)},
     )

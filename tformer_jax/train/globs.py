@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tformer_jax.config.fields import Section
-from tformer_jax.config.model import FUSED
+from tformer_jax.config.layouts import FUSED
 
 SCANNED = re.compile("/periods/layers_[0-9]+/")
 """Part of the names of parameters that hold those of several layers (`nn.stacks.Stack`)."""

@@ -202,9 +202,8 @@ class Lane:
                 missing[row] = max(needed, running.slots_after(max(running.generated, steps)))
         if not missing:
             return
-        pages = sum(
-            self.table.needed(slots) - len(self.running[row].allocation.pages) for row, slots in missing.items()
-        )
+        taken = sum(len(self.running[row].allocation.pages) for row in missing)
+        pages = sum(map(self.table.needed, missing.values())) - taken
         if pages > self.table.free:
             self.table.enlarge(max(self.table.pages, pages))
             self.plan = dataclasses.replace(self.plan, pages=self.table.pages)

@@ -1,0 +1,13 @@
+"""Values of settings about dtypes, stored layouts and rematerialization."""
+
+DTYPES = ("float32", "bfloat16")
+PROJECTIONS = ("query", "key", "value", "output")
+FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
+"""Projections that each value of `attention_projections` fuses into one."""
+REMAT_POLICIES = (
+    "none",
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "everything_saveable",
+)
