@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import random
@@ -57,6 +58,8 @@ from tformer_jax.train import experiment, loop, run_folder, weights
 KINDS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece")
 LONGEST, NEW = 64, 6
 """Tokens of a row, and of an output."""
+ROWS = 120
+"""About the number of examples in a batch."""
 TRAINING = 2000
 """Number of texts from which tokenizers are trained; the others have unknown characters."""
 SHOWN = 5
@@ -150,22 +153,26 @@ class Fuzz:
             order = np.sort(np.concatenate([batch["order"] for batch in batches[name]]))
             if order.tolist() != list(range(len(corpus.train))):
                 self.findings.fault("batches: examples", name, rows=len(order), examples=len(corpus.train))
-            self.findings.saw("batches", len(corpus.train))
+            self.findings.saw(f"batches: {name}", len(corpus.train))
         for raw, clean in zip(batches["raw"], batches["clean"], strict=True):
             if any((raw[key] != clean[key]).any() for key in clean):
                 self.findings.fault("batches: raw and clean", raw["source"].tolist())
 
     def train(self) -> Path:
-        """Trains a small translator for some steps on the texts."""
+        """Trains a small translator on the texts, for about one epoch."""
         folder = self.folder / "run"
-        cfg = config(DataConfig(source="jsonl", train=("raw.jsonl",), validation_fraction=0.01, **BATCHES))
+        steps = max(len(self.texts) // ROWS, 30)
+        cfg = config(DataConfig(source="jsonl", train=("raw.jsonl",), validation_fraction=0.01, **BATCHES), steps)
         with contextlib.redirect_stdout(io.StringIO()):
             result = loop.run(experiment.build(cfg, folder, data_root=self.folder))
         assert result is not None
-        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().split("\n")[:-1]]
-        if not all(np.isfinite(step["loss"]) for step in steps if "loss" in step):
-            self.findings.fault("train: loss", str(steps))
-        self.findings.saw("train", len(self.texts))
+        lines = list(map(json.loads, read_lines(folder / "metrics.jsonl")))
+        if not all(np.isfinite(line["loss"]) for line in lines if "loss" in line):
+            self.findings.fault("train: loss", str(lines))
+        cfg, corpus = tj.load(folder).config, load_corpus(cfg, self.folder)
+        with contextlib.closing(pipeline.train_batches(cfg, corpus, Tokenizers.load(folder / "tokenizers"))) as batches:
+            rows = [int((batch["target_in"] != PAD).any(axis=1).sum()) for batch in itertools.islice(batches, steps)]
+        self.findings.saw("train (examples of the steps)", sum(rows))
         return folder
 
     def random_run(self, trained: tj.Run) -> tj.Run:
@@ -266,6 +273,7 @@ class Fuzz:
                 response = one.client.post("/translate", content=body, headers={"Content-Type": "application/json"})
                 if response.status_code != 400:
                     self.findings.fault("server: surrogate", body, status=response.status_code)
+                self.findings.saw("server: lone surrogates", 1)
         self.findings.saw("server", len(some))
 
     def surrogates(self, run: tj.Run) -> None:
@@ -285,6 +293,7 @@ class Fuzz:
             (self.folder / "surrogate.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
             flags = ["--run", str(run.path), "--input", str(self.folder / "surrogate.txt")]
             if draw.random() < 0.02:
+                self.findings.saw("command: lone surrogates", 1)
                 self.findings.refused(
                     "surrogate: command", text, lambda flags=flags: translate.main(flags), ConfigError
                 )
@@ -303,7 +312,7 @@ class Fuzz:
 BATCHES: dict[str, Any] = {"vocab_size": 1000, "bucket_lengths": (16, 32, LONGEST), "batch_tokens": 2048}
 
 
-def config(data: DataConfig) -> Config:
+def config(data: DataConfig, steps: int = 30) -> Config:
     """Returns the config of a small translator, which transformers' Marian can represent."""
     sizes = {"dim": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 32}
     return Config(
@@ -311,7 +320,7 @@ def config(data: DataConfig) -> Config:
         model=ModelConfig(family="seq2seq", max_length=LONGEST, dropout=0.0, **sizes, **MODELS["marian"][1]),
         data=data,
         optim=OptimConfig(learning_rate=1e-2, warmup_steps=5),
-        train=TrainConfig(steps=30, log_every=10, eval_every=30, checkpoint_every=30),
+        train=TrainConfig(steps=steps, log_every=10, eval_every=steps, checkpoint_every=steps),
         decode=DecodeConfig(max_new_tokens=NEW),
         eval=EvalConfig(batch_size=256, examples=50, samples=1),
     )
