@@ -85,10 +85,12 @@ def test_a_flush_writes_the_records(tmp_path, monkeypatch):
 
 def test_a_save_flushes_the_metrics_first():
     """So that a run resumed from the checkpoint has all records before it."""
-    trainer = mock.MagicMock(spec=Trainer, evaluated_at=0, last_evaluation={}, step=2, fingerprint=1)
+    trainer = mock.MagicMock(
+        spec=Trainer, evaluated_at=0, last_evaluation={}, step=2, fingerprint=1, cfg=small_config()
+    )
     calls = mock.Mock()
     trainer.writer, trainer.checkpointer = calls.writer, calls.checkpointer
-    for name in ("batches", "meter", "spikes", "best", "watchdog", "state"):
+    for name in ("batches", "meter", "spikes", "best", "watchdog", "state", "changes"):
         setattr(trainer, name, mock.MagicMock())
     trainer.batches.get_state.return_value = {}
     Trainer.save(trainer)

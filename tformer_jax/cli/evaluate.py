@@ -17,8 +17,6 @@ from tformer_jax.cli.common import add_data, check_writable, load_run, run_parse
 from tformer_jax.config import Config, ConfigError, read_mesh, to_dict
 from tformer_jax.config.fields import flag
 from tformer_jax.eval.evaluation import TOKENIZED
-from tformer_jax.parallel import rules
-from tformer_jax.parallel.placement import mesh_of
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ConfigError: the run, its data or a setting of generation is invalid.
     """
     options = parser().parse_args(argv)
+    from tformer_jax.parallel import rules
+    from tformer_jax.parallel.placement import mesh_of
+
     if options.record:
         check_writable(options.record)
     run = load_run(options)
