@@ -43,9 +43,10 @@ class TestBatches:
     def test_draws_number_epochs_and_windows(self, kind):
         cfg, *_ = setup(kind)
         sizes = [30, 20]
-        blocks = pipeline._numbered_blocks(sizes, cfg, 50)
+        blocks = pipeline._numbered_blocks(sizes, cfg.data.weights, cfg.seed, 50)
         draws = np.concatenate([blocks[number] for number in range(4)])
-        indices = np.concatenate([pipeline._index_blocks(sizes, cfg, 50)[number] for number in range(4)])
+        indexed = pipeline._index_blocks(sizes, cfg.data.weights, cfg.seed, 50)
+        indices = np.concatenate([indexed[number] for number in range(4)])
         np.testing.assert_array_equal(draws % 50, indices)
         assert len(set(draws.tolist())) == len(draws)
         for window in range(50):

@@ -60,9 +60,17 @@ class DataConfig(Section):
     )
     weights: tuple[float, ...] = setting(
         (),
-        "mixture weights of the entries of train, rounded down to hundredths of the smallest; (): concatenate them",
+        "mixture weights of the entries of train, by weight_by; examples are drawn in proportions rounded down to "
+        "hundredths of the smallest; (): concatenate the entries",
         above=0,
         used_by=FILE_SOURCES,
+    )
+    weight_by: str = setting(
+        "examples",
+        "unit of weights: examples, whatever their lengths, or the tokens of batches; windows are weighted as windows, "
+        "and thereby by tokens",
+        choices=("examples", "tokens"),
+        used_by={**FILE_SOURCES, "batching": ("buckets", "packed")},
     )
     fields: tuple[str, ...] = setting(
         (),
@@ -208,6 +216,8 @@ class DataConfig(Section):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
             raise self.error("weights", "requires data.validation, because a mixture has no last part to hold out")
+        if self.weight_by != "examples" and not self.weights:
+            raise self.error("weight_by", "is used only with data.weights; set them, or write 'examples'")
         if self.validation and "validation_fraction" in self.changed_settings():
             raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import grain
 import numpy as np
@@ -12,20 +12,27 @@ from grain.experimental import index_shuffle
 
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, bucketed_once
-from tformer_jax.data.columns import Block
 from tformer_jax.data.corpora import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.corpus import spread
-from tformer_jax.data.corpora.prepared import JoinedRecords, Records
 from tformer_jax.data.loading import LoadedBlocks
+from tformer_jax.data.mixtures import example_weights
 from tformer_jax.data.objectives import CorruptedWindows, covering_corrupted, objective_of
 from tformer_jax.data.packing import PackedBatches, packed_once
-from tformer_jax.data.pending import PendingExample, of_block
+from tformer_jax.data.pending import of_block
 from tformer_jax.data.prefetch import Batch, Prefetched
-from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, LengthReader, RowReader, Shards
+from tformer_jax.data.rows import (
+    BLOCK,
+    WHOLE_BATCH,
+    BlockReader,
+    IndexedReader,
+    LengthReader,
+    RowReader,
+    Shards,
+    id_reader,
+    pending_reader,
+)
 from tformer_jax.data.tokenizers import Tokenizers, is_bpe
 from tformer_jax.data.transforms import (
-    FeatureConverter,
-    IdReader,
     Tokenized,
     document_end,
     evaluation_converter,
@@ -33,8 +40,6 @@ from tformer_jax.data.transforms import (
 )
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
-BLOCK = 512
-"""Number of examples that are read together."""
 DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
 SMALL = 1024
@@ -110,7 +115,7 @@ def _evaluation_batches(
     read = RowReader(reader, convert, shards)
     indices = spread(len(reader), limit)
     blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
-    pending = itertools.chain.from_iterable(map(_pending(reader, convert), blocks))
+    pending = itertools.chain.from_iterable(map(pending_reader(reader, convert), blocks))
     if cfg.model.family == "decoder_lm":
         yield from packed_once(pending, rows, _capacity(cfg), read)
     else:
@@ -153,7 +158,7 @@ def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
         return
     reader = id_reader(corpus.train, tokenizers)
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
-    if not any(_pending(reader, convert)(block) for block in blocks):
+    if not any(pending_reader(reader, convert)(block) for block in blocks):
         raise DataError(
             f"all pairs of split train are longer than {convert.source_length} or {convert.length} tokens: increase "
             f"{convert.settings[0]}, or set data.long_pairs='truncate'"
@@ -187,25 +192,16 @@ def check_divisible(cfg: Config, shards: int) -> None:
         raise cfg.data.error(name, f"must be a multiple of {parts}: {factors}")
 
 
-class _BlockReader:
-    """Reads a block of examples and converts them for the model."""
-
-    def __init__(self, reader: IdReader, convert: FeatureConverter):
-        self._reader, self._convert = reader, convert
-
-    def __call__(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        return self._convert(self._reader.read(indices, rng))
-
-
 def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     reader, convert = (
         id_reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout),
         feature_converter(cfg, tokenizers),
     )
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
-    blocks = _index_blocks(sizes, cfg, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
+    weights = example_weights(cfg, corpus.train, tokenizers, corpus.labels)
+    blocks = _index_blocks(sizes, weights, cfg.seed, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
     if isinstance(reader, Tokenized):
-        read = _BlockReader(reader, convert)
+        read = BlockReader(reader, convert)
         blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
         examples = LoadedBlocks(blocks, cfg.data.workers).map(of_block)
     else:
@@ -216,27 +212,17 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards
     return BucketBatches(examples, bucket_sizes(cfg.data), rows)
 
 
-def _pending(
-    reader: IndexedReader | Tokenized, convert: FeatureConverter
-) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
-    """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
-    if isinstance(reader, Tokenized):
-        read = _BlockReader(reader, convert)
-        return lambda indices: of_block(read(indices))
-    return LengthReader(reader, convert)
-
-
 def _window_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
     end = document_end(tokenizers.target)
     streams = [token_stream(id_reader(part, tokenizers), end) for part in parts]
     if cfg.data.objective:
         corrupted = CorruptedWindows(streams, objective_of(cfg.data, tokenizers.target), cfg.seed)
-        blocks = _numbered_blocks(corrupted.sizes, cfg, cfg.data.batch_size).map(shards.select)
+        blocks = _numbered_blocks(corrupted.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size).map(shards.select)
         return LoadedBlocks(blocks.map(corrupted.batch), cfg.data.workers)
     windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
     joined = Joined(windows)
-    batches = _index_blocks(joined.sizes, cfg, cfg.data.batch_size).map(shards.select)
+    batches = _index_blocks(joined.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size).map(shards.select)
     if len(windows) == 1:
         batches = batches.map(windows[0].batch)
     else:
@@ -291,35 +277,26 @@ class _Shuffled:
         return np.fromiter(map(self, range(number * size, (number + 1) * size)), np.int64, size)
 
 
-def _index_blocks(sizes: Sequence[int], cfg: Config, block_size: int) -> grain.MapDataset:
-    """Returns endless blocks of `block_size` example indices, reshuffled each epoch and mixed by `cfg.data.weights`."""
-    return _numbered_blocks(sizes, cfg, block_size).map(functools.partial(_indices, sum(sizes)))
+def _index_blocks(sizes: Sequence[int], weights: Sequence[float], seed: int, block_size: int) -> grain.MapDataset:
+    """Returns endless blocks of `block_size` example indices, reshuffled each epoch and mixed by `weights`, if any."""
+    return _numbered_blocks(sizes, weights, seed, block_size).map(functools.partial(_indices, sum(sizes)))
 
 
 def _indices(total: int, numbers: np.ndarray) -> np.ndarray:
     return numbers % total
 
 
-def _numbered_blocks(sizes: Sequence[int], cfg: Config, block_size: int) -> grain.MapDataset:
+def _numbered_blocks(sizes: Sequence[int], weights: Sequence[float], seed: int, block_size: int) -> grain.MapDataset:
     """Returns `_index_blocks` with numbers `epoch * sum(sizes) + index` in place of the indices."""
     ends = list(itertools.accumulate(sizes))
     endless = grain.MapDataset.range(2**48)
-    if not cfg.data.weights:
-        return endless.map(functools.partial(_Shuffled(0, ends[-1], ends[-1], cfg.seed).block, block_size))
+    if not weights:
+        return endless.map(functools.partial(_Shuffled(0, ends[-1], ends[-1], seed).block, block_size))
     parts = [
-        endless.map(_Shuffled(end - size, size, ends[-1], cfg.seed, number))
+        endless.map(_Shuffled(end - size, size, ends[-1], seed, number))
         for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
     ]
-    return grain.MapDataset.mix(parts, cfg.data.weights).batch(block_size)
-
-
-def id_reader(
-    examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
-) -> IndexedReader | Tokenized:
-    """Returns a reader of prepared ids; for text, and for prepared data with BPE-dropout, one that tokenizes."""
-    if isinstance(examples, Records | JoinedRecords) and not dropout:
-        return examples
-    return Tokenized(examples, tokenizers, labels, dropout)
+    return grain.MapDataset.mix(parts, weights).batch(block_size)
 
 
 def _capacity(cfg: Config) -> dict[str, int]:

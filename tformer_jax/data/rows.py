@@ -1,13 +1,16 @@
-"""The rows of a global batch that one process prepares, and how it reads their ids."""
+"""How examples are read, and which rows of a global batch one process prepares."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from tformer_jax.data.columns import Column, TokenIds, split_examples
-from tformer_jax.data.pending import PendingExample
+from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
+from tformer_jax.data.corpora import Example
+from tformer_jax.data.corpora.prepared import JoinedRecords, Records
+from tformer_jax.data.pending import PendingExample, of_block
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized
 
 T = TypeVar("T")
@@ -26,6 +29,8 @@ class Shards:
         return [row for shard in self.own for row in rows[shard * size : (shard + 1) * size]]
 
 
+BLOCK = 512
+"""Number of examples that are read together."""
 WHOLE_BATCH = Shards()
 """The shards of a single process, which prepares all rows."""
 
@@ -84,3 +89,32 @@ class RowReader:
 
     def _place(self, example: PendingExample) -> tuple[int, int, int]:
         return example.position, example.piece * self._convert.length, example.lengths["tokens"]
+
+
+class BlockReader:
+    """Reads a block of examples and converts them for the model."""
+
+    def __init__(self, reader: IdReader, convert: FeatureConverter):
+        self._reader, self._convert = reader, convert
+
+    def __call__(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+        return self._convert(self._reader.read(indices, rng))
+
+
+def pending_reader(
+    reader: IndexedReader | Tokenized, convert: FeatureConverter
+) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
+    """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
+    if isinstance(reader, Tokenized):
+        read = BlockReader(reader, convert)
+        return lambda indices: of_block(read(indices))
+    return LengthReader(reader, convert)
+
+
+def id_reader(
+    examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
+) -> IndexedReader | Tokenized:
+    """Returns a reader of prepared ids; for text, and for prepared data with BPE-dropout, one that tokenizes."""
+    if isinstance(examples, Records | JoinedRecords) and not dropout:
+        return examples
+    return Tokenized(examples, tokenizers, labels, dropout)

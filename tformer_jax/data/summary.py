@@ -12,15 +12,14 @@ from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
-from tformer_jax.data.pipeline import id_reader
+from tformer_jax.data.mixtures import affordable, shares
+from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import FeatureConverter, evaluation_converter, feature_converter
 
 SPLITS = ("train", "validation", "test")
 TOKENIZED = 10_000
 """Maximum number of examples of a split whose tokens are counted."""
-CHARACTERS = 4_000_000
-"""Approximate number of characters of a split whose tokens are counted."""
 COMPARED = 500_000
 """Maximum number of training examples among which duplicates and held-out examples are looked for."""
 GENERATED = 1_000
@@ -74,7 +73,7 @@ class SplitSummary:
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of malformed lines and of examples that filters dropped, by reason."""
     parts: list[dict[str, float]] = dataclasses.field(default_factory=list)
-    """Share of each entry of a mixture in the examples and in the tokens of training."""
+    """Share of each entry of a mixture in the examples of training and in the tokens of its batches."""
 
 
 def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, SplitSummary]:
@@ -89,14 +88,18 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         _compare(summary, examples, trained, training=split == "train")
         summary.left_out = dict(corpus.left_out.get(split, {}))
     if isinstance(corpus.train, Joined) and not is_endless(corpus.train):
-        summaries["train"].parts = _parts(cfg, corpus.train, tokenizers, corpus.labels)
+        examples, tokens = shares(cfg, corpus.train, tokenizers, corpus.labels)
+        summaries["train"].parts = [
+            {"examples": float(share), "tokens": float(of_tokens)}
+            for share, of_tokens in zip(examples, tokens, strict=True)
+        ]
     return summaries
 
 
 def _of_tokens(
     cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, *, training: bool
 ) -> SplitSummary:
-    chosen = _spread(examples, _affordable(examples))
+    chosen = range(GENERATED) if is_endless(examples) else affordable(examples, TOKENIZED)
     converter = None
     if cfg.data.batching != "windows":
         converter = (feature_converter if training else evaluation_converter)(cfg, tokenizers)
@@ -153,31 +156,6 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
         if "source" in example:
             summary.identical_sides += example["source"] == example["target"]
             summary.large_ratio += length_ratio(example) > LARGE_RATIO
-
-
-def _parts(
-    cfg: Config, train: Joined, tokenizers: Tokenizers, labels: tuple[str, ...] | None
-) -> list[dict[str, float]]:
-    means = []
-    for part in train.parts:
-        chosen = _spread(part, TOKENIZED // len(train.parts))
-        block = id_reader(part, tokenizers, labels).read(chosen)
-        means.append(sum(column.lengths.sum() for key, column in block.items() if key != "label") / len(chosen))
-    by_example = np.array(cfg.data.weights or train.sizes, float)
-    by_token = by_example * means
-    if cfg.data.batching == "windows" and cfg.data.weights:  # of windows, which have equal numbers of tokens
-        by_example, by_token = by_example / means, by_example
-    return [
-        {"examples": float(examples), "tokens": float(tokens)}
-        for examples, tokens in zip(by_example / by_example.sum(), by_token / by_token.sum(), strict=True)
-    ]
-
-
-def _affordable(examples: Sequence[Example]) -> int:
-    """Returns the number of examples to tokenize, fewer if they are long; at least one."""
-    probe = _spread(examples, 50)
-    characters = sum(len(text) for index in probe for text in examples[index].values()) / max(len(probe), 1)
-    return max(1, min(TOKENIZED, int(CHARACTERS / max(characters, 1))))
 
 
 def _spread(examples: Sequence[Any], limit: int) -> Sequence[int]:
