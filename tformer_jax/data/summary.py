@@ -173,7 +173,7 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
         for key, side in summary.sides.items():
             mean = side.tokens / max(summary.read, 1)
             unknown = f", {100 * side.unknown / side.tokens:.2g} % unknown" if side.unknown else ""
-            parts.append(f"{key} {mean:.1f} tokens on average, at most {side.longest:,}{unknown}")
+            parts.append(f"{key} {mean:,.1f} tokens on average, at most {side.longest:,}{unknown}")
         if summary.long:
             parts.append(f"{summary.long:,} too long")
         names = {"duplicates": summary.duplicates, "in the training split": summary.in_training}
