@@ -2,7 +2,7 @@
 
 import pytest
 
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config, ConfigError, DataConfig
 
 LM = {"family": "decoder_lm"}
 LINES = {"source": "lines", "train": "x", "batching": "packed"}
@@ -75,3 +75,11 @@ def test_invalid_settings_are_explained_in_one_sentence(values, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
         Config.from_dict(values)
     assert "\n" not in str(caught.value)
+
+
+def test_a_language_that_is_not_given_is_said():
+    told = "data.target_language='de' is the default and decides for BLEU and Moses' rules: set it to the language"
+    unnamed = DataConfig(source="tsv", train="a.tsv", normalize=("moses",))
+    assert any(sentence.startswith(told) for sentence in Config(data=unnamed).without_effect())
+    for data in (DataConfig(source="tsv", train="a.tsv", target_language="fr"), DataConfig()):
+        assert not any("target_language" in sentence for sentence in Config(data=data).without_effect())

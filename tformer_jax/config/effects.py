@@ -35,8 +35,8 @@ def _languages(cfg: "Config") -> Iterator[str]:
     users += ["Moses' rules"] if {"moses", "punctuation"} & {*cfg.data.normalize} else []
     if unnamed and users:
         yield (
-            f"{' and '.join(users)} take the targets for data.target_language={cfg.data.target_language!r}, the "
-            "default: set it to their language"
+            f"data.target_language={cfg.data.target_language!r} is the default and decides for "
+            f"{' and '.join(users)}: set it to the language of the targets"
         )
 
 

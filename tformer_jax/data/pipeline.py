@@ -154,6 +154,7 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
 def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
     """Raises `DataError` if all training pairs would be dropped for their length."""
     convert = feature_converter(cfg, tokenizers)
+    convert.reported = True  # training reports what it drops
     if not convert.drop or cfg.model.family != "seq2seq":
         return
     reader = id_reader(corpus.train, tokenizers)
