@@ -54,7 +54,7 @@ def test_out_and_in_again(name, kind, tmp_path):
             wanted = [their_output(tokenizer, theirs, text, settings, pair=pair) for text in PROMPTS]
             for loaded in (ours, reread):
                 method = loaded.translate if pair else loaded.generate
-                assert method(PROMPTS, **OURS[search]) == wanted, search
+                assert method(PROMPTS, **OURS[search], unknown="omit") == wanted, search  # as transformers decodes
             assert len(set(wanted)) > 1 or name in ("bart", "marian")  # of random post-norm decoders, all are equal
 
 
