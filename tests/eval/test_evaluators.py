@@ -57,7 +57,7 @@ def evaluations(family: str, model, params, split: list, *, batch_size: int, lim
         decode=DecodeConfig(max_new_tokens=5),
         eval=EvalConfig(batch_size=batch_size, samples=2),
     )
-    corpus = Corpus([], split, split, ("x", "y", "z") if family == "classifier" else None)
+    corpus = Corpus([], [], split, ("x", "y", "z") if family == "classifier" else None)
     return [evaluator(params) for evaluator in evaluators_for(cfg, model, corpus, TOKENIZERS, "test", limit)]
 
 
@@ -253,7 +253,7 @@ def test_the_likelihood_of_prepared_texts_needs_no_tokenization(tmp_path, monkey
     cfg = dataclasses.replace(cfg, data=dataclasses.replace(data, source="prepared", train=("p",)))
     corpora, metrics = (texts, load_corpus(cfg, tmp_path)), []
     for corpus in corpora:
-        likelihood, _ = evaluators_for(cfg, model, corpus, TOKENIZERS, "test", 2)
+        likelihood, _ = evaluators_for(cfg, model, corpus, TOKENIZERS, "validation", 2)
         metrics.append(likelihood(params).metrics)
         monkeypatch.delattr(Tokenized, "read", raising=False)
     assert metrics[0] == metrics[1]

@@ -96,6 +96,16 @@ def test_a_cache_takes_at_most_half_of_the_memory(memory, tokens, monkeypatch, c
     )
 
 
+@pytest.mark.parametrize(
+    ("pages", "rows", "most", "limit"), [(None, 2, None, None), (4, 2, None, 32), (8, 2, None, None), (4, 2, 15, None)]
+)
+def test_the_share_of_a_cache_that_ends_outputs(pages, rows, most, limit):
+    """Of four pages of 16 tokens, each of two rows has 32; the model reads up to 64."""
+    data = DataConfig(source="stdlib_text", batching="windows", window=64)
+    cfg = Config(model=tiny("decoder_lm", max_length=64), data=data, decode=DecodeConfig(max_new_tokens=most))
+    assert serve.shared_limit(cfg, pages, rows) == limit
+
+
 def test_a_cache_that_is_too_small_for_one_output_is_refused():
     """One token of a prompt and 30 new ones of each of two beams take four pages of 16 tokens."""
     run = mock.Mock(config=Config(decode=DecodeConfig(strategy="beam", beams=2, max_new_tokens=30)))

@@ -65,6 +65,8 @@ def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
 
     parts, pages = (run.config, run.model, run.params, run.tokenizers), cache_pages(run.config, options)
     engine = Engine(*parts, max_rows=options.max_rows, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
+    if limit := shared_limit(run.config, pages, options.max_rows):
+        print(f"Outputs without a maximum number of tokens end at {limit:,} tokens, with their prompts", flush=True)
     if options.warm_up:
         print("Compiling; --no-warm-up defers this to the first requests", flush=True)
         engine.warm_up(run.config.decode)
@@ -97,6 +99,19 @@ def cache_pages(cfg: Config, options: argparse.Namespace) -> int | None:
         flush=True,
     )
     return pages
+
+
+def shared_limit(cfg: Config, pages: int | None, rows: int) -> int | None:
+    """Returns the tokens of a cache for each of `rows` rows if outputs without `decode.max_new_tokens` end there.
+
+    None: the model's maximum length is smaller. See `Engine`.
+    """
+    from tformer_jax.inference.engine import PAGE_SIZE
+
+    if pages is None or cfg.decode.max_new_tokens is not None:
+        return None
+    share = pages * PAGE_SIZE // rows
+    return share if share < cfg.model.max_length else None
 
 
 def check_flags(options: argparse.Namespace, *, encoder: bool) -> None:

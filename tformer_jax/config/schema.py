@@ -38,7 +38,12 @@ class EvalConfig(Section):
 
     batch_size: int = setting(64, "examples per evaluation batch", low=1)
     examples: int = setting(500, "validation examples per evaluation during training, evenly spread; 0: all", low=0)
-    samples: int = setting(5, "outputs to print at each evaluation", low=0)
+    samples: int = setting(
+        5,
+        "outputs to print at each evaluation; those of language models have at most 128 new tokens unless "
+        "decode.max_new_tokens says otherwise",
+        low=0,
+    )
     bleu_tokenize: str | None = setting(
         None,
         "sacreBLEU's tokenizer; None: zh, ja-mecab or ko-mecab for those target languages (char without MeCab), else "

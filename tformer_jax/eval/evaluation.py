@@ -16,6 +16,8 @@ class Sample:
     output: str
     score: float | None = None
     """Beam score of an output, or probability of a predicted label; None if it is not computed."""
+    finish_reason: str | None = None
+    """`length` if a limit ended the output, else `stop`; None for a label."""
 
 
 @dataclasses.dataclass(frozen=True)

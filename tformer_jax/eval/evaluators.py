@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from flax import linen as nn
 
@@ -45,9 +46,16 @@ def evaluators_for(
     batches = functools.partial(evaluation_batches, cfg, whole, tokenizers, corpus.labels, limit=limit, shards=shards)
     own = shards.own if shards.count > 1 else None
     likelihood = Likelihood(model, batches, own, chunk=cfg.train.loss_chunk)
+    of_split: list[Evaluator] = [_no_test] if split == "test" and corpus.test is corpus.validation else []
     if cfg.data.objective:
-        return [PerplexityEvaluator(likelihood)]
-    return BUILDERS[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood)
+        return [PerplexityEvaluator(likelihood), *of_split]
+    return [*BUILDERS[cfg.model.family](cfg, model, corpus, tokenizers, examples, likelihood), *of_split]
+
+
+def _no_test(params: Any) -> Evaluation:
+    """Remarks on metrics of a test split that is the validation split."""
+    remark = "the test split is the validation split (data.test=()): name other examples to report a test result"
+    return Evaluation({}, remarks=(remark,))
 
 
 def described(cfg: Config, corpus: Corpus, split: str) -> str:

@@ -1,12 +1,13 @@
 """Sample continuations of a language model."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 from flax import linen as nn
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.eval.evaluation import Evaluation, Sample
@@ -15,17 +16,20 @@ from tformer_jax.inference.outputs import RowDecoder
 
 PROMPT_DIVISOR = 4
 """A prompt has 1 / PROMPT_DIVISOR of the model's maximum length, or less if `decode.prefix` leaves less."""
+SAMPLE_TOKENS = 128
+"""Maximum number of new tokens of a continuation if `decode.max_new_tokens` is None."""
 
 
 class ContinuationEvaluator:
     """Generates continuations of held-out documents from their first tokens; computes no metrics."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
-        self._cfg, self._model, self._tokenizers = cfg, model, tokenizers
+        self._model, self._tokenizers = model, tokenizers
         max_length = cfg.model.max_length
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
         forced = Constraints.of(cfg.decode, tokenizers.target, cfg.model.family).forced
+        self._cfg = dataclasses.replace(cfg, decode=_short(cfg.decode, len(forced)))
         room = max_length - tokenizers.target.special.added - len(forced)
         prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)
         self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
@@ -43,5 +47,12 @@ class ContinuationEvaluator:
         outputs = generate([tokenizer.special.wrap_text(prompt) for prompt, _ in self._parts])
         samples = []
         for (prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
-            samples.append(Sample(decode(prompt), decode(reference), output.text))
+            samples.append(Sample(decode(prompt), decode(reference), output.text, None, output.finish_reason))
         return Evaluation({}, samples)
+
+
+def _short(decode: DecodeConfig, forced: int) -> DecodeConfig:
+    """Returns settings with a limit; `forced` is the number of tokens with which outputs start."""
+    if decode.max_new_tokens is not None:
+        return decode
+    return dataclasses.replace(decode, max_new_tokens=max(SAMPLE_TOKENS, decode.min_new_tokens, forced + 1))

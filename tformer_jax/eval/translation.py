@@ -60,7 +60,10 @@ class TranslationEvaluator:
         outputs = self._translate.outputs(params, sources, long_texts=LongTexts("truncate"))
         found = translation_metrics([output.text for output in outputs], references, self._bleu)
         rows = zip(sources, references, outputs, strict=True)
-        samples = [Sample(source, reference, output.text, output.score) for source, reference, output in rows]
+        samples = [
+            Sample(source, reference, output.text, output.score, output.finish_reason)
+            for source, reference, output in rows
+        ]
         metrics, signatures = found.metrics, found.signatures
         unknown = sum(output.unknown > 0 for output in outputs)
         if unknown or self._unknown:

@@ -22,6 +22,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.config import Config, to_dict
 from tformer_jax.config.fields import first_line
+from tformer_jax.config.sources import GENERATED
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, keys_of
 from tformer_jax.special_tokens import EOS
@@ -261,7 +262,15 @@ def load(cfg: Config, root: Path | None) -> Corpus:
         return parts[0] if len(parts) == 1 else JoinedRecords(parts)
 
     labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None
-    return Corpus(joined("train"), joined("validation"), joined("test"), labels, folders[0] / TOKENIZERS)
+    validation = joined("validation")
+    test = joined("test") if any(map(_has_test, metadata)) else validation
+    return Corpus(joined("train"), validation, test, labels, folders[0] / TOKENIZERS)
+
+
+def _has_test(metadata: dict[str, Any]) -> bool:
+    """Returns whether the test split of a folder is not a copy of its validation split."""
+    data = metadata["data"]
+    return data.get("source") in GENERATED or data.get("test") != []
 
 
 def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
