@@ -1,6 +1,7 @@
 """Checkpoints that store a shared embedding under the name of one of its copies alone."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,9 @@ def test_an_embedding_is_not_taken_from_an_untied_head(tmp_path):
         ConfigError, match="the checkpoint has no array 'model.embed_tokens.weight' for the parameter embedding/"
     ):
         hf.load(tmp_path)
+
+
+def test_an_export_without_safetensors_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(ConfigError, match=r'writing checkpoints needs safetensors: pip install -e "\.\[interop\]"'):
+        hf.save(tmp_path / "out", "llama", tiny("decoder_lm"), {})

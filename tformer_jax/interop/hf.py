@@ -144,10 +144,12 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     `theirs` adds or overrides settings of config.json, such as `token_ids` of other special tokens.
 
     Raises:
-        ConfigError: the architecture cannot express `cfg` or `params` exactly.
+        ConfigError: the architecture cannot express `cfg` or `params` exactly, or safetensors is not installed.
     """
-    from safetensors.numpy import save_file
-
+    try:
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        raise ConfigError('writing checkpoints needs safetensors: pip install -e ".[interop]"') from error
     architecture = architecture_of(model_type, cfg.family)
     if other := [kind for kind in cfg.attentions if kind != "multi_head"]:
         raise _unfit(model_type, f"the architecture has no attention of the kind {other[0]!r}")
