@@ -27,8 +27,9 @@ def save_run(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: no architecture, or not `options.model_type`, computes the same as the model, or transformers
-            computes something else from the written files.
+            computes something else from the written files; or safetensors is not installed.
     """
+    hf.arrays_writer()  # raises before the run is loaded
     run = load_run(options)
     folder: Path = options.folder
     unfinished = folder.with_name(f".{folder.name}.unfinished")

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import operator
 import re
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,20 @@ def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **se
     return cfg, mapping.to_ours(architecture.rules(cfg), arrays, shapes, ignored=architecture.ignored)
 
 
+def arrays_writer() -> Callable[..., None]:
+    """Returns the function that writes arrays.
+
+    Raises:
+        ConfigError: safetensors is not installed.
+    """
+    try:
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        raise ConfigError('writing checkpoints needs safetensors: pip install -e ".[interop]"') from error
+    writer: Callable[..., None] = save_file
+    return writer
+
+
 def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs: Any) -> None:
     """Saves a checkpoint that transformers loads as `model_type`; creates the folder if it is missing.
 
@@ -146,10 +160,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     Raises:
         ConfigError: the architecture cannot express `cfg` or `params` exactly, or safetensors is not installed.
     """
-    try:
-        from safetensors.numpy import save_file
-    except ImportError as error:
-        raise ConfigError('writing checkpoints needs safetensors: pip install -e ".[interop]"') from error
+    save_file = arrays_writer()
     architecture = architecture_of(model_type, cfg.family)
     if other := [kind for kind in cfg.attentions if kind != "multi_head"]:
         raise _unfit(model_type, f"the architecture has no attention of the kind {other[0]!r}")
