@@ -72,7 +72,6 @@ def rules(escape: Callable[[int], str]) -> list[tuple[str, str]]:
         (f"[{letters(REMOVED)}]+", ""),
         (f"(?<![{letters(FLAG, TAGS)}])[{letters(TAGS)}]+", ""),
         (f"(?<![{letters(JOINED, EMOJI_STYLE)}]){joiner}+", ""),
-        (f"(?<={joiner}){joiner}+", ""),
         (f"(?<![{letters(VIRAMAS)}]){joiner}(?![{letters(JOINED)}])", ""),
         (f"[{letters(SPACES)}]+", " "),
     ]
