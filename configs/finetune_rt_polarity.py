@@ -4,7 +4,7 @@ python scripts/import_hf.py CHECKPOINT --run runs/minilm
 python scripts/train.py --config configs/finetune_rt_polarity.py:runs/minilm --data DIR
 
 CHECKPOINT is a folder in Hugging Face's format. With sentence-transformers/all-MiniLM-L6-v2, expect an accuracy of
-82 % (one seed) after 7 minutes on two CPU cores. `python -m tests.pretrained` runs both commands.
+82 % (one seed) after 7 minutes on two CPU cores. `python -m tests.programs.pretrained` runs both commands.
 """
 
 import dataclasses

@@ -117,7 +117,7 @@ def rest_slow(cases: Any, fast: int) -> list[Any]:
 
 
 EQUIVALENCES: dict[tuple[str, str], float] = {}
-"""(option, oracle) -> largest difference so far; `tests.equivalences` writes it."""
+"""(option, oracle) -> largest difference so far; `tests.programs.equivalences` writes it."""
 
 
 def assert_close(

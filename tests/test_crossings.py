@@ -1,9 +1,9 @@
-"""Properties of every model config, checked on configs drawn at random (`tests.crossings`)."""
+"""Properties of every model config, checked on configs drawn at random (`tests.programs.crossings`)."""
 
 import jax
 import pytest
 
-from tests import crossings
+from tests.programs import crossings
 
 
 def examine(seed: int, checks: list[str] | None = None) -> None:

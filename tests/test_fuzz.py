@@ -1,4 +1,4 @@
-"""Random Unicode texts through every path of a text (`tests.fuzz`); a deliberate fault is noticed."""
+"""Random Unicode texts through every path of a text (`tests.programs.fuzz`); a deliberate fault is noticed."""
 
 import importlib.util
 
@@ -7,7 +7,7 @@ import pytest
 if importlib.util.find_spec("torch") is None:
     pytest.skip("needs the extra parity", allow_module_level=True)
 
-from tests import fuzz
+from tests.programs import fuzz
 from tests.random_texts import Texts
 from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.tokenizers import normalization

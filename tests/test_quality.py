@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import readme_tables
 from tests.helpers import rest_slow
+from tests.programs import readme_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = {
@@ -27,7 +27,9 @@ def test_clean(tool):
 
 @pytest.mark.parametrize("name", readme_tables.TABLES)
 def test_the_readmes_show_what_was_recorded(name):
-    assert readme_tables.filled(name) == (ROOT / name).read_text(encoding="utf-8"), "run python -m tests.readme_tables"
+    assert readme_tables.filled(name) == (ROOT / name).read_text(encoding="utf-8"), (
+        "run python -m tests.programs.readme_tables"
+    )
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("**/README.md")), ids=lambda path: str(path.relative_to(ROOT)))

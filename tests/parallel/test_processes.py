@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import process_batches, processes
-from tests.processes import Bench
+from tests.programs import process_batches, processes
+from tests.programs.processes import Bench
 from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.tokenizers import Tokenizers
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tests import shardings
 from tests.helpers import rest_slow
 from tests.parallel.test_presets import MODELS, config, set_up
+from tests.programs import shardings
 from tformer_jax import axes
 from tformer_jax.config import ConfigError, DataConfig, ParallelConfig
 from tformer_jax.models import registry

@@ -1,4 +1,4 @@
-"""The reports in a real browser; see `page.py`. Collected where playwright and a Chromium are installed."""
+"""The reports in a browser; see `tests.programs.report_page`. Needs playwright and a Chromium."""
 
 import subprocess
 import sys
@@ -12,5 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_browser_shows_the_reports():
-    done = subprocess.run([sys.executable, "-m", "tests.report.page"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.report_page"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

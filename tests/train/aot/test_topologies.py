@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.topologies import CASES
+from tests.programs.topologies import CASES
 from tformer_jax import presets
 from tformer_jax.train.chips import CHIPS
 
@@ -49,7 +49,7 @@ def check(case: dict[str, Any]) -> None:
 def test_a_case(name, tmp_path):
     record = tmp_path / "topologies.json"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "tests.topologies", "--only", name, "--record", record]
+    command = [sys.executable, "-m", "tests.programs.topologies", "--only", name, "--record", record]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     (case,) = json.loads(record.read_text())["cases"]
     check(case)

@@ -1,6 +1,6 @@
 """Trains with several processes on this machine: complete, killed, stopped, resumed by others, and misconfigured.
 
-python -m tests.processes --record tests/processes.json
+python -m tests.programs.processes --record tests/programs/processes.json
 """
 
 import argparse
@@ -19,11 +19,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tests import commands, process_batches
+from tests import commands
+from tests.programs import process_batches
 from tests.train.conftest import write_pairs
 from tformer_jax.train.trained import load_trained
 
-CONFIG = commands.ROOT / "tests/processes_config.py"
+CONFIG = commands.ROOT / "tests/programs/processes_config.py"
 LONG = {"train__steps": 4000, "train__eval_every": 4000, "train__log_every": 50, "train__checkpoint_every": 10}
 Outcome = dict[str, Any]
 
@@ -142,7 +143,14 @@ def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
     folder = bench.folder / "rows"
     if not folder.exists():
         process_batches.write(folder)
-    command = [sys.executable, "-m", "tests.process_batches", str(folder), f"localhost:{free_port()}", str(count)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.programs.process_batches",
+        str(folder),
+        f"localhost:{free_port()}",
+        str(count),
+    ]
     started = [bench.start([*command, str(index)], 4 // count) for index in range(count)]
     printed = [process.communicate(timeout=280) for process in started]
     return [json.loads(output.splitlines()[-1]) if output else {"errors": errors} for output, errors in printed]
@@ -268,7 +276,7 @@ def main() -> None:
                 found[name] = json.loads(text)
                 print(name, *map(json.dumps, found[name]), sep="\n    ", flush=True)
     if options.record:
-        commands.write_record(options.record, "tests.processes", stories=found)
+        commands.write_record(options.record, "tests.programs.processes", stories=found)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Kills training runs with SIGKILL at random moments, resumes them, and compares with runs that were never stopped.
 
-python -m tests.kills --kills 20 --record tests/kills.json
+python -m tests.programs.kills --kills 20 --record tests/programs/kills.json
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> None:
             found[kind] = kill_often(kind, options.kills, random.Random(f"{options.seed} {kind}"), Path(folder))
         print(f"{kind}: {json.dumps(found[kind])}", flush=True)
     if options.record:
-        commands.write_record(options.record, "tests.kills", seed=options.seed, runs=found)
+        commands.write_record(options.record, "tests.programs.kills", seed=options.seed, runs=found)
 
 
 def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Writes the sharding of each parameter on eight devices, for each mesh preset: `python -m tests.shardings`.
+"""Writes the sharding of each parameter on eight devices, for each mesh preset: `python -m tests.programs.shardings`.
 
-tests/parallel/test_shardings.py compares the actual shardings with tests/shardings.json, so changed rules are noticed.
+tests/parallel/test_shardings.py compares the actual shardings with shardings.json, so changed rules are noticed.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Reads reports as a user would, in a headless Chromium, at desktop and phone width, in light and dark.
 
-python -m tests.report.page --record tests/report.json
+python -m tests.programs.report_page --record tests/programs/report.json
 
 Requires `pip install playwright` and a Chromium: Debian's (apt install chromium), or the one named by --chromium.
 """
@@ -56,7 +56,7 @@ def main() -> None:
         }
         found["opening"] = opening(reports["long"], browser)
         if options.record:
-            commands.write_record(options.record, "tests.report.page", chromium=browser.version, **found)
+            commands.write_record(options.record, "tests.programs.report_page", chromium=browser.version, **found)
         browser.close()
     print(json.dumps(found["opening"], indent=2))
     raise SystemExit(any(result not in ("passed", True) for result in _results(found)))

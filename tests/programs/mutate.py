@@ -1,6 +1,6 @@
 """Mutation tests: changes one operator or constant of the package at a time and reports which tests fail.
 
-    python -m tests.mutate --record tests/mutations.json
+    python -m tests.programs.mutate --record tests/programs/mutations.json
 
 The mutants are a seeded sample of all folders in `changes.PACKAGES`, in proportion to the changes possible in each.
 First, each test file runs once under `coverage` (the extra `mutation`), which records the tests that execute a line and
@@ -25,11 +25,11 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.mutation import changes, forks
-from tests.mutation.changes import Mutant
-from tests.mutation.covering import Covering, measure
+from tests.programs.mutation import changes, forks
+from tests.programs.mutation.changes import Mutant
+from tests.programs.mutation.covering import Covering, measure
 
-RECORD = forks.ROOT / "tests" / "mutations.json"
+RECORD = Path(__file__).with_name("mutations.json")
 FLAGS = ("-x", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--timeout=900")
 FIRST = 20
 Result = dict[str, Any]

@@ -1,6 +1,6 @@
 """One of several processes that read batches of prepared data; prints their checksums and the bytes read for them.
 
-python -m tests.process_batches FOLDER COORDINATOR COUNT INDEX
+python -m tests.programs.process_batches FOLDER COORDINATOR COUNT INDEX
 """
 
 import dataclasses

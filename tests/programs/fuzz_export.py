@@ -11,7 +11,7 @@ import tformer_jax as tj
 from tformer_jax.data.characters import is_blank
 
 if TYPE_CHECKING:
-    from tests.fuzz import Fuzz
+    from tests.programs.fuzz import Fuzz
 
 IDS, OUTPUTS = 20, 500
 """transformers reads every twentieth text, and translates every five-hundredth."""

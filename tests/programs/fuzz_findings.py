@@ -1,4 +1,4 @@
-"""What `tests.fuzz` saw and what was wrong, and the files that it writes and reads."""
+"""What `tests.programs.fuzz` saw and what was wrong, and the files that it writes and reads."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence

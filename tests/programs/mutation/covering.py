@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.mutation import forks
-from tests.mutation.changes import PACKAGES
+from tests.programs.mutation import forks
+from tests.programs.mutation.changes import PACKAGES
 
 FOLDER = forks.CACHE / "tests"
 PYTEST = ("-n", "0", "-p", "no:cacheprovider", "-W", "ignore", "--no-header", "--timeout=0")

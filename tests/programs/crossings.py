@@ -1,7 +1,7 @@
 """Checks combinations of features: properties of every model, on random configs.
 
 XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false" \\
-    python -m tests.crossings --record tests/crossings.json
+    python -m tests.programs.crossings --record tests/programs/crossings.json
 """
 
 import argparse
@@ -342,7 +342,7 @@ def main() -> None:
     for seed in range(options.seed + found["configs"], options.seed + options.configs):
         _add(found, seed)
         if options.record:
-            commands.write_record(options.record, "tests.crossings", **found)
+            commands.write_record(options.record, "tests.programs.crossings", **found)
         jax.clear_caches()
     print(f"{found['configs']} configs ({found['refused_draws']} draws refused), {len(found['faults'])} faults")
 

@@ -1,6 +1,6 @@
 """Records the messages and results of real faults, each in a separate process.
 
-python -m tests.faults --record tests/faults.json
+python -m tests.programs.faults --record tests/programs/faults.json
 """
 
 import argparse
@@ -193,7 +193,7 @@ def main() -> None:
                 found[name] = json.loads(text)
                 print(name, *map(json.dumps, found[name]), sep="\n    ", flush=True)
     if options.record:
-        commands.write_record(options.record, "tests.faults", faults=found)
+        commands.write_record(options.record, "tests.programs.faults", faults=found)
 
 
 if __name__ == "__main__":

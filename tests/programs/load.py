@@ -1,7 +1,7 @@
 """Load test with many simultaneous clients, some of them misbehaving; checks each client's outputs.
 
-python -m tests.load --record tests/load.json
-python -m tests.load --run runs/translate_cldr_en_de
+python -m tests.programs.load --record tests/programs/load.json
+python -m tests.programs.load --run runs/translate_cldr_en_de
 """
 
 import argparse
@@ -252,7 +252,7 @@ def main() -> None:
         found = measure(options, Path(folder))
     print(json.dumps(found, indent=1))
     if options.record:
-        commands.write_record(options.record, "tests.load", seed=options.seed, **found)
+        commands.write_record(options.record, "tests.programs.load", seed=options.seed, **found)
     raise SystemExit(0 if found["passed"] else 1)
 
 

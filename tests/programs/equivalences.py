@@ -1,6 +1,6 @@
 """Records what each option of a config was compared with, and the largest difference.
 
-    python -m tests.equivalences --record tests/equivalences.json
+    python -m tests.programs.equivalences --record tests/programs/equivalences.json
 
 Runs the tests that pass `proves` to `assert_close`, as far as the record lacks them; `tests/parity` needs the extra
 `parity`.
@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "tests" / "equivalences.json"
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_suffix(".json")
 """For each test its comparisons: option, oracle, largest difference."""
 
 

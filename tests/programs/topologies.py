@@ -1,7 +1,7 @@
 """Compiles train steps for TPU slices and records the memory and communication of one device.
 
-python -m tests.topologies --record configs/results/topologies/tpu.json
-python -m tests.topologies --only "gpt2 v5e:4x4" --record gpt2.json
+python -m tests.programs.topologies --record configs/results/topologies/tpu.json
+python -m tests.programs.topologies --only "gpt2 v5e:4x4" --record gpt2.json
 
 Requires libtpu (`pip install -e ".[aot]"`), and minutes per case. Other cases of an existing record are kept.
 """
@@ -84,7 +84,7 @@ def compiled(name: str) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Compiles each case in its own process, since libtpu describes only one slice per process."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.topologies",
+        prog="python -m tests.programs.topologies",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,8 +1,8 @@
-"""Fills the tables of the READMEs from recorded JSON: `python -m tests.readme_tables`.
+"""Fills the tables of the READMEs from recorded JSON: `python -m tests.programs.readme_tables`.
 
 Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
 `configs/results/benchmarks/growth.json` and `{train,decode}_CPU.json` there (`scripts/benchmark.py --record`), and
-`tests/equivalences.json` (`python -m tests.equivalences`). A test compares the READMEs with them.
+`tests/programs/equivalences.json` (`python -m tests.programs.equivalences`). A test compares the READMEs with them.
 """
 
 import functools
@@ -16,7 +16,7 @@ from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import flat
 from tformer_jax.report.sweeps import formatted
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "configs" / "results" / "benchmarks"
 SWEEPS = ROOT / "configs" / "results" / "sweeps"
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
@@ -186,7 +186,7 @@ def ladder_table(name: str) -> str:
 def equivalences_table() -> str:
     """One row per option and oracle, with the largest difference."""
     found: dict[tuple[str, str], float] = {}
-    for comparisons in _read(ROOT / "tests" / "equivalences.json").values():
+    for comparisons in _read(Path(__file__).with_name("equivalences.json")).values():
         for option, oracle, difference in comparisons:
             found[option, oracle] = max(found.get((option, oracle), 0.0), difference)
     rows = [(f"`{option}`", oracle, f"{difference:.0e}") for (option, oracle), difference in sorted(found.items())]

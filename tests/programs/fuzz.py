@@ -1,7 +1,7 @@
 """Random Unicode texts through every path: equal outputs for a text and its normal form, lines in = lines out.
 
 XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false" \\
-    python -m tests.fuzz --texts 100000 --record tests/fuzz.json
+    python -m tests.programs.fuzz --texts 100000 --record tests/programs/fuzz.json
 """
 
 import argparse
@@ -27,9 +27,9 @@ from pyarrow import parquet
 
 import tformer_jax as tj
 from tests import commands
-from tests.fuzz_findings import Findings, as_words, jsonl, read_lines, write_lines
 from tests.helpers import build, tiny
 from tests.parity.own_runs import MODELS
+from tests.programs.fuzz_findings import Findings, as_words, jsonl, read_lines, write_lines
 from tests.random_texts import Texts, one_line, with_surrogate
 from tests.serving.live import around
 from tformer_jax.cli import export_hf, score, translate
@@ -301,7 +301,7 @@ class Fuzz:
 
     def export(self, run: tj.Run, outputs: Sequence[str]) -> None:
         """transformers reads the same ids from each text by the exported run, and writes the same outputs."""
-        from tests import fuzz_export
+        from tests.programs import fuzz_export
 
         folder = self.folder / "exported"
         with contextlib.redirect_stdout(io.StringIO()):
@@ -384,7 +384,7 @@ def main() -> None:
         result = run_all(options.texts, options.seed, Path(folder))
     print(json.dumps(result, indent=1))
     if options.record:
-        commands.write_record(options.record, "tests.fuzz", seed=options.seed, **result)
+        commands.write_record(options.record, "tests.programs.fuzz", seed=options.seed, **result)
     raise SystemExit(0 if result["passed"] else 1)
 
 

@@ -1,6 +1,6 @@
 """Tests the server's page as a user would, in a headless Chromium, with the tests' fake engine.
 
-python -m tests.page --record tests/page.json
+python -m tests.programs.page --record tests/programs/page.json
 
 Requires `pip install playwright` and a Chromium: Debian's (apt install chromium), or the one named by --chromium.
 """
@@ -290,7 +290,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         found = {name: check(name, browser, options.screenshots) for name in SERVERS}
         if options.record:
-            commands.write_record(options.record, "tests.page", chromium=browser.version, checked=found)
+            commands.write_record(options.record, "tests.programs.page", chromium=browser.version, checked=found)
         browser.close()
     raise SystemExit(any(result != "passed" for results in found.values() for result in results.values()))
 

@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "mutation"
 LIBRARIES = (
     *("numpy", "jax", "jax.experimental.pallas", "flax.linen", "optax", "orbax.checkpoint", "grain.python"),

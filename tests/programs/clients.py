@@ -1,6 +1,6 @@
 """Runs OpenAI's Python client and lm-evaluation-harness against servers of small runs.
 
-python -m tests.clients --record tests/clients.json
+python -m tests.programs.clients --record tests/programs/clients.json
 
 Requires `pip install openai "lm-eval[api]>=0.4.10"`.
 """
@@ -194,7 +194,7 @@ def main() -> None:
                     found[f"{kind}: {check.__name__}"] = outcome(check, client, run)
     if options.record:
         versions = {name: importlib.metadata.version(name) for name in ("openai", "lm_eval")}
-        commands.write_record(options.record, "tests.clients", clients=versions, checked=found)
+        commands.write_record(options.record, "tests.programs.clients", clients=versions, checked=found)
     raise SystemExit(any(result != "passed" for result in found.values()))
 
 
