@@ -21,16 +21,8 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from tformer_jax.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-    to_config_dict,
-)
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 ONE_LAYER = Config(
     name="classify_rt_polarity",
@@ -84,5 +76,5 @@ VARIANTS = {"": ONE_LAYER, "bag_of_words": BAG_OF_WORDS}
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the config of a classifier with one layer, or of the mean of word embeddings."""
     if variant not in VARIANTS:
-        raise ConfigError(f"variant {variant!r} of configs/classify_rt_polarity.py: write bag_of_words, or none")
+        raise UserError(f"variant {variant!r} of configs/classify_rt_polarity.py: write bag_of_words, or none")
     return to_config_dict(VARIANTS[variant])

@@ -13,14 +13,15 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig, OptimConfig, TrainConfig, to_config_dict
 
 
 def get_config(run: str = "runs/minilm") -> ConfigDict:
     """Returns the config of the encoder and tokenizer of a classifier or masked language model, with a new head."""
     encoder = config.load(Path(run) / "config.json").model
     if encoder.family not in ("classifier", "masked_lm"):
-        raise ConfigError(f"{run} is a {encoder.family}: name the run of a classifier or a masked language model")
+        raise UserError(f"{run} is a {encoder.family}: name the run of a classifier or a masked language model")
     if encoder.family == "masked_lm":
         encoder = dataclasses.replace(encoder, family="classifier", head_transform=False, output_bias=False)
     return to_config_dict(

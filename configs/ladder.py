@@ -21,9 +21,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import (
     Config,
-    ConfigError,
     DataConfig,
     DecodeConfig,
     EvalConfig,
@@ -122,12 +122,12 @@ def get_config(variant: str = "shakespeare") -> ConfigDict:
     task, _, rung = variant.partition(":")
     known = f"write TASK:RUNG with TASK one of {', '.join(TASKS)}"
     if task not in TASKS:
-        raise ConfigError(f"variant {variant!r} of configs/ladder.py: {known}")
+        raise UserError(f"variant {variant!r} of configs/ladder.py: {known}")
     rungs = _rungs(TASKS[task].model)
     names = list(rungs)
     rung = rung or names[-1]
     if rung not in names:
-        raise ConfigError(f"variant {variant!r} of configs/ladder.py: {known} and RUNG one of {', '.join(names)}")
+        raise UserError(f"variant {variant!r} of configs/ladder.py: {known} and RUNG one of {', '.join(names)}")
     result = to_config_dict(dataclasses.replace(TASKS[task], name=f"ladder_{variant.replace(':', '_')}"))
     for name in names[: names.index(rung) + 1]:
         result.update_from_flattened_dict(rungs[name])

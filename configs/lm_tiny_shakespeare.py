@@ -16,16 +16,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
-from tformer_jax.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-    to_config_dict,
-)
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 
 class Size(NamedTuple):
@@ -62,7 +54,7 @@ MODERN = presets.LAYERS_OF_QWEN3 | {"initializer": "fan_in"}
 def get_config(variant: str = "cpu") -> ConfigDict:
     """Returns the config of a GPT-2-style decoder of size `variant`, or of a modern one with Muon."""
     if variant not in SIZES:
-        raise ConfigError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(SIZES)}")
+        raise UserError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(SIZES)}")
     layers, heads, dim, context, batch_size, dropout, weight_decay = SIZES[variant]
     modern = variant.startswith("modern")
     return to_config_dict(

@@ -11,16 +11,8 @@ same. With muP, the best learning rate should not depend on the width. `--config
 
 from ml_collections import ConfigDict
 
-from tformer_jax.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-    to_config_dict,
-)
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 BASE_DIM = 64
 HEAD_DIM = 16
@@ -30,7 +22,7 @@ def get_config(variant: str = "mup:64") -> ConfigDict:
     """Returns the config of PARAMETERIZATION:WIDTH."""
     parameterization, _, width = variant.partition(":")
     if parameterization not in ("standard", "mup") or not width.isdecimal() or not int(width) or int(width) % HEAD_DIM:
-        raise ConfigError(
+        raise UserError(
             f"variant {variant!r} of configs/transfer.py: write standard or mup, a colon and a multiple of {HEAD_DIM}"
         )
     dim = int(width)

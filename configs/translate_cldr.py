@@ -10,23 +10,15 @@ learning rate, the batch size and the number of steps were compared by the valid
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
-from tformer_jax.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-    to_config_dict,
-)
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 
 def get_config(variant: str = "en-de") -> ConfigDict:
     """Returns the config of a small model that translates from the first locale of `variant` to the second."""
     source, dash, target = variant.partition("-")
     if not (source and dash and target):
-        raise ConfigError(f"variant {variant!r} of configs/translate_cldr.py: write two CLDR locales, such as en-fr")
+        raise UserError(f"variant {variant!r} of configs/translate_cldr.py: write two CLDR locales, such as en-fr")
     return to_config_dict(
         Config(
             name=f"translate_cldr_{source}_{target}",

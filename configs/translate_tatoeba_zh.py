@@ -18,9 +18,9 @@ deviation 0.7) with beam width 5 and 26.2 (0.4) greedy, over three seeds, after 
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import (
     Config,
-    ConfigError,
     DataConfig,
     DecodeConfig,
     EvalConfig,
@@ -34,7 +34,7 @@ from tformer_jax.config import (
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the config of an encoder-decoder with Qwen3's layers; BLEU is computed on Chinese characters."""
     if variant not in ("", "mixed"):
-        raise ConfigError(f"variant {variant!r} of configs/translate_tatoeba_zh.py: write 'mixed', or no variant")
+        raise UserError(f"variant {variant!r} of configs/translate_tatoeba_zh.py: write 'mixed', or no variant")
     return to_config_dict(
         Config(
             name="translate_tatoeba_zh" + ("_mixed" if variant else ""),

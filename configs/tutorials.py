@@ -19,7 +19,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 SHAKESPEARE = DataConfig(
     source="text",
@@ -91,7 +92,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], DataConfig, int]] = {
 def get_config(variant: str = "gpt") -> ConfigDict:
     """Returns the config of the architecture `variant`."""
     if variant not in VARIANTS:
-        raise ConfigError(f"variant {variant!r} of configs/tutorials.py: write one of {', '.join(VARIANTS)}")
+        raise UserError(f"variant {variant!r} of configs/tutorials.py: write one of {', '.join(VARIANTS)}")
     preset, changes, data, steps = VARIANTS[variant]
     model = presets.for_data(preset) | changes
     translates = model.get("family", "seq2seq") == "seq2seq"

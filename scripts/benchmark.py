@@ -5,7 +5,7 @@ if __name__ == "__main__":
 
     interrupt.install()
     # not at the top: spawned processes import this file and must not import JAX
-    from tformer_jax.cli.benchmark import main
     from tformer_jax.cli.common import run_main
+    from tformer_jax.lab.commands.benchmark import main
 
     run_main(main)

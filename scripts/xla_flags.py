@@ -5,6 +5,6 @@ if __name__ == "__main__":
 
     interrupt.install()
     from tformer_jax.cli.common import run_main
-    from tformer_jax.cli.xla_flags import main
+    from tformer_jax.lab.commands.xla_flags import main
 
     run_main(main)

@@ -16,9 +16,10 @@ import numpy as np
 from tformer_jax import config
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.train import optimizers, provenance, run_folder, state
-from tformer_jax.train.checkpoint import Checkpointer
-from tformer_jax.train.run_folder import write_json
+from tformer_jax.runs import provenance, run_folder
+from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.runs.run_folder import write_json
+from tformer_jax.train import optimizers, state
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {

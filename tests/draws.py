@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from tests.helpers import tiny, with_own_stacks
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.config.layouts import PROJECTIONS
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import PAD
@@ -176,7 +177,7 @@ def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:
         try:
             cfg = tiny(family, **settings)
             registry.build(cfg)
-        except ConfigError:
+        except UserError:
             continue
         return cfg, refused
     raise AssertionError("no config is allowed")

@@ -10,10 +10,11 @@ import pytest
 
 import tformer_jax as tj
 from tests.helpers import assert_close, build, tiny
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig, ParallelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.train.trained import Trained
+from tformer_jax.runs.trained import Trained
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 DATA = {
@@ -135,7 +136,7 @@ def test_logits_do_not_depend_on_the_batch(runs):
     ],
 )  # fmt: skip
 def test_mistakes(runs, family, call, problem):
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(UserError, match=problem):
         call(runs[family])
 
 
@@ -145,7 +146,7 @@ def test_a_target_may_be_as_long_as_an_output(runs):
     (logits,) = run.logits([("a", "b" * 16)])
     np.testing.assert_allclose(logits[:15], run.logits([("a", "b" * 15)])[0][:15], rtol=1e-4, atol=1e-5)
     assert len(logits) == 16
-    with pytest.raises(ConfigError, match="target 1 has 17 tokens, but the model takes at most 16"):
+    with pytest.raises(UserError, match="target 1 has 17 tokens, but the model takes at most 16"):
         run.logits([("a", "b" * 17)])
 
 
@@ -158,5 +159,5 @@ def test_a_mesh_for_inference_need_not_divide_the_state_of_training(runs, monkey
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(UserError, match="does not exist"):
         tj.load(tmp_path / "nothing")

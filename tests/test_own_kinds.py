@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import apply, assert_close, build, tiny
-from tformer_jax.config import ConfigError, kinds
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import kinds
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = np.array([[5, 6, 7, 8]], np.int32)
@@ -65,7 +66,7 @@ def test_a_registered_activation_and_ffn(monkeypatch):
 
 
 def test_an_unknown_kind_is_refused_when_the_config_is_built():
-    with pytest.raises(ConfigError, match="model.norm='scalenrm': is not a known value; known: layernorm, rmsnorm"):
+    with pytest.raises(UserError, match="model.norm='scalenrm': is not a known value; known: layernorm, rmsnorm"):
         tiny("decoder_lm", norm="scalenrm")
 
 

@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from tests.helpers import rest_slow
 from tformer_jax import presets
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.models import registry
 
 RELEASED = {
@@ -111,7 +111,7 @@ def test_context_lengths_of_qwen2_5():
 
 
 def test_unknown_names_get_a_hint():
-    with pytest.raises(ConfigError, match="preset 'gpt3' is not known; did you mean 'gpt2'?"):
+    with pytest.raises(UserError, match="preset 'gpt3' is not known; did you mean 'gpt2'?"):
         presets.build("gpt3")
 
 

@@ -19,8 +19,9 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config, ConfigError, DecodeConfig, read_mesh
-from tformer_jax.config.paths import as_path
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import as_path
+from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.data.corpora.corpus import KEYS
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
@@ -36,7 +37,7 @@ from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
-from tformer_jax.train.trained import load_trained
+from tformer_jax.runs.trained import load_trained
 
 METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "classify", "masked_lm": "fill_mask"}
 """The method of `Run`, and the command, that uses a model, by its family."""
@@ -51,7 +52,7 @@ def load(path: str | Path, *, mesh: str | None = None, step: int | None = None) 
         step: load the checkpoint of this step instead: its parameters, or their EMA if `train.weights="ema"`.
 
     Raises:
-        ConfigError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh does not
+        UserError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh does not
             fit the model.
     """
     if mesh is None:
@@ -68,7 +69,7 @@ def load(path: str | Path, *, mesh: str | None = None, step: int | None = None) 
 class Run:
     """A trained model with its config and tokenizers.
 
-    Methods raise ConfigError for a model of another family, an unknown setting, and an input that is not a text or
+    Methods raise UserError for a model of another family, an unknown setting, and an input that is not a text or
     is too long.
     """
 
@@ -171,10 +172,10 @@ class Run:
             name: formats a setting for error messages, for example as a flag.
 
         Raises:
-            ConfigError: a setting is invalid, or the strategy does not give that number of outputs.
+            UserError: a setting is invalid, or the strategy does not give that number of outputs.
         """
         if outputs < 1:
-            raise ConfigError(f"{outputs} outputs per text: write at least 1")
+            raise UserError(f"{outputs} outputs per text: write at least 1")
         decode = self.config.decode.changed(settings, name)
         chosen = "strategy" in settings or settings.get("temperature") == 0
         if outputs > 1 and decode.strategy == "greedy" and not chosen:
@@ -182,9 +183,9 @@ class Run:
                 {"beams": outputs} if self.config.model.family == "seq2seq" else {"strategy": "sample"}
             )
         if outputs > 1 and decode.strategy == "greedy":
-            raise ConfigError(f"greedy decoding has one output, not {outputs}")
+            raise UserError(f"greedy decoding has one output, not {outputs}")
         if decode.strategy == "beam" and outputs > decode.beams:
-            raise ConfigError(f"{outputs} outputs need {name('beams')} of at least {outputs}")
+            raise UserError(f"{outputs} outputs need {name('beams')} of at least {outputs}")
         return decode
 
     def generator(self, decode: DecodeConfig) -> Translator | TextGenerator:
@@ -196,7 +197,7 @@ class Run:
         """Returns the classifier, which can stream any number of texts."""
         self.require("classify", "classifier")
         if self.labels is None:
-            raise ConfigError(f"{self.path} has no labels.json: its classification head is not trained")
+            raise UserError(f"{self.path} has no labels.json: its classification head is not trained")
         return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)
 
     def mask_filler(self, *, top: int = 5) -> MaskFiller:
@@ -230,17 +231,17 @@ class Run:
         return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)
 
     def require(self, use: str, *families: str) -> None:
-        """Raises `ConfigError` if the model is not of one of the families that `use` needs."""
+        """Raises `UserError` if the model is not of one of the families that `use` needs."""
         family = self.config.model.family
         if family not in families:
             hint = f"; use {METHODS[family]}" if family in METHODS else ""
-            raise ConfigError(f"{use}: {self.path} holds a {family} model{hint}")
+            raise UserError(f"{use}: {self.path} holds a {family} model{hint}")
         self.require_head(use)
 
     def require_head(self, use: str) -> None:
-        """Raises `ConfigError` if `use` needs an output head and that of the model is not trained."""
+        """Raises `UserError` if `use` needs an output head and that of the model is not trained."""
         if self.config.embed.only:
-            raise ConfigError(f"{use}: {self.path} has no trained output head and only embeds texts: use embed")
+            raise UserError(f"{use}: {self.path} has no trained output head and only embeds texts: use embed")
 
     def _in_batches(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
         """Yields the row of each leaf of `function(model, params, batch)`, as NumPy arrays, in the order of `rows`."""
@@ -285,34 +286,34 @@ def _texts(texts: Iterable[Any]) -> list[str]:
     """Returns texts as a list.
 
     Raises:
-        ConfigError: `texts` is a single text, or one of them is not a text or has a lone surrogate.
+        UserError: `texts` is a single text, or one of them is not a text or has a lone surrogate.
     """
     found = list(_several(texts))
     for number, text in enumerate(found, start=1):
         if not isinstance(text, str):
-            raise ConfigError(f"text {number} is {reprlib.repr(text)}: it must be a text (str)")
+            raise UserError(f"text {number} is {reprlib.repr(text)}: it must be a text (str)")
         if not is_unicode(text):
-            raise ConfigError(f"text {number} {NOT_A_CHARACTER}")
+            raise UserError(f"text {number} {NOT_A_CHARACTER}")
     return found
 
 
 def _examples(examples: Iterable[Any]) -> Iterator[Sequence[str]]:
-    """Returns the texts of each example, a text or a pair; the iterator raises `ConfigError` for anything else."""
+    """Returns the texts of each example, a text or a pair; the iterator raises `UserError` for anything else."""
     return map(_parts, itertools.count(), _several(examples))
 
 
 def _parts(number: int, example: Any) -> Sequence[str]:
     texts = (example,) if isinstance(example, str) else example
     if not (isinstance(texts, Sequence | np.ndarray) and all(isinstance(text, str) for text in texts)):
-        raise ConfigError(f"example {number + 1} is {reprlib.repr(example)}: it must be a text (str) or several")
+        raise UserError(f"example {number + 1} is {reprlib.repr(example)}: it must be a text (str) or several")
     if not all(map(is_unicode, texts)):
-        raise ConfigError(f"example {number + 1} {NOT_A_CHARACTER}")
+        raise UserError(f"example {number + 1} {NOT_A_CHARACTER}")
     return tuple(texts)
 
 
 def _several(texts: Iterable[Any]) -> Iterable[Any]:
     if isinstance(texts, str):
-        raise ConfigError(f"{texts!r} is a single text: write a list of texts")
+        raise UserError(f"{texts!r} is a single text: write a list of texts")
     return texts
 
 

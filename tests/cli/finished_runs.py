@@ -15,7 +15,7 @@ from tformer_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
-from tformer_jax.train import experiment, loop
+from tformer_jax.runs import experiment, loop
 
 SMALL = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16}
 

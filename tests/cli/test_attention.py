@@ -14,8 +14,9 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import tiny
 from tests.test_api import DATA, run_of
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import attention, serve, watching
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.report import attention as page_of_attention
 from tformer_jax.report.attention import MEAN, ROLLOUT, visible
@@ -76,11 +77,11 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
     (watched,) = run.watch([("abc", "b<")])
     stored = np.frombuffer(unpacked(page, "weights-decoder"), "<u2").reshape(2, 3, 3) / 65535
     np.testing.assert_allclose(stored[0], watched.weights["decoder"][0].mean(0), atol=1e-5)
-    with pytest.raises(ConfigError, match="--head 2: the page of 4 tokens has only means of heads"):
+    with pytest.raises(UserError, match="--head 2: the page of 4 tokens has only means of heads"):
         attention.main([*arguments, "--head", "2"])
     monkeypatch.setattr(page_of_attention, "MAX_WEIGHTS", 37 * 2 - 1)
     monkeypatch.setattr(tj.Run, "watch", lambda *_: pytest.fail("the weights are computed before they are counted"))
-    with pytest.raises(ConfigError, match="the text has 4 tokens, too many for a page: shorten it, or write arrays"):
+    with pytest.raises(UserError, match="the text has 4 tokens, too many for a page: shorten it, or write arrays"):
         attention.main(arguments)
 
 
@@ -137,14 +138,14 @@ def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
     ],
 )
 def test_mistakes(run, arguments, problem):
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(UserError, match=problem):
         attention.main(["--run", "runs/x", *arguments])
 
 
 @pytest.mark.parametrize("flag", ["--output", "--npz"])
 def test_a_path_that_cannot_be_written_is_reported_before_the_run_is_loaded(flag, monkeypatch):
     monkeypatch.setattr(watching, "load_run", lambda *_: pytest.fail("the run was loaded"))
-    with pytest.raises(ConfigError, match=f"{flag} .: cannot be written, because it is a folder; name a file"):
+    with pytest.raises(UserError, match=f"{flag} .: cannot be written, because it is a folder; name a file"):
         attention.main(["--run", "runs/x", "a", flag, "."])
 
 
@@ -155,6 +156,6 @@ def test_every_token_is_visible():
 def test_the_arrays_do_not_replace_the_texts(tmp_path):
     texts = tmp_path / "in.txt"
     texts.write_text("abc\tb\n")
-    with pytest.raises(ConfigError, match="in.txt is both --batch and --npz: name another file for the arrays"):
+    with pytest.raises(UserError, match="in.txt is both --batch and --npz: name another file for the arrays"):
         attention.main(["--run", "runs/x", "--batch", str(texts), "--npz", str(texts)])
     assert texts.read_text() == "abc\tb\n"

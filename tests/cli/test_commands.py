@@ -14,12 +14,12 @@ import tformer_jax as tj
 from tests.cli.finished_runs import runs_of_each_family
 from tests.helpers import rest_slow
 from tformer_jax import api
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import classify, generate, lines, score, serve, translate
-from tformer_jax.config import ConfigError
 from tformer_jax.inference import batching
 from tformer_jax.inference.score import Scorer
 from tformer_jax.inference.text import Translator
-from tformer_jax.train.trained import load_trained
+from tformer_jax.runs.trained import load_trained
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_translate_on_several_devices(runs, capsys):
 
 
 def test_a_mesh_that_does_not_fit_the_model(runs):
-    with pytest.raises(ConfigError, match="model.num_heads=2: must be a multiple of the mesh's tensor=4"):
+    with pytest.raises(UserError, match="model.num_heads=2: must be a multiple of the mesh's tensor=4"):
         translate.main(["--run", str(runs["seq2seq"]), "--mesh", "tensor=4", "abc"])
 
 
@@ -145,7 +145,7 @@ def test_another_command_cannot_resume_a_file(runs, tmp_path, monkeypatch):
         translate.main([*run, *command])
 
     def refused(*changed: str, problem: str) -> None:
-        with pytest.raises(ConfigError, match=rf"started by another command \(.*{problem}"):
+        with pytest.raises(UserError, match=rf"started by another command \(.*{problem}"):
             translate.main([*run, *command, *changed])
 
     refused("--beams", "2", problem="decode.strategy: 'greedy' -> 'beam'; decode.beams: 4 -> 2")
@@ -156,7 +156,7 @@ def test_another_command_cannot_resume_a_file(runs, tmp_path, monkeypatch):
         )
         refused(problem="run.")
     (tmp_path / "in.txt").write_text("abc\nc\n")
-    with pytest.raises(ConfigError, match="the input has changed since .*out.txt.partial was started: restore it"):
+    with pytest.raises(UserError, match="the input has changed since .*out.txt.partial was started: restore it"):
         translate.main([*run, *command])
 
 
@@ -167,7 +167,7 @@ def test_a_long_line_stops_a_command_and_is_corrected_before_resuming(runs, tmp_
     sentence = (
         "in.txt, line 3: the source has 16 tokens, but the model takes at most 15: shorten it, or add --on-long-line"
     )
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         translate.main(command)
     assert len((tmp_path / "out.txt.partial").read_text().splitlines()) == 2
     source.write_text("abc\nb\naab\nca\n")
@@ -239,7 +239,7 @@ def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
     generate.main(command)
     first = capsys.readouterr().out
     with pytest.raises(
-        ConfigError, match=r"^text 2: the prompt has 20 tokens.*, or add --on-long-line truncate or skip$"
+        UserError, match=r"^text 2: the prompt has 20 tokens.*, or add --on-long-line truncate or skip$"
     ):
         generate.main([*command, "ab" * 10])
     assert capsys.readouterr().out == first
@@ -356,7 +356,7 @@ def test_score_each_token_of_a_text(runs, capsys):
     ],
 )
 def test_mistakes(runs, command, run, arguments, sentence):
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(UserError, match=sentence) as caught:
         command.main(["--run", str(runs.get(run, run)), *arguments])
     assert "\n" not in str(caught.value)
 
@@ -367,12 +367,12 @@ def test_mistakes(runs, command, run, arguments, sentence):
 def test_unreadable_input(runs, tmp_path, content, sentence):
     (tmp_path / "in.txt").write_bytes(content)
     arguments = ["--input", str(tmp_path / "in.txt"), "--output", str(tmp_path / "out.txt")]
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         translate.main(["--run", str(runs["seq2seq"]), *arguments])
     assert not (tmp_path / "out.txt").exists()
 
 
 def test_standard_input_that_is_not_utf8(runs, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n\xc3\n")))
-    with pytest.raises(ConfigError, match="standard input, line 3: not valid UTF-8"):
+    with pytest.raises(UserError, match="standard input, line 3: not valid UTF-8"):
         translate.main(["--run", str(runs["seq2seq"])])

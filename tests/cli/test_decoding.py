@@ -8,8 +8,9 @@ import pytest
 
 import tformer_jax as tj
 from tests.helpers import tiny
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import decoding, evaluate
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
+from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.config.fields import flag, setting
 
 DATA = {
@@ -99,7 +100,7 @@ def test_several_outputs_are_sampled_unless_beams_are_given():
     ],
 )
 def test_mistakes(flags, problem):
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(UserError, match=problem):
         chosen(*flags)
 
 
@@ -112,7 +113,7 @@ def test_the_loss_of_a_pretrained_model_does_not_depend_on_decoding(objective):
     if objective is None:
         assert evaluate.with_decoding(run, {"beams": 3}).decode.beams == 3
         return
-    with pytest.raises(ConfigError, match="--beams changes no metric of a seq2seq with data.objective='span_corrupt"):
+    with pytest.raises(UserError, match="--beams changes no metric of a seq2seq with data.objective='span_corrupt"):
         evaluate.with_decoding(run, {"beams": 3})
 
 

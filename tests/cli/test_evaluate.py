@@ -8,8 +8,8 @@ import sacrebleu
 
 import tformer_jax as tj
 from tests.cli.finished_runs import runs_of_each_family
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate
-from tformer_jax.config import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
 def test_evaluation_on_data_that_changed_since_the_training(runs, tmp_path):
     pairs = (runs["seq2seq"].parent / "pairs.tsv").read_text().splitlines(keepends=True)
     (tmp_path / "pairs.tsv").write_text("".join([*pairs[:-1], "new\tNEW\n"]))
-    with pytest.raises(ConfigError, match="seq2seq changed .the checksum of the .* examples is .* and was"):
+    with pytest.raises(UserError, match="seq2seq changed .the checksum of the .* examples is .* and was"):
         evaluate.main(["--run", str(runs["seq2seq"]), "--data", str(tmp_path)])
 
 
@@ -45,7 +45,7 @@ def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     sources, references = zip(*(line.split("\t") for line in last), strict=True)
     translations = tj.load(run).translate(sources, beams=2, max_new_tokens=4)
     assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
-    with pytest.raises(ConfigError, match="--beams changes no metric of a classifier"):
+    with pytest.raises(UserError, match="--beams changes no metric of a classifier"):
         evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])
 
 
@@ -57,7 +57,7 @@ def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):
     assert found["weights"] == {"kind": "checkpoint", "steps": [0]}
     assert found["metrics"] == final["test"]
     assert "experiment, checkpoint weights of step 0, test: 1 examples" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(ConfigError, match="has no checkpoint of step 5: its checkpoints are those of steps 0"):
+    with pytest.raises(UserError, match="has no checkpoint of step 5: its checkpoints are those of steps 0"):
         evaluate.main([*flags, "--step", "5"])
 
 

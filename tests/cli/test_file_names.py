@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import embed, lines, outputs
 from tformer_jax.cli.inputs import Source
-from tformer_jax.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,10 +46,10 @@ def test_an_array_is_written_through_a_link(tmp_path):
 
 def test_an_array_is_not_written_to_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "v.npy")
-    with pytest.raises(ConfigError, match="v.npy is not a regular file, as an .npy file must be: choose another"):
+    with pytest.raises(UserError, match="v.npy is not a regular file, as an .npy file must be: choose another"):
         embed.main(["--run", str(tmp_path), "--output", str(tmp_path / "v.npy"), "a"])
 
 
 def test_a_compressed_array_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="v.npy.gz: arrays are not compressed: write .npy"):
+    with pytest.raises(UserError, match="v.npy.gz: arrays are not compressed: write .npy"):
         embed.main(["--run", str(tmp_path), "--output", str(tmp_path / "v.npy.gz"), "a"])

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import inputs
 from tformer_jax.cli.inputs import Source
-from tformer_jax.config import ConfigError
 
 TEXT = {"--field": "text"}
 PAIR = {"--source-field": "source", "--target-field": "target"}
@@ -68,7 +68,7 @@ def test_pairs_between_tabs_and_in_two_fields(tmp_path):
     ],
 )
 def test_invalid_lines(tmp_path, name, content, fields, problem):
-    with pytest.raises(ConfigError, match=problem) as caught:
+    with pytest.raises(UserError, match=problem) as caught:
         read(tmp_path / name, content, fields)
     assert "\n" not in str(caught.value)
     assert str(tmp_path / name) in str(caught.value)
@@ -79,7 +79,7 @@ def test_a_field_that_the_output_adds_is_refused(tmp_path):
     path.write_text('{"text": "a"}\n{"text": "b", "out": 1}\n')
     found = Source([], path).lines(TEXT, ("out",))
     assert next(found).texts == ("a",)
-    with pytest.raises(ConfigError, match="line 2: has a field 'out', a name that the output uses: rename the field"):
+    with pytest.raises(UserError, match="line 2: has a field 'out', a name that the output uses: rename the field"):
         next(found)
     assert len(list(Source([], path).lines(TEXT))) == 2
 
@@ -92,16 +92,16 @@ def test_a_file_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(type(path), "open", refuse)
-    with pytest.raises(ConfigError, match="in.txt cannot be read: Permission denied"):
+    with pytest.raises(UserError, match="in.txt cannot be read: Permission denied"):
         list(Source([], path).lines(TEXT))
-    with pytest.raises(ConfigError, match="in.txt cannot be read: Permission denied"):
+    with pytest.raises(UserError, match="in.txt cannot be read: Permission denied"):
         Source([], path).identity()
 
 
 def test_a_truncated_gzip_file_yields_its_complete_lines(tmp_path):
     path = tmp_path / "in.txt.gz"
     path.write_bytes(gzip.compress(os.urandom(5000).hex().encode() + b"\nend\n")[:-900])
-    with pytest.raises(ConfigError, match=r"in.txt.gz, line 1: from here on, this is not a complete gzip file"):
+    with pytest.raises(UserError, match=r"in.txt.gz, line 1: from here on, this is not a complete gzip file"):
         list(Source([], path).lines(TEXT))
 
 

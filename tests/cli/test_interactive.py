@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import interactive
-from tformer_jax.config import ConfigError
 
 
 def typed(monkeypatch, *lines) -> None:
@@ -65,7 +65,7 @@ def test_ctrl_c_stops_an_answer_and_forgets_a_line(monkeypatch, capsys):
 def test_an_error_is_printed_and_the_next_text_is_answered(monkeypatch, capsys):
     def answer(text, _):
         if text == "bad":
-            raise ConfigError("too long")
+            raise UserError("too long")
         yield text
 
     typed(monkeypatch, "bad", "\udcff", "good")
@@ -81,5 +81,5 @@ def test_an_error_is_printed_and_the_next_text_is_answered(monkeypatch, capsys):
 )
 def test_contradicting_flags(given, name):
     options = {"interactive": True, "input": None, "output": None, "scores": False, "outputs": 1, "resume": False}
-    with pytest.raises(ConfigError, match=f"--interactive cannot be combined with {name}"):
+    with pytest.raises(UserError, match=f"--interactive cannot be combined with {name}"):
         interactive.check(argparse.Namespace(**options | given, text=[] if given else ["a"]))

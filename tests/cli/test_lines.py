@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from tests.cli.kill_lines import echo
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Source
 from tformer_jax.cli.progress import LinesProgress
-from tformer_jax.config import ConfigError
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_options_that_determine_results_are_compared_on_resume(source):
 
 def test_outputs_before_a_bad_line_are_written(source, tmp_path):
     source.write_bytes(b"one\ntwo\nthree\nfour\nfive\nsix\n\xff\n")
-    with pytest.raises(ConfigError, match="line 7: not valid UTF-8"):
+    with pytest.raises(UserError, match="line 7: not valid UTF-8"):
         echo(source, tmp_path / "out.txt", resume=False, sleep=0)
     found = (tmp_path / "out.txt.partial").read_text().split()
     assert found == [text for text in ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX") for _ in range(2)]
@@ -67,10 +67,10 @@ def test_outputs_before_a_bad_line_are_written(source, tmp_path):
 def test_the_lines_after_a_bad_one_may_be_corrected(source, tmp_path):
     output = tmp_path / "out.txt"
     source.write_bytes(b"one\ntwo\n\xff\nfour\n")
-    with pytest.raises(ConfigError, match="line 3: not valid UTF-8"):
+    with pytest.raises(UserError, match="line 3: not valid UTF-8"):
         echo(source, output, resume=False, sleep=0)
     source.write_text("one\nTWO\nthree\n")
-    with pytest.raises(ConfigError, match="the input has changed since .* was started: restore it"):
+    with pytest.raises(UserError, match="the input has changed since .* was started: restore it"):
         echo(source, output, resume=True, sleep=0)
     source.write_text("one\ntwo\nthree\nfour, and five\n")
     echo(source, output, resume=True, sleep=0)
@@ -106,7 +106,7 @@ def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
         expected = [{"text": text, "out": out, **mark} for text, out, mark in zip(texts, outs, marks, strict=True)]
         assert [json.loads(line) for line in found] == expected
     sentence = "in.txt, line 2: the text has 3 tokens, but the model takes at most 2: shorten it, or add --on-long-line"
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         run("stop")
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kill_lines import echo
+from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli import common, outputs
-from tformer_jax.config import ConfigError
-from tformer_jax.train.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["one", "", "drei – три", "four\tfour", "five", "six", "seven"]
@@ -120,7 +119,7 @@ def test_each_line_is_written_before_the_next_is_computed(tmp_path):
     assert path.read_text() == "0\n1\n2\n"
 
 
-def refused(path: Path, problem: str, error=ConfigError, **options) -> None:
+def refused(path: Path, problem: str, error=UserError, **options) -> None:
     with pytest.raises(error, match=problem) as caught:
         write(path, 3, **options)
     assert "\n" not in str(caught.value)
@@ -152,7 +151,7 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
     [("nowhere/out.txt", "folder nowhere does not exist"), (".", "is a folder"), ("out.zst", "write .gz")],
 )
 def test_invalid_output_paths(path, problem):
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(UserError, match=problem):
         outputs.check(Path(path))
 
 
@@ -168,7 +167,7 @@ def test_files_of_a_run_are_not_replaced(tmp_path, name):
     for needed in ("config.json", "provenance.json"):
         (tmp_path / "run" / needed).write_text("{}")
     for check in (outputs.check, common.check_writable):
-        with pytest.raises(ConfigError, match=f"{path}: is a file of the run {tmp_path / 'run'}; name another"):
+        with pytest.raises(UserError, match=f"{path}: is a file of the run {tmp_path / 'run'}; name another"):
             check(path)
         check(tmp_path / "run" / "report.html")
 
@@ -219,7 +218,7 @@ def test_the_output_cannot_be_the_input(source):
     for path in (source, source.with_name("link.txt"), source.parent / "run" / ".." / "in.txt"):
         if not path.exists():
             path.symlink_to(source)
-        with pytest.raises(ConfigError, match=r"is both --input and --output: choose another --output"):
+        with pytest.raises(UserError, match=r"is both --input and --output: choose another --output"):
             outputs.check(path, source)
     outputs.check(source.with_name("new.txt"), source)
 
@@ -277,13 +276,11 @@ def test_a_complete_output_of_another_command_is_refused(source):
     output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
     echo(source, output, resume=False, sleep=0)
     source.write_text("one\n")
-    with pytest.raises(
-        ConfigError, match=r"out.txt was written by another command \(input.bytes: .* leave out --resume"
-    ):
+    with pytest.raises(UserError, match=r"out.txt was written by another command \(input.bytes: .* leave out --resume"):
         echo(source, output, resume=True, sleep=0)
     provenance.unlink()
     with pytest.raises(
-        ConfigError, match=r"out.txt exists, but out.txt.provenance.json, .* is missing or damaged: leave out --resume"
+        UserError, match=r"out.txt exists, but out.txt.provenance.json, .* is missing or damaged: leave out --resume"
     ):
         echo(source, output, resume=True, sleep=0)
 
@@ -308,7 +305,7 @@ def test_facts_of_a_deleted_partial_file_are_not_those_of_an_older_output(source
     killed = {**json.loads(saved), "settings": {"beams": 4}}
     source.with_name("out.txt.partial.json").write_text(json.dumps(killed))
     source.write_text("another input\n")
-    with pytest.raises(ConfigError, match="out.txt was written by another command"):
+    with pytest.raises(UserError, match="out.txt was written by another command"):
         echo(source, output, resume=True, sleep=0)
     assert provenance.read_text() == saved
 
@@ -317,7 +314,7 @@ def test_facts_of_a_deleted_partial_file_are_not_those_of_an_older_output(source
 def test_an_input_that_the_output_replaces_is_refused(tmp_path, name):
     """Regression test: it was truncated."""
     (tmp_path / name).write_text("abc")
-    with pytest.raises(ConfigError, match=f"{name} is a file that --output .*out.txt replaces"):
+    with pytest.raises(UserError, match=f"{name} is a file that --output .*out.txt replaces"):
         outputs.check(tmp_path / "out.txt", tmp_path / name)
 
 

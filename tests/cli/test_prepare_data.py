@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from tformer_jax.cli import benchmark, prepare_data
-from tformer_jax.config import ConfigError
-from tformer_jax.train.guards import FolderLock
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import prepare_data
+from tformer_jax.lab.commands import benchmark
+from tformer_jax.runs.guards import FolderLock
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_the_benchmark_measures_text_and_prepared_data(corpus_folder, tmp_path, 
     cases = json.loads(record.read_text())["cases"]
     assert [case["source"] for case in cases] == ["text", "prepared"]
     assert all(case["tokens_per_second"] > 0 and 0 < case["padding_percent"] < 100 for case in cases)
-    with pytest.raises(ConfigError, match="unexpected argument '--config.seed=1'"):
+    with pytest.raises(UserError, match="unexpected argument '--config.seed=1'"):
         benchmark.main(["attention", "--config.seed=1"])
 
 
@@ -48,32 +49,32 @@ def test_the_command(corpus_folder, tmp_path, capsys):
     arguments = ["--config", str(file), "--data", str(corpus_folder), "--output", str(tmp_path / "p")]
     prepare_data.main(arguments)
     assert "81" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="already holds prepared data: add --overwrite"):
+    with pytest.raises(UserError, match="already holds prepared data: add --overwrite"):
         prepare_data.main(arguments)
     lock = FolderLock(tmp_path / "p")
-    with pytest.raises(ConfigError, match="p is in use by process .*, or choose another --output"):
+    with pytest.raises(UserError, match="p is in use by process .*, or choose another --output"):
         prepare_data.main([*arguments, "--overwrite"])
     lock.release()
     for tokenizers in ("p/tokenizers", "p"):  # as of a run folder
         prepare_data.main([*arguments, "--overwrite", "--tokenizers", str(tmp_path / tokenizers)])
-    with pytest.raises(ConfigError, match="contains files other than prepared data"):
+    with pytest.raises(UserError, match="contains files other than prepared data"):
         prepare_data.main([*arguments[:-1], str(corpus_folder)])
     (tmp_path / "p" / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="contains files other than prepared data"):
+    with pytest.raises(UserError, match="contains files other than prepared data"):
         prepare_data.main([*arguments, "--overwrite"])
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "dataset.json").write_text('{"mine": 1}')
-    with pytest.raises(ConfigError, match="contains files other than prepared data"):
+    with pytest.raises(UserError, match="contains files other than prepared data"):
         prepare_data.main([*arguments[:-1], str(tmp_path / "own"), "--overwrite"])
-    with pytest.raises(ConfigError, match=r"--output .*config.py/p: cannot be written \(.*config.py is a file\); "):
+    with pytest.raises(UserError, match=r"--output .*config.py/p: cannot be written \(.*config.py is a file\); "):
         prepare_data.main([*arguments[:-1], str(file / "p")])
-    with pytest.raises(ConfigError, match="config.py is a file; name a folder with --output"):
+    with pytest.raises(UserError, match="config.py is a file; name a folder with --output"):
         prepare_data.main([*arguments[:-1], str(file)])
-    with pytest.raises(ConfigError, match="--manual needs --download"):
+    with pytest.raises(UserError, match="--manual needs --download"):
         prepare_data.main([*arguments[:-1], str(tmp_path / "new"), "--manual", str(tmp_path)])
-    with pytest.raises(ConfigError, match="--tokenizers .*missing: is not a folder"):
+    with pytest.raises(UserError, match="--tokenizers .*missing: is not a folder"):
         prepare_data.main([*arguments[:-1], str(tmp_path / "new"), "--tokenizers", str(tmp_path / "missing")])
-    with pytest.raises(ConfigError, match="cannot be downloaded"):
+    with pytest.raises(UserError, match="cannot be downloaded"):
         prepare_data.main([*arguments[:-2], "--download"])
-    with pytest.raises(ConfigError, match="add --output DIR, the folder to which"):
+    with pytest.raises(UserError, match="add --output DIR, the folder to which"):
         prepare_data.main(arguments[:-2])

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import score
-from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.inference.score import Scored
 
@@ -37,5 +37,5 @@ def test_unknown_tokens_are_counted():
 )
 def test_fields_that_are_not_read_are_rejected(family, flag, read):
     options = score.parser().parse_args(["--run", "run", flag, "x"])
-    with pytest.raises(ConfigError, match=f"^{flag} has no effect for model.family='{family}'; write {read}$"):
+    with pytest.raises(UserError, match=f"^{flag} has no effect for model.family='{family}'; write {read}$"):
         score.fields_of(options, family)

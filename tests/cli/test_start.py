@@ -10,8 +10,9 @@ import filelock
 import jax
 import pytest
 
-from tformer_jax import user_cache
-from tformer_jax.cli import benchmark, compilation_cache
+from tformer_jax.base import user_cache
+from tformer_jax.cli import compilation_cache
+from tformer_jax.lab.commands import benchmark
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path.stem for path in (ROOT / "scripts").glob("*.py") if path.stem != "benchmark")
@@ -34,10 +35,11 @@ def test_flags_are_read_before_jax_is_imported(tmp_path):
     program = f"""
 import importlib, sys
 from tformer_jax.cli.common import run_main
+from tformer_jax.cli.tformer import package_of
 for script, flag in {calls!r}:
     sys.argv = [script, flag]
     try:
-        run_main(importlib.import_module(f"tformer_jax.cli.{{script}}").main)
+        run_main(importlib.import_module(f"{{package_of(script)}}.{{script}}").main)
     except SystemExit:
         pass
     print("loaded:", script, flag, sorted({HEAVY!r} & sys.modules.keys()))

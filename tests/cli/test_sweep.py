@@ -9,13 +9,13 @@ import signal
 
 import pytest
 
-from tests.train.conftest import small_config
+from tests.runs.conftest import small_config
+from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli import sweep
-from tformer_jax.config import Config, ConfigError, DataConfig, save
-from tformer_jax.train.errors import RunError
+from tformer_jax.config import Config, DataConfig, save
 
 CONFIG = """
-from tests.train.conftest import small_config
+from tests.runs.conftest import small_config
 from tformer_jax.config import to_config_dict
 
 def get_config():
@@ -70,7 +70,7 @@ def test_every_combination_the_last_name_fastest():
 
 @pytest.mark.parametrize("text", ["", " ; ", "seed", "seed=", "seed=1,,2", "=3", "seed=1; seed=2"])
 def test_invalid_sweeps(text):
-    with pytest.raises(ConfigError, match="--sweep"):
+    with pytest.raises(UserError, match="--sweep"):
         sweep.expand(text)
 
 
@@ -88,7 +88,7 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "sweep"
     arguments = flags(tmp_path, corpus_folder, folder)
-    with pytest.raises(ConfigError, match="unknown setting 'train.steeps'"):
+    with pytest.raises(UserError, match="unknown setting 'train.steeps'"):
         sweep.main([*arguments, "--sweep", "train.steeps=1"])
     assert not folder.exists()
     sweep.main([*arguments, "--sweep", "seed=0,1"])
@@ -110,7 +110,7 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert output.count("training") == 1
     found = json.loads((folder / "results.json").read_text())
     assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
-    with pytest.raises(ConfigError, match=r"is a sweep of another config \(model.dim: 16 -> 32\); choose "):
+    with pytest.raises(UserError, match=r"is a sweep of another config \(model.dim: 16 -> 32\); choose "):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
     saved = json.loads((folder / "sweep.json").read_text())
     del saved["seed=0"]["train"]["report"]  # as of a version without this setting
@@ -118,13 +118,13 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     sweep.main([*arguments, "--sweep", "seed=0"])
     saved["seed=0"]["train"]["unknown"] = 1
     (folder / "sweep.json").write_text(json.dumps(saved))
-    with pytest.raises(ConfigError, match=r"is a sweep of another config \(.*unknown.*\); choose another --output"):
+    with pytest.raises(UserError, match=r"is a sweep of another config \(.*unknown.*\); choose another --output"):
         sweep.main([*arguments, "--sweep", "seed=0"])
     for seed in (7, 8):  # the config of a run that has not started may be corrected
         sweep.check_same_sweep(folder, [Config(seed=seed)], [("name=x",)])
     for damaged in ("{", "[]", "3"):
         (folder / "sweep.json").write_text(damaged)
-        with pytest.raises(ConfigError, match="sweep.json is damaged .*: remove it, and the sweep writes it again"):
+        with pytest.raises(UserError, match="sweep.json is damaged .*: remove it, and the sweep writes it again"):
             sweep.main([*arguments, "--sweep", "seed=0"])
 
 
@@ -150,7 +150,7 @@ def test_runs_of_another_config_are_not_results(corpus_folder, tmp_path, monkeyp
     save(resolved, folder / "seed=0" / "config.json")
     sweep.main(arguments)
     save(dataclasses.replace(resolved, seed=4), folder / "seed=0" / "config.json")
-    with pytest.raises(ConfigError, match=r"is a sweep of another config \(seed: 4 -> 0\); choose another --output"):
+    with pytest.raises(UserError, match=r"is a sweep of another config \(seed: 4 -> 0\); choose another --output"):
         sweep.main(arguments)
 
 
@@ -158,14 +158,14 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     folder = tmp_path / "sweep"
     arguments = flags(tmp_path, corpus_folder, folder)
-    with pytest.raises(ConfigError, match="--sweep: train.metric=loss and train.metric=bleu are not comparable"):
+    with pytest.raises(UserError, match="--sweep: train.metric=loss and train.metric=bleu are not comparable"):
         sweep.main([*arguments, "--sweep", "train.metric=loss,bleu"])
     with pytest.raises(
-        ConfigError, match="bytes are not comparable: the kind of the target tokenizer differs, and with it the labels"
+        UserError, match="bytes are not comparable: the kind of the target tokenizer differs, and with it the labels"
     ):
         sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes"])
     for settings in ("data.tokenizer_examples=5,9", "data.train=pairs.tsv,other.tsv", "data.target_language=de,fr"):
-        with pytest.raises(ConfigError, match="are not comparable: data.* differs, and with it the "):
+        with pytest.raises(UserError, match="are not comparable: data.* differs, and with it the "):
             sweep.main([*arguments, "--sweep", settings])
     assert not folder.exists()
     sweep.main([*arguments, "--sweep", "data.tokenizer=bpe,bytes; seed=3", "--config.train.metric=bleu"])
@@ -176,14 +176,14 @@ def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, mo
 def test_a_seed_counts_once(corpus_folder, tmp_path, monkeypatch):
     """The interval of a mean over seeds would be too small."""
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
-    with pytest.raises(ConfigError, match="--sweep: seed=0 and seed=00 are the same run; leave out one"):
+    with pytest.raises(UserError, match="--sweep: seed=0 and seed=00 are the same run; leave out one"):
         sweep.main([*flags(tmp_path, corpus_folder, tmp_path / "sweep"), "--sweep", "seed=0,1,00"])
     assert not (tmp_path / "sweep").exists()
 
 
 def test_names_of_runs_have_a_maximum(corpus_folder, tmp_path):
     arguments = flags(tmp_path, corpus_folder, tmp_path / "sweep")
-    with pytest.raises(ConfigError, match="has more than 240 bytes; pass settings that all runs share"):
+    with pytest.raises(UserError, match="has more than 240 bytes; pass settings that all runs share"):
         sweep.main([*arguments, "--sweep", f"data.train={'x' * 240}"])
 
 
@@ -227,7 +227,7 @@ def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, m
     path.write_text(CONFIG.replace("get_config()", "get_config(variant)").replace("return ", "result = ") + named)
     settings = "variant=x,y; optim.learning_rate=1.5,2.5,9,1; seed=0,1"
     arguments = ["--config", f"{path}:z", "--data", str(corpus_folder), "--output", str(folder), "--jobs", "4"]
-    with pytest.raises(ConfigError, match="--choose seed: must be a setting of --sweep other than seed"):
+    with pytest.raises(UserError, match="--choose seed: must be a setting of --sweep other than seed"):
         sweep.main([*arguments, "--sweep", settings, "--choose", "seed"])
     with pytest.raises(SystemExit):
         sweep.main([*arguments, "--sweep", settings, "--jobs", "0"])
@@ -312,7 +312,7 @@ def test_runs_of_other_data_are_not_compared(setting, changed, refused, tmp_path
         (folder / "corpus.json").write_text(json.dumps(facts))
     if refused:
         problem = f"seed=0 and .*seed=1 had different data: the number of {changed} examples is 0 and 1; remove the run"
-        with pytest.raises(ConfigError, match=problem):
+        with pytest.raises(UserError, match=problem):
             sweep.check_same_data(tmp_path, configs)
     else:
         sweep.check_same_data(tmp_path, configs)
@@ -375,6 +375,6 @@ def test_nothing_is_chosen_if_no_trial_has_a_result(corpus_folder, tmp_path, mon
 @pytest.mark.parametrize("devices", ["", ",", "0,", "0, ,1", "0,0"])
 def test_each_device_is_listed_once(devices, corpus_folder, tmp_path):
     flags = ["--config", "configs/translate_cldr.py", "--sweep", "seed=0,1", "--output", str(tmp_path / "s")]
-    with pytest.raises(ConfigError, match=r"--devices .*: must be different GPUs, such as 0,1"):
+    with pytest.raises(UserError, match=r"--devices .*: must be different GPUs, such as 0,1"):
         sweep.main([*flags, f"--devices={devices}"])
     assert not (tmp_path / "s").exists()

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import tformer_jax
-from tformer_jax.cli import tformer, xla_flags
-from tformer_jax.config import ConfigError
-from tformer_jax.train import provenance
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import tformer
+from tformer_jax.lab.commands import xla_flags
+from tformer_jax.runs import provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,7 @@ def test_the_usage_and_the_record_name_the_command_as_typed(monkeypatch, capsys,
 
 
 def test_an_unknown_command_is_refused():
-    with pytest.raises(ConfigError, match="unknown command 'trane': write one of train, translate"):
+    with pytest.raises(UserError, match="unknown command 'trane'; did you mean 'train'"):
         tformer.main(["trane"])
 
 

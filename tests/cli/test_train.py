@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import train
 from tformer_jax.cli.common import check_writable
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.train import main
-from tformer_jax.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 CLDR = str(ROOT / "configs" / "translate_cldr.py")
@@ -54,14 +54,14 @@ def test_none_unsets_a_setting():
     ],
 )
 def test_mistakes_on_the_command_line(overrides, sentence):
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(UserError, match=sentence) as caught:
         read_config(CLDR, overrides)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_config_lists_the_available_ones(tmp_path):
     (tmp_path / "there.py").write_text("")
-    with pytest.raises(ConfigError, match=r"config file .*here.py does not exist; in .* are .*there.py"):
+    with pytest.raises(UserError, match=r"config file .*here.py does not exist; in .* are .*there.py"):
         read_config(str(tmp_path / "here.py"))
 
 
@@ -91,7 +91,7 @@ def get_config():
 def test_mistakes_in_a_config_file(variant, written, instead, sentence, tmp_path):
     path = tmp_path / "here.py"
     path.write_text(FILE.replace(written, instead), encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(UserError, match=sentence) as caught:
         read_config(f"{path}{variant}")
     assert "\n" not in str(caught.value)
 
@@ -105,9 +105,9 @@ def test_a_config_file_may_have_a_dataclass(tmp_path):
 def test_missing_data_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.delenv("TFORMER_DATA", raising=False)
     arguments = ["--config", str(ROOT / "configs" / "translate_multi30k.py"), "--run", str(tmp_path / "run")]
-    with pytest.raises(ConfigError, match="task 1 of the GitHub repository multi30k/dataset.*--data DIR"):
+    with pytest.raises(UserError, match="task 1 of the GitHub repository multi30k/dataset.*--data DIR"):
         main(arguments)
-    with pytest.raises(ConfigError, match=r"train.en.gz does not exist \(it comes from task 1"):
+    with pytest.raises(UserError, match=r"train.en.gz does not exist \(it comes from task 1"):
         main([*arguments, "--data", str(tmp_path)])
     assert list(tmp_path.iterdir()) == []
 
@@ -115,10 +115,10 @@ def test_missing_data_says_what_to_download(tmp_path, monkeypatch):
 def test_a_profile_needs_enough_steps_and_a_local_folder(tmp_path, monkeypatch):
     arguments = ["--config", CLDR, "--profile", "--run"]
     problem = "train.steps=14: must be at least 15 for --profile, which skips the first 10"
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(UserError, match=problem):
         main([*arguments, str(tmp_path / "run"), "--config.train.steps=14"])
     monkeypatch.setattr(train, "is_remote", lambda _: True)
-    with pytest.raises(ConfigError, match="--profile cannot write to .*run: profile 15 steps with a local --run"):
+    with pytest.raises(UserError, match="--profile cannot write to .*run: profile 15 steps with a local --run"):
         main([*arguments, str(tmp_path / "run"), "--config.train.steps=15"])
     assert list(tmp_path.iterdir()) == []
 
@@ -142,7 +142,7 @@ def test_a_result_that_could_not_be_recorded_is_refused_before_training(tmp_path
         tmp_path / ("x" * 250),
         Path("/proc/result.json"),
     ):
-        with pytest.raises(ConfigError, match=f"--record {path}: cannot"):
+        with pytest.raises(UserError, match=f"--record {path}: cannot"):
             check_writable(path)
 
 
@@ -150,7 +150,7 @@ def test_a_record_is_not_in_the_run_folder(tmp_path):
     """Regression test: the folder was replaced, and the record could not be written after the training."""
     flags = ["--config", "configs/translate_cldr.py", "--run", str(tmp_path / "run")]
     for name in ("run/record.json", "run/records/record.json"):
-        with pytest.raises(ConfigError, match=f"--record {tmp_path}/{name}: is in the run folder"):
+        with pytest.raises(UserError, match=f"--record {tmp_path}/{name}: is in the run folder"):
             train.main([*flags, "--record", str(tmp_path / name)])
     assert not (tmp_path / "run").exists()
 

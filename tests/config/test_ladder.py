@@ -8,8 +8,9 @@ import pytest
 
 from tests.helpers import with_own_stacks
 from tformer_jax import config
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
@@ -74,5 +75,5 @@ def test_parameterizations_differ_in_nothing_else(width):
 
 @pytest.mark.parametrize("location", ["ladder.py:rope", "ladder.py:multi30k:swish", "transfer.py:mup:100"])
 def test_unknown_variants_are_named(location):
-    with pytest.raises(ConfigError, match=f"^variant '{location.partition(':')[2]}' of configs/.*: write "):
+    with pytest.raises(UserError, match=f"^variant '{location.partition(':')[2]}' of configs/.*: write "):
         read_config(str(FOLDER / location))

@@ -2,7 +2,7 @@
 
 import math
 
-from tformer_jax.config.numbers import significant
+from tformer_jax.base.numbers import significant
 
 
 def test_significant_digits():

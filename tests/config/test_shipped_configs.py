@@ -9,8 +9,9 @@ import pytest
 
 from tests.helpers import rest_slow
 from tformer_jax import config
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.models import registry
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
@@ -83,13 +84,13 @@ def test_every_setting_has_an_effect(location):
     ],
 )
 def test_unknown_variants_are_named(location):
-    with pytest.raises(ConfigError, match=f"^variant '{location.partition(':')[2]}' of configs/"):
+    with pytest.raises(UserError, match=f"^variant '{location.partition(':')[2]}' of configs/"):
         read_config(str(FOLDER / location))
 
 
 def test_fine_tuning_keeps_the_architecture_of_a_run(tmp_path):
     location = f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}"
-    with pytest.raises(ConfigError, match="^[^ ]*config.json does not exist: [^ ]* is not a run folder$"):
+    with pytest.raises(UserError, match="^[^ ]*config.json does not exist: [^ ]* is not a run folder$"):
         read_config(location)
     sizes = {"dim": 8, "num_heads": 2, "token_types": 2, "num_classes": 2}
     encoder = ModelConfig(family="classifier", pooling="first", pooler=True, **sizes)
@@ -110,7 +111,7 @@ def test_fine_tuning_of_a_masked_language_model(tmp_path):
 
 def test_fine_tuning_needs_an_encoder(tmp_path):
     config.save(Config(data=DataConfig(source="tsv", train="a.tsv")), tmp_path / "config.json")
-    with pytest.raises(ConfigError, match=" is a seq2seq: name the run of a classifier or a masked language model$"):
+    with pytest.raises(UserError, match=" is a seq2seq: name the run of a classifier or a masked language model$"):
         read_config(f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.objectives import FIRST, KINDS, MASK, built
 from tests.data.test_pipeline import assert_same, setup, take
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data import pipeline
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.objectives import CorruptedWindows, covering_corrupted
@@ -80,7 +80,7 @@ class TestBatches:
     def test_a_text_shorter_than_a_window(self):
         cfg, _, tokenizers = setup("spans")
         with pytest.raises(
-            ConfigError, match="data.window: the training text has 3 tokens, fewer than one window needs .6."
+            UserError, match="data.window: the training text has 3 tokens, fewer than one window needs .6."
         ):
             train_batches(cfg, Corpus([{"text": "abc"}], [], []), tokenizers)
 

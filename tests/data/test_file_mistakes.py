@@ -7,11 +7,12 @@ import pyarrow as pa
 import pytest
 
 from tests.data.corpus_files import config, write, zstd
-from tformer_jax.cli import checks
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.lab.commands import checks
 
 TRUNCATED = gzip.compress("".join(f"{n}\t-{n}\n" for n in range(5000)).encode())[:-3000]
 MISTAKES = [
@@ -231,5 +232,5 @@ def test_no_folder_says_where_the_data_comes_from():
 )
 def test_fields_that_do_not_fit(tmp_path, source, fields, sentence):
     write(tmp_path, a=b"{}\n")
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         load_corpus(config(source, "a", fields=fields), tmp_path)

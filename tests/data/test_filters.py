@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from tests.data.corpus_files import config, write
-from tformer_jax.config import ConfigError, DataConfig, FilterConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig, FilterConfig
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 
 PAIRS = ["a\tb", "a\tb", "\u200b\tb", "a\t ", "same\tsame", "long long long\tx", "c\td"]
@@ -63,7 +64,7 @@ def test_a_header_is_no_example_and_names_columns(tmp_path):
     assert splits.filters["train"].dropped == {"header lines": 1}
     with pytest.raises(DataError, match=r"a\.tsv has no column 'fr', only 'id', 'de', 'en': set data\.fields"):
         load_corpus(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, fields=("en", "fr"))), tmp_path)
-    with pytest.raises(ConfigError, match="column numbers, such as .* without data.header"):
+    with pytest.raises(UserError, match="column numbers, such as .* without data.header"):
         load_corpus(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, header=False)), tmp_path)
 
 
@@ -74,5 +75,5 @@ def test_a_header_of_each_of_two_files(tmp_path):
 
 
 def test_filters_of_sources_without_files_are_refused():
-    with pytest.raises(ConfigError, match="data.filters.duplicates=True: is used only by data.source="):
+    with pytest.raises(UserError, match="data.filters.duplicates=True: is used only by data.source="):
         DataConfig(filters=FilterConfig(duplicates=True))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, setup, take
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data import mixtures, pipeline
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.mixtures import example_weights, shares
@@ -170,7 +171,7 @@ def test_an_entry_without_tokens_cannot_have_a_share():
 
 
 def test_where_the_unit_does_not_matter():
-    with pytest.raises(ConfigError, match="data.weight_by='tokens': is used only with data.weights; set them, or writ"):
+    with pytest.raises(UserError, match="data.weight_by='tokens': is used only with data.weights; set them, or writ"):
         mixed("pairs in buckets", weights=())
     windows = {"batching": "windows", "window": 16, "weights": (1, 3)}
     by_tokens, by_examples = (

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import build, tiny
-from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
 from tformer_jax.data.tokenizers.dropout import is_bpe
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
@@ -96,19 +97,19 @@ def test_references_are_compared_as_the_setting_says(references, matches):
 
 
 def test_refused_settings():
-    with pytest.raises(ConfigError, match="shared_vocab=True: must be False for tokenizers of different kinds"):
+    with pytest.raises(UserError, match="shared_vocab=True: must be False for tokenizers of different kinds"):
         DataConfig(target_tokenizer="characters")
-    with pytest.raises(ConfigError, match="bpe_dropout=0.1: needs"):
+    with pytest.raises(UserError, match="bpe_dropout=0.1: needs"):
         DataConfig(source_tokenizer="words", target_tokenizer="words", bpe_dropout=0.1)
-    with pytest.raises(ConfigError, match="normalize.*lowercase"):
+    with pytest.raises(UserError, match="normalize.*lowercase"):
         DataConfig(normalize=("lowercaes",))
-    with pytest.raises(ConfigError, match="must be 'raw' without data.normalize"):
+    with pytest.raises(UserError, match="must be 'raw' without data.normalize"):
         Config(eval=EvalConfig(references="normalized"))
 
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(ConfigError, match=r'needs sacremoses: pip install -e "\.\[tokenizers\]"'):
+    with pytest.raises(UserError, match=r'needs sacremoses: pip install -e "\.\[tokenizers\]"'):
         normalizer(("moses",), "en")
 
 
@@ -132,7 +133,7 @@ def test_a_run_that_cleans_white_space_is_not_continued_without(tmp_path):
     (tmp_path / "tokenizers").mkdir()
     trained().save(tmp_path / "tokenizers")
     cfg = DataConfig(tokenizer="file", tokenizer_file=str(tmp_path), clean_whitespace=False)
-    with pytest.raises(ConfigError, match="clean_whitespace=False: must be None or True for data.tokenizer_file="):
+    with pytest.raises(UserError, match="clean_whitespace=False: must be None or True for data.tokenizer_file="):
         train_tokenizers(cfg, PAIRS)
 
 

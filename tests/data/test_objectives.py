@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.data.objectives import FIRST, KINDS, LETTERS, MASK, built, extended
-from tformer_jax.config import Config, ConfigError, DataConfig, NoiseConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, NoiseConfig
 from tformer_jax.data.objectives.denoising import Denoising, span_lengths
 from tformer_jax.data.objectives.span_corruption import SpanCorruption, random_parts
 from tformer_jax.data.objectives.vocabulary import Vocabulary
@@ -305,7 +306,7 @@ class TestTokenizer:
 )
 def test_settings_that_do_not_fit(values, sentence):
     usual = {"batching": "windows", "source": "stdlib_text"} if "objective" in values else {}
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(UserError, match=sentence) as caught:
         Config.from_dict({"model": {"max_length": 2000}, "data": usual | values})
     assert "\n" not in str(caught.value)
 
@@ -319,5 +320,5 @@ def test_settings_that_do_not_fit(values, sentence):
 )
 def test_masked_language_models_need_their_objective(values, sentence):
     data = {"batching": "windows", "source": "stdlib_text", **values.get("data", {})}
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         Config.from_dict({"model": {"family": "masked_lm"}, **values, "data": data})

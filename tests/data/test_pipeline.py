@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import rest_slow
-from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig, NoiseConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, NoiseConfig
 from tformer_jax.data import pipeline
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.pending import jsonable
@@ -267,7 +268,7 @@ def test_training_data_of_long_pairs_alone_is_an_error():
     ],
 )
 def test_rows_without_room_for_a_text(kind, sizes, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         train_batches(*setup(kind, **sizes))
 
 
@@ -356,7 +357,7 @@ def test_covering_windows_predict_each_token_but_the_first_once(length):
     ],
 )
 def test_batches_that_do_not_divide(kind, devices, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         train_batches(*setup(kind), shards=Shards(devices))
 
 
@@ -388,6 +389,6 @@ def assert_shards_of(arguments, whole) -> None:
 def test_a_text_shorter_than_a_window():
     cfg, _, tokenizers = setup("windows")
     with pytest.raises(
-        ConfigError, match="data.window=7: the training text has 3 tokens, fewer than one window needs .8."
+        UserError, match="data.window=7: the training text has 3 tokens, fewer than one window needs .8."
     ):
         train_batches(cfg, Corpus([{"text": "abc"}], [], []), tokenizers)

@@ -13,8 +13,9 @@ import pytest
 from tests.data.prepared import KINDS, OBJECTIVES, WORDS, config, prepared
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of
 from tests.helpers import rest_slow
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import prepare_data
-from tformer_jax.config import Config, ConfigError, DataConfig
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus, DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
@@ -217,7 +218,7 @@ def test_bpe_dropout_is_refused_if_the_prepared_tokenizers_are_no_bpe(corpus_fol
     prepare(config("seq2seq"), corpus_folder, tmp_path / "p", tokenizers=Tokenizers(*[ByteTokenizer()] * 2))
     cfg = prepared(config("seq2seq", tokenizer="bpe", bpe_dropout=0.1), tmp_path / "p")
     corpus = load_corpus(cfg, None)
-    with pytest.raises(ConfigError, match="data.bpe_dropout=0.1: needs a BPE tokenizer, which the data does not"):
+    with pytest.raises(UserError, match="data.bpe_dropout=0.1: needs a BPE tokenizer, which the data does not"):
         train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers))
 
 
@@ -282,7 +283,7 @@ def test_given_tokenizers_fit_the_data(kind, corpus_folder, tmp_path):
     prepare(cfg, corpus_folder, tmp_path / "p", tokenizers=given)
     corpus = load_corpus(prepared(cfg, tmp_path / "p"), None)
     train_batches(prepared(cfg, tmp_path / "p"), corpus, Tokenizers.load(corpus.tokenizers)).close()
-    with pytest.raises(ConfigError, match=r"data.normalize=\('lowercase',\): must be \(\), as in the given tokenizers"):
+    with pytest.raises(UserError, match=r"data.normalize=\('lowercase',\): must be \(\), as in the given tokenizers"):
         prepare(config(kind, normalize=("lowercase",)), corpus_folder, tmp_path / "q", tokenizers=given)
 
 
@@ -306,14 +307,14 @@ def test_a_tokenizer_normalizes_once(file, corpus_folder, tmp_path):
     for steps in ((), ("lowercase",)):
         found = train_tokenizers(dataclasses.replace(data, normalize=steps), train)
         assert found.target.to_json() == saved.target.to_json()
-    with pytest.raises(ConfigError, match=r"must be \(\) or \('lowercase',\) for data.tokenizer_file="):
+    with pytest.raises(UserError, match=r"must be \(\) or \('lowercase',\) for data.tokenizer_file="):
         train_tokenizers(dataclasses.replace(data, normalize=("nfkc",)), train)
 
 
 def test_the_weights_of_a_mixture_are_not_dropped(tmp_path):
     """Regression test: prepared data held each entry once, so that training on it drew other batches."""
     data = DataConfig(source="tsv", train=("a.tsv", "b.tsv"), validation="a.tsv", weights=(1.0, 3.0))
-    with pytest.raises(ConfigError, match=r"data.weights=\(1.0, 3.0\): is not stored in prepared data; prepare each"):
+    with pytest.raises(UserError, match=r"data.weights=\(1.0, 3.0\): is not stored in prepared data; prepare each"):
         prepare(Config(data=data), tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

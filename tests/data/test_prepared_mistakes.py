@@ -7,8 +7,9 @@ import types
 import pytest
 
 from tests.data.prepared import config, prepared
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate
-from tformer_jax.config import ConfigError, FilterConfig
+from tformer_jax.config import FilterConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
@@ -137,7 +138,7 @@ def test_settings_whose_effect_is_stored_are_refused_if_they_differ(name, value,
     cfg = config("seq2seq")
     prepare(cfg, corpus_folder, tmp_path / "p")
     other = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **{name: value}))
-    with pytest.raises(ConfigError, match=rf"data\.{name}=.*: is not read, because .*: leave it out, or prepare"):
+    with pytest.raises(UserError, match=rf"data\.{name}=.*: is not read, because .*: leave it out, or prepare"):
         load_corpus(prepared(other, tmp_path / "p"), None)
     prepare(other, with_file(corpus_folder, "other.tsv"), tmp_path / "p")
     load_corpus(prepared(other, tmp_path / "p"), None)
@@ -159,7 +160,7 @@ def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
     cfg = config("classifier")
     prepare(cfg, corpus_folder, tmp_path / "p")
     run = types.SimpleNamespace(path=tmp_path / "run", labels=("only",))
-    with pytest.raises(ConfigError, match="but those of .*run are only; restore the training data"):
+    with pytest.raises(UserError, match="but those of .*run are only; restore the training data"):
         evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
 
 
@@ -168,5 +169,5 @@ def test_a_run_is_not_evaluated_on_the_ids_of_other_tokenizers(corpus_folder, tm
     prepare(cfg, corpus_folder, tmp_path / "p")
     Tokenizers(*[ByteTokenizer()] * 2).save(tmp_path / "run" / "tokenizers")
     run = types.SimpleNamespace(path=tmp_path / "run", labels=None)
-    with pytest.raises(ConfigError, match="p/tokenizers are not the tokenizers that .*run/tokenizers was trained with"):
+    with pytest.raises(UserError, match="p/tokenizers are not the tokenizers that .*run/tokenizers was trained with"):
         evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)

@@ -12,7 +12,8 @@ import tokenizers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_jax.config import ConfigError, DataConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig
 from tformer_jax.data import transforms
 from tformer_jax.data.tokenizers import (
     BpeDropout,
@@ -75,7 +76,7 @@ def test_round_trip_and_saved_form(files, name, tmp_path):
 def test_a_folder_has_the_tokenizers_of_both_sides(files):
     """A kind for one side would be ignored silently."""
     cfg = DataConfig(tokenizer="file", target_tokenizer="bytes", shared_vocab=False, tokenizer_file=str(files))
-    with pytest.raises(ConfigError, match="tokenizer_file=.*: is a folder with the tokenizers of both sides"):
+    with pytest.raises(UserError, match="tokenizer_file=.*: is a folder with the tokenizers of both sides"):
         train_tokenizers(cfg, [{"source": "x", "target": "y"}])
 
 
@@ -132,7 +133,7 @@ def test_ranks_cover_every_text(text):
 def test_mistakes(tmp_path, name, content, sentence):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(UserError, match=sentence) as caught:
         load_tokenizer(tmp_path / name)
     assert "\n" not in str(caught.value)
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_jax.config import ConfigError, DataConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
@@ -140,13 +141,13 @@ def test_separate_vocabularies():
 
 
 def test_a_vocabulary_without_room_for_bytes():
-    with pytest.raises(ConfigError, match="data.vocab_size=100: a byte-level vocabulary needs at least 260"):
+    with pytest.raises(UserError, match="data.vocab_size=100: a byte-level vocabulary needs at least 260"):
         train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=100), CORPUS.train)
 
 
 def test_a_vocabulary_without_room_for_characters():
     texts = [{"text": "ab ac ba"}]
-    with pytest.raises(ConfigError, match="data.vocab_size=9: a WordPiece vocabulary of these texts needs at least 10"):
+    with pytest.raises(UserError, match="data.vocab_size=9: a WordPiece vocabulary of these texts needs at least 10"):
         train_tokenizers(DataConfig(tokenizer="wordpiece", vocab_size=9), texts)
     assert train_tokenizers(DataConfig(tokenizer="wordpiece", vocab_size=10), texts).target.vocab_size == 10
 
@@ -170,5 +171,5 @@ def test_every_process_trains_the_same_vocabulary(kind):
 def test_lost_files(tmp_path, content, sentence):
     if content:
         (tmp_path / "source.json").write_text(content)
-    with pytest.raises(ConfigError, match=f"source.json .*{sentence}"):
+    with pytest.raises(UserError, match=f"source.json .*{sentence}"):
         Tokenizers.load(tmp_path)

@@ -14,8 +14,9 @@ import sacrebleu
 
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.objectives import covering_corrupted, objective_of
 from tformer_jax.data.prepare import prepare
@@ -381,5 +382,5 @@ class TestTranslationMetrics:
             raise RuntimeError("\nMissing.\n\n    pip install sacrebleu[ja]\n")
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
-        with pytest.raises(ConfigError, match=r"eval.bleu_tokenize='ja-mecab': Missing. pip install sacrebleu\[ja\]"):
+        with pytest.raises(UserError, match=r"eval.bleu_tokenize='ja-mecab': Missing. pip install sacrebleu\[ja\]"):
             bleu_metric(translating("ja", bleu_tokenize="ja-mecab"))

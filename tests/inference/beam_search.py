@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from tformer_jax.benchmarks.jitted_loop import search, start_continuation, start_translation
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
+from tformer_jax.lab.benchmarks.jitted_loop import search, start_continuation, start_translation
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.helpers import build, tiny
-from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.engine import Engine, Event, Request
+from tformer_jax.lab.benchmarks import jitted_loop
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import EOS
 

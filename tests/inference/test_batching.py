@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows, powers_of_two
 from tformer_jax.inference.outputs import by_length
 from tformer_jax.special_tokens import PAD
@@ -125,9 +125,9 @@ def test_skipping_does_not_change_chunks(skip):
 def test_earlier_results_are_yielded_before_an_error():
     def items():
         yield from range(5)
-        raise ConfigError("the sixth")
+        raise UserError("the sixth")
 
     found, _ = squares(items())
     assert list(itertools.islice(found, 5)) == [0, 1, 4, 9, 16]
-    with pytest.raises(ConfigError, match="the sixth"):
+    with pytest.raises(UserError, match="the sixth"):
         next(found)

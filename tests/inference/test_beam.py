@@ -10,12 +10,12 @@ import pytest
 from tests import oracles
 from tests.helpers import assert_close, build, rest_slow, tiny
 from tests.inference.beam_search import best_continuations, best_translations
-from tformer_jax.benchmarks import jitted_loop
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import beam
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.lab.benchmarks import jitted_loop
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 

@@ -7,7 +7,8 @@ import pytest
 import tokenizers as hf
 
 from tests.helpers import normal
-from tformer_jax.config import ConfigError, DataConfig, DecodeConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
@@ -193,7 +194,7 @@ class TestConstraintsOfAConfig:
         ],
     )
     def test_mistakes(self, settings, sentence):
-        with pytest.raises(ConfigError, match=sentence) as caught:
+        with pytest.raises(UserError, match=sentence) as caught:
             Constraints.of(DecodeConfig(**settings), self.words)
         assert "\n" not in str(caught.value)
 
@@ -210,7 +211,7 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
     assert (loaded.encode("zebra the"), loaded.special.unknown) == ([5, 8], 5)
     assert dict(loaded.special.names) | {4: "[PAD]", 5: "[UNK]", 6: "[MASK]"} == dict(loaded.special.names)
     assert ExtendedTokenizer.of(loaded, ("<mask>",)).id_of("<mask>") == 6
-    with pytest.raises(ConfigError, match="zebra"):
+    with pytest.raises(UserError, match="zebra"):
         Constraints.of(DecodeConfig(**{setting: value}), loaded)
 
 
@@ -218,7 +219,7 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
 def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
     """Tokenizers of nanoGPT's character models have no unknown token."""
     tokenizer = characters("the cat sat on a mat")
-    with pytest.raises(ConfigError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
+    with pytest.raises(UserError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
         Constraints.of(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
     Constraints.of(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
 
@@ -235,7 +236,7 @@ def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     """Regression test: such a stop text ended each output at once, or never."""
     tokenizer = NormalizedTokenizer(characters("the cat sat on a mat"), ("lowercase",), "en")
     for one in (tokenizer, ExtendedTokenizer.of(tokenizer, ("<mask>",))):
-        with pytest.raises(ConfigError, match=sentence):
+        with pytest.raises(UserError, match=sentence):
             Constraints.of(DecodeConfig(**settings), one)
         Constraints.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
 
@@ -257,6 +258,6 @@ def test_a_continuation_starts_with_the_prefix(prefix, decoded):
 
 def test_a_prefix_that_every_continuation_separates_is_refused():
     words = WordTokenizer(["hello", "world"])
-    with pytest.raises(ConfigError, match="decode.prefix='world': .* can only start with ' world'; write that"):
+    with pytest.raises(UserError, match="decode.prefix='world': .* can only start with ' world'; write that"):
         Constraints.of(DecodeConfig(prefix="world"), words, "decoder_lm")
     assert Constraints.of(DecodeConfig(prefix=" world"), words, "decoder_lm").forced == tuple(words.encode("world"))

@@ -29,11 +29,11 @@ from tests.inference.engines import (
     plain,
     submit,
 )
-from tformer_jax.benchmarks.jitted_loop import continue_text, row_keys
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import lane as lanes
+from tformer_jax.lab.benchmarks.jitted_loop import continue_text, row_keys
 from tformer_jax.special_tokens import EOS, PAD
 
 
@@ -282,7 +282,7 @@ def test_pages_limit_concurrent_requests():
     assert (served.running, served.pending, served.pages_used) == (1, 2, 2)
     found = finish(served, events)
     assert len({found[number, 0][0] for number in numbers}) == 1
-    with pytest.raises(ConfigError, match="may need 3 pages of 16 tokens, and the engine has 2: request fewer"):
+    with pytest.raises(UserError, match="may need 3 pages of 16 tokens, and the engine has 2: request fewer"):
         submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=36))
 
 
@@ -346,7 +346,7 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
 )
 def test_requests_that_can_never_be_served_are_refused(trained, refused, sentence):
     served = engine(trained)
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         served.submit(refused)
     assert served.idle
 
@@ -356,5 +356,5 @@ def test_requests_with_more_tokens_than_the_model_reads_are_refused(trained):
     most = LONG if trained[0].model.family == "seq2seq" else LONG - 1
     served = engine(trained)
     served.submit(Request((5,) * most, GREEDY))
-    with pytest.raises(ConfigError, match=f"the request has {most + 1} tokens; the model takes 1 to {most}"):
+    with pytest.raises(UserError, match=f"the request has {most + 1} tokens; the model takes 1 to {most}"):
         served.submit(Request((5,) * (most + 1), GREEDY))

@@ -7,7 +7,8 @@ import pytest
 import scipy.special
 
 from tests.helpers import apply, build, tiny
-from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
@@ -61,7 +62,7 @@ def test_rows_that_pad_the_vocabulary_are_no_fills():
     assert all(fill.tokens != ("",) for fill in fills)
     assert {fill.tokens[0] for fill in fills} >= {"a", "b", "c", "d", "e", "</s>"}
     assert sum(fill.probability for fill in fills) < 0.9
-    with pytest.raises(ConfigError, match=f"top={TOP + 1}: must be from 1 to {TOP}, the vocabulary size"):
+    with pytest.raises(UserError, match=f"top={TOP + 1}: must be from 1 to {TOP}, the vocabulary size"):
         MaskFiller(cfg, model, Tokenizers(TOKENIZER, TOKENIZER), top=TOP + 1)
 
 
@@ -91,5 +92,5 @@ def test_texts_that_cannot_be_filled(filler):
     with pytest.raises(TextError, match="text 1: the text has no mask within the 16 tokens to which it is truncated"):
         list(filler.stream(params, [16 * "a" + "<mask>"], long_texts=LongTexts("truncate")))
     plain = CharacterTokenizer("abcde")
-    with pytest.raises(ConfigError, match="the tokenizer of this run has no mask token"):
+    with pytest.raises(UserError, match="the tokenizer of this run has no mask token"):
         MaskFiller(CFG, filler.model, Tokenizers(plain, plain), top=1)

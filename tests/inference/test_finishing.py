@@ -9,7 +9,8 @@ import sacremoses
 
 from tests.helpers import build, rest_slow, tiny
 from tests.inference.engines import finish
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.inference.engine import Engine, Request
@@ -140,10 +141,10 @@ def test_outputs_are_detokenized(model, strategy):
 
 def test_what_cannot_be_copied_or_detokenized_is_refused(model):
     lm = {"source": "stdlib_text", "batching": "windows", "window": 8}
-    with pytest.raises(ConfigError, match="decode.unknown='copy': must be 'show' or 'omit' for model.family="):
+    with pytest.raises(UserError, match="decode.unknown='copy': must be 'show' or 'omit' for model.family="):
         Config(model=tiny("decoder_lm"), data=DataConfig(**lm), decode=DecodeConfig(unknown="copy"))
-    with pytest.raises(ConfigError, match="decode.detokenize=True: needs outputs in tokens of Moses"):
+    with pytest.raises(UserError, match="decode.detokenize=True: needs outputs in tokens of Moses"):
         config(DecodeConfig(detokenize=True), model[0])
     cfg = config(DecodeConfig(detokenize=True), model[0], normalize=("moses",))
-    with pytest.raises(ConfigError, match="decode.detokenize=True: outputs are not tokens of Moses"):
+    with pytest.raises(UserError, match="decode.detokenize=True: outputs are not tokens of Moses"):
         Translator(cfg, model[0], TOKENIZERS)(model[1], ["a"])

@@ -7,7 +7,8 @@ import pytest
 from tests.helpers import rest_slow
 from tests.inference.engines import GREEDY, LONG, encode, engine, finish, models, plain, submit
 from tests.inference.test_stopping import llama
-from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.engine.events import token_event
 from tformer_jax.inference.engine.lane import NewTokens, RequestRow
@@ -41,7 +42,7 @@ def test_learned_positions_suffice_for_the_longest_inputs(family):
 )
 def test_requests_beyond_the_limits_are_refused(refused, sentence):
     served = engine(plain("decoder_lm"))
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         served.submit(refused)
     assert served.idle
 

@@ -11,7 +11,8 @@ import tokenizers as hf
 from tests import oracles
 from tests.helpers import assert_close, build, tiny
 from tests.inference.test_text import LETTERS, TOKENIZERS, setup
-from tformer_jax.config import ConfigError, DataConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
@@ -86,9 +87,7 @@ def test_a_text_with_a_character_outside_of_the_vocabulary_has_no_score():
     """Regression test: a tokenizer without unknown token dropped it, and the score was that of another text."""
     scorer = Scorer(setup("decoder_lm"), None, Tokenizers(*[characters("abcdefg ")] * 2))
     for example, character in ((("ab", "zc"), "z"), (("ab\n",), "\n"), (("abé",), "é")):
-        with pytest.raises(
-            ConfigError, match=re.escape(f"text 1: has no probability: {character!r} is not in the voc")
-        ):
+        with pytest.raises(UserError, match=re.escape(f"text 1: has no probability: {character!r} is not in the voc")):
             list(scorer.stream(None, [example]))
 
 
@@ -162,7 +161,7 @@ def test_what_does_not_fit(family, examples, problem):
     found = Scorer(cfg, model, TOKENIZERS).stream(params, examples)
     if len(examples) > 1:
         next(found)
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(UserError, match=problem):
         next(found)
 
 

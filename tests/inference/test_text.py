@@ -8,7 +8,8 @@ import pytest
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
 from tests.inference.beam_search import best_translations
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -197,7 +198,7 @@ def test_samples_depend_on_seed_and_index_but_not_on_the_batch(language_model):
 )
 def test_what_does_not_fit(family, kind, texts, sentence):
     cfg = setup(family)
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         kind(cfg, registry.build(cfg.model), TOKENIZERS)({}, texts)
 
 
@@ -337,7 +338,7 @@ def test_a_stream_ends_at_a_text_that_is_too_long(family, texts, sentence):
     found = kind(cfg, model, TOKENIZERS).stream(params, iter(texts))
     for _ in range(2 if "3" in sentence else 0):
         next(found)
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         next(found)
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.helpers import build, rest_slow, tiny
 from tests.parity import own_runs
 from tformer_jax import presets
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf
-from tformer_jax.config import ConfigError
 from tformer_jax.interop import hf
 
 MODELS = {
@@ -32,7 +32,7 @@ def test_a_model_with_the_advised_settings_is_saved(case, tmp_path):
     name, model_type = case
     family, settings = MODELS[name]
     cfg = tiny(family, tie_embeddings="all" if family == "seq2seq" else "output", **settings)
-    with pytest.raises(ConfigError, match="cannot represent this model"):
+    with pytest.raises(UserError, match="cannot represent this model"):
         hf.save(tmp_path, model_type, cfg, build(cfg)[1])
     changes = hf.needed_changes(cfg, model_type)
     values = dict(change.removeprefix("model.").split("=") for change in changes)
@@ -45,10 +45,10 @@ def test_a_model_with_the_advised_settings_is_saved(case, tmp_path):
 def test_the_command_advises_the_architecture_with_the_fewest_changes(tmp_path):
     run = own_runs.make(tmp_path / "run", "marian", position="sinusoidal", norm_placement="pre", output_bias=False)
     with pytest.raises(
-        ConfigError,
+        UserError,
         match=r"^none of the architectures gpt2, .* represents this model; 'marian' needs a model trained with "
         r"model.norm_placement='post', model.position='sinusoidal_halves'$",
     ):
         export_hf.main(["--run", str(run), str(tmp_path / "out")])
-    with pytest.raises(ConfigError, match=r"cannot represent this model: .*; 'bart' needs a model trained with "):
+    with pytest.raises(UserError, match=r"cannot represent this model: .*; 'bart' needs a model trained with "):
         export_hf.main(["--run", str(run), "--model-type", "bart", str(tmp_path / "out")])

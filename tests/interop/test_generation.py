@@ -11,7 +11,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.interop import generation
-from tformer_jax.train import run_folder, weights
+from tformer_jax.runs import run_folder, weights
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 GPT2 = {"attention_projections": "fused_qkv", "position": "learned", "activation": "gelu_tanh"}

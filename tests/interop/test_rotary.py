@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop import hf
 
 SIZES = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8}
@@ -45,7 +46,7 @@ def test_both_forms_of_rotary_settings_may_agree(config):
     ],
 )
 def test_forms_of_rotary_settings_that_differ_are_refused(parameters, scaling):
-    with pytest.raises(ConfigError, match="rope_scaling=.* differs from rope_parameters=.*: delete one"):
+    with pytest.raises(UserError, match="rope_scaling=.* differs from rope_parameters=.*: delete one"):
         read("llama", rope_parameters=parameters, rope_scaling=scaling)
 
 
@@ -79,7 +80,7 @@ def test_exported_fields_are_equal_for_every_version_of_transformers(model_type,
 @pytest.mark.parametrize("rope", [{"attn_factor": 0.878, **LINEAR}, {"factr": 4.0, **LINEAR}])
 @pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
 def test_rotary_settings_that_transformers_does_not_read_are_refused(form, rope):
-    with pytest.raises(ConfigError, match="the rotary setting (attn_factor=0.878|factr=4.0) is not supported: delete"):
+    with pytest.raises(UserError, match="the rotary setting (attn_factor=0.878|factr=4.0) is not supported: delete"):
         read("llama", rope_theta=500.0, **{form: rope})
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.helpers import build, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.interop import hf
 
 LLAMA = {"ffn": "gated", "ffn_bias": False, "attention_bias": (), "norm": "rmsnorm", "position": "rotary"}
@@ -62,12 +62,12 @@ def test_an_embedding_is_not_taken_from_an_untied_head(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
     with pytest.raises(
-        ConfigError, match="the checkpoint has no array 'model.embed_tokens.weight' for the parameter embedding/"
+        UserError, match="the checkpoint has no array 'model.embed_tokens.weight' for the parameter embedding/"
     ):
         hf.load(tmp_path)
 
 
 def test_an_export_without_safetensors_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(ConfigError, match=r'writing checkpoints needs safetensors: pip install -e "\.\[interop\]"'):
+    with pytest.raises(UserError, match=r'writing checkpoints needs safetensors: pip install -e "\.\[interop\]"'):
         hf.save(tmp_path / "out", "llama", tiny("decoder_lm"), {})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.nn.decoder_cache import empty_cache, paged_cache, row_cache
 from tformer_jax.special_tokens import PAD
 
@@ -172,14 +172,14 @@ def test_prompts_of_a_prefix_lm_are_bidirectional():
     expected = apply(model, params, rows, prefix=np.array([2, 4]))
     assert_close(logits[0, 2:], expected[0, :4])
     assert_close(logits[1], expected[1])
-    with pytest.raises(ConfigError, match="model.prefix_lm=True: needs `prompt_lengths`"):
+    with pytest.raises(UserError, match="model.prefix_lm=True: needs `prompt_lengths`"):
         model.apply({}, 2, 8, method="init_cache")
 
 
 def test_a_prompt_longer_than_the_cache_is_refused():
     model, params = build(tiny("decoder_lm"))
     cache = model.apply({}, 2, 5, method="init_cache")
-    with pytest.raises(ConfigError, match="6 tokens do not fit a cache of 5 slots"):
+    with pytest.raises(UserError, match="6 tokens do not fit a cache of 5 slots"):
         model.apply({"params": params}, TOKENS, cache, method="decode_step")
 
 

@@ -6,13 +6,14 @@ import jax
 import pytest
 
 from tests.helpers import build, init_module, normal, tiny
-from tformer_jax.benchmarks import train_cases
-from tformer_jax.cli import describe
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.sizes import with_sizes
 from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.lab.benchmarks import train_cases
+from tformer_jax.lab.commands import describe
 from tformer_jax.models import cost, registry
 from tformer_jax.nn import grouped
 from tformer_jax.nn.ffn import make_ffn
@@ -70,7 +71,7 @@ def test_products_of_experts_are_not_saved_as_dots():
 
 
 def test_more_tokens_than_positions_have_no_cost():
-    with pytest.raises(ConfigError, match="model.max_length=64: is less than 65 tokens"):
+    with pytest.raises(UserError, match="model.max_length=64: is less than 65 tokens"):
         cost.of(tiny("decoder_lm", **SIZES), 1, 65)
 
 
@@ -208,11 +209,11 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
     assert sizes(tokenizer="characters", source_tokenizer="bytes", target_tokenizer="words") == (260, 500)
     assert sizes("decoder_lm", tokenizer="bytes") == (None, 260)
     with pytest.raises(
-        ConfigError, match="vocab_size=None: depends on the characters of the text; add, for example, --config"
+        UserError, match="vocab_size=None: depends on the characters of the text; add, for example, --config"
     ):
         sizes(tokenizer="bpe", target_tokenizer="characters")
     problem = "source_vocab_size=None: depends on data.tokenizer_file; add, for example, --config.model.source"
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(UserError, match=problem):
         sizes(tokenizer="bpe", source_tokenizer="file", tokenizer_file="x.json")
 
 
@@ -222,7 +223,7 @@ def test_the_vocabulary_has_the_tokens_of_the_objective(objective):
     trained = train_tokenizers(cfg.data, [{"text": "abc"}]).target.vocab_size
     assert with_sizes(cfg).vocab_size == trained == 260 + ADDED_TOKENS[objective]
     pair = dataclasses.replace(cfg.data, target_tokenizer="words", shared_vocab=False)
-    with pytest.raises(ConfigError, match=f"data.target_tokenizer='words': must be None for .*={objective!r}: set"):
+    with pytest.raises(UserError, match=f"data.target_tokenizer='words': must be None for .*={objective!r}: set"):
         dataclasses.replace(cfg, data=pair, model=dataclasses.replace(cfg.model, tie_embeddings="output"))
 
 
@@ -250,7 +251,7 @@ def test_an_assumed_number_of_classes_is_said(tmp_path, capsys):
     ],
 )
 def test_lengths_and_batches_out_of_range(flags, sentence, capsys):
-    with pytest.raises((ConfigError, SystemExit)) as caught:
+    with pytest.raises((UserError, SystemExit)) as caught:
         describe.main(["--preset", "gpt2", *flags])
     assert sentence in f"error: {caught.value}{capsys.readouterr().err}"
 
@@ -277,5 +278,5 @@ def test_batches_of_any_config(name):
     assert set(batch) == {*registry.FAMILIES[cfg.model.family].inputs, registry.FAMILIES[cfg.model.family].labels}
     assert case.cfg.model.vocab_size == {"lm": 65, "cl": 260}.get(name[:2], cfg.data.vocab_size + 1)
     if flags:
-        with pytest.raises(ConfigError, match="vocab_size=None: depends on the characters of the text"):
+        with pytest.raises(UserError, match="vocab_size=None: depends on the characters of the text"):
             train_cases.of_config(read_config(str(train_cases.CONFIGS / name)))

@@ -11,7 +11,8 @@ import pytest
 from tests import oracles
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tformer_jax import config
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import PAD
 
@@ -205,7 +206,7 @@ def test_vaswani_2017_base_has_its_published_size():
 
 
 def test_vocabulary_sizes_must_be_known():
-    with pytest.raises(ConfigError, match="model.vocab_size=None: must be a number before a model is built"):
+    with pytest.raises(UserError, match="model.vocab_size=None: must be a number before a model is built"):
         registry.init(registry.build(tiny("decoder_lm", vocab_size=None)), jax.random.key(0))
 
 

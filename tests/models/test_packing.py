@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.special_tokens import PAD
 
@@ -73,5 +73,5 @@ def test_positions_restart_in_each_document():
 def test_segments_of_only_one_side_are_refused(missing):
     model, params = build(tiny("seq2seq"))
     segments = {"source_segments": SOURCE_SEGMENTS, "target_segments": SEGMENTS, missing: None}
-    with pytest.raises(ConfigError, match="packed rows need segments of both source and target"):
+    with pytest.raises(UserError, match="packed rows need segments of both source and target"):
         apply(model, params, PACKED_SOURCE, PACKED, **segments)

@@ -7,7 +7,8 @@ import pytest
 
 from tests import oracles
 from tests.helpers import apply, assert_close, init_module, normal, tiny
-from tformer_jax.config import ConfigError, kinds
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import kinds
 from tformer_jax.models import conversions
 from tformer_jax.nn.attention import Attention, BasicAttention
 from tformer_jax.nn.attention_ops import Backend
@@ -92,7 +93,7 @@ def test_fused_projections_load_separate_weights_and_back(kv_heads, kind, cross)
 def test_a_fused_projection_refuses_different_inputs(kind, cross):
     module, params = layer(cross=cross, attention_projections=kind)
     q, k, v = normal(B, T, D), normal(B, S, D, seed=1), normal(B, S, D, seed=2)
-    with pytest.raises(ConfigError, match=f"{kind}' projects one input; write 'separate'"):
+    with pytest.raises(UserError, match=f"{kind}' projects one input; write 'separate'"):
         apply(module, params, q, k, v)
 
 

@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec
 from tests import oracles, position_oracles
 from tests.helpers import apply, assert_close, normal, rest_slow, tiny
 from tests.nn.test_masks import array, booleans, rising
-from tformer_jax.config import ConfigError, kinds
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import kinds
 from tformer_jax.nn import attention_ops
 from tformer_jax.nn.attention import BasicAttention
 from tformer_jax.nn.attention_ops import blockwise as blockwise_file
@@ -133,7 +134,7 @@ def test_scale_by_hand(backend):
 def test_softcap(backend):
     q, k, v = inputs(2)
     if backend == "xla":
-        with pytest.raises(ConfigError, match="'xla' cannot cap scores .*; write one of auto, reference, blockwise"):
+        with pytest.raises(UserError, match="'xla' cannot cap scores .*; write one of auto, reference, blockwise"):
             attention_ops.attend(q, k, v, softcap=0.5, backend=backend)
         return
     expected = oracles.attention_core(*map(np.float64, (q, k, v)), softcap=0.5)
@@ -149,7 +150,7 @@ SINKS = jnp.array([-2.0, 0.5, 3.0, 60.0])
 def test_sinks(backend, masked):
     (q, k, v), mask = inputs(2), random_mask(1) if masked else None
     if backend == "xla":
-        with pytest.raises(ConfigError, match="'xla' cannot add sinks to the softmax .*; write one of auto, reference"):
+        with pytest.raises(UserError, match="'xla' cannot add sinks to the softmax .*; write one of auto, reference"):
             attention_ops.attend(q, k, v, mask, sinks=SINKS, backend=backend)
         return
     expected_mask = None if mask is None else np.broadcast_to(mask, (B, N, T, S))

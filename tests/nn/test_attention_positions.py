@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests import position_oracles
 from tests.helpers import assert_close, init_module, normal, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.nn import attention_positions
 
 ROTARY = {
@@ -138,14 +138,12 @@ def test_rotation_keeps_lengths():
 
 
 def test_rotary_needs_even_head_sizes():
-    with pytest.raises(
-        ConfigError, match="model.position='rotary': rotates pairs of features; the head size 3 must be"
-    ):
+    with pytest.raises(UserError, match="model.position='rotary': rotates pairs of features; the head size 3 must be"):
         tiny("decoder_lm", position="rotary", head_dim=3)
 
 
 def test_a_fraction_must_be_of_whole_pairs():
-    with pytest.raises(ConfigError, match="model.rotary.fraction=0.4: rotates 3 of 8 features, which must be pairs"):
+    with pytest.raises(UserError, match="model.rotary.fraction=0.4: rotates 3 of 8 features, which must be pairs"):
         tiny("decoder_lm", position="rotary", head_dim=8, rotary={"fraction": 0.4})
 
 

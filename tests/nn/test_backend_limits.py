@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.helpers import normal, on_platform, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.models import registry
 from tformer_jax.nn import attention_ops
 from tformer_jax.nn.masks import Mask
@@ -28,7 +28,7 @@ FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
 def test_pallas_refuses_unsupported_masks(mask, unknown):
     sentence = f"'pallas' does not support {unknown}; write one of auto, reference"
     x = normal(1, 4, 1, 2)
-    with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
+    with on_platform("gpu"), pytest.raises(UserError, match=sentence):
         attention_ops.attend(x, x, x, mask, backend="pallas")
 
 
@@ -47,7 +47,7 @@ def test_pallas_refuses_unsupported_masks(mask, unknown):
     ],
 )
 def test_unsupported_backends_are_refused_when_the_model_is_built(settings, sentence):
-    with pytest.raises(ConfigError, match=f"model.attention_backend={sentence}"):
+    with pytest.raises(UserError, match=f"model.attention_backend={sentence}"):
         registry.build(tiny("decoder_lm", **settings), train=True)
 
 
@@ -72,14 +72,14 @@ def test_pallas_supports_only_plain_self_attention(family, settings, unknown):
         if unknown is None:
             registry.shapes(registry.build(cfg))
             return
-        with pytest.raises(ConfigError, match=f"'pallas' does not support {unknown}"):
+        with pytest.raises(UserError, match=f"'pallas' does not support {unknown}"):
             registry.build(cfg)
 
 
 def test_unsupported_head_sizes_are_refused():
     cfg = tiny("decoder_lm", attention_backend="cudnn", dtype="bfloat16", dim=40, num_heads=2)
     sentence = r"needs a head size that is a multiple of 8 and at most 256, not 20 \(model.head_dim\)"
-    with on_platform("gpu"), pytest.raises(ConfigError, match=sentence):
+    with on_platform("gpu"), pytest.raises(UserError, match=sentence):
         registry.build(cfg)
 
 
@@ -91,10 +91,10 @@ def test_large_heads_need_hopper(monkeypatch, capability, limit):
         if limit == 256:
             registry.build(cfg)
             return
-        with pytest.raises(ConfigError, match="at most 128, not 256 .model.head_dim.; write one of auto"):
+        with pytest.raises(UserError, match="at most 128, not 256 .model.head_dim.; write one of auto"):
             registry.build(cfg)
 
 
 def test_an_unknown_backend_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="'flash' is not known; write one of auto, reference, xla, blockwise"):
+    with pytest.raises(UserError, match="'flash' is not known; write one of auto, reference, xla, blockwise"):
         attention_ops.attend(*[normal(1, 4, 1, 2)] * 3, backend="flash")

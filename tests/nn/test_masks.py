@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import rest_slow
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask, as_mask, lookahead_mask
 
@@ -185,8 +185,8 @@ def any_mask(T: int, S: int) -> st.SearchStrategy[Mask]:
 
 @pytest.mark.parametrize("mask", [np.zeros((1, 1, 2, 3), np.float32), np.ones((2, 3), bool), np.ones((1, 2, 3), bool)])
 def test_additive_masks_and_masks_of_another_rank_are_refused(mask):
-    with pytest.raises(ConfigError, match=r"an attention mask is a bool array \[B, N, T, S\] .*, not (float32|bool)"):
+    with pytest.raises(UserError, match=r"an attention mask is a bool array \[B, N, T, S\] .*, not (float32|bool)"):
         as_mask(mask)
     q, k, v = jnp.ones((1, 2, 1, 4)), jnp.ones((1, 3, 1, 4)), jnp.ones((1, 3, 1, 4))
-    with pytest.raises(ConfigError, match="an attention mask is a bool array"):
+    with pytest.raises(UserError, match="an attention mask is a bool array"):
         attend(q, k, v, mask)

@@ -6,7 +6,7 @@ import pytest
 
 from tests import position_oracles
 from tests.helpers import assert_close, init_module, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.nn import positions
 
 
@@ -48,7 +48,7 @@ def test_learned_looks_up_its_table():
 def test_learned_ends_at_the_maximum():
     module = positions.Learned(tiny("decoder_lm", max_length=4))
     params = init_module(module, jnp.arange(4))
-    with pytest.raises(ConfigError, match="5 positions exceed model.max_length=4"):
+    with pytest.raises(UserError, match="5 positions exceed model.max_length=4"):
         module.apply({"params": params}, jnp.arange(5))
 
 

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.helpers import assert_close, normal, rest_slow, tiny
 from tests.nn.test_masks import array, booleans, rising
 from tests.parallel.hlo import collectives
-from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ParallelConfig
 from tformer_jax.models import registry
 from tformer_jax.nn.attention_ops import Operands, Scoring
 from tformer_jax.nn.attention_ops.blockwise import blockwise
@@ -245,7 +246,7 @@ def test_attention_dropout_is_refused():
     sentence = (
         "'ring' cannot drop attention weights .model.attention_dropout.; write one of auto, reference, blockwise$"
     )
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         registry.build(tiny("decoder_lm", attention_backend="ring", attention_dropout=0.1), train=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.nn.row_slots import PagedSlots, RowSlots
 from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Tokens
 
@@ -141,7 +141,5 @@ def test_a_ring_keeps_each_rows_window_for_any_padding(window):
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RowSlots.empty(2, 4)])
 def test_a_full_cache_refuses_the_next_token(make):
     slots, _ = allocate(make(), np.arange(4, dtype=np.int32)[None].repeat(2, axis=0))
-    with pytest.raises(
-        ConfigError, match="5 tokens do not fit a cache of 4 slots; pass a larger length to `init_cache`"
-    ):
+    with pytest.raises(UserError, match="5 tokens do not fit a cache of 4 slots; pass a larger length to `init_cache`"):
         slots.end_call().allocate(Tokens.of_call(jnp.full((2, 1), 4)))

@@ -6,8 +6,9 @@ import pytest
 from flax import linen as nn
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
-from tformer_jax.benchmarks.jitted_loop import continue_text
-from tformer_jax.config import ConfigError, DecodeConfig, model
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DecodeConfig, model
+from tformer_jax.lab.benchmarks.jitted_loop import continue_text
 from tformer_jax.models import conversions, registry
 from tformer_jax.special_tokens import PAD
 
@@ -106,13 +107,13 @@ def test_dropout_differs_from_layer_to_layer_of_a_scan():
 def test_scanned_layers_have_no_cache():
     model = registry.build(tiny("seq2seq", scan_layers=True))
     memory = np.ones((1, 3, model.cfg.dim), np.float32)
-    with pytest.raises(ConfigError, match="decoding needs unrolled layers"):
+    with pytest.raises(UserError, match="decoding needs unrolled layers"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), memory, None, 4, method="init_cache"))
 
 
 def test_a_prefix_needs_a_prefix_language_model():
     model, tokens = registry.build(tiny("decoder_lm")), np.ones((1, 3), int)
-    with pytest.raises(ConfigError, match="model.prefix_lm=False: must be True"):
+    with pytest.raises(UserError, match="model.prefix_lm=False: must be True"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, prefix=np.array([2])))
 
 

@@ -6,7 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ParallelConfig
 from tformer_jax.parallel.mesh import arrange, make_mesh, outer_sizes
 
 
@@ -57,7 +58,7 @@ def test_mesh_axes_span_sides_of_a_torus(kind, x, y, sizes):
 
 
 def test_a_mesh_that_does_not_fit_a_torus_is_refused():
-    with pytest.raises(ConfigError, match=r"parallel.data=5 does not fit the interconnect of these 16 TPU v5 lite dev"):
+    with pytest.raises(UserError, match=r"parallel.data=5 does not fit the interconnect of these 16 TPU v5 lite dev"):
         make_mesh(ParallelConfig(data=5), torus("TPU v5 lite", 4, 4))
 
 

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from tformer_jax.config import ConfigError, ParallelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ParallelConfig
 from tformer_jax.parallel import multihost
 from tformer_jax.parallel.multihost import ProcessGroup
 
@@ -99,14 +100,14 @@ def test_flags_take_precedence_over_the_cluster(started):
     ],
 )
 def test_mistakes_in_flags(started, flags, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         started((), *flags)
 
 
 def test_the_port_is_in_use(started):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on port {port} .Address already in use.; write another"):
+        with pytest.raises(UserError, match=f"cannot listen on port {port} .Address already in use.; write another"):
             started((), f"here:{port}", 2, 0)
 
 
@@ -115,7 +116,7 @@ def test_a_cluster_that_jax_cannot_use(monkeypatch, tmp_path):
         raise KeyError("job-name")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(ConfigError, match="cannot connect the processes .'job-name'.; write --coordinator"):
+    with pytest.raises(UserError, match="cannot connect the processes .'job-name'.; write --coordinator"):
         multihost.start(ParallelConfig(), tmp_path / "run", "here:1", 2, 1)
 
 
@@ -172,7 +173,7 @@ HOST = socket.gethostname()
 
 @pytest.fixture
 def together(monkeypatch):
-    """Runs a function in threads that act as the processes of a group; returns their results, or `ConfigError`s."""
+    """Runs a function in threads that act as the processes of a group; returns their results, or `UserError`s."""
     barrier, given, own = threading.Barrier(COUNT, timeout=10), [None] * COUNT, threading.local()
 
     def gather(value):
@@ -190,7 +191,7 @@ def together(monkeypatch):
             own.index = index
             try:
                 return task(ProcessGroup(index, COUNT))
-            except ConfigError as error:
+            except UserError as error:
                 return str(error)
 
         with ThreadPoolExecutor(COUNT) as pool:
@@ -200,7 +201,7 @@ def together(monkeypatch):
 
 
 def failing(message):
-    raise ConfigError(message)
+    raise UserError(message)
 
 
 def test_texts_of_different_lengths_are_gathered_in_order(together):
@@ -243,7 +244,7 @@ def test_a_folder_that_is_not_shared_is_named(together, tmp_path, monkeypatch):
 def test_a_single_process_does_not_communicate(tmp_path):
     alone = multihost.SINGLE
     assert (alone.first, alone.count, alone.run(lambda: 5)) == (True, 1, 5)
-    with pytest.raises(ConfigError, match="^no space$"):
+    with pytest.raises(UserError, match="^no space$"):
         alone.run(lambda: failing("no space"))
     alone.check_shared(tmp_path / "missing")
     alone.barrier("none")

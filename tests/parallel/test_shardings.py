@@ -13,7 +13,8 @@ from tests.helpers import rest_slow
 from tests.parallel.test_presets import MODELS, config, set_up
 from tests.programs import shardings
 from tformer_jax import axes
-from tformer_jax.config import ConfigError, DataConfig, ParallelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig, ParallelConfig
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import axis_sizes, data_parallelism, make_mesh
@@ -126,7 +127,7 @@ def test_a_mesh_that_does_not_fit(parallel, message):
     cfg = config("decoder_lm")
     model = dataclasses.replace(cfg.model, dim=36, num_heads=12, ffn_dim=18, position="learned")
     data = dataclasses.replace(cfg.data, window=12)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         changed = dataclasses.replace(cfg, model=model, data=data, parallel=ParallelConfig(**parallel))
         rules.check(changed, axis_sizes(changed.parallel, 8))
 
@@ -139,6 +140,6 @@ def test_rows_of_sources_are_sharded_too(window, source_window, wrong):
     data = DataConfig(source=cfg.data.source, batching="packed", window=window, source_window=source_window)
     cfg = dataclasses.replace(cfg, data=data)
     sizes = {"data": 1, "fsdp": 1, "expert": 1, "sequence": 4, "tensor": 1}
-    with pytest.raises(ConfigError, match=rf"data\.{wrong}=\d+: must be a multiple of the mesh's sequence=4"):
+    with pytest.raises(UserError, match=rf"data\.{wrong}=\d+: must be a multiple of the mesh's sequence=4"):
         rules.check(cfg, sizes)
     rules.check_model(cfg, sizes)

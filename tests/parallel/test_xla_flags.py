@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tformer_jax.cli.xla_flags import main
 from tformer_jax.config import MESH_AXES
+from tformer_jax.lab.commands.xla_flags import main
 from tformer_jax.parallel import xla_flags
 
 ROOT = Path(__file__).resolve().parents[2]

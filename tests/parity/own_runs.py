@@ -10,7 +10,7 @@ from tformer_jax.config.moe import MoEConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.train import run_folder, weights
+from tformer_jax.runs import run_folder, weights
 
 LLAMA: dict[str, Any] = {
     "ffn": "gated",

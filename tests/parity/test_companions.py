@@ -11,7 +11,7 @@ import tformer_jax as tj
 from tests.parity import own_runs
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.train import run_folder, weights
+from tformer_jax.runs import run_folder, weights
 
 CHAT = "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{% endfor %}"
 MESSAGES = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]

@@ -7,8 +7,8 @@ import tformer_jax as tj
 from tests.helpers import rest_slow
 from tests.parity import own_runs
 from tformer_jax.cli import export_hf
+from tformer_jax.runs import weights
 from tformer_jax.special_tokens import EOS
-from tformer_jax.train import weights
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 TEXTS = ["the cat", "a dog and the", "der Hund und die Katze"]

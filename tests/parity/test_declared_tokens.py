@@ -9,7 +9,7 @@ import transformers
 
 from tests.parity import checkpoints
 from tests.parity.test_tokenizer_options import bert, change
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 
 
@@ -146,9 +146,9 @@ def test_a_vocabulary_with_merges(kind, options, tmp_path):
 def test_a_vocabulary_with_merges_of_another_class_is_refused(tmp_path):
     """transformers cannot read these folders either."""
     vocab_and_merges(tmp_path, "llama", {})
-    with pytest.raises(ConfigError, match=r"has only vocab.json and merges.txt, which are read for .*: save tokenizer"):
+    with pytest.raises(UserError, match=r"has only vocab.json and merges.txt, which are read for .*: save tokenizer"):
         load_checkpoint_tokenizers(tmp_path)
     change(tmp_path / "config.json", {"model_type": "gpt2"})
     (tmp_path / "merges.txt").unlink()
-    with pytest.raises(ConfigError, match="has no tokenizer: one of the files tokenizer.json, vocab.txt"):
+    with pytest.raises(UserError, match="has no tokenizer: one of the files tokenizer.json, vocab.txt"):
         load_checkpoint_tokenizers(tmp_path)

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from tformer_jax.benchmarks import decode, turns
-from tformer_jax.cli import benchmark
+from tformer_jax.lab.benchmarks import decode, turns
+from tformer_jax.lab.commands import benchmark
 from tformer_jax.special_tokens import EOS
 
 FLAGS = ["--layers=2", "--dim=32", "--heads=4", "--ffn-dim=48", "--vocab=90", "--batch=4", "--source=7", "--length=9"]

@@ -7,8 +7,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.helpers import rest_slow
 from tests.parity import own_runs
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_checks, export_hf, exporting
-from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import exported
 from tformer_jax.interop import hf
 
@@ -84,7 +84,7 @@ def test_files_from_which_transformers_computes_something_else_are_not_written(f
     spoil, message = FAULTS[fault]
     run = own_runs.make(tmp_path / "run", "llama")
     spoil(monkeypatch)
-    with pytest.raises(ConfigError, match=rf"{message}.*; .*out was not written \(--no-check writes it\)"):
+    with pytest.raises(UserError, match=rf"{message}.*; .*out was not written \(--no-check writes it\)"):
         export(run, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     export(run, tmp_path / "out", "llama", "--no-check")
@@ -96,7 +96,7 @@ def test_an_empty_folder_is_filled_and_a_full_one_is_left(tmp_path):
     run, out = own_runs.make(tmp_path / "run", "llama"), tmp_path / "out"
     out.mkdir()
     export(run, out, "llama", "--no-check")
-    with pytest.raises(ConfigError, match="already exists: name a new folder"):
+    with pytest.raises(UserError, match="already exists: name a new folder"):
         export(run, out, "llama", "--no-check")
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from tests.helpers import assert_close, build, tiny, with_settings
 from tests.parity.test_huggingface import TOKENS, B, V
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.interop import hf, mapping
 
 GATED: dict[str, Any] = {
@@ -74,7 +74,7 @@ EXPRESSED = {
 def test_a_setting_is_computed_or_rejected(model_type, change, tmp_path):
     model, params = build(tiny("decoder_lm", **{**GATED, **PLAIN[model_type], **CHANGES[change]}))
     if change not in EXPRESSED.get(model_type, ()):
-        with pytest.raises(ConfigError, match=f"^model_type '{model_type}' cannot represent this model: "):
+        with pytest.raises(UserError, match=f"^model_type '{model_type}' cannot represent this model: "):
             hf.save(tmp_path / "out", model_type, model.cfg, params)
         return
     hf.save(tmp_path / "out", model_type, model.cfg, params)
@@ -133,7 +133,7 @@ def test_separate_projections_are_exported_as_gpt2(scale, tmp_path):
     cfg = with_settings(cfg, tie_embeddings="output", scale_embeddings=False, attention_scale=scale)
     model, params = build(cfg)
     if scale == 0.25:
-        with pytest.raises(ConfigError, match="attention_scale=0.25"):
+        with pytest.raises(UserError, match="attention_scale=0.25"):
             hf.save(tmp_path, "gpt2", cfg, params)
         return
     hf.save(tmp_path, "gpt2", cfg, params)
@@ -164,14 +164,14 @@ def test_configs_that_transformers_reads_differently_are_rejected(model_type, ch
     config = hf.architecture_of(model_type).config(cfg) | changes
     arrays = {"model.embed_tokens.weight": np.zeros((V, 16), np.float32)}
     config.pop("tie_word_embeddings")
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         hf._settings({"model_type": model_type, **config}, arrays, hf.architecture_of(model_type))
 
 
 def test_a_transposed_array_is_rejected():
     """Regression test: an array of the right size in another order of axes was read as it lay."""
     rules, shapes = [mapping.Rule("kernel", "w", mapping.kernel())], {"kernel": jnp.zeros((2, 3))}
-    with pytest.raises(ConfigError, match=r"w of the checkpoint has the shape \(2, 3\); expected: \(3, 2\)"):
+    with pytest.raises(UserError, match=r"w of the checkpoint has the shape \(2, 3\); expected: \(3, 2\)"):
         mapping.to_ours(rules, {"w": np.zeros((2, 3), np.float32)}, shapes)
 
 

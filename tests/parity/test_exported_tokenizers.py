@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from tests.helpers import tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.as_library import byte_names
 from tformer_jax.data.tokenizers.exported import save_tokenizers
@@ -130,7 +130,7 @@ def test_a_tokenizer_that_transformers_rebuilds_for_qwen2(kind, tmp_path):
     config = {"model_type": "qwen2", "vocab_size": 400, "eos_token_id": 2, "bos_token_id": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if kind == "wordpiece":
-        with pytest.raises(ConfigError, match="tokenizer.json has no BPE, from which transformers would build Qwen2"):
+        with pytest.raises(UserError, match="tokenizer.json has no BPE, from which transformers would build Qwen2"):
             load_checkpoint_tokenizers(tmp_path)
         return
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

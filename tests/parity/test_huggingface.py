@@ -14,7 +14,7 @@ import transformers
 from transformers.models.bert import modeling_bert
 
 from tests.helpers import assert_close, normal, tiny
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.interop import files, hf, mapping
 from tformer_jax.models import registry
 
@@ -242,26 +242,26 @@ def change(source, target, **settings):
     ],
 )
 def test_checkpoints_that_do_not_fit(checkpoint, tmp_path, settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         hf.load(change(checkpoint, tmp_path / "changed", **settings))
 
 
 def test_folders_that_are_no_checkpoint(checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match="has no config.json"):
+    with pytest.raises(UserError, match="has no config.json"):
         hf.load(tmp_path)
     changed = change(checkpoint, tmp_path / "damaged")
     (changed / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="model.safetensors is damaged"):
+    with pytest.raises(UserError, match="model.safetensors is damaged"):
         hf.load(changed)
     (changed / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="has no .safetensors file"):
+    with pytest.raises(UserError, match="has no .safetensors file"):
         hf.load(changed)
 
 
 def test_a_model_that_an_architecture_cannot_hold(checkpoint, tmp_path):
     cfg, params = hf.load(checkpoint)
     with pytest.raises(
-        ConfigError,
+        UserError,
         match="'llama' cannot represent this model: the architecture has no array for the parameter input/positions",
     ):
         hf.save(tmp_path / "llama", "llama", cfg, params)

@@ -16,14 +16,15 @@ from safetensors.numpy import load_file, save_file
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import classify, embed, export_hf, fill_mask, generate, import_hf, score, translate
 from tformer_jax.cli.outputs import as_line
-from tformer_jax.config import ConfigError, EvalConfig, OptimConfig, ParallelConfig, TrainConfig, read_mesh
+from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig, read_mesh
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.interop import files, hf
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.train import experiment, loop
+from tformer_jax.runs import experiment, loop
 
 PROMPTS = ["the cat", "a dog and the", "der Hund"]
 NEW = 6
@@ -178,9 +179,9 @@ def test_masks_are_filled_equally(imported, tmp_path, capsys):
     fill_mask.main(["--run", str(run), "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "a.jsonl")])
     (record,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert [len(fill["tokens"]) for fill in record["fills"]] == [2] * 5
-    with pytest.raises(ConfigError, match=r"text 1: the text has no mask: write \[MASK\] where a token is to be"):
+    with pytest.raises(UserError, match=r"text 1: the text has no mask: write \[MASK\] where a token is to be"):
         fill_mask.main(["--run", str(run), "the cat"])
-    with pytest.raises(ConfigError, match="top=1000: must be from 1 to"):
+    with pytest.raises(UserError, match="top=1000: must be from 1 to"):
         tj.load(run).fill_mask(texts, top=1000)
 
 
@@ -190,9 +191,9 @@ def test_a_masked_language_model_is_imported_as_a_classifier_on_demand(imported,
     found, expected = tj.load(tmp_path / "run"), tj.load(run)
     assert found.config.model.family == "classifier"
     np.testing.assert_array_equal(found.embed(PROMPTS), expected.embed(PROMPTS))
-    with pytest.raises(ConfigError, match=r"fill_mask: .* holds a classifier model; use classify"):
+    with pytest.raises(UserError, match=r"fill_mask: .* holds a classifier model; use classify"):
         found.fill_mask(PROMPTS)
-    with pytest.raises(ConfigError, match="model_type 'llama' has no masked language model; bert has one"):
+    with pytest.raises(UserError, match="model_type 'llama' has no masked language model; bert has one"):
         import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "other"), "--family", "masked_lm"])
 
 
@@ -270,7 +271,7 @@ def test_an_encoder_without_a_head(tmp_path):
         expected = model.bert(**inputs).last_hidden_state.mean(1)
     loaded = tj.load(run)
     assert_close(loaded.embed(PROMPTS[:1]), expected.numpy(), 1e-5)
-    with pytest.raises(ConfigError, match="has no labels.json: its classification head is not trained"):
+    with pytest.raises(UserError, match="has no labels.json: its classification head is not trained"):
         loaded.classify(PROMPTS)
 
 

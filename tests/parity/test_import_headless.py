@@ -14,8 +14,8 @@ from tests.helpers import assert_close
 from tests.parity import checkpoints
 from tests.parity import test_huggingface as parity
 from tests.parity.test_import_mistakes import fields, removed
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import classify, embed, generate, import_hf, score
-from tformer_jax.config import ConfigError
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
@@ -43,17 +43,17 @@ def test_a_language_model_without_a_head_embeds(imported, tmp_path, capsys):
     embed.main([*flags, TEXTS[0]])
     assert len(capsys.readouterr().out.split()) == 8
     for command in (generate, score):
-        with pytest.raises(ConfigError, match="^this command: .* has no trained output head and only embeds texts"):
+        with pytest.raises(UserError, match="^this command: .* has no trained output head and only embeds texts"):
             command.main([*flags, "the cat"])
     for use in (run.generate, run.score, run.logits, run.watch):
-        with pytest.raises(ConfigError, match="has no trained output head and only embeds texts: use embed"):
+        with pytest.raises(UserError, match="has no trained output head and only embeds texts: use embed"):
             use(["the cat"])
 
 
 def test_a_language_model_that_lost_its_head_is_refused(imported, tmp_path):
     folder = base_model(imported("llama")[0], tmp_path / "base")
     fields(architectures=["LlamaForCausalLM"])(folder)
-    with pytest.raises(ConfigError, match="tie_word_embeddings=False, but it has no lm_head.weight"):
+    with pytest.raises(UserError, match="tie_word_embeddings=False, but it has no lm_head.weight"):
         import_hf.main([str(folder), "--run", str(tmp_path / "run")])
 
 
@@ -113,7 +113,7 @@ def test_the_length_of_yarn(tmp_path):
 
 
 def test_a_maximum_length_of_learned_positions_is_refused(imported, tmp_path):
-    with pytest.raises(ConfigError, match="^max_length=64: its positions end at 32; leave the maximum length out$"):
+    with pytest.raises(UserError, match="^max_length=64: its positions end at 32; leave the maximum length out$"):
         import_hf.main([str(imported("gpt2")[0]), "--run", str(tmp_path / "run"), "--max-length", "64"])
 
 
@@ -126,9 +126,7 @@ def test_float8_arrays_are_refused_by_name(tmp_path):
     name = "model.layers.0.mlp.up_proj.weight"
     arrays[name] = arrays[name].to(torch.float8_e4m3fn)
     save_torch(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(
-        ConfigError, match=f"array {name} has the dtype F8_E4M3, which is not read: save the checkpoint"
-    ):
+    with pytest.raises(UserError, match=f"array {name} has the dtype F8_E4M3, which is not read: save the checkpoint"):
         hf.load(tmp_path)
 
 
@@ -143,7 +141,7 @@ def test_saved_positions_of_marian_are_compared(changed, tmp_path):
     if not changed:
         hf.load(tmp_path)
         return
-    with pytest.raises(ConfigError, match=f"this checkpoint cannot be read: {name} has other positions than sinusoids"):
+    with pytest.raises(UserError, match=f"this checkpoint cannot be read: {name} has other positions than sinusoids"):
         hf.load(tmp_path)
 
 
@@ -154,7 +152,7 @@ def test_a_decoder_that_nothing_starts_is_refused(imported, tmp_path):
         config = json.loads((folder / name).read_text())
         left = {k: v for k, v in config.items() if k not in ("decoder_start_token_id", "bos_token_id")}
         (folder / name).write_text(json.dumps(left))
-    with pytest.raises(ConfigError, match="^config.json has no decoder_start_token_id, with which the inputs of the"):
+    with pytest.raises(UserError, match="^config.json has no decoder_start_token_id, with which the inputs of the"):
         import_hf.main([str(folder), "--run", str(tmp_path / "run")])
 
 

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 
 import tformer_jax as tj
 from tests.helpers import build
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, import_hf
-from tformer_jax.config import ConfigError
 from tformer_jax.config.layouts import PROJECTIONS
-from tformer_jax.train import run_folder, weights
-from tformer_jax.train.guards import FolderLock
+from tformer_jax.runs import run_folder, weights
+from tformer_jax.runs.guards import FolderLock
 
 
 def index(folder, **places):
@@ -161,7 +161,7 @@ def test_mistakes(imported, name, tmp_path):
     change, sentence = MISTAKES[name]
     folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
     change(folder)
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(UserError, match=sentence) as caught:
         import_hf.main([str(folder), "--run", str(tmp_path / "run")])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -208,20 +208,16 @@ def test_an_old_index_beside_the_weights_is_not_read(imported, shards, tmp_path,
 
 def test_checkpoints_that_are_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ConfigError, match=r"^org/m does not exist here, and downloading it from .* failed: .*"
-    ) as caught:
+    with pytest.raises(UserError, match=r"^org/m does not exist here, and downloading it from .* failed: .*") as caught:
         import_hf.main(["org/m", "--run", str(tmp_path / "run")])
     assert "\n" not in str(caught.value)
-    with pytest.raises(
-        ConfigError, match="missing/a/b does not exist: name a folder, a file of torch.save, or a model"
-    ):
+    with pytest.raises(UserError, match="missing/a/b does not exist: name a folder, a file of torch.save, or a model"):
         import_hf.main(["missing/a/b", "--run", str(tmp_path / "run")])
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match="downloading it needs huggingface_hub: pip install"):
+    with pytest.raises(UserError, match="downloading it needs huggingface_hub: pip install"):
         import_hf.main(["org/m", "--run", str(tmp_path / "run")])
     (tmp_path / "weights.bin").touch()
-    with pytest.raises(ConfigError, match="weights.bin is a file: name a folder, or a .pt or .pth of torch.save"):
+    with pytest.raises(UserError, match="weights.bin is a file: name a folder, or a .pt or .pth of torch.save"):
         import_hf.main([str(tmp_path / "weights.bin"), "--run", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
 
@@ -230,16 +226,16 @@ def test_flags_that_a_folder_does_not_use(imported, tmp_path):
     run = ["--run", str(tmp_path / "run")]
     for flags in (["--tokenizer", "a.json"], ["--model-args", "nhead=3"]):
         with pytest.raises(
-            ConfigError, match=f"{flags[0]} is for state dicts of PyTorch, but .* is not one: leave it out"
+            UserError, match=f"{flags[0]} is for state dicts of PyTorch, but .* is not one: leave it out"
         ):
             import_hf.main([str(imported("llama")[0]), *run, *flags])
 
 
 def test_a_run_is_not_replaced_unasked(imported, tmp_path):
     folder, run, _ = imported("llama")
-    with pytest.raises(ConfigError, match="already holds a run: add --overwrite to replace it"):
+    with pytest.raises(UserError, match="already holds a run: add --overwrite to replace it"):
         import_hf.main([str(folder), "--run", str(run)])
-    with pytest.raises(ConfigError, match="already exists: name a new folder"):
+    with pytest.raises(UserError, match="already exists: name a new folder"):
         export_hf.main(["--run", str(run), str(folder)])
 
 
@@ -261,7 +257,7 @@ def test_a_model_that_no_architecture_holds_is_not_exported(imported, reason, tm
     cfg = dataclasses.replace(original.config, model=model)
     run_folder.create(tmp_path / "run", cfg, original.tokenizers, None)
     weights.save(tmp_path / "run", build(cfg.model)[1], "last", [], 0)
-    with pytest.raises(ConfigError, match=f"^none of the architectures gpt2, .* represents this model{reason}$"):
+    with pytest.raises(UserError, match=f"^none of the architectures gpt2, .* represents this model{reason}$"):
         export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
@@ -270,14 +266,14 @@ def test_a_run_does_not_replace_what_it_imports(imported, tmp_path):
     """Regression test: with --overwrite, as the message for a folder with a config.json said, the weights were lost."""
     folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
     for checkpoint, run in ((folder, folder), (folder, tmp_path)):
-        with pytest.raises(ConfigError, match="--run .* would replace .*copy, which is imported: choose another --run"):
+        with pytest.raises(UserError, match="--run .* would replace .*copy, which is imported: choose another --run"):
             import_hf.main([str(checkpoint), "--run", str(run), "--overwrite"])
     assert (folder / "model.safetensors").exists()
 
 
 def test_a_run_in_use_is_not_replaced(imported, tmp_path):
     lock = FolderLock(tmp_path / "run")
-    with pytest.raises(ConfigError, match="run is in use by process"):
+    with pytest.raises(UserError, match="run is in use by process"):
         import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
     lock.release()

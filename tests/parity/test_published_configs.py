@@ -10,7 +10,8 @@ import transformers
 from tests.helpers import build, tiny, with_settings
 from tests.parity import test_huggingface as parity
 from tformer_jax import presets
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop import exact, files, generation, hf
 
 CLASSES = {
@@ -200,7 +201,7 @@ def test_a_published_config_is_read_as_our_preset(name):
     ],
 )
 def test_what_our_models_lack_is_refused_by_name(model_type, config, problem):
-    with pytest.raises(ConfigError, match=f"this checkpoint cannot be read: {problem}"):
+    with pytest.raises(UserError, match=f"this checkpoint cannot be read: {problem}"):
         read(model_type, config)
 
 
@@ -281,7 +282,7 @@ def test_a_checkpoint_without_a_classification_head(tmp_path):
     parity.their_model("bert").save_pretrained(tmp_path)
     body = {name: a for name, a in files.read_arrays(tmp_path).items() if not name.startswith("classifier.")}
     rewritten(tmp_path, **{name: np.asarray(array) for name, array in body.items()})
-    with pytest.raises(ConfigError, match="no classification head; set num_classes=... to initialize one randomly"):
+    with pytest.raises(UserError, match="no classification head; set num_classes=... to initialize one randomly"):
         hf.load(tmp_path)
     cfg, params = hf.load(tmp_path, num_classes=5)
     assert cfg.num_classes == 5
@@ -292,7 +293,7 @@ def test_an_untied_checkpoint_without_its_head_is_refused(tmp_path):
     parity.their_model("llama").save_pretrained(tmp_path)
     body = {name: np.asarray(a) for name, a in files.read_arrays(tmp_path).items() if name != "lm_head.weight"}
     rewritten(tmp_path, **body)
-    with pytest.raises(ConfigError, match="tie_word_embeddings=False, but it has no lm_head.weight"):
+    with pytest.raises(UserError, match="tie_word_embeddings=False, but it has no lm_head.weight"):
         hf.load(tmp_path)
 
 
@@ -340,9 +341,7 @@ def test_what_would_load_as_another_model_is_not_written(name, tmp_path):
     model_type, changes = OTHERS[name]
     _, params = build(tiny("decoder_lm", **PLAIN.get(model_type, PLAIN["llama"]) | changes))
     cfg = tiny("decoder_lm", **PLAIN.get(model_type, PLAIN["llama"]) | changes)
-    with pytest.raises(
-        ConfigError, match=f"^model_type '{model_type}' cannot represent this model: (?!this checkpoint)"
-    ):
+    with pytest.raises(UserError, match=f"^model_type '{model_type}' cannot represent this model: (?!this checkpoint)"):
         hf.save(tmp_path / "out", model_type, cfg, params)
     assert not (tmp_path / "out").exists()
 

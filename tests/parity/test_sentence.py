@@ -10,8 +10,9 @@ import transformers
 
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import embed, import_hf
-from tformer_jax.config import ConfigError, EmbedConfig
+from tformer_jax.config import EmbedConfig
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.interop import sentence
 
@@ -105,7 +106,7 @@ def test_each_pooling(imported, mode, tmp_path):
     cfg = run.config.embed
     assert (cfg.pooling, cfg.normalize, cfg.max_length) == (MODES[mode], normalize, 9)
     assert_close(truncated(run), expected_embeddings(folder, TEXTS, mode, normalize=normalize), 1e-5)
-    with pytest.raises(ConfigError, match="text 3: the text has 13 tokens, but the model takes at most 7: shorten it"):
+    with pytest.raises(UserError, match="text 3: the text has 13 tokens, but the model takes at most 7: shorten it"):
         run.embed(TEXTS)
 
 
@@ -127,7 +128,7 @@ def test_the_command_uses_the_settings_of_the_run_unless_told_otherwise(imported
     assert_close(
         run.embed(TEXTS, prompt=""), expected_embeddings(folder, TEXTS, "mean", normalize=True, longest=30), 1e-5
     )
-    with pytest.raises(ConfigError, match="there is no prompt 'qury' for embeddings; did you mean 'query'?"):
+    with pytest.raises(UserError, match="there is no prompt 'qury' for embeddings; did you mean 'query'?"):
         printed("--prompt", "qury")
 
 
@@ -142,7 +143,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_not_supported_is_refused(imported, what, tmp_path):
     folder = sentence_folder(imported("bert")[0], tmp_path / "copy", **REFUSED[what])
-    with pytest.raises(ConfigError, match=f"modules.json: {what} of sentence-transformers is not supported: remove"):
+    with pytest.raises(UserError, match=f"modules.json: {what} of sentence-transformers is not supported: remove"):
         imported_run(folder, tmp_path)
     assert not (tmp_path / "run").exists()
 
@@ -150,7 +151,7 @@ def test_what_is_not_supported_is_refused(imported, what, tmp_path):
 def test_modules_that_are_no_list_are_refused(imported, tmp_path):
     folder = sentence_folder(imported("bert")[0], tmp_path / "copy")
     (folder / "modules.json").write_text("3")
-    with pytest.raises(ConfigError, match=r"modules.json is not a list of modules of sentence-transformers"):
+    with pytest.raises(UserError, match=r"modules.json is not a list of modules of sentence-transformers"):
         imported_run(folder, tmp_path)
 
 
@@ -163,7 +164,7 @@ def test_lower_case_before_a_tokenizer_that_reads_upper_case(imported, lower, tm
     if lower:
         imported_run(folder, tmp_path)
         return
-    with pytest.raises(ConfigError, match="do_lower_case=True in sentence_bert_config.json with a tokenizer of upper"):
+    with pytest.raises(UserError, match="do_lower_case=True in sentence_bert_config.json with a tokenizer of upper"):
         imported_run(folder, tmp_path)
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional
 import tformer_jax as tj
 from tests.helpers import assert_close, normal, rest_slow
 from tests.parity.checkpoints import TEXTS
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import generate, import_hf, translate
-from tformer_jax.config import ConfigError
 from tformer_jax.interop import mapping, state_dicts, torch_transformer
 from tformer_jax.interop.decoders import gpt2_rules
 
@@ -316,7 +316,7 @@ MISTAKES = {
 def test_mistakes(tmp_path, text_file, name):
     write, sentence = MISTAKES[name]
     write(tmp_path)
-    with pytest.raises(ConfigError, match=sentence) as caught:
+    with pytest.raises(UserError, match=sentence) as caught:
         import_checkpoint(tmp_path / "ckpt.pt", tmp_path / "run", "--tokenizer", text_file)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -328,12 +328,12 @@ def test_positions_and_tokenizers_that_do_not_fit(tmp_path, word_files):
     model.positional_encoding.pos_embedding += 1
     torch.save(model.state_dict(), tmp_path / "model.pt")
     flags = "--model-args", f"nhead={N}"
-    with pytest.raises(ConfigError, match="model.pt has no tokenizer: add --tokenizer FILE, or two files"):
+    with pytest.raises(UserError, match="model.pt has no tokenizer: add --tokenizer FILE, or two files"):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "run", *flags)
-    with pytest.raises(ConfigError, match="pos_embedding of the checkpoint is not supported, only interleaved sines"):
+    with pytest.raises(UserError, match="pos_embedding of the checkpoint is not supported, only interleaved sines"):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "run", "--tokenizer", *word_files, *flags)
     torch.save(model.state_dict() | {"positional_encoding.pos_embedding": torch.ones(D + 1)}, tmp_path / "model.pt")
-    with pytest.raises(ConfigError, match=rf"pos_embedding .* has the shape \({D + 1},\), which does not fit D = {D}"):
+    with pytest.raises(UserError, match=rf"pos_embedding .* has the shape \({D + 1},\), which does not fit D = {D}"):
         import_checkpoint(tmp_path / "model.pt", tmp_path / "run", "--tokenizer", *word_files, *flags)
 
 
@@ -357,7 +357,7 @@ def test_tokenizers_that_do_not_fit(tmp_path, text_file, word_files):
     }
     for sentence, (flag, *values) in mistakes.items():
         flags = [tmp_path / value if str(value).endswith(".txt") else value for value in values]
-        with pytest.raises(ConfigError, match=sentence):
+        with pytest.raises(UserError, match=sentence):
             import_checkpoint(tmp_path / "ckpt.pt", tmp_path / "run", flag, *flags)
     assert not (tmp_path / "run").exists()
 

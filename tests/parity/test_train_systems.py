@@ -10,11 +10,11 @@ from flax.traverse_util import flatten_dict
 
 from tests.helpers import assert_close, randomized, tiny
 from tformer_jax import presets
-from tformer_jax.benchmarks import torch_models, train_cases
-from tformer_jax.benchmarks.torch_systems import PyTorch
-from tformer_jax.benchmarks.train_systems import Ours
 from tformer_jax.config import Config, DataConfig, TrainConfig
 from tformer_jax.config.model import RotaryConfig
+from tformer_jax.lab.benchmarks import torch_models, train_cases
+from tformer_jax.lab.benchmarks.torch_systems import PyTorch
+from tformer_jax.lab.benchmarks.train_systems import Ours
 from tformer_jax.models import conversions
 from tformer_jax.special_tokens import IGNORED, PAD
 

@@ -25,7 +25,8 @@ import optax
 from tests import commands, draws
 from tests.draws import GARBAGE, LENGTHS, SHAPES, T
 from tests.helpers import build, with_settings
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, OptimConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS
 from tformer_jax.config.sources import SOURCES
 from tformer_jax.interop import exact, hf
@@ -298,7 +299,7 @@ def files(case: Case) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 hf.save(Path(folder), model_type, cfg, params)
-            except ConfigError:
+            except UserError:
                 continue
             back, read = hf.load(Path(folder))
             yield f"files: {model_type}, settings", "exact", float(len(exact.differences(cfg, back)))

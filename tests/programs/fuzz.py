@@ -32,17 +32,9 @@ from tests.parity.own_runs import MODELS
 from tests.programs.fuzz_findings import Findings, as_words, jsonl, read_lines, write_lines
 from tests.random_texts import Texts, one_line, with_surrogate
 from tests.serving.live import around
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, score, translate
-from tformer_jax.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    DecodeConfig,
-    EvalConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-)
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig
 from tformer_jax.data import pipeline
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import load_corpus
@@ -51,9 +43,9 @@ from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.inference.engine import Engine
+from tformer_jax.runs import experiment, loop, run_folder, weights
 from tformer_jax.serving.served import Served
 from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
-from tformer_jax.train import experiment, loop, run_folder, weights
 
 KINDS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece")
 LONGEST, NEW = 64, 6
@@ -284,19 +276,17 @@ class Fuzz:
             text = with_surrogate(draw)
             for name, use in (("translate", run.translate), ("embed", run.embed), ("score", run.score)):
                 example: Any = (text, "a") if name == "score" else text
-                self.findings.refused(f"surrogate: {name}", text, lambda use=use, one=example: use([one]), ConfigError)
+                self.findings.refused(f"surrogate: {name}", text, lambda use=use, one=example: use([one]), UserError)
             path = self.folder / "surrogate.jsonl"
             path.write_text(json.dumps({"source": text, "target": "a"}) + "\n")
             cfg = config(DataConfig(source="jsonl", train=(path.name,)))
             examples = file_reader(cfg, self.folder, BadLines(), collections.Counter())(path.name)
-            self.findings.refused("surrogate: jsonl", text, lambda rows=examples: list(rows), ConfigError)
+            self.findings.refused("surrogate: jsonl", text, lambda rows=examples: list(rows), UserError)
             (self.folder / "surrogate.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
             flags = ["--run", str(run.path), "--input", str(self.folder / "surrogate.txt")]
             if draw.random() < 0.02:
                 self.findings.saw("command: lone surrogates", 1)
-                self.findings.refused(
-                    "surrogate: command", text, lambda flags=flags: translate.main(flags), ConfigError
-                )
+                self.findings.refused("surrogate: command", text, lambda flags=flags: translate.main(flags), UserError)
         self.findings.saw("lone surrogates", count)
 
     def export(self, run: tj.Run, outputs: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tests import commands
-from tformer_jax.train import provenance
+from tformer_jax.runs import provenance
 
 RUN = "runs/minilm"
 SENTENCES = 200

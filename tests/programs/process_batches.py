@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tests.train.conftest import small_config
+from tests.runs.conftest import small_config
 from tformer_jax.config import Config, ParallelConfig
 from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus
@@ -24,7 +24,7 @@ from tformer_jax.data.prepare import prepare
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.parallel import multihost, placement
-from tformer_jax.train import experiment
+from tformer_jax.runs import experiment
 
 BATCHES = 20
 ROWS = 16

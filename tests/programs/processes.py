@@ -21,8 +21,8 @@ import numpy as np
 
 from tests import commands
 from tests.programs import process_batches
-from tests.train.conftest import write_pairs
-from tformer_jax.train.trained import load_trained
+from tests.runs.conftest import write_pairs
+from tformer_jax.runs.trained import load_trained
 
 CONFIG = commands.ROOT / "tests/programs/processes_config.py"
 LONG = {"train__steps": 4000, "train__eval_every": 4000, "train__log_every": 50, "train__checkpoint_every": 10}

@@ -4,7 +4,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from tests.train.conftest import small_config
+from tests.runs.conftest import small_config
 from tformer_jax.config import ParallelConfig, to_config_dict
 
 

@@ -28,8 +28,8 @@ from tests.report.checks import (
     every_chart_is_drawn_when_it_is_seen,
 )
 from tests.report.folders import cut, lock, write_run
-from tformer_jax.cli import explain
 from tformer_jax.inference.watch import Watched
+from tformer_jax.lab.commands import explain
 from tformer_jax.report import attention, html
 from tformer_jax.report.run import load_all
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.cli.describe import of_preset
 from tformer_jax.config import ParallelConfig
-from tformer_jax.train.run_folder import write_json
+from tformer_jax.lab.commands.describe import of_preset
+from tformer_jax.runs.run_folder import write_json
 
 LARGE = {"dtype": "bfloat16", "scan_layers": True, "remat": "nothing_saveable"}
 EXPERTS = LARGE | {"decoder_layers": 4}
@@ -56,7 +56,7 @@ CASES = {
 
 def compiled(name: str) -> dict[str, Any]:
     """Returns the figures of one case."""
-    from tformer_jax.train.aot import programs, topology
+    from tformer_jax.lab.aot import programs, topology
 
     case, start = CASES[name], time.perf_counter()
     cfg = of_preset(case.preset)

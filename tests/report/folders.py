@@ -10,7 +10,7 @@ import numpy as np
 import sacrebleu
 
 from tformer_jax.config import Config, DataConfig, ModelConfig, TrainConfig, to_dict
-from tformer_jax.train import guards
+from tformer_jax.runs import guards
 
 SIGNATURES = {
     "bleu": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",

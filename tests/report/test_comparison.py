@@ -17,7 +17,7 @@ from tformer_jax.report.charts import TITLES, all_charts
 from tformer_jax.report.comparison import Change, Comparison, compare
 from tformer_jax.report.run import load_all
 from tformer_jax.report.sections import ABSENT
-from tformer_jax.train.progress import ProgressView
+from tformer_jax.runs.progress import ProgressView
 
 LOSSES = "loss, interpolated between records"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.report.folders import cut, lock, write_run
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import report
-from tformer_jax.config import ConfigError
 from tformer_jax.report import html as page
 from tformer_jax.report import sections
 from tformer_jax.report.run import load_all
@@ -202,9 +202,9 @@ def test_signatures_name_the_normalization_of_references(tmp_path, signature, sh
 def test_runs_are_named_by_what_differs(tmp_path):
     folders = [write_run(tmp_path / name / "run", examples=0) for name in "ab"]
     assert [run.name for run in load_all(folders)] == ["a/run", "b/run"]
-    with pytest.raises(ConfigError, match="is not a run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         load_all([tmp_path])
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(UserError, match="given twice"):
         load_all([folders[0], folders[0]])
 
 
@@ -265,7 +265,7 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch):
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
     run = write_run(tmp_path / "run", examples=0)
     for output, problem in ((tmp_path, "it is a folder; name a file"), (run / "config.json" / "a.html", "File exists")):
-        with pytest.raises(ConfigError, match=f"--output .*: cannot be written.*{problem}"):
+        with pytest.raises(UserError, match=f"--output .*: cannot be written.*{problem}"):
             report.main([str(run), "--output", str(output)])
 
 
@@ -273,5 +273,5 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
 def test_without_its_packages_the_extra_is_named(absent, monkeypatch):
     for name in absent:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf'this command needs {" and ".join(absent)}: pip install -e "\.\[report\]"'):
+    with pytest.raises(UserError, match=rf'this command needs {" and ".join(absent)}: pip install -e "\.\[report\]"'):
         page.check_installed("this command")

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.report import sweep_plot, sweeps
 
 
@@ -114,8 +114,8 @@ def test_values_of_other_settings_are_named(tmp_path):
 
 def test_plots_have_a_known_format(tmp_path, monkeypatch):
     sweep_plot.check(tmp_path / "a.svg")
-    with pytest.raises(ConfigError, match=r"--plot a.txt: the name must end in .svg, .png or .pdf"):
+    with pytest.raises(UserError, match=r"--plot a.txt: the name must end in .svg, .png or .pdf"):
         sweep_plot.check(tmp_path.__class__("a.txt"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'--plot needs matplotlib: pip install -e "\.\[report\]"'):
+    with pytest.raises(UserError, match=r'--plot needs matplotlib: pip install -e "\.\[report\]"'):
         sweep_plot.check(tmp_path / "a.svg")

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import serve
-from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.inference.engine import Event, Request
@@ -96,7 +97,7 @@ class FakeEngine:
 
     def check(self, request: Request) -> None:
         if request.num_outputs > self.max_rows:
-            raise ConfigError(f"{request.num_outputs} outputs need more than {self.max_rows} rows")
+            raise UserError(f"{request.num_outputs} outputs need more than {self.max_rows} rows")
 
     def submit(self, request: Request) -> int:
         self._own()
@@ -153,7 +154,7 @@ def served(engine: FakeEngine, family: str) -> Served:
 
     def attention(text: str, output: str) -> str:
         if not text:
-            raise ConfigError("the text is empty: write at least one character")
+            raise UserError("the text is empty: write at least one character")
         return f"<!doctype html><title>Attention</title><p>{text} to {output}</p>"
 
     parts = "fake", family, engine.decode, Tokenizers(BYTES, BYTES), LONGEST + 1, False

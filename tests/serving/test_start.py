@@ -8,9 +8,11 @@ import pytest
 
 from tests.helpers import tiny
 from tests.serving.fake_engine import FakeEngine, served
-from tformer_jax.cli import checks, serve
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import serve
+from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.inference.engine import PAGE_SIZE
+from tformer_jax.runs import hardware
 from tformer_jax.serving import server
 
 
@@ -19,7 +21,7 @@ def test_a_port_in_use_is_refused():
         port = bound.getsockname()[1]
         assert server.address(bound) == f"http://127.0.0.1:{port}"
         bound.listen()
-        with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; write another one"):
+        with pytest.raises(UserError, match=f"--port {port}: Address already in use; write another one"):
             server.listen("127.0.0.1", port)
 
 
@@ -29,13 +31,13 @@ def test_two_servers_that_start_on_one_port():
         port = first.getsockname()[1]
         with server.listen("127.0.0.1", port) as second:
             server.accept(first)
-            with pytest.raises(ConfigError, match=f"--port {port}: Address already in use; write another one"):
+            with pytest.raises(UserError, match=f"--port {port}: Address already in use; write another one"):
                 server.accept(second)
 
 
 @pytest.mark.parametrize("host", ["a b", "a" * 300, "192.0.2.1"])
 def test_an_invalid_address(host):
-    with pytest.raises(ConfigError, match=f"--host {host} --port 0: .*; write another one"):
+    with pytest.raises(UserError, match=f"--host {host} --port 0: .*; write another one"):
         server.listen(host, 0)
 
 
@@ -69,14 +71,14 @@ def test_clients_can_connect_once_the_address_is_printed(monkeypatch):
 
 @pytest.mark.parametrize("flags", [["--max-rows", "4"], ["--cache-tokens", "64"], ["--no-warm-up"]])
 def test_flags_that_an_encoder_does_not_use(flags):
-    with pytest.raises(ConfigError, match=f"^{flags[0]} is for models that generate text, but this run is an encoder"):
+    with pytest.raises(UserError, match=f"^{flags[0]} is for models that generate text, but this run is an encoder"):
         serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]), encoder=True)
     serve.check_flags(serve.parser().parse_args(["--run", "x"]), encoder=True)
 
 
 @pytest.mark.parametrize("flags", [["--pooling", "first"], ["--normalize"]])
 def test_flags_that_only_an_encoder_uses(flags):
-    with pytest.raises(ConfigError, match=f"^{flags[0]} is for encoders, but this run is a model that generates text"):
+    with pytest.raises(UserError, match=f"^{flags[0]} is for encoders, but this run is a model that generates text"):
         serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]), encoder=False)
     serve.check_flags(serve.parser().parse_args(["--run", "x", *flags]), encoder=True)
 
@@ -84,7 +86,7 @@ def test_flags_that_only_an_encoder_uses(flags):
 @pytest.mark.parametrize(("memory", "tokens"), [(None, None), (2**20, None), (2**19, 64), (2**18, 32), (1, 16)])
 def test_a_cache_takes_at_most_half_of_the_memory(memory, tokens, monkeypatch, capsys):
     """Of 2 layers, keys and values of 2 heads of 128 features in float32 take 4 KiB a token."""
-    monkeypatch.setattr(checks, "device_memory", lambda: memory)
+    monkeypatch.setattr(hardware, "device_memory", lambda: memory)
     heads = {"num_heads": 2, "dim": 256, "decoder_layers": 2, "max_length": 64}
     data = DataConfig(source="stdlib_text", batching="windows", window=64)
     cfg = Config(model=tiny("decoder_lm", **heads), data=data, decode=DecodeConfig(max_new_tokens=15))
@@ -109,7 +111,7 @@ def test_the_share_of_a_cache_that_ends_outputs(pages, rows, most, limit):
 def test_a_cache_that_is_too_small_for_one_output_is_refused():
     """One token of a prompt and 30 new ones of each of two beams take four pages of 16 tokens."""
     run = mock.Mock(config=Config(decode=DecodeConfig(strategy="beam", beams=2, max_new_tokens=30)))
-    with pytest.raises(ConfigError, match="--cache-tokens 48: must be at least 64 for one output"):
+    with pytest.raises(UserError, match="--cache-tokens 48: must be at least 64 for one output"):
         serve.engine_of(run, serve.parser().parse_args(["--run", "x", "--cache-tokens", "48"]))
 
 
@@ -138,5 +140,5 @@ def test_the_key_of_the_environment(monkeypatch):
 
 def test_missing_libraries(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'pip install -e "\.\[serve\]"'):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[serve\]"'):
         serve.main(["--run", "x"])

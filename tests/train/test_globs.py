@@ -4,13 +4,13 @@ import pytest
 
 from tests.helpers import tiny
 from tests.train.test_optimizers import boxed, settings
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.models import registry
 from tformer_jax.train import optimizers
 
 
 def test_a_glob_without_matches_is_refused():
-    with pytest.raises(ConfigError, match="'encoder/.' matches no parameter name, such as 'attention/query/bias'"):
+    with pytest.raises(UserError, match="'encoder/.' matches no parameter name, such as 'attention/query/bias'"):
         optimizers.build(settings(learning_rate_factors=("encoder/*=0.1",)), boxed())
 
 
@@ -18,9 +18,7 @@ def test_a_glob_without_matches_is_refused():
 def test_a_glob_of_one_projection_does_not_match_fused_ones(glob):
     """Regression test: it selected the queries of cross-attention alone."""
     shapes = registry.shapes(registry.build(tiny("seq2seq", attention_projections="fused_qkv")))
-    with pytest.raises(
-        ConfigError, match=r"depends on the projection, but '.*/q?kv/.* holds the parameters of several"
-    ):
+    with pytest.raises(UserError, match=r"depends on the projection, but '.*/q?kv/.* holds the parameters of several"):
         optimizers.build(settings(learning_rate_factors=(f"{glob}=0.1",)), shapes)
     for whole in ("*attention/*", "*qkv/kernel", "*/kv/bias"):
         optimizers.build(settings(learning_rate_factors=(f"{whole}=0.1",)), shapes)
@@ -37,7 +35,7 @@ def test_a_glob_of_one_projection_does_not_match_fused_ones(glob):
     ],
 )
 def test_frozen_parameters_neither_learn_nor_decay(optim, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         optimizers.build(settings(**optim), boxed())
 
 
@@ -61,7 +59,7 @@ def test_a_glob_of_one_layer_does_not_match_a_scan(glob):
     shapes = registry.shapes(registry.build(SCANNED))
     for optim in ({"learning_rate_factors": (f"{glob}=0.1",)}, {"decayed": (glob,), "weight_decay": 0.1}):
         with pytest.raises(
-            ConfigError, match="depends on the layer, but 'decoder/periods/layers_./.* parameters of several"
+            UserError, match="depends on the layer, but 'decoder/periods/layers_./.* parameters of several"
         ):
             optimizers.build(settings(**optim), shapes)
     for exact in ("decoder/layers_2/*", "*/periods/layers_0/*", "decoder/*/kernel"):

@@ -14,15 +14,17 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
 from tests.helpers import assert_close, build, randomized, tiny
-from tests.train.conftest import small_config
+from tests.runs.conftest import small_config
 from tests.train.test_step import batch, settings
 from tformer_jax import api
-from tformer_jax.config import Config, ConfigError, ModelConfig, ParallelConfig, TrainConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, ModelConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.models.losses import batch_loss
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.train import experiment, loop, lora, optimizers, state, weights
-from tformer_jax.train.checkpoint import Checkpointer
+from tformer_jax.runs import experiment, loop, weights
+from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.train import lora, optimizers, state
 from tformer_jax.train.step import make_train_step
 
 ALPHA, RANK = 6.0, 2
@@ -207,7 +209,7 @@ def test_a_run_from_another_run_is_saved_merged(corpus_folder, finished, tmp_pat
 def test_killed_and_resumed(corpus_folder, finished, tmp_path):
     """Equal bit for bit to an uninterrupted run, with a moving average of the factors."""
     program = (
-        "import sys; from pathlib import Path; from tests.train.conftest import small_config;"
+        "import sys; from pathlib import Path; from tests.runs.conftest import small_config;"
         "from tformer_jax.train import experiment, loop;"
         f"cfg = small_config(lora_rank={RANK}, ema_decay=0.9, weights='ema', start_from=sys.argv[3]);"
         "loop.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2]), resume='-r' in sys.argv))"
@@ -257,13 +259,13 @@ def test_a_sharded_step_equals_that_of_one_device():
     ],
 )
 def test_settings_that_do_not_fit(train, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         lora.trainable_shapes(TrainConfig(**train), registry.shapes(registry.build(tiny("decoder_lm"))))
 
 
 def test_a_model_without_kernels_of_layers():
     shapes = registry.shapes(registry.build(tiny("classifier", encoder_layers=0)))
-    with pytest.raises(ConfigError, match="train.lora_kernels=.*the model has no kernels of layers; write"):
+    with pytest.raises(UserError, match="train.lora_kernels=.*the model has no kernels of layers; write"):
         lora.trainable_shapes(TrainConfig(lora_rank=2), shapes)
     found = lora.trainable_shapes(TrainConfig(lora_rank=2, lora_kernels=(), lora_whole=("head/*",)), shapes)
     assert set(found) == {"head"}
@@ -295,7 +297,7 @@ def test_weight_decay_is_for_factors_and_trained_kernels(whole):
     ],
 )
 def test_globs_of_weight_decay_that_match_nothing(decayed, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         build_optimizer(low_rank({"weight_decay": 0.1, "decayed": decayed}))
 
 
@@ -306,5 +308,5 @@ def build_optimizer(cfg: Config):
 def test_maximal_update_parametrization_is_refused():
     model = {"family": "decoder_lm", "parameterization": "mup", "base_dim": 64}
     data = {"source": "stdlib_text", "batching": "windows"}
-    with pytest.raises(ConfigError, match="train.lora_rank=2: must be 0 for model.parameterization='mup'"):
+    with pytest.raises(UserError, match="train.lora_rank=2: must be 0 for model.parameterization='mup'"):
         Config.from_dict({"model": model, "data": data, "train": {"lora_rank": 2}})

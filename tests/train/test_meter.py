@@ -8,9 +8,9 @@ import sys
 import jax.numpy as jnp
 import pytest
 
+from tformer_jax.runs.progress import Figures, describe_classes, with_prefix
 from tformer_jax.train import meter
 from tformer_jax.train.meter import Meter
-from tformer_jax.train.progress import Figures, describe_classes, with_prefix
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
 
@@ -149,7 +149,7 @@ def test_the_first_classes_are_named():
 def test_a_run_outlives_the_reader_of_its_output():
     """Regression test: rich ended the process, without a checkpoint."""
     program = (
-        "import sys, time; from tformer_jax.train.progress import ProgressView; view = ProgressView(steps=1)\n"
+        "import sys, time; from tformer_jax.runs.progress import ProgressView; view = ProgressView(steps=1)\n"
         "view.say('first'); sys.stdin.read(1); view.say('second'); view.say('third'); print('alive', file=sys.stderr)"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

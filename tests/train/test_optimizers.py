@@ -13,7 +13,8 @@ from flax import linen as nn
 from tests.helpers import assert_close, normal, randomized, rest_slow, tiny
 from tests.train.formulas import B1, B2, DECAY, EPS, RATES, adafactor, adamw, lamb, lion, muon, schedule_free, sgd
 from tformer_jax import axes
-from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS
 from tformer_jax.config.sources import SOURCES
 from tformer_jax.models import conversions, registry
@@ -387,5 +388,5 @@ def test_the_state_is_float32_for_bfloat16_parameters():
     ],
 )
 def test_settings_that_contradict_each_other(changes, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         settings(**changes)

@@ -12,7 +12,8 @@ from flax import linen as nn
 
 from tests import oracles
 from tests.helpers import assert_close, rest_slow, tiny
-from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig, ParallelConfig, TrainConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.models.losses import batch_loss, masked_cross_entropy, sum_over_chunks
 from tformer_jax.parallel import rules
@@ -163,7 +164,7 @@ def test_dropout_differs_from_step_to_step():
 
 
 def test_a_mesh_of_too_many_devices():
-    with pytest.raises(ConfigError, match="parallel.data=9 needs 9 devices, but there are 8; use sizes"):
+    with pytest.raises(UserError, match="parallel.data=9 needs 9 devices, but there are 8; use sizes"):
         make_mesh(ParallelConfig(data=9))
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import tformer_jax as tj
-from tests.train.conftest import small_config
-from tformer_jax.config import Config, ConfigError
-from tformer_jax.train import experiment, loop, run_folder, weights
-from tformer_jax.train.start_from import check
-from tformer_jax.train.trained import load_trained
+from tests.runs.conftest import small_config
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config
+from tformer_jax.runs import experiment, loop, run_folder, weights
+from tformer_jax.runs.start_from import check
+from tformer_jax.runs.trained import load_trained
 
 pytestmark = pytest.mark.usefixtures("compiled_by_the_first_step")
 
@@ -60,11 +61,11 @@ def test_a_named_step_gives_the_ema_that_the_run_evaluates(several, tmp_path):
 
 
 def test_a_step_without_a_checkpoint(several, first, tmp_path):
-    with pytest.raises(ConfigError, match=r"has no checkpoint of step 9: its checkpoints are those of steps 2, 3$"):
+    with pytest.raises(UserError, match=r"has no checkpoint of step 9: its checkpoints are those of steps 2, 3$"):
         tj.load(several, step=9)
     shutil.copytree(first, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(ConfigError, match="has no checkpoint of step 1: it has none"):
+    with pytest.raises(UserError, match="has no checkpoint of step 1: it has none"):
         tj.load(tmp_path / "run", step=1)
 
 
@@ -72,7 +73,7 @@ def test_a_damaged_checkpoint_of_a_named_step(several, tmp_path):
     shutil.copytree(several, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints" / "2" / "state").rglob("d/*"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ConfigError, match="2 is damaged"):
+    with pytest.raises(UserError, match="2 is damaged"):
         tj.load(tmp_path / "run", step=2)
     assert values(tj.load(tmp_path / "run", step=3).params) == {3}
 
@@ -93,7 +94,7 @@ def test_a_run_starts_from_the_checkpoint_of_a_step(several, corpus_folder, tmp_
 def test_a_run_cannot_start_from_a_step_that_is_missing(several):
     trained = load_trained(several)
     train = dataclasses.replace(trained.cfg.train, start_from=str(several), start_from_step=1)
-    with pytest.raises(ConfigError, match="has no checkpoint of step 1: its checkpoints are those of steps 2, 3"):
+    with pytest.raises(UserError, match="has no checkpoint of step 1: its checkpoints are those of steps 2, 3"):
         check(train, trained.cfg.model, trained.tokenizers, several)
-    with pytest.raises(ConfigError, match=r"train.start_from_step=2: is used only with train.start_from; leave it out"):
+    with pytest.raises(UserError, match=r"train.start_from_step=2: is used only with train.start_from; leave it out"):
         with_train(trained.cfg, start_from_step=2)

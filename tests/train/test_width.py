@@ -10,7 +10,8 @@ import pytest
 from flax import linen as nn
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
-from tformer_jax.config import Config, ConfigError, DataConfig, OptimConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, OptimConfig
 from tformer_jax.config.schema import BATCHINGS
 from tformer_jax.config.sources import SOURCES
 from tformer_jax.models import registry
@@ -217,10 +218,10 @@ def test_embeddings_scores_and_logits_are_scaled_by_the_base_width():
 
 
 def test_refused_settings():
-    with pytest.raises(ConfigError, match="base_dim=None: must be a width for model.parameterization='mup'"):
+    with pytest.raises(UserError, match="base_dim=None: must be a width for model.parameterization='mup'"):
         tiny("decoder_lm", parameterization="mup")
-    with pytest.raises(ConfigError, match="has no rule for routers"):
+    with pytest.raises(UserError, match="has no rule for routers"):
         tiny("decoder_lm", parameterization="mup", base_dim=8, ffn="moe")
-    with pytest.raises(ConfigError, match="must be adamw, lion or muon"):
+    with pytest.raises(UserError, match="must be adamw, lion or muon"):
         cfg = config("decoder_lm", 64, "adamw")
         dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer="lamb"))

@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import resolved
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import check_writable, integer, run_parser
-from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import resolved
 from tformer_jax.report import html
 
 NAME = "attention.html"
@@ -52,18 +52,18 @@ def page_of(options: argparse.Namespace) -> Path:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises `ConfigError` if the flags do not fit each other, or a package is missing."""
+    """Raises `UserError` if the flags do not fit each other, or a package is missing."""
     if (options.text is None) == (options.batch is None):
-        raise ConfigError("write one text, or name a file of texts with --batch")
+        raise UserError("write one text, or name a file of texts with --batch")
     if options.batch is None:
         if options.npz is not None and resolved(options.npz) == resolved(page_of(options)):
-            raise ConfigError(f"--npz {options.npz}: is the page's file; name another file for the arrays")
+            raise UserError(f"--npz {options.npz}: is the page's file; name another file for the arrays")
         html.check_installed("this command")
         return
     if options.npz is None:
-        raise ConfigError("--batch needs --npz FILE, to which the arrays are written")
+        raise UserError("--batch needs --npz FILE, to which the arrays are written")
     if options.npz.exists() and options.batch.exists() and options.npz.samefile(options.batch):
-        raise ConfigError(f"{options.npz} is both --batch and --npz: name another file for the arrays")
+        raise UserError(f"{options.npz} is both --batch and --npz: name another file for the arrays")
     for name in ("output", "layer", "head"):
         if getattr(options, name) is not None:
-            raise ConfigError(f"--{name} is for the page of one text: leave it out with --batch")
+            raise UserError(f"--{name} is for the page of one text: leave it out with --batch")

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
-from tformer_jax.config.paths import is_remote
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import is_remote
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
 from tformer_jax.interop import companions, files, generation, hf, hub, sentence, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.train import run_folder, weights
-from tformer_jax.train.guards import FolderLock
+from tformer_jax.runs import run_folder, weights
+from tformer_jax.runs.guards import FolderLock
 
 IMPORTED = "imported.json"
 NO_CLASSES = "the checkpoint has no classification head: the run has a random one, to be trained"
@@ -50,7 +51,7 @@ def make_run(options: argparse.Namespace) -> None:
     """Makes the run folder `options.run` of the checkpoint `options.checkpoint`, replacing an earlier run.
 
     Raises:
-        ConfigError: the checkpoint is damaged, this package cannot represent it, or another process uses the folder.
+        UserError: the checkpoint is damaged, this package cannot represent it, or another process uses the folder.
     """
     path, run = Path(options.checkpoint), options.run
     _check_flags(options, path)
@@ -77,7 +78,7 @@ def make_run(options: argparse.Namespace) -> None:
 
 
 def _check_flags(options: argparse.Namespace, path: Path) -> None:
-    """Raises `ConfigError` for a flag that this kind of checkpoint does not use."""
+    """Raises `UserError` for a flag that this kind of checkpoint does not use."""
     if path.is_file():
         of_folders = {"--family": options.family, "--max-length": options.max_length}
         given, reason = of_folders, "is for checkpoints in Hugging Face's format"
@@ -86,7 +87,7 @@ def _check_flags(options: argparse.Namespace, path: Path) -> None:
         reason = "is for state dicts of PyTorch"
     for flag, value in given.items():
         if value:
-            raise ConfigError(f"{flag} {reason}, but {options.checkpoint} is not one: leave it out")
+            raise UserError(f"{flag} {reason}, but {options.checkpoint} is not one: leave it out")
 
 
 def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
@@ -114,13 +115,13 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
 def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -> Imported:
     """Reads a file of `torch.save`, whose tokenizers are given."""
     if path.suffix not in state_dicts.SUFFIXES:
-        raise ConfigError(f"{path} is a file: name a folder, or a {' or '.join(state_dicts.SUFFIXES)} of torch.save")
+        raise UserError(f"{path} is a file: name a folder, or a {' or '.join(state_dicts.SUFFIXES)} of torch.save")
     if not options.tokenizer:
-        raise ConfigError(f"{path} has no tokenizer: add --tokenizer FILE, or two files, of the source and the target")
+        raise UserError(f"{path} has no tokenizer: add --tokenizer FILE, or two files, of the source and the target")
     kind, cfg, params = state_dicts.load(path, dict(options.model_args), mesh=mesh)
     tokenizers = load_standalone_tokenizers(options.tokenizer, pair=cfg.family == "seq2seq")
     if options.tokenizer[0].suffix == ".txt" and tokenizers.target.vocab_size != cfg.vocab_size:
-        raise ConfigError(
+        raise UserError(
             f"{options.tokenizer[0]} has {tokenizers.target.vocab_size} different characters, but the model was "
             f"trained on {cfg.vocab_size}: name the text that it was trained on"
         )
@@ -143,7 +144,7 @@ def _fitting(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers
     """Returns the tokenizers without the added special tokens that the model lacks, which no text needs.
 
     Raises:
-        ConfigError: a tokenizer has other tokens that the model lacks.
+        UserError: a tokenizer has other tokens that the model lacks.
     """
     V = cfg.known("vocab_size")
     source = cfg.known("source_vocab_size") if cfg.family == "seq2seq" else V
@@ -155,7 +156,7 @@ def _limited(path: Path, tokenizer: Tokenizer, V: int) -> Tokenizer:
         return tokenizer
     found = tokenizer.without_added(V) if isinstance(tokenizer, CheckpointTokenizer | PiecesTokenizer) else tokenizer
     if found.vocab_size > V or max(found.special.used) >= V:
-        raise ConfigError(f"{path}: its tokenizer has {tokenizer.vocab_size} tokens, and its model only {V}")
+        raise UserError(f"{path}: its tokenizer has {tokenizer.vocab_size} tokens, and its model only {V}")
     return found
 
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tformer_jax.allocator import keep_memory, run_in_calling_thread
+from tformer_jax.base.allocator import keep_memory, run_in_calling_thread
+from tformer_jax.base.errors import FULL_DISK, RunError, UserError
+from tformer_jax.base.numbers import GIB, KIB, MIB
+from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.cli import compilation_cache, interrupt
-from tformer_jax.config import MESH_PRESETS, ConfigError
+from tformer_jax.config import MESH_PRESETS
 from tformer_jax.config.fields import INT32_MAX
-from tformer_jax.config.numbers import GIB, KIB, MIB
-from tformer_jax.config.paths import as_path, resolved
-from tformer_jax.train.errors import FULL_DISK, RunError
-from tformer_jax.train.provenance import PROGRAM
+from tformer_jax.runs.provenance import PROGRAM
 
 if TYPE_CHECKING:
     from tformer_jax.api import Run
@@ -52,7 +52,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         if sys.stdout is not None:
             sys.stdout.flush()
         gc.freeze()  # the final collection at exit then skips all objects
-    except ConfigError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except RunError as error:
@@ -78,7 +78,7 @@ def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
     """Loads the run that the flags of `add_run` name; JAX then runs its programs in the calling thread.
 
     Raises:
-        ConfigError: there is no such run, or it has no output head, which the command needs.
+        UserError: there is no such run, or it has no output head, which the command needs.
     """
     import tformer_jax
 
@@ -164,7 +164,7 @@ def run_path(text: str) -> Path:
     """Returns the path of a run folder, local or `gs://BUCKET/FOLDER`; an argparse type."""
     try:
         return as_path(text)
-    except ConfigError as error:
+    except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
@@ -206,11 +206,11 @@ def check_writable(path: Path, flag: str = "--record") -> None:
     """Checks, before anything is computed, that `path`, which `flag` names, can be written; creates its folder.
 
     Raises:
-        ConfigError: the folder cannot be created or written to, the name is too long, or `path` is a folder or a file
+        UserError: the folder cannot be created or written to, the name is too long, or `path` is a folder or a file
             that a run needs.
     """
     if path.is_dir():
-        raise ConfigError(f"{flag} {path}: cannot be written, because it is a folder; name a file")
+        raise UserError(f"{flag} {path}: cannot be written, because it is a folder; name a file")
     path = resolved(path)
     check_not_of_run(path, flag)
     if path.exists() and not path.is_file():  # a device or a pipe
@@ -221,19 +221,19 @@ def check_writable(path: Path, flag: str = "--record") -> None:
         tempfile.NamedTemporaryFile(dir=path.parent, prefix=partial).close()
     except OSError as error:
         problem = f"cannot be written ({error.strerror}); name a file in a writable folder"
-        raise ConfigError(f"{flag} {path}: {problem}") from error
+        raise UserError(f"{flag} {path}: {problem}") from error
 
 
 def check_not_of_run(path: Path, flag: str) -> None:
     """Checks that a file which `flag` names is not one that a run needs.
 
     Raises:
-        ConfigError: it is.
+        UserError: it is.
     """
-    from tformer_jax.train import run_folder
+    from tformer_jax.runs import run_folder
 
     if run := run_folder.owner(path):
-        raise ConfigError(f"{flag} {path}: is a file of the run {run}; name another")
+        raise UserError(f"{flag} {path}: is a file of the run {run}; name another")
 
 
 @contextlib.contextmanager
@@ -241,19 +241,19 @@ def writing(path: Path) -> Iterator[None]:
     """Context manager that reports a file `path` that cannot be written.
 
     Raises:
-        ConfigError: the block raises an `OSError`.
+        UserError: the block raises an `OSError`.
     """
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); name another file") from error
+        raise UserError(f"{path} cannot be written ({error.strerror}); name another file") from error
 
 
 def check_writable_folder(path: Path, flag: str) -> None:
     """Checks, before anything is computed, that the folder `path`, which `flag` names, can be created.
 
     Raises:
-        ConfigError: its parent cannot be created or written to.
+        UserError: its parent cannot be created or written to.
     """
     parent = path.absolute().parent
     try:
@@ -262,4 +262,4 @@ def check_writable_folder(path: Path, flag: str) -> None:
     except OSError as error:
         reason = f"{parent} is a file" if parent.is_file() else error.strerror
         problem = f"cannot be written ({reason}); name a folder in a writable folder"
-        raise ConfigError(f"{flag} {path}: {problem}") from error
+        raise UserError(f"{flag} {path}: {problem}") from error

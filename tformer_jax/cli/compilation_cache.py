@@ -12,7 +12,7 @@ from pathlib import Path
 
 import filelock
 
-from tformer_jax import user_cache
+from tformer_jax.base import user_cache
 
 FOLDER, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 SETTINGS = {

@@ -15,8 +15,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from tformer_jax import config
-from tformer_jax.config import Config, ConfigError
-from tformer_jax.config.fields import Section, one_line
+from tformer_jax.base.errors import UserError, one_line
+from tformer_jax.config import Config
+from tformer_jax.config.fields import Section
 
 EXPECTED = {
     int: "must be a whole number, such as 1000",
@@ -30,20 +31,20 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     """Reads and validates the config of a file, `FILE[:VARIANT]`, with `--config.SECTION.SETTING=VALUE` overrides.
 
     Raises:
-        ConfigError: the file is missing, a setting or flag is unknown, or a value is invalid.
+        UserError: the file is missing, a setting or flag is unknown, or a value is invalid.
     """
     name, colon, variant = location.partition(":")
     path = Path(name)
     if not path.is_file():
         problem = "is a folder; name a file in it" if path.is_dir() else f"does not exist{_available_configs(path)}"
-        raise ConfigError(f"config file {path} {problem}")
+        raise UserError(f"config file {path} {problem}")
     for override in overrides:
         if setting := re.match(r"--?(no)?config\.(?P<name>[^=]*)", override):
             Config.check_name(setting["name"])
             if _is_section(setting["name"]):
-                raise ConfigError(f"{setting['name']} is a section: write --config.{setting['name']}.SETTING=VALUE")
+                raise UserError(f"{setting['name']} is a section: write --config.{setting['name']}.SETTING=VALUE")
         elif flag := re.match(r"--?([a-z]\w*)", override):
-            raise ConfigError(f"unknown flag {flag[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
+            raise UserError(f"unknown flag {flag[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values = flags.FlagValues()
     overrides, unset = _split(overrides)
     arguments = ["train.py", *overrides]
@@ -52,7 +53,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         config_flags.DEFINE_config_dict("config", found, flag_values=values, sys_argv=arguments)
         unexpected = values(arguments)[1:]
     except (AttributeError, KeyError) as error:
-        raise ConfigError(
+        raise UserError(
             f"{path} lacks a setting given on the command line: get_config must return to_config_dict(Config(...))"
         ) from error
     except (flags.Error, ValueError) as error:
@@ -60,9 +61,9 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         flag = re.match(r"flag --config\.(?P<name>[\w.]+)=(?P<value>.*?): ", problem)
         if flag and (expected := EXPECTED.get(type(operator.attrgetter(flag["name"])(found)))):
             problem = f"{flag['name']}={flag['value']!r}: {expected}"
-        raise ConfigError(problem) from error
+        raise UserError(problem) from error
     if unexpected:
-        raise ConfigError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
+        raise UserError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values.config.update_from_flattened_dict(dict.fromkeys(unset))
     return config.from_config_dict(values.config)
 
@@ -97,7 +98,7 @@ def run(path: Path, variant: Sequence[str]) -> ConfigDict:
         variant: the arguments of `get_config`: the name of a variant, or none.
 
     Raises:
-        ConfigError: the file raises it, or has a mistake.
+        UserError: the file raises it, or has a mistake.
     """
     loader = importlib.machinery.SourceFileLoader("config_file", str(path))
     module = types.ModuleType(loader.name)
@@ -107,37 +108,37 @@ def run(path: Path, variant: Sequence[str]) -> ConfigDict:
         loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
     if get_config is None:
-        raise ConfigError(f"{path} has no function get_config, which returns to_config_dict(Config(...))")
+        raise UserError(f"{path} has no function get_config, which returns to_config_dict(Config(...))")
     try:
         inspect.signature(get_config).bind(*variant)
     except TypeError:
         problem = "has no variants: leave out the colon" if variant else "needs a variant after a colon"
-        raise ConfigError(f"{path} {problem}") from None
+        raise UserError(f"{path} {problem}") from None
     with mistakes(path):
         found = get_config(*variant)
     if not isinstance(found, ConfigDict):
         returned = type(found).__name__
-        raise ConfigError(f"{path}: get_config must return to_config_dict(Config(...)), a ConfigDict, not {returned}")
+        raise UserError(f"{path}: get_config must return to_config_dict(Config(...)), a ConfigDict, not {returned}")
     return found
 
 
 @contextlib.contextmanager
 def mistakes(path: Path) -> Iterator[None]:
-    """Context manager that reports an exception in a config file as a `ConfigError` with its line."""
+    """Context manager that reports an exception in a config file as a `UserError` with its line."""
     try:
         yield
-    except ConfigError:
+    except UserError:
         raise
     except Exception as error:
         if hint := re.search(r'Did you mean "(.+?)" instead of "(.+?)"', str(error)):
-            raise ConfigError(f"{path}: unknown setting {hint[2]!r}; did you mean {hint[1]!r}?") from error
+            raise UserError(f"{path}: unknown setting {hint[2]!r}; did you mean {hint[1]!r}?") from error
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         text = str(error)
         if isinstance(error, SyntaxError):
             lines, text = [error.lineno], error.msg
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         reason = one_line(text.partition(". Other fields present")[0], None)  # of a locked ConfigDict
-        raise ConfigError(f"{where}: {type(error).__name__}: {reason}") from error
+        raise UserError(f"{where}: {type(error).__name__}: {reason}") from error
 
 
 def _available_configs(path: Path) -> str:

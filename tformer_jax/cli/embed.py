@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.base.paths import replacing
 from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import check_writable, load_run
 from tformer_jax.cli.inputs import Line, Source
-from tformer_jax.config import ConfigError
 from tformer_jax.config.kinds import EMBEDDING_POOLINGS
-from tformer_jax.config.paths import replacing
-from tformer_jax.train.errors import RunError
 
 NAMES = ("embedding",)
 """Field that is added to a record."""
@@ -24,11 +23,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     as_array = options.output is not None and options.output.suffix == ".npy"
     if options.output is not None and options.output.name.endswith((".npy.gz", ".npz")):
-        raise ConfigError(f"{options.output}: arrays are not compressed: write .npy")
+        raise UserError(f"{options.output}: arrays are not compressed: write .npy")
     if as_array and outputs.is_stream(options.output):
-        raise ConfigError(f"{options.output} is not a regular file, as an .npy file must be: choose another --output")
+        raise UserError(f"{options.output} is not a regular file, as an .npy file must be: choose another --output")
     if as_array and (options.resume or options.on_long_line == "skip"):
-        raise ConfigError(
+        raise UserError(
             f"{options.output} is written when all texts are embedded, with one row per text: omit --resume and "
             "--on-long-line skip"
         )
@@ -62,7 +61,7 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
     """Writes all embeddings to a .npy file, float32 [texts, D], atomically, and how they were made.
 
     Raises:
-        ConfigError: as in `lines.process`; nothing is written.
+        UserError: as in `lines.process`; nothing is written.
         RunError: the file cannot be written.
     """
     path = work.options.output.resolve()
@@ -72,7 +71,7 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
         long.action(index)
         rows.append(embedding)
     if not rows:
-        raise ConfigError("there is no text to embed")
+        raise UserError("there is no text to embed")
     try:
         with replacing(path) as partial, partial.open("wb") as file:
             np.save(file, np.stack(rows))

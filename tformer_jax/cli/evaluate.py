@@ -12,9 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 import tformer_jax as tj
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import decoding
 from tformer_jax.cli.common import add_data, check_writable, load_run, run_parser
-from tformer_jax.config import Config, ConfigError, read_mesh, to_dict
+from tformer_jax.config import Config, read_mesh, to_dict
 from tformer_jax.config.fields import flag
 from tformer_jax.eval.evaluation import TOKENIZED
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the metrics of a run on a split; with `--record`, also writes them as JSON.
 
     Raises:
-        ConfigError: the run, its data or a setting of generation is invalid.
+        UserError: the run, its data or a setting of generation is invalid.
     """
     options = parser().parse_args(argv)
     from tformer_jax.parallel import rules
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for remark in result["remarks"]:
         console.print(escape(remark))
     if options.record:
-        from tformer_jax.train import run_folder
+        from tformer_jax.runs import run_folder
 
         run_folder.write_json(options.record, result)
 
@@ -51,12 +52,12 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     """Returns the config of a run with changed decoding settings.
 
     Raises:
-        ConfigError: a setting is invalid, or the model does not generate text that metrics compare.
+        UserError: a setting is invalid, or the model does not generate text that metrics compare.
     """
     family, objective = run.config.model.family, run.config.data.objective
     if settings and (family != "seq2seq" or objective):
         trained = f"{family} with data.objective={objective!r}" if objective else family
-        raise ConfigError(f"{flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
+        raise UserError(f"{flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
     return dataclasses.replace(run.config, decode=run.decoding(settings, name=flag))
 
 
@@ -64,18 +65,18 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     """Returns the metrics on all examples of a split, with everything that determines them.
 
     Raises:
-        ConfigError: the data cannot be loaded, was prepared with other tokenizers than the run's, has other classes, or
+        UserError: the data cannot be loaded, was prepared with other tokenizers than the run's, has other classes, or
             has changed since the training.
     """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.eval.evaluators import evaluators_for
     from tformer_jax.eval.remarks import merged
-    from tformer_jax.train import provenance, run_folder
-    from tformer_jax.train.experiment import corpus_facts, find_tokenizers
+    from tformer_jax.runs import provenance, run_folder
+    from tformer_jax.runs.experiment import corpus_facts, find_tokenizers
 
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
     if corpus.labels != run.labels:
-        raise ConfigError(
+        raise UserError(
             f"the classes of the data are {', '.join(corpus.labels or ())}, but those of {run.path} are "
             f"{', '.join(run.labels or ())}; restore the training data, which determine the classes"
         )

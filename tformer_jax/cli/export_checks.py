@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 import tformer_jax as tj
-from tformer_jax.config import ConfigError
-from tformer_jax.config.fields import first_line
-from tformer_jax.config.packages import not_installed
+from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.base.packages import not_installed
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.models import registry
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
@@ -37,7 +36,7 @@ CLASSES = {
 """Classes of transformers that load the model of a family."""
 
 
-class Difference(ConfigError):
+class Difference(UserError):
     """Another library computes something else from the exported folder than the run does."""
 
 

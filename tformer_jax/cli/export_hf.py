@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import check_writable_folder, run_parser
-from tformer_jax.config import ConfigError
 from tformer_jax.interop.published import DEFAULTS
 
 
@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes config.json, generation_config.json, model.safetensors and the tokenizer's files to a new folder."""
     options = parser().parse_args(argv)
     if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
-        raise ConfigError(f"{options.folder} already exists: name a new folder")
+        raise UserError(f"{options.folder} already exists: name a new folder")
     check_writable_folder(options.folder, "FOLDER")
     from tformer_jax.cli import exporting
 

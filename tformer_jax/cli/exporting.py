@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import tformer_jax as tj
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import as_path
 from tformer_jax.cli import export_checks
 from tformer_jax.cli.checkpoints import IMPORTED
 from tformer_jax.cli.common import load_run
-from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.config.paths import as_path
+from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.interop import companions, generation, hf
-from tformer_jax.train import run_folder
+from tformer_jax.runs import run_folder
 
 
 def save_run(options: argparse.Namespace) -> None:
@@ -26,7 +27,7 @@ def save_run(options: argparse.Namespace) -> None:
     The folder appears only after all files are written and other libraries have read them as `options.check` says.
 
     Raises:
-        ConfigError: no architecture, or not `options.model_type`, computes the same as the model, or transformers
+        UserError: no architecture, or not `options.model_type`, computes the same as the model, or transformers
             computes something else from the written files; or safetensors is not installed.
     """
     hf.arrays_writer()  # raises before the run is loaded
@@ -40,7 +41,7 @@ def save_run(options: argparse.Namespace) -> None:
         found = _check(unfinished, run) if options.check else ["not checked: --no-check"]
         unfinished.replace(folder)
     except export_checks.Difference as error:
-        raise ConfigError(f"{error}; {folder} was not written (--no-check writes it)") from error
+        raise UserError(f"{error}; {folder} was not written (--no-check writes it)") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     print(f"{folder}: {hf.architecture_of(model_type, run.config.model.family).name}")
@@ -92,7 +93,7 @@ def _save(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
     """Writes the model as the given or original `model_type`, or as the first one that holds it; returns that one.
 
     Raises:
-        ConfigError: no architecture holds the model exactly.
+        UserError: no architecture holds the model exactly.
     """
     kind = _origin(run).get("model_type")
     given = options.model_type or (kind if kind in hf.ARCHITECTURES else None)
@@ -104,13 +105,13 @@ def _save(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
         try:
             hf.save(folder, model_type, run.config.model, run.params, **theirs)
             return model_type
-        except ConfigError as error:
+        except UserError as error:
             if given:
-                raise ConfigError(f"{error}{_advice(run.config.model, [given])}") from error
+                raise UserError(f"{error}{_advice(run.config.model, [given])}") from error
             problems.add(str(error).partition(": ")[2])
     reason = f": {problems.pop()}" if len(problems) == 1 else ""
     advice = "" if reason else _advice(run.config.model, hf.ARCHITECTURES)
-    raise ConfigError(f"none of the architectures {', '.join(hf.ARCHITECTURES)} represents this model{reason}{advice}")
+    raise UserError(f"none of the architectures {', '.join(hf.ARCHITECTURES)} represents this model{reason}{advice}")
 
 
 def _advice(cfg: ModelConfig, model_types: Iterable[str]) -> str:

@@ -111,7 +111,7 @@ def load(options: argparse.Namespace, command: str, family: str) -> Generation:
     """Loads the run for a command that needs a model of a family, with the settings of the command line.
 
     Raises:
-        ConfigError: the folder is not a run folder, its model is of another family, or a setting is invalid.
+        UserError: the folder is not a run folder, its model is of another family, or a setting is invalid.
     """
     run = load_run(options)
     run.require(command, family)

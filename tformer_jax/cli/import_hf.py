@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import resolved
 from tformer_jax.cli.common import add_mesh, integer, new_parser, run_path
-from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import resolved
 from tformer_jax.interop.published import DEFAULTS
-from tformer_jax.train import run_folder
+from tformer_jax.runs import run_folder
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -18,18 +18,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     check_place(options)
     if run_folder.holds_run(options.run) and not options.overwrite:
-        raise ConfigError(f"{options.run} already holds a run: add --overwrite to replace it, or choose another --run")
+        raise UserError(f"{options.run} already holds a run: add --overwrite to replace it, or choose another --run")
     from tformer_jax.cli import checkpoints
 
     checkpoints.make_run(options)
 
 
 def check_place(options: argparse.Namespace) -> None:
-    """Raises `ConfigError` if the run would replace a file that is imported."""
+    """Raises `UserError` if the run would replace a file that is imported."""
     run = resolved(options.run)
     for path in map(Path, (options.checkpoint, *(options.tokenizer or ()))):
         if path.exists() and run in (path.resolve(), *path.resolve().parents):
-            raise ConfigError(f"--run {options.run} would replace {path}, which is imported: choose another --run")
+            raise UserError(f"--run {options.run} would replace {path}, which is imported: choose another --run")
 
 
 def parser() -> argparse.ArgumentParser:

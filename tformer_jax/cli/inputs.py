@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, BadLines, decoded_lines, is_unicode, open_binary
 
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -33,18 +33,18 @@ class Source:
     """Input lines, read only as needed.
 
     Raises:
-        ConfigError: the input does not exist, or there is a file in addition to texts.
+        UserError: the input does not exist, or there is a file in addition to texts.
     """
 
     def __init__(self, texts: Sequence[str], path: Path | None):
         if texts and path:
-            raise ConfigError("give texts on the command line or with --input, not both")
+            raise UserError("give texts on the command line or with --input, not both")
         if path is not None and not path.exists():
-            raise ConfigError(f"{path} does not exist")
+            raise UserError(f"{path} does not exist")
         if path is not None and path.is_dir():
-            raise ConfigError(f"{path} is a folder: name a file with --input")
+            raise UserError(f"{path} is a folder: name a file with --input")
         if not texts and path is None and sys.stdin is None:
-            raise ConfigError("standard input is closed: give texts or --input FILE")
+            raise UserError("standard input is closed: give texts or --input FILE")
         self._texts, self._path = [checked_argument(text) for text in texts], path
         self._file: BinaryIO | None = None
 
@@ -78,7 +78,7 @@ class Source:
             with self._path.open("rb") as file:
                 found.update(file.read(HASHED_BYTES))
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be read: {error.strerror}") from error
+            raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
         return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": found.hexdigest()}
 
     def location(self, index: int) -> str:
@@ -92,7 +92,7 @@ class Source:
             reserved: fields that no JSON object may have.
 
         Raises:
-            ConfigError: the file cannot be opened, is empty or damaged, or a line is not UTF-8 or is malformed.
+            UserError: the file cannot be opened, is empty or damaged, or a line is not UTF-8 or is malformed.
         """
         read = record_of if self._path is not None and self._path.name.endswith(JSONL) else columns_of
         for number, text in self._numbered():
@@ -103,7 +103,7 @@ class Source:
                     raise ValueError(f"has a field {taken[0]!r}, {problem}")
                 yield line
             except ValueError as error:
-                raise ConfigError(f"{self.location(number - 1)}: {error}") from None
+                raise UserError(f"{self.location(number - 1)}: {error}") from None
 
     @property
     def _name(self) -> str:
@@ -119,7 +119,7 @@ class Source:
             assert line is not None
             yield number, line
         if self._path is not None and not number:
-            raise ConfigError(f"{self._path} is empty")
+            raise UserError(f"{self._path} is empty")
 
 
 def columns_of(text: str, fields: Fields) -> Line:
@@ -175,8 +175,8 @@ def checked_argument(text: str) -> str:
     """Returns `text` if it is valid.
 
     Raises:
-        ConfigError: the shell passed bytes that are not UTF-8.
+        UserError: the shell passed bytes that are not UTF-8.
     """
     if not is_unicode(text):
-        raise ConfigError("a text on the command line is not valid UTF-8")
+        raise UserError("a text on the command line is not valid UTF-8")
     return text

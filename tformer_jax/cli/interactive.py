@@ -5,8 +5,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli.inputs import checked_argument
-from tformer_jax.config import ConfigError
 from tformer_jax.data.characters import is_blank
 
 with contextlib.suppress(ImportError):  # line editing and history, if available
@@ -25,7 +25,7 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises `ConfigError` if other flags contradict `--interactive`."""
+    """Raises `UserError` if other flags contradict `--interactive`."""
     others = {
         "texts": options.text,
         "--input": options.input,
@@ -36,7 +36,7 @@ def check(options: argparse.Namespace) -> None:
     }
     for name, given in others.items():
         if options.interactive and given:
-            raise ConfigError(f"--interactive cannot be combined with {name}: omit one of them")
+            raise UserError(f"--interactive cannot be combined with {name}: omit one of them")
 
 
 def ask(answer: Callable[[str, int], Iterator[str]]) -> None:
@@ -56,7 +56,7 @@ def ask(answer: Callable[[str, int], Iterator[str]]) -> None:
             return
         except KeyboardInterrupt:
             print()
-        except (ConfigError, UnicodeDecodeError) as error:
+        except (UserError, UnicodeDecodeError) as error:
             print(f"error: {error}", file=sys.stderr)
 
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import resolved
 from tformer_jax.cli import outputs
 from tformer_jax.cli.common import run_parser
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.cli.progress import LinesProgress
-from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import flag
-from tformer_jax.config.paths import resolved
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
-from tformer_jax.train import run_folder
+from tformer_jax.runs import run_folder
 
 Result = TypeVar("Result")
 
@@ -89,12 +89,12 @@ def opened(options: argparse.Namespace) -> Source:
     """Opens the input and checks the output, before a model is loaded.
 
     Raises:
-        ConfigError: the input or the output does not fit the flags.
+        UserError: the input or the output does not fit the flags.
     """
     source = Source(options.text, options.input)
     outputs.check(options.output, options.input)
     if options.resume and not (options.output and source.is_file and not outputs.is_stream(options.output)):
-        raise ConfigError("--resume needs --output FILE and --input FILE, which is read again")
+        raise UserError("--resume needs --output FILE and --input FILE, which is read again")
     return source
 
 
@@ -108,7 +108,7 @@ def process(source: Source, work: Work[Result]) -> int:
         The number of lines whose outputs had been written by the command that is resumed.
 
     Raises:
-        ConfigError: raised by the input, the output or the results; the outputs of all earlier lines are written.
+        UserError: raised by the input, the output or the results; the outputs of all earlier lines are written.
         RunError: writing the output fails.
     """
     options, settings = work.options, settings_of(work)
@@ -171,7 +171,7 @@ def results_of(
     """Yields each line after the first `skip` ones with its result.
 
     Raises:
-        ConfigError: raised by the input or the results.
+        UserError: raised by the input or the results.
     """
     waiting: collections.deque[Line] = collections.deque()
     fields = {flag(name): getattr(work.options, name) for name in work.fields}
@@ -182,7 +182,7 @@ def results_of(
             yield waiting.popleft(), result
     except TextError as error:
         hint = ", or add --on-long-line truncate or skip" if isinstance(error, LongTextError) else ""
-        raise ConfigError(f"{source.location(error.index)}: {error.problem}{hint}") from None
+        raise UserError(f"{source.location(error.index)}: {error.problem}{hint}") from None
 
 
 def _record(work: Work[Result], line: Line, result: Result, action: str | None) -> str:

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.base.paths import finite, resolved, write_text
 from tformer_jax.cli.common import check_not_of_run
-from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import finite, resolved, write_text
-from tformer_jax.train.errors import RunError
 
 Facts = dict[str, dict[str, Any]]
 """Everything that determines the lines of a file, by topic; compatible with JSON."""
@@ -42,21 +41,21 @@ COMPLETE = "complete"
 
 
 def check(path: Path | None, source: Path | None = None) -> None:
-    """Raises `ConfigError` if `path` cannot be created, as far as that is known before writing."""
+    """Raises `UserError` if `path` cannot be created, as far as that is known before writing."""
     if path is None:
         return
     if source is not None and path.exists() and path.samefile(source):
-        raise ConfigError(f"{path} is both --input and --output: choose another --output")
+        raise UserError(f"{path} is both --input and --output: choose another --output")
     check_not_of_run(resolved(path), "--output")
     partial = partial_path(resolved(path))
     if source is not None and resolved(source) in (partial, facts_path(partial), provenance_path(resolved(path))):
-        raise ConfigError(f"{source} is a file that --output {path} replaces: choose another --output")
+        raise UserError(f"{source} is a file that --output {path} replaces: choose another --output")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"folder {path.parent} does not exist: create it, or choose another --output")
+        raise UserError(f"folder {path.parent} does not exist: create it, or choose another --output")
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder: name a file with --output")
+        raise UserError(f"{path} is a folder: name a file with --output")
     if path.suffix == ".zst":
-        raise ConfigError(f"{path}: outputs are not compressed as .zst: write .gz")
+        raise UserError(f"{path}: outputs are not compressed as .zst: write .gz")
 
 
 def is_json(path: Path | None) -> bool:
@@ -91,7 +90,7 @@ def opened(
         identity: identifies the input.
 
     Raises:
-        ConfigError: the file cannot be created, is being written by another process, or was started by another
+        UserError: the file cannot be created, is being written by another process, or was started by another
             command; or an earlier command was interrupted, and `resume` is False.
         RunError: writing the file fails.
     """
@@ -108,7 +107,7 @@ def opened(
     with open_partial(path.resolve(), settings, identity, lines_per_text, resume) as file:
         try:
             yield file
-        except ConfigError:
+        except UserError:
             file.save_input(identity)
             raise
         file.finish()
@@ -148,7 +147,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
     """Returns whether `path` is the complete output of a command; False if it does not exist or is not complete.
 
     Raises:
-        ConfigError: it is the output of another command, or of an unknown one.
+        UserError: it is the output of another command, or of an unknown one.
     """
     path = path.resolve()
     partial, provenance = partial_path(path), provenance_path(path)
@@ -161,11 +160,11 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
     again = "leave out --resume to write it again"
     saved = read_facts(provenance)
     if saved is None:
-        raise ConfigError(
+        raise UserError(
             f"{path} exists, but {provenance.name}, which records how it was made, is missing or damaged: {again}"
         )
     if changed := differences(saved, {**settings, "input": identity()}):
-        raise ConfigError(f"{path} was written by another command ({'; '.join(changed[:3])}): {again}")
+        raise UserError(f"{path} was written by another command ({'; '.join(changed[:3])}): {again}")
     return True
 
 
@@ -175,12 +174,12 @@ def open_partial(path: Path, settings: Facts, identity: Identity, lines_per_text
     try:
         file = partial.open("a+b")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise ConfigError(
+        raise UserError(
             f"{partial} is being written by another process: wait for it, or choose another --output"
         ) from None
     result = PartialFile(path, partial, file, lines_per_text)
@@ -208,7 +207,7 @@ class PartialFile:
         """Empties the file, or continues after its last complete text; raises as `opened` does."""
         self.done, complete_bytes = self._complete_texts()
         if self.done and not resume:
-            raise ConfigError(
+            raise UserError(
                 f"{self._partial} holds {self.done:,} result{'s' * (self.done != 1)} of an interrupted command: add "
                 "--resume to continue, or delete it to start again"
             )
@@ -272,18 +271,18 @@ class PartialFile:
     def _check_same(self, settings: Facts, identity: Identity) -> None:
         saved = read_facts(self._facts)
         if saved is None:
-            raise ConfigError(
+            raise UserError(
                 f"{self._partial} cannot be resumed, because {self._facts} is missing or damaged: delete "
                 f"{self._partial} to start again"
             )
         changed = differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
         if changed and all(change.startswith("input.beginning") for change in changed):
-            raise ConfigError(
+            raise UserError(
                 f"the input has changed since {self._partial} was started: restore it, or delete that file to start "
                 "again"
             )
         if changed:
-            raise ConfigError(
+            raise UserError(
                 f"{self._partial} was started by another command ({'; '.join(changed[:3])}): repeat that one, or "
                 "delete the file to start again"
             )
@@ -313,12 +312,12 @@ def write_facts(path: Path, facts: Facts) -> None:
     """Writes facts atomically.
 
     Raises:
-        ConfigError: the file cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         write_text(path, json.dumps(facts, indent=1) + "\n")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def compress(plain: Path, packed: Path) -> None:

@@ -12,12 +12,13 @@ from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import add_data, check_writable_folder, integer, new_parser
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.config import Config
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.train.guards import FolderLock
+from tformer_jax.runs.guards import FolderLock
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
     if options.output is None and not options.download:
-        raise ConfigError("add --output DIR, the folder to which the prepared data is written")
+        raise UserError("add --output DIR, the folder to which the prepared data is written")
     if options.manual and not options.download:
-        raise ConfigError("--manual needs --download")
+        raise UserError("--manual needs --download")
     if options.output is not None:
         check_output(options.output, overwrite=options.overwrite)
     if options.download:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _tokenizers(folder: Path) -> Tokenizers:
     """Loads the tokenizers of a run folder, or of a folder of tokenizers."""
     if not folder.is_dir():
-        raise ConfigError(f"--tokenizers {folder}: is not a folder")
+        raise UserError(f"--tokenizers {folder}: is not a folder")
     of_run = folder / "tokenizers"
     return Tokenizers.load(of_run if of_run.is_dir() else folder)
 
@@ -89,23 +90,23 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
     """Checks that prepared data may be written to a folder.
 
     Raises:
-        ConfigError: the folder contains other files, or prepared data and `overwrite` is False, or cannot be created.
+        UserError: the folder contains other files, or prepared data and `overwrite` is False, or cannot be created.
     """
     check_writable_folder(folder, "--output")
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; name a folder with --output")
+        raise UserError(f"{folder} is a file; name a folder with --output")
     if folder.exists() and any(folder.iterdir()):
         if not is_prepared(folder):
-            raise ConfigError(f"{folder} contains files other than prepared data; choose another --output")
+            raise UserError(f"{folder} contains files other than prepared data; choose another --output")
         if not overwrite:
-            raise ConfigError(f"{folder} already holds prepared data: add --overwrite to replace it")
+            raise UserError(f"{folder} already holds prepared data: add --overwrite to replace it")
 
 
 def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
     """Downloads and prepares the dataset of the config with TFDS.
 
     Raises:
-        ConfigError: the config does not read a TFDS dataset, or the dataset is not available.
+        UserError: the config does not read a TFDS dataset, or the dataset is not available.
     """
     if cfg.data.source != "tfds":
         raise cfg.data.error("source", "cannot be downloaded; --download needs data.source='tfds'")

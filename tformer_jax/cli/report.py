@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tformer_jax.base.paths import write_text
 from tformer_jax.cli.common import check_writable, integer, new_parser, run_path, writing
-from tformer_jax.config.paths import write_text
 from tformer_jax.report import html, run
 
 NAME = "report.html"
@@ -55,7 +55,7 @@ def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> li
         refresh: as for `html.render`.
 
     Raises:
-        ConfigError: a folder is not a run folder, or `path` cannot be written.
+        UserError: a folder is not a run folder, or `path` cannot be written.
     """
     runs = run.load_all(folders)
     page = html.render(runs, refresh=refresh)

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
-from tformer_jax.config import ConfigError
 from tformer_jax.config.fields import flag
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 
@@ -82,14 +82,14 @@ def fields_of(options: argparse.Namespace, family: str) -> tuple[str, ...]:
     """Returns the options that name the fields to score: those of source and target, or that of a text.
 
     Raises:
-        ConfigError: a field is named that this family does not read.
+        UserError: a field is named that this family does not read.
     """
     text, *pair = FIELDS
     read, unread = (pair, [text]) if family == "seq2seq" else ([text], pair)
     for name in unread:
         if getattr(options, name) != FIELDS[name]:
             flags = " and ".join(map(flag, read))
-            raise ConfigError(f"{flag(name)} has no effect for model.family={family!r}; write {flags}")
+            raise UserError(f"{flag(name)} has no effect for model.family={family!r}; write {flags}")
     return tuple(read)
 
 

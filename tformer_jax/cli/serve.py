@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
+from tformer_jax.base import packages
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import MIB
 from tformer_jax.cli.common import integer, load_run, run_parser, seconds, size_of
 from tformer_jax.cli.embed import add_pooling
-from tformer_jax.config import Config, ConfigError, packages
+from tformer_jax.config import Config
 from tformer_jax.config.fields import flag
-from tformer_jax.config.numbers import MIB
 from tformer_jax.report import html
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
     try:
         html.check_installed("the page of attention")
         watch.check(run.model)
-    except ConfigError as error:
+    except UserError as error:
         return str(error)
 
     pairs = run.config.model.family in ("seq2seq", "decoder_lm")
@@ -77,17 +79,17 @@ def cache_pages(cfg: Config, options: argparse.Namespace) -> int | None:
     """Returns the number of pages of each KV cache; None: enough for all rows at full length.
 
     Raises:
-        ConfigError: `--cache-tokens` is too small for one output.
+        UserError: `--cache-tokens` is too small for one output.
     """
-    from tformer_jax.cli.checks import device_memory
     from tformer_jax.inference.engine import PAGE_SIZE, row_pages
     from tformer_jax.models.cost import cache_bytes
+    from tformer_jax.runs.hardware import device_memory
 
     least, rows, length = row_pages(cfg, 1), options.max_rows, cfg.model.max_length
     if options.cache_tokens is not None:
         if options.cache_tokens <= (least - 1) * PAGE_SIZE:
             problem = f"must be at least {least * PAGE_SIZE} for one output"
-            raise ConfigError(f"--cache-tokens {options.cache_tokens}: {problem}")
+            raise UserError(f"--cache-tokens {options.cache_tokens}: {problem}")
         return -(-options.cache_tokens // PAGE_SIZE)
     full, memory = cache_bytes(cfg.model, rows, length, cfg.decode.cache_dtype), device_memory()
     if memory is None or full <= CACHE_SHARE * memory:
@@ -115,13 +117,13 @@ def shared_limit(cfg: Config, pages: int | None, rows: int) -> int | None:
 
 
 def check_flags(options: argparse.Namespace, *, encoder: bool) -> None:
-    """Raises `ConfigError` for a flag that has no effect for this kind of model."""
+    """Raises `UserError` for a flag that has no effect for this kind of model."""
     of_others = "models that generate text" if encoder else "encoders"
     this = "an encoder" if encoder else "a model that generates text"
     for name in ("max_rows", "cache_tokens", "warm_up") if encoder else ("pooling", "normalize"):
         if getattr(options, name) != parser().get_default(name):
             written = "--no-warm-up" if name == "warm_up" else flag(name)
-            raise ConfigError(f"{written} is for {of_others}, but this run is {this}: leave it out")
+            raise UserError(f"{written} is for {of_others}, but this run is {this}: leave it out")
 
 
 def serve(engine: "Engine | None", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:

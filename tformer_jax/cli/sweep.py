@@ -18,18 +18,18 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.base.paths import resolved
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.sweep_results import RESULTS, check_same_data, read_results, run_name, write_results
-from tformer_jax.config import Config, ConfigError, comparable, differences, flat, to_dict
-from tformer_jax.config.paths import resolved
+from tformer_jax.config import Config, comparable, differences, flat, to_dict
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
-from tformer_jax.train import provenance
-from tformer_jax.train.console import RunConsole
-from tformer_jax.train.errors import RunError
-from tformer_jax.train.run_folder import read_json, write_json
+from tformer_jax.runs import provenance
+from tformer_jax.runs.console import RunConsole
+from tformer_jax.runs.run_folder import read_json, write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Trains the runs that are not finished, and prints a table of the results.
 
     Raises:
-        ConfigError: the sweep or one of its configs is invalid; no run is started.
+        UserError: the sweep or one of its configs is invalid; no run is started.
         RunError: some runs failed.
     """
     options, overrides = parser().parse_known_args(argv)
@@ -117,19 +117,19 @@ def expand(text: str) -> list[Combination]:
     """Returns all combinations of `NAME=VALUE,VALUE; NAME=VALUE`, where the last name varies fastest.
 
     Raises:
-        ConfigError: the text has another format.
+        UserError: the text has another format.
     """
     settings: list[list[str]] = []
     for part in filter(None, map(str.strip, text.split(";"))):
         name, equals, values = part.partition("=")
         choices = _split(values)
         if not (name.strip() and equals and all(choices)):
-            raise ConfigError(f'--sweep: {part!r} must read NAME=VALUE,VALUE; for example "seed=0,1; model.dim=64,128"')
+            raise UserError(f'--sweep: {part!r} must read NAME=VALUE,VALUE; for example "seed=0,1; model.dim=64,128"')
         if any(one.startswith(f"{name.strip()}=") for one, *_ in settings if name.strip() != "variant"):
-            raise ConfigError(f"--sweep: {name.strip()} is written twice; write all its values after one NAME=")
+            raise UserError(f"--sweep: {name.strip()} is written twice; write all its values after one NAME=")
         settings.append([f"{name.strip()}={value}" for value in choices])
     if not settings:
-        raise ConfigError('--sweep is empty; write for example "optim.learning_rate=1e-3,3e-3; seed=0,1"')
+        raise UserError('--sweep is empty; write for example "optim.learning_rate=1e-3,3e-3; seed=0,1"')
     return list(itertools.product(*settings))
 
 
@@ -153,22 +153,22 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
     """Checks the flags before anything is trained.
 
     Raises:
-        ConfigError: a file cannot be written, matplotlib is missing, or a name is invalid or too long.
+        UserError: a file cannot be written, matplotlib is missing, or a name is invalid or too long.
     """
     names = [part.partition("=")[0] for part in combinations[0]]
     if options.choose is not None and (options.choose not in names or options.choose == "seed"):
-        raise ConfigError(f"--choose {options.choose}: must be a setting of --sweep other than seed")
+        raise UserError(f"--choose {options.choose}: must be a setting of --sweep other than seed")
     devices = _devices(options.devices)
     if "" in devices or len({*devices}) < len(devices):
-        raise ConfigError(f"--devices {options.devices!r}: must be different GPUs, such as 0,1; --jobs shares each")
+        raise UserError(f"--devices {options.devices!r}: must be different GPUs, such as 0,1; --jobs shares each")
     longest = max(map(run_name, combinations), key=lambda name: len(name.encode()))
     if len(longest.encode()) > MAX_NAME_BYTES:
-        raise ConfigError(
+        raise UserError(
             f"--sweep: the folder name {longest} has more than {MAX_NAME_BYTES} bytes; pass settings that all runs "
             "share as --config.SECTION.SETTING=VALUE, or long values as variants of the config"
         )
     if options.record and options.output and resolved(options.record) == resolved(options.output) / RESULTS:
-        raise ConfigError(f"--record {options.record}: is the sweep's own file of results; name another")
+        raise UserError(f"--record {options.record}: is the sweep's own file of results; name another")
     if options.record:
         check_writable(options.record)
     if options.plot:
@@ -177,47 +177,47 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
 
 
 def check_comparable(configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
-    """Raises `ConfigError` if two configs are equal, or their values of `train.metric` cannot be compared."""
+    """Raises `UserError` if two configs are equal, or their values of `train.metric` cannot be compared."""
     known: dict[Config, Combination] = {}
     for cfg, combination in zip(configs, combinations, strict=True):
         if cfg in known:
-            raise ConfigError(
+            raise UserError(
                 f"--sweep: {' '.join(known[cfg])} and {' '.join(combination)} are the same run; leave out one"
             )
         known[cfg] = combination
         if problem := comparable.difference(flat(configs[0]), flat(cfg)):
             pair = f"{' '.join(combinations[0])} and {' '.join(combination)}"
-            raise ConfigError(f"--sweep: {pair} are not comparable: {problem}")
+            raise UserError(f"--sweep: {pair} are not comparable: {problem}")
 
 
 def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
     """Creates the folder of a sweep, or checks that the runs in it have the same configs.
 
     Raises:
-        ConfigError: it holds runs of other configs, or cannot be written.
+        UserError: it holds runs of other configs, or cannot be written.
     """
     path = folder / "sweep.json"
     wanted = {run_name(combination): cfg for combination, cfg in zip(combinations, configs, strict=True)}
     try:
         known: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
+        raise UserError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
     for name, cfg in wanted.items():
         changed = _differences(known[name], cfg) if name in known and (folder / name).exists() else []
         if changed := changed or _differences_of_run(folder / name, cfg):
-            raise ConfigError(f"{folder} is a sweep of another config ({changed[0]}); choose another --output")
+            raise UserError(f"{folder} is a sweep of another config ({changed[0]}); choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, {**known, **{name: to_dict(cfg) for name, cfg in wanted.items()}})
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror}); choose another --output") from error
+        raise UserError(f"{folder} cannot be written ({error.strerror}); choose another --output") from error
 
 
 def _differences(known: Mapping[str, Any], cfg: Config) -> list[str]:
     """Returns the settings in which a config differs from a saved one; settings that are new since have defaults."""
     try:
         return differences(Config.from_dict(known), cfg)
-    except (ConfigError, TypeError, AttributeError) as error:  # of another version, or not a config
+    except (UserError, TypeError, AttributeError) as error:  # of another version, or not a config
         return [str(error)]
 
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import Config, ConfigError, DataConfig
+from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.sources import GENERATED
 from tformer_jax.report.sweeps import Combination
-from tformer_jax.train import curves
-from tformer_jax.train.errors import RunError
-from tformer_jax.train.run_folder import CORPUS, read_json, read_records, read_result, write_json
+from tformer_jax.runs import curves
+from tformer_jax.runs.run_folder import CORPUS, read_json, read_records, read_result, write_json
 
 RESULTS = "results.json"
 """Name of the file of all results, in the folder of the sweep."""
@@ -41,7 +41,7 @@ def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None
     """Checks that all finished runs had the same held-out examples, and those with equal `data` the same training ones.
 
     Raises:
-        ConfigError: two runs had different examples.
+        UserError: two runs had different examples.
     """
     known: dict[tuple[str, DataConfig | None], tuple[Path, Any]] = {}
     for combination, cfg in configs.items():
@@ -51,7 +51,7 @@ def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None
         for name, value in read_json(run / CORPUS).items():
             other, found = known.setdefault((name, cfg.data if "train" in name else None), (run, value))
             if found != value:
-                raise ConfigError(
+                raise UserError(
                     f"{other} and {run} had different data: {name} is {found} and {value}; remove the run of other "
                     "data, and the same command trains it again"
                 )

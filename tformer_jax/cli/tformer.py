@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 
 from tformer_jax import __version__
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import interrupt
 from tformer_jax.cli.common import run_main
-from tformer_jax.config import ConfigError
+from tformer_jax.config.fields import nearest
 
 COMMANDS = {
     "train": "train a config, or resume a run",
@@ -20,38 +21,50 @@ COMMANDS = {
     "embed": "embed texts as vectors",
     "serve": "serve a run over HTTP",
     "attention": "show what a model attends to",
-    "explain": "explain Transformers with figures",
     "report": "show runs in one HTML file",
     "compare": "compare two runs",
     "sweep": "train a config for each combination of settings",
     "prepare_data": "tokenize a corpus once",
     "import_hf": "import a Hugging Face checkpoint as a run",
     "export_hf": "export a run as a Hugging Face checkpoint",
+}
+"""Modules of `tformer_jax.cli`, with what they do."""
+LAB_COMMANDS = {
+    "explain": "explain Transformers with figures",
     "describe": "show what a model costs before it runs",
     "doctor": "check the machine, the mesh and the data before a run",
     "benchmark": "measure training, decoding, caches, attention, data and growth",
     "xla_flags": "print XLA flags for a mesh axis",
 }
-"""Modules in `tformer_jax.cli`, with what they do."""
+"""Modules of `tformer_jax.lab.commands`, with what they do."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command named by the first argument with the other arguments; without arguments, lists the commands.
 
     Raises:
-        ConfigError: the command is unknown.
+        UserError: the command is unknown.
     """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print("usage: tformer [--version] COMMAND [--help]\n")
-        print("\n".join(f"  {name:<14}{meaning}" for name, meaning in COMMANDS.items()))
+        print("\n".join(f"  {name:<14}{meaning}" for name, meaning in (COMMANDS | LAB_COMMANDS).items()))
         return
     if name == "--version":
         print(__version__)
         return
-    if name not in COMMANDS:
-        raise ConfigError(f"unknown command {name!r}: write one of {', '.join(COMMANDS)}")
-    importlib.import_module(f"tformer_jax.cli.{name}").main(rest)
+    importlib.import_module(f"{package_of(name)}.{name}").main(rest)
+
+
+def package_of(command: str) -> str:
+    """Returns the package with the module of a command.
+
+    Raises:
+        UserError: there is no such command.
+    """
+    if command not in COMMANDS | LAB_COMMANDS:
+        raise UserError(f"unknown command {command!r}{nearest(command, COMMANDS | LAB_COMMANDS)}")
+    return "tformer_jax.cli" if command in COMMANDS else "tformer_jax.lab.commands"
 
 
 def run() -> None:

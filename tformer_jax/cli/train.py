@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.allocator import run_in_calling_thread
+from tformer_jax.base.allocator import run_in_calling_thread
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import is_remote, resolved
 from tformer_jax.cli import compilation_cache
 from tformer_jax.cli.common import INTERRUPTED, add_data, check_writable, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import is_remote, resolved
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -22,20 +22,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
     from tformer_jax.report import html
-    from tformer_jax.train import curves, experiment, loop, profiler, run_folder
+    from tformer_jax.runs import curves, experiment, loop, profiler, run_folder
 
     if options.profile and cfg.train.steps < profiler.NEEDED:
         problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
         raise cfg.train.error("steps", problem)
     if options.profile and is_remote(folder):
-        raise ConfigError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
+        raise UserError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
     if cfg.train.report:
         html.check_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
     compilation_cache.disable_if_private(group.count)
     if options.record:
         if resolved(options.record).is_relative_to(resolved(folder)):
-            raise ConfigError(f"--record {options.record}: is in the run folder, which this run creates; name another")
+            raise UserError(f"--record {options.record}: is in the run folder, which this run creates; name another")
         group.run(lambda: check_writable(options.record) if group.first else None)
     built = experiment.build(
         cfg, folder, data_root=options.data, resume=options.resume, overwrite=options.overwrite, group=group
@@ -57,7 +57,7 @@ def write_report(folder: Path) -> None:
 
     try:
         report.write([folder], folder / report.NAME)
-    except ConfigError as error:
+    except UserError as error:
         logging.warning("%s", error)
 
 

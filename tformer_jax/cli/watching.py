@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 import tformer_jax as tj
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import replacing, write_text
 from tformer_jax.cli.common import load_run, writing
 from tformer_jax.cli.inputs import Source
-from tformer_jax.config import ConfigError
-from tformer_jax.config.paths import replacing, write_text
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import token_texts
 from tformer_jax.inference.watch import ATTENTIONS, Watched
@@ -58,16 +58,16 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
     """Returns the page of one example, which shows this layer and head first; see `report.attention.render`.
 
     Raises:
-        ConfigError: the text is empty or too long for a page, or the model has no such layer or head.
+        UserError: the text is empty or too long for a page, or the model has no such layer or head.
     """
     family = run.config.model.family
     if is_blank(example[0]) if family == "seq2seq" else not "".join(example):
-        raise ConfigError(EMPTY)
+        raise UserError(EMPTY)
     shapes = run.weight_shapes(example).values()
     for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):
         count = max((shape[axis] for shape in shapes), default=0)
         if wanted is not None and wanted >= count:
-            raise ConfigError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
+            raise UserError(f"--{name} {wanted}: the model has {name}s 0 to {count - 1}")
     with_heads = attention.has_heads(shapes, head)
     (watched,) = run.watch([example])
     tokens = read_tokens(run, watched)
@@ -87,11 +87,11 @@ def read_tokens(run: tj.Run, watched: Watched) -> dict[str, list[str]]:
     """Returns the texts of the tokens that the stacks "encoder" and "decoder" read, as far as the model has them.
 
     Raises:
-        ConfigError: there are none.
+        UserError: there are none.
     """
     texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in watched.tokens.items()}
     if not all(texts.values()):
-        raise ConfigError(EMPTY)
+        raise UserError(EMPTY)
     kinds = ATTENTIONS[run.config.model.family].items()
     return {kind: texts[queries] for kind, (queries, _) in kinds if kind != "cross"}
 

@@ -9,6 +9,8 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
+from tformer_jax.base.errors import UserError
+
 INT32_MAX = 2**31 - 1
 """Largest number of steps or tokens, which are counted in int32 on devices."""
 
@@ -19,18 +21,8 @@ OTHER_TRAINING = "other"
 """A resumed run may change the setting: training continues differently, and the result names the change."""
 
 
-class ConfigError(ValueError):
-    """A setting, flag, file or input is invalid; the message says which one, why, and what to write instead."""
-
-
-def first_line(error: BaseException | str, longest: int = 300) -> str:
-    """Returns the first line of an error's message, up to `longest` characters, or the type of error without one."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
-
-
-def one_line(error: BaseException | str, longest: int | None = 300) -> str:
-    """Returns an error's message as one line, up to `longest` characters; None: whatever its length."""
-    return " ".join(str(error).split())[:longest]
+class ConfigError(UserError):
+    """A setting of a config is invalid; the message names it."""
 
 
 class Bounds(NamedTuple):
@@ -286,7 +278,7 @@ class Section:
             for name, switch, chosen, _ in self.unused()
         ] + [sentence for section in sections for sentence in section.without_effect()]
 
-    def error(self, name: str, problem: str) -> ConfigError:
+    def error(self, name: str, problem: str) -> UserError:
         """Returns a `ConfigError` that names the setting, such as `dim` or `moe.num_experts`, and shows its value."""
         return ConfigError(f"{qualified(self.path, name)}={operator.attrgetter(name)(self)!r}: {problem}")
 

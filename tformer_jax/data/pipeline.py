@@ -32,12 +32,7 @@ from tformer_jax.data.rows import (
     pending_reader,
 )
 from tformer_jax.data.tokenizers import Tokenizers, is_bpe
-from tformer_jax.data.transforms import (
-    Tokenized,
-    document_end,
-    evaluation_converter,
-    feature_converter,
-)
+from tformer_jax.data.transforms import Tokenized, document_end, evaluation_converter, feature_converter
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
 DOCUMENTS = 8
@@ -60,7 +55,7 @@ def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards
         shards: the shards of a global batch, and those whose rows the returned batches have.
 
     Raises:
-        ConfigError: a batch does not divide into the shards, the data is shorter than one window, or there is
+        UserError: a batch does not divide into the shards, the data is shorter than one window, or there is
             BPE-dropout without a BPE.
         DataError: raised by the iterator for a token id outside the vocabulary.
     """
@@ -184,7 +179,7 @@ def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
 
 
 def check_divisible(cfg: Config, shards: int) -> None:
-    """Raises `ConfigError` unless `shards` times `cfg.train.accumulate` micro-batches split every batch evenly."""
+    """Raises `UserError` unless `shards` times `cfg.train.accumulate` micro-batches split every batch evenly."""
     name = "batch_multiple" if cfg.data.batching == "buckets" else "batch_size"
     if getattr(cfg.data, name) % shards:
         raise cfg.data.error(name, f"must be a multiple of the {shards} shards of a batch")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from tformer_jax.base.paths import replacing_folder
 from tformer_jax.config import Config, to_dict
-from tformer_jax.config.paths import replacing_folder
 from tformer_jax.data.columns import TokenIds, split_examples
 from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
@@ -81,7 +81,7 @@ def prepare(
 
     Raises:
         DataError: the corpus cannot be read, one of its splits is empty, or it is endless.
-        ConfigError: `cfg.data.weights` is set, the tokenizers cannot be trained, or given ones do not normalize as
+        UserError: `cfg.data.weights` is set, the tokenizers cannot be trained, or given ones do not normalize as
             `cfg.data` says.
     """
     if cfg.data.weights:

@@ -189,7 +189,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
     """Builds the `FeatureConverter` for the row lengths in `cfg.data`.
 
     Raises:
-        ConfigError: a row has no room for a text beside its special tokens.
+        UserError: a row has no room for a text beside its special tokens.
     """
     data, source, target = cfg.data, tokenizers.source.special, tokenizers.target.special
     if data.batching == "buckets":

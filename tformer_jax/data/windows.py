@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import Records, StoredIds
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
@@ -39,12 +39,12 @@ class Windows:
     section 3.2.3).
 
     Raises:
-        ConfigError: the stream is shorter than one window.
+        UserError: the stream is shorter than one window.
     """
 
     def __init__(self, stream: TokenStream, length: int, *, prefix_lm: bool = False):
         if len(stream) <= length:
-            raise ConfigError(
+            raise UserError(
                 f"data.window={length}: the training text has {len(stream)} tokens, fewer than one window needs "
                 f"({length + 1}); write a smaller window"
             )

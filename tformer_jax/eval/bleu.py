@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import sacrebleu
 
+from tformer_jax.base.errors import one_line
 from tformer_jax.config import Config
-from tformer_jax.config.fields import one_line
 from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.languages import read_language
 from tformer_jax.eval.evaluation import Evaluation
@@ -31,7 +31,7 @@ def bleu_metric(cfg: Config) -> sacrebleu.BLEU:
     Japanese and Korean are tokenized into characters if MeCab is not installed.
 
     Raises:
-        ConfigError: `eval.bleu_tokenize` needs a package or file that is not installed.
+        UserError: `eval.bleu_tokenize` needs a package or file that is not installed.
     """
     language = read_language(cfg.data.target_language)
     by_script = BY_SCRIPT.get((language and language.script) or "", "13a")

@@ -67,7 +67,7 @@ def described(cfg: Config, corpus: Corpus, split: str) -> str:
 
 
 def check_installed(cfg: Config) -> None:
-    """Raises `ConfigError` if a metric of this family needs a package that is not installed."""
+    """Raises `UserError` if a metric of this family needs a package that is not installed."""
     if cfg.model.family == "seq2seq" and not cfg.data.objective:
         bleu_metric(cfg)
 

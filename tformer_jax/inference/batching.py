@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.special_tokens import PAD
 
 Item = TypeVar("Item")
@@ -77,7 +77,7 @@ def in_chunks(
         size: default: `ROWS_PER_CHUNK`.
 
     Raises:
-        ConfigError: raised by `items` or `read`; the results of all earlier items are yielded first.
+        UserError: raised by `items` or `read`; the results of all earlier items are yielded first.
     """
     items, size = iter(items), size or ROWS_PER_CHUNK
     start = skip - skip % size
@@ -93,13 +93,13 @@ def in_chunks(
         start += size
 
 
-def _take(rows: Iterator[Row], count: int) -> tuple[list[Row], ConfigError | None]:
+def _take(rows: Iterator[Row], count: int) -> tuple[list[Row], UserError | None]:
     """Returns at most `count` rows, and the error raised by the next one, if any."""
     taken: list[Row] = []
     try:
         for row in itertools.islice(rows, count):
             taken.append(row)
-    except ConfigError as error:
+    except UserError as error:
         return taken, error
     return taken, None
 

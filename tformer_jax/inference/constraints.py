@@ -45,7 +45,7 @@ class Constraints:
         """Builds the constraints of a config; `tokenizer` is that of the outputs of a model of `family`.
 
         Raises:
-            ConfigError: the vocabulary cannot represent a text, the prefix is too long or has a text that outputs must
+            UserError: the vocabulary cannot represent a text, the prefix is too long or has a text that outputs must
                 not have, or normalized outputs never have a text of `stop`.
         """
         _check_normalized(cfg, tokenizer)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config
 from tformer_jax.config.kinds import EMBEDDING_POOLINGS, POOLINGS
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
@@ -31,7 +32,7 @@ class Embedder:
         prompt: name of a prompt of `embed.prompts`, which is put before each text; "": none; None: that of `cfg`.
 
     Raises:
-        ConfigError: `pooling` or `prompt` is unknown.
+        UserError: `pooling` or `prompt` is unknown.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Embedder:
     ):
         self.pooling = cfg.embed.pooling if pooling is None else pooling
         if self.pooling not in EMBEDDING_POOLINGS:
-            raise ConfigError(f"pooling={pooling!r}: must be one of {', '.join(EMBEDDING_POOLINGS)}")
+            raise UserError(f"pooling={pooling!r}: must be one of {', '.join(EMBEDDING_POOLINGS)}")
         self.normalize = cfg.embed.normalize if normalize is None else normalize
         self.prompt = cfg.embed.prompt if prompt is None else prompt
         self._before = cfg.embed.prompt_text(self.prompt)

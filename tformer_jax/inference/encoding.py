@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.extended import unextended
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
@@ -18,7 +18,7 @@ EXAMPLES = {
 """Numbers of texts of an example of families that read pairs, and what they are."""
 
 
-class TextError(ConfigError):
+class TextError(UserError):
     """The model cannot process one of several texts.
 
     Args:
@@ -78,11 +78,11 @@ def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[i
     """Returns the token ids of a text, which errors call `name`.
 
     Raises:
-        ConfigError: the text has more than `limit` tokens.
+        UserError: the text has more than `limit` tokens.
     """
     ids = tokenizer.encode(text)
     if len(ids) > limit:
-        raise ConfigError(too_long(name, len(ids), limit))
+        raise UserError(too_long(name, len(ids), limit))
     return ids
 
 
@@ -104,10 +104,10 @@ def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
 
 
 def check_example(family: str, index: int, example: Sequence[str]) -> None:
-    """Raises `ConfigError` if example `index` does not consist of the texts that a model of this family reads."""
+    """Raises `UserError` if example `index` does not consist of the texts that a model of this family reads."""
     counts, texts = EXAMPLES.get(family, ((1,), "one text"))
     if len(example) not in counts:
-        raise ConfigError(f"example {index + 1} must be {texts}")
+        raise UserError(f"example {index + 1} must be {texts}")
 
 
 def prompt_length(tokenizer: Tokenizer, example: Sequence[str], text: Sequence[int]) -> int:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers, mask_of
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows, power_of_two
@@ -36,16 +37,16 @@ class MaskFiller:
         top: number of fills per text; the n-th one has the n-th most probable token of each mask.
 
     Raises:
-        ConfigError: the tokenizer has no mask token, or there are fewer than `top` tokens.
+        UserError: the tokenizer has no mask token, or there are fewer than `top` tokens.
     """
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, top: int):
         self.cfg, self.model, self.top, self._tokenizer = cfg, model, top, tokenizers.target
         mask = mask_of(self._tokenizer.special)
         if mask is None:
-            raise ConfigError("the tokenizer of this run has no mask token")
+            raise UserError("the tokenizer of this run has no mask token")
         if not 1 <= top <= self._tokenizer.vocab_size:
-            raise ConfigError(f"top={top}: must be from 1 to {self._tokenizer.vocab_size}, the vocabulary size")
+            raise UserError(f"top={top}: must be from 1 to {self._tokenizer.vocab_size}, the vocabulary size")
         self._mask, self._name = mask
 
     def stream(

@@ -50,7 +50,7 @@ class Finisher:
         self._model, self._params, self._tokenizers, self._batch_size = model, params, tokenizers, batch_size
 
     def check(self, decode: DecodeConfig) -> None:
-        """Raises `ConfigError` if the model's outputs cannot be finished as the settings say."""
+        """Raises `UserError` if the model's outputs cannot be finished as the settings say."""
         if decode.detokenize:
             self._detokenize  # noqa: B018
         if decode.unknown == "copy":

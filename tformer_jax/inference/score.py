@@ -74,7 +74,7 @@ class Scorer:
             skip, long_texts: as in `Translator.stream`; an example that is left out has no scored tokens.
 
         Raises:
-            ConfigError: a text is too long for the model or cannot be encoded, or an example does not have the texts
+            UserError: a text is too long for the model or cannot be encoded, or an example does not have the texts
                 that the model scores; the scores of all earlier examples are yielded first.
         """
 

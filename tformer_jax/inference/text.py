@@ -75,7 +75,7 @@ class _Generator:
                 are left out are empty.
 
         Raises:
-            ConfigError: raised by `texts`; the outputs of all earlier texts are yielded first.
+            UserError: raised by `texts`; the outputs of all earlier texts are yielded first.
             TextError: a text does not fit the model; as above.
         """
         decode, encode = self._decoder(params), self._encoder(long_texts)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import ConfigError, ModelConfig, kinds
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.models.conversions import convert_layers
 from tformer_jax.nn.attention_ops import Operands, attention_weights
@@ -59,7 +60,7 @@ class Watched:
 
 
 def check(model: nn.Module) -> None:
-    """Raises `ConfigError` if `watch` would raise it for this model, without computing anything."""
+    """Raises `UserError` if `watch` would raise it for this model, without computing anything."""
     params, batch = nn.unbox(registry.shapes(model)), registry.example_batch(model.cfg)
     jax.eval_shape(functools.partial(watch, model), params, batch)
 
@@ -69,10 +70,10 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     """Runs a model on a batch, as `registry.forward` takes it, and returns what it computed.
 
     Raises:
-        ConfigError: a layer has no attention weights, or its module does not store its operands.
+        UserError: a layer has no attention weights, or its module does not store its operands.
     """
     if recurrent := kinds.RECURRENT.intersection(model.cfg.attentions):
-        raise ConfigError(f"layers with attention {min(recurrent)!r} have no attention weights, but a recurrent state")
+        raise UserError(f"layers with attention {min(recurrent)!r} have no attention weights, but a recurrent state")
     cfg, arguments = model.cfg, registry.FAMILIES[model.cfg.family].arguments(batch)
     _, collected = model.apply({"params": params}, **arguments, mutable=[COLLECTION])
     stacks = convert_layers(collected[COLLECTION], cfg, scan_layers=False)
@@ -165,7 +166,7 @@ def without_padding(watched: Watched, family: str, lengths: dict[str, int]) -> W
 def _operands(layer: dict[str, Any], name: str, kind: str) -> Operands:
     module = "cross_attention" if name == "cross" else "self_attention"
     if "operands" not in layer.get(module, {}):
-        raise ConfigError(f"model.attention={kind!r} does not store its operands: call `nn.watch.watch` in the module")
+        raise UserError(f"model.attention={kind!r} does not store its operands: call `nn.watch.watch` in the module")
     (found,) = layer[module]["operands"]
     return found
 

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop.mapping import Rule
 
 ACTIVATIONS = {
@@ -63,13 +64,13 @@ UNREADABLE = "this checkpoint cannot be read: "
 
 
 def check(fits: bool, problem: str) -> None:
-    """Raises `ConfigError` with `problem` unless `fits` is true, that is, unless the checkpoint is supported."""
+    """Raises `UserError` with `problem` unless `fits` is true, that is, unless the checkpoint is supported."""
     if not fits:
-        raise ConfigError(UNREADABLE + problem)
+        raise UserError(UNREADABLE + problem)
 
 
 def require(hf: dict[str, Any], **known: Any) -> None:
-    """Raises `ConfigError` if one of their settings differs from its only supported value."""
+    """Raises `UserError` if one of their settings differs from its only supported value."""
     for name, value in known.items():
         given = hf.get(name)
         check(given is None or given == value, f"{name}={given!r} is not supported, only {value!r} is")

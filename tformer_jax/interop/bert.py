@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, Settings, our_activation, require, their_activation
 from tformer_jax.interop.mapping import AFFINE, NORM, Rule, attention_parts, parts, rules_below
 
@@ -77,7 +78,7 @@ def _masked_lm_settings(hf: Settings) -> Settings:
 
 def _encoder_config(cfg: ModelConfig) -> Settings:
     if not cfg.token_types:
-        raise ConfigError("model_type 'bert' cannot represent this model: model.token_types=0")
+        raise UserError("model_type 'bert' cannot represent this model: model.token_types=0")
     return {
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": cfg.max_length,
@@ -96,7 +97,7 @@ def _encoder_config(cfg: ModelConfig) -> Settings:
 
 def _classifier_config(cfg: ModelConfig) -> Settings:
     if not cfg.pooler:
-        raise ConfigError("model_type 'bert' cannot represent this model: model.pooler=False")
+        raise UserError("model_type 'bert' cannot represent this model: model.pooler=False")
     labels = {str(label): f"LABEL_{label}" for label in range(cfg.known("num_classes"))}
     return _encoder_config(cfg) | {"id2label": labels}
 

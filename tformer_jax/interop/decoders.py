@@ -200,7 +200,7 @@ def _alike(hf: Settings) -> list[str]:
 
 
 def check_windows(hf: Settings, windows: bool, otherwise: str) -> None:
-    """Raises `ConfigError` if `layer_types` has another length, or windows although the architecture has none here."""
+    """Raises `UserError` if `layer_types` has another length, or windows although the architecture has none here."""
     kinds = _kinds(hf, [])
     check(windows or "sliding_attention" not in kinds, f"layer_types has sliding_attention, but {otherwise}")
 

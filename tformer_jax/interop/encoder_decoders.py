@@ -2,7 +2,18 @@
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, Settings, check, our_activation, require, their_activation
-from tformer_jax.interop.mapping import AFFINE, NORM, ROW, SAME, Part, Rule, attention_parts, kernel, parts, rules_below
+from tformer_jax.interop.mapping import (
+    AFFINE,
+    NORM,
+    ROW,
+    SAME,
+    Part,
+    Rule,
+    attention_parts,
+    kernel,
+    parts,
+    rules_below,
+)
 
 
 def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:

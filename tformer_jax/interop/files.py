@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.json_files import read_json
 
 SINGLE = "model.safetensors"
@@ -17,11 +17,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Reads `config.json`.
 
     Raises:
-        ConfigError: the file is missing or damaged.
+        UserError: the file is missing or damaged.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError(f"{folder} has no config.json: name a folder that Hugging Face's save_pretrained wrote")
+        raise UserError(f"{folder} has no config.json: name a folder that Hugging Face's save_pretrained wrote")
     return read_json(path)
 
 
@@ -71,30 +71,30 @@ def read_arrays(folder: Path) -> StoredArrays:
     As transformers does, it reads no index beside `model.safetensors`: it may be left from an earlier checkpoint.
 
     Raises:
-        ConfigError: there are none, a shard is missing, or a file is damaged.
+        UserError: there are none, a shard is missing, or a file is damaged.
     """
     single = folder / SINGLE
     if (folder / INDEX).is_file() and not single.is_file():
         return _shards(folder)
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"{folder} has no .safetensors file; {_pickles(folder)}")
+        raise UserError(f"{folder} has no .safetensors file; {_pickles(folder)}")
     return StoredArrays(_opened(files))
 
 
 def _shards(folder: Path) -> StoredArrays:
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise ConfigError(f"{folder / INDEX} has no weight_map from arrays to files")
+        raise UserError(f"{folder / INDEX} has no weight_map from arrays to files")
     names = sorted(set(places.values()))
     for name in names:
         if Path(name).name != name:
-            raise ConfigError(f"{folder / INDEX} names a file outside of its folder: {name}")
+            raise UserError(f"{folder / INDEX} names a file outside of its folder: {name}")
         if not (folder / name).is_file():
-            raise ConfigError(f"{folder / name} is missing: {INDEX} lists it")
+            raise UserError(f"{folder / name} is missing: {INDEX} lists it")
     readers = _opened([folder / name for name in names])
     if absent := sorted(places.keys() - readers.keys()):
-        raise ConfigError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {INDEX} lists")
+        raise UserError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {INDEX} lists")
     return StoredArrays(readers)
 
 
@@ -104,7 +104,7 @@ def _opened(files: Sequence[Path]) -> dict[str, Callable[[], Any]]:
     for file in files:
         found = _open(file)
         if repeated := sorted(readers.keys() & found.keys()):
-            raise ConfigError(f"{file} and another file both contain the array {repeated[0]}")
+            raise UserError(f"{file} and another file both contain the array {repeated[0]}")
         readers |= found
     return readers
 
@@ -114,12 +114,12 @@ def _open(file: Path) -> dict[str, Callable[[], Any]]:
     try:
         from safetensors import safe_open
     except ImportError as error:
-        raise ConfigError('reading checkpoints needs safetensors: pip install -e ".[interop]"') from error
+        raise UserError('reading checkpoints needs safetensors: pip install -e ".[interop]"') from error
     try:
         opened = safe_open(file, framework="flax")
         names = list(opened.keys())
     except Exception as error:  # safetensors raises types of its own
-        raise ConfigError(f"{file} is damaged: {error}") from error
+        raise UserError(f"{file} is damaged: {error}") from error
     return {name: functools.partial(_array, file, opened, name) for name in names}
 
 
@@ -127,14 +127,14 @@ def _array(file: Path, opened: Any, name: str) -> Any:
     """Reads an array.
 
     Raises:
-        ConfigError: NumPy has no such dtype, as for float8.
+        UserError: NumPy has no such dtype, as for float8.
     """
     try:
         return opened.get_tensor(name)
     except (AttributeError, TypeError) as error:
         dtype = opened.get_slice(name).get_dtype()
         problem = f"has the dtype {dtype}, which is not read: save the checkpoint in float32 or bfloat16"
-        raise ConfigError(f"{file}: the array {name} {problem}") from error
+        raise UserError(f"{file}: the array {name} {problem}") from error
 
 
 def _pickles(folder: Path) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.config import ConfigError, DecodeConfig, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DecodeConfig, ModelConfig
 from tformer_jax.data.tokenizers.json_files import read_json
 from tformer_jax.interop.architecture import Settings
 from tformer_jax.special_tokens import SpecialTokens
@@ -66,14 +67,14 @@ def read_decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[Dec
     """Returns the decoding settings of a checkpoint, and those of its settings that are not applied, as `name=value`.
 
     Raises:
-        ConfigError: `generation_config.json` is damaged, or a value is out of range.
+        UserError: `generation_config.json` is damaged, or a value is out of range.
     """
     try:
         return _decoding(folder, config, cfg)
-    except ConfigError:
+    except UserError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{folder}: a decoding setting has the wrong type or value: {error}") from error
+        raise UserError(f"{folder}: a decoding setting has the wrong type or value: {error}") from error
 
 
 def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:

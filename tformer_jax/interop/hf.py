@@ -16,7 +16,8 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop import exact, files, mapping
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
 from tformer_jax.interop.bert import BERT, BERT_MASKED_LM, class_names
@@ -35,7 +36,7 @@ PRETRAINED = {"BertForMaskedLM", "BertForPreTraining"}
 """`architectures` of config.json whose checkpoints are read as masked language models by default."""
 
 
-class NoHeadError(ConfigError):
+class NoHeadError(UserError):
     """A checkpoint has no classification head, or no output head."""
 
 
@@ -43,7 +44,7 @@ class Fields(dict[str, Any]):
     """The fields of a config.json, with the defaults of its `model_type`; remembers which ones were read.
 
     Raises:
-        ConfigError: a field and another name of it have different values.
+        UserError: a field and another name of it have different values.
     """
 
     def __init__(self, hf: dict[str, Any]):
@@ -55,7 +56,7 @@ class Fields(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
         if name not in self:
-            raise ConfigError(f"config.json has no {name!r}")
+            raise UserError(f"config.json has no {name!r}")
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -64,11 +65,11 @@ class Fields(dict[str, Any]):
         return super().get(name, default)
 
     def check_all_read(self) -> None:
-        """Raises `ConfigError` for a field that has a value, was not read, and may change what the model computes."""
+        """Raises `UserError` for a field that has a value, was not read, and may change what the model computes."""
         for name in sorted(self.keys() - self._read - self._unread):
             value = super().__getitem__(name)
             if value not in (None, False, "", [], {}):
-                raise ConfigError(f"{UNREADABLE}the field {name}={value!r} is not supported")
+                raise UserError(f"{UNREADABLE}the field {name}={value!r} is not supported")
 
 
 def _with_own_names(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _with_own_names(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, An
     for alias, name in aliases.items():
         value = hf.get(alias)
         if value is not None and fields.setdefault(name, value) != value:
-            raise ConfigError(f"{UNREADABLE}{alias}={value!r} differs from {name}={fields[name]!r}: delete one of them")
+            raise UserError(f"{UNREADABLE}{alias}={value!r} differs from {name}={fields[name]!r}: delete one of them")
     return fields
 
 
@@ -85,13 +86,13 @@ def labels(config: dict[str, Any]) -> list[str]:
     """Returns the class names of a classifier's config.json in the order of its logits.
 
     Raises:
-        ConfigError: `id2label` is damaged.
+        UserError: `id2label` is damaged.
     """
     try:
         names = class_names(config)
         return [str(names[key]) for key in sorted(names, key=int)]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{UNREADABLE}id2label must have names by number, such as {{'0': 'negative'}}") from error
+        raise UserError(f"{UNREADABLE}id2label must have names by number, such as {{'0': 'negative'}}") from error
 
 
 def token_ids(special: SpecialTokens, cfg: ModelConfig) -> dict[str, Any]:
@@ -118,11 +119,11 @@ def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **se
 
     Raises:
         NoHeadError: the checkpoint has no head, and neither `headless` nor `num_classes` says what to do.
-        ConfigError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
+        UserError: the folder is not a checkpoint, its architecture is unknown, or its arrays do not match its config.
     """
     hf = files.read_config(folder)
     if "model_type" not in hf:
-        raise ConfigError(f"{folder / 'config.json'} has no model_type: {folder} is not a Hugging Face checkpoint")
+        raise UserError(f"{folder / 'config.json'} has no model_type: {folder} is not a Hugging Face checkpoint")
     architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
     arrays = _with_originals(_named(files.read_arrays(folder), architecture), architecture, tied)
@@ -142,12 +143,12 @@ def arrays_writer() -> Callable[..., None]:
     """Returns the function that writes arrays.
 
     Raises:
-        ConfigError: safetensors is not installed.
+        UserError: safetensors is not installed.
     """
     try:
         from safetensors.numpy import save_file
     except ImportError as error:
-        raise ConfigError('writing checkpoints needs safetensors: pip install -e ".[interop]"') from error
+        raise UserError('writing checkpoints needs safetensors: pip install -e ".[interop]"') from error
     writer: Callable[..., None] = save_file
     return writer
 
@@ -158,7 +159,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     `theirs` adds or overrides settings of config.json, such as `token_ids` of other special tokens.
 
     Raises:
-        ConfigError: the architecture cannot express `cfg` or `params` exactly, or safetensors is not installed.
+        UserError: the architecture cannot express `cfg` or `params` exactly, or safetensors is not installed.
     """
     save_file = arrays_writer()
     architecture = architecture_of(model_type, cfg.family)
@@ -167,7 +168,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     cfg, params = _in_layout_of(architecture, cfg, params)
     try:
         arrays = mapping.to_theirs(architecture.rules(cfg), params)
-    except ConfigError as error:
+    except UserError as error:
         raise _unfit(model_type, str(error)) from error
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | architecture.config(cfg) | theirs
@@ -197,7 +198,7 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
         if model_type == "t5":  # whose tied embedding is scaled as the output head
             settings["scale_output"] = cfg.tie_embeddings == "all"
         back = ModelConfig(**settings)
-    except (ConfigError, TypeError, ValueError, KeyError):
+    except (UserError, TypeError, ValueError, KeyError):
         return None
     if back.family != cfg.family:
         return None
@@ -229,16 +230,14 @@ def architecture_of(model_type: str, family: str | None = None) -> Architecture:
     """Returns the architecture of a `model_type` for our model family; None: of any family but "masked_lm".
 
     Raises:
-        ConfigError: there is none.
+        UserError: there is none.
     """
     if model_type not in ARCHITECTURES:
-        raise ConfigError(
-            f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
-        )
+        raise UserError(f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}")
     if family != "masked_lm":
         return ARCHITECTURES[model_type]
     if model_type not in MASKED_LMS:
-        raise ConfigError(f"model_type {model_type!r} has no masked language model; {', '.join(MASKED_LMS)} has one")
+        raise UserError(f"model_type {model_type!r} has no masked language model; {', '.join(MASKED_LMS)} has one")
     return MASKED_LMS[model_type]
 
 
@@ -248,15 +247,13 @@ def _family(hf: dict[str, Any]) -> str | None:
 
 
 def _check_length(read: dict[str, Any], given: int | None) -> None:
-    """Raises `ConfigError` for a given maximum length of a model whose positions have one of their own."""
+    """Raises `UserError` for a given maximum length of a model whose positions have one of their own."""
     if given is not None and read["position"] not in ("relative", "rotary"):
-        raise ConfigError(
-            f"max_length={given}: its positions end at {read['max_length']}; leave the maximum length out"
-        )
+        raise UserError(f"max_length={given}: its positions end at {read['max_length']}; leave the maximum length out")
 
 
 def _check_sinusoids(arrays: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if saved positions, which are not read, are not the sinusoids that the model computes."""
+    """Raises `UserError` if saved positions, which are not read, are not the sinusoids that the model computes."""
     for name in arrays:
         if name.endswith("embed_positions.weight"):
             table = np.asarray(arrays[name], np.float32)
@@ -272,17 +269,17 @@ def _settings(
     fields = Fields(hf)
     try:
         read = architecture.settings(fields)
-    except ConfigError:
+    except UserError:
         raise
     except KeyError as error:
-        raise ConfigError(f"config.json has no {error}, which one of its fields needs") from error
+        raise UserError(f"config.json has no {error}, which one of its fields needs") from error
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ConfigError(f"config.json has a field of the wrong type or value: {error}") from error
+        raise UserError(f"config.json has a field of the wrong type or value: {error}") from error
     fields.check_all_read()
     untied = read["family"] != "classifier" and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays and not headless:
         _check_whole(hf, read["family"])
-        raise ConfigError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
+        raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
     read["tie_embeddings"] = _tied(read["family"], arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
     if read["family"] == "classifier":
@@ -300,7 +297,7 @@ def _check_whole(hf: dict[str, Any], family: str) -> None:
 
 
 def _check_head(hf: dict[str, Any], architecture: Architecture, classes: int) -> None:
-    """Raises `ConfigError` for a classification head that does not give the probabilities of the labels of a text."""
+    """Raises `UserError` for a classification head that does not give the probabilities of the labels of a text."""
     named = hf.get("architectures") or [architecture.name]
     problem = f"its head is of {named[0]}, only that of {architecture.name} is supported"
     check(architecture.name in named, problem)
@@ -309,17 +306,17 @@ def _check_head(hf: dict[str, Any], architecture: Architecture, classes: int) ->
 
 
 def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> None:
-    """Raises `ConfigError` unless loading the written checkpoint would give the same model."""
+    """Raises `UserError` unless loading the written checkpoint would give the same model."""
     try:
         back = ModelConfig(**_settings(hf, dict(arrays), architecture))
-    except ConfigError as error:
+    except UserError as error:
         raise _unfit(hf["model_type"], str(error).removeprefix(UNREADABLE)) from error
     if different := exact.differences(cfg, back):
         raise _unfit(hf["model_type"], f"its config.json cannot express {', '.join(different)}")
 
 
-def _unfit(model_type: str, problem: str) -> ConfigError:
-    return ConfigError(f"model_type {model_type!r} cannot represent this model: {problem}")
+def _unfit(model_type: str, problem: str) -> UserError:
+    return UserError(f"model_type {model_type!r} cannot represent this model: {problem}")
 
 
 def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
@@ -327,7 +324,7 @@ def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architect
     for name, original in architecture.copies.items():
         if name in arrays:
             if not _equal(arrays, name, original):
-                raise ConfigError(f"{UNREADABLE}{name} differs from {original}")
+                raise UserError(f"{UNREADABLE}{name} differs from {original}")
             del arrays[name]
     if family == "classifier":
         return "none"

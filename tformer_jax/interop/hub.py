@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from tformer_jax.config import ConfigError
-from tformer_jax.config.fields import first_line
+from tformer_jax.base.errors import UserError, first_line
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors")
@@ -18,22 +17,22 @@ def download(name: str) -> Path:
     """Downloads the safetensors, JSON and tokenizer files of a repository, and returns the folder in the hub's cache.
 
     Raises:
-        ConfigError: `name` is not a name such as "org/model", or the download fails.
+        UserError: `name` is not a name such as "org/model", or the download fails.
     """
     if not NAME.fullmatch(name) or name.endswith(FILE_SUFFIXES):
-        raise ConfigError(
+        raise UserError(
             f"{name} does not exist: name a folder, a file of torch.save, or a model of the Hugging Face hub"
         )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ConfigError(
+        raise UserError(
             f'{name} does not exist here, and downloading it needs huggingface_hub: pip install -e ".[interop]"'
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)))
     except Exception as error:  # the library's own types, those of its HTTP client, and OSError
         reason = first_line(error, 200).removeprefix("Got: ")
-        raise ConfigError(
+        raise UserError(
             f"{name} does not exist here, and downloading it from the Hugging Face hub failed: {reason}"
         ) from error

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.nn.module import named_leaves, parameter_name
 
 Arrays = Mapping[str, Any]
@@ -99,7 +99,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         ignored: patterns of names of their arrays that are not read.
 
     Raises:
-        ConfigError: an array is missing, unused, of another size or not of floating-point numbers.
+        UserError: an array is missing, unused, of another size or not of floating-point numbers.
     """
     rules, used = list(rules), set()
 
@@ -108,7 +108,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         names = _names(rule, place, leaf.shape)
         for name in names:
             if name not in arrays:
-                raise ConfigError(f"the checkpoint has no array {name!r} for the parameter {parameter_name(path)}")
+                raise UserError(f"the checkpoint has no array {name!r} for the parameter {parameter_name(path)}")
             used.add(name)
         shape = leaf.shape[1:] if "{e}" in rule.theirs else leaf.shape
         parts = [_reshaped(rule, name, np.asarray(arrays[name]), shape) for name in names]
@@ -118,7 +118,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
     params = jax.tree_util.tree_map_with_path(find, shapes)
     left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]
     if left:
-        raise ConfigError(f"the checkpoint has arrays that the model does not: {', '.join(sorted(left)[:5])}")
+        raise UserError(f"the checkpoint has arrays that the model does not: {', '.join(sorted(left)[:5])}")
     return params
 
 
@@ -140,7 +140,7 @@ def _rule_for(name: str, rules: list[Rule]) -> tuple[Rule, str]:
         match = re.fullmatch(re.escape(rule.ours).replace(r"\{i\}", r"(\d+)"), name)
         if match:
             return rule, match[1] if match.groups() else ""
-    raise ConfigError(f"the architecture has no array for the parameter {name}")
+    raise UserError(f"the architecture has no array for the parameter {name}")
 
 
 def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
@@ -150,8 +150,8 @@ def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
 
 def _reshaped(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ConfigError(f"{name} of the checkpoint has dtype {array.dtype}, not a floating-point dtype")
+        raise UserError(f"{name} of the checkpoint has dtype {array.dtype}, not a floating-point dtype")
     expected = rule.layout.theirs(np.broadcast_to(np.float32(0), shape)).shape
     if array.shape != expected:
-        raise ConfigError(f"{name} of the checkpoint has the shape {array.shape}; expected: {expected}")
+        raise UserError(f"{name} of the checkpoint has the shape {array.shape}; expected: {expected}")
     return rule.layout.ours(array, shape)

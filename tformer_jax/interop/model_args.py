@@ -2,7 +2,7 @@
 
 import re
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.interop.architecture import Settings
 from tformer_jax.interop.files import StoredArrays
 
@@ -17,18 +17,18 @@ def checked(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
         arrays: arguments that the arrays determine, which may be given as well.
 
     Raises:
-        ConfigError: an argument is unknown or missing, or contradicts the arrays.
+        UserError: an argument is unknown or missing, or contradicts the arrays.
     """
     for name, value in given.items():
         if name not in arrays and name not in defaults:
             known = ", ".join([*arrays, *defaults])
-            raise ConfigError(f"model_args: {name}={value!r} is not supported; supported are {known}")
+            raise UserError(f"model_args: {name}={value!r} is not supported; supported are {known}")
         if name in arrays and arrays[name] != value:
-            raise ConfigError(f"model_args: {name}={value!r}, but the arrays have {arrays[name]!r}")
+            raise UserError(f"model_args: {name}={value!r}, but the arrays have {arrays[name]!r}")
     found = defaults | given
     for name, default in defaults.items():
         if default is REQUIRED and found[name] is REQUIRED:
-            raise ConfigError(
+            raise UserError(
                 f"model_args: {name} is missing and cannot be inferred from the arrays: add --model-args {name}=..."
             )
     return found
@@ -37,10 +37,10 @@ def checked(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
 def shape(arrays: StoredArrays, name: str) -> tuple[int, ...]:
     """Returns the shape of a matrix."""
     if name not in arrays:
-        raise ConfigError(f"the checkpoint has no {name!r}")
+        raise UserError(f"the checkpoint has no {name!r}")
     found: tuple[int, ...] = arrays[name].shape
     if len(found) != 2:
-        raise ConfigError(f"{name} of the checkpoint has the shape {found}, but must be a matrix")
+        raise UserError(f"{name} of the checkpoint has the shape {found}, but must be a matrix")
     return found
 
 

@@ -65,7 +65,7 @@ def _rope(hf: Settings) -> Settings:
     """Returns `rope_parameters`, or else `rope_theta` and `rope_scaling` in that form.
 
     Raises:
-        ConfigError: both are there and differ; transformers reads the second one, or both, by architecture.
+        UserError: both are there and differ; transformers reads the second one, or both, by architecture.
     """
     theta, parameters, scaling = hf["rope_theta"], hf.get("rope_parameters"), hf.get("rope_scaling")
     if not parameters or not scaling:
@@ -81,7 +81,7 @@ def _rope(hf: Settings) -> Settings:
 
 
 def _check_known(rope: Settings) -> None:
-    """Raises `ConfigError` for a field that transformers does not read, such as a misspelt one."""
+    """Raises `UserError` for a field that transformers does not read, such as a misspelt one."""
     for name, value in rope.items():
         if isinstance(value, dict):
             _check_known(value)

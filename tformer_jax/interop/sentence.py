@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import ConfigError, EmbedConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import EmbedConfig
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.json_files import read_json
 
@@ -39,7 +40,7 @@ def read_embedding(folder: Path, tokenizer: Tokenizer, max_length: int) -> Embed
         max_length: maximum number of tokens of the model.
 
     Raises:
-        ConfigError: a file is damaged, or has a module or setting that this package does not have.
+        UserError: a file is damaged, or has a module or setting that this package does not have.
     """
     if not (folder / MODULES).is_file():
         return EmbedConfig()
@@ -62,7 +63,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         listed = json.loads(path.read_text(encoding="utf-8"))
         modules = [(module["type"].rpartition(".")[2], module["path"]) for module in listed]
     except (ValueError, TypeError, LookupError, AttributeError):
-        raise ConfigError(f"{path} is not a list of modules of sentence-transformers: remove it") from None
+        raise UserError(f"{path} is not a list of modules of sentence-transformers: remove it") from None
     if not modules or modules[0] != ("Transformer", ""):
         raise _unsupported(folder, f"{modules[0] if modules else 'no module'} as the first module")
     return modules
@@ -97,8 +98,8 @@ def _prompts(folder: Path) -> dict[str, Any]:
     return {"prompts": texts, "prompt": config.get("default_prompt_name") or ""}
 
 
-def _unsupported(folder: Path, what: str) -> ConfigError:
-    return ConfigError(
+def _unsupported(folder: Path, what: str) -> UserError:
+    return UserError(
         f"{folder / MODULES}: {what} of sentence-transformers is not supported: remove {MODULES} to import the model "
         "alone"
     )

@@ -15,8 +15,8 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer_jax.config import ConfigError, ModelConfig
-from tformer_jax.config.fields import first_line
+from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.config import ModelConfig
 from tformer_jax.interop import mapping, nanogpt, torch_transformer
 from tformer_jax.interop.architecture import Settings
 from tformer_jax.interop.files import StoredArrays
@@ -60,13 +60,13 @@ def load(
         settings: override the config (dtype, attention_backend, ...).
 
     Raises:
-        ConfigError: the file is damaged, holds other objects than tensors, or its arrays fit no kind of model.
+        UserError: the file is damaged, holds other objects than tensors, or its arrays fit no kind of model.
     """
     arrays, given = read(path)
     found = [name for name, layout in KINDS.items() if layout.has in arrays]
     if not found:
         names = " or ".join(f"{layout.has!r} ({name})" for name, layout in KINDS.items())
-        raise ConfigError(f"{path} is a state dict of another model: it has no array {names}")
+        raise UserError(f"{path} is a state dict of another model: it has no array {names}")
     layout = KINDS[found[0]]
     cfg = ModelConfig(**layout.settings(arrays, {**given, **args}) | settings)
     model = registry.build(cfg)
@@ -82,21 +82,21 @@ def read(path: Path) -> tuple[StoredArrays, Settings]:
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("reading PyTorch's files needs torch: pip install torch") from error
+        raise UserError("reading PyTorch's files needs torch: pip install torch") from error
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise ConfigError(
+        raise UserError(
             f"{path} holds other objects than tensors, which are never unpickled: save model.state_dict() instead"
         ) from error
     except Exception as error:  # PyTorch raises RuntimeError, EOFError and others for damaged files
         reason = first_line(error, 200)
-        raise ConfigError(f"{path} is not a file of torch.save, or is damaged ({reason})") from error
+        raise UserError(f"{path} is not a file of torch.save, or is damaged ({reason})") from error
     content = found if isinstance(found, dict) else {}
     state = next((content[key] for key in STATES if isinstance(content.get(key), dict)), content)
     tensors = {WRAPPERS.sub("", name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not state or len(tensors) < len(state):
-        raise ConfigError(f"{path} has no state dict, neither as a whole nor under one of {', '.join(STATES)}")
+        raise UserError(f"{path} has no state dict, neither as a whole nor under one of {', '.join(STATES)}")
     args = content.get("model_args", {})
     return StoredArrays(_readers(tensors)), args if isinstance(args, dict) else {}
 
@@ -106,9 +106,7 @@ def _readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
     for name, tensor in tensors.items():
         stem, stacked, leaf = name.rpartition("in_proj_")
         if stacked and (not tensor.ndim or len(tensor) % 3):
-            raise ConfigError(
-                f"{name} has the shape {tuple(tensor.shape)}, which cannot be split into three projections"
-            )
+            raise UserError(f"{name} has the shape {tuple(tensor.shape)}, which cannot be split into three projections")
         parts = [f"{stem}{side}_proj.{leaf}" for side in "qkv"] if stacked else [name]
         for part, values in zip(parts, tensor.chunk(3) if stacked else [tensor], strict=True):
             readers[part] = functools.partial(_numpy, values)

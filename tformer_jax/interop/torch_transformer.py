@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.interop.mapping import AFFINE, NORM, Part, Rule, attention_parts, parts, rules_below
 from tformer_jax.interop.model_args import REQUIRED, checked, depth, shape
@@ -68,7 +68,7 @@ def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
     options = {"nhead": REQUIRED, "activation": "relu", "norm_first": False, "layer_norm_eps": 1e-5, "dropout": 0.1}
     found = checked(args, sizes, options | {"max_len": _longest(arrays, dim)})
     if found["activation"] not in ("relu", "gelu"):
-        raise ConfigError(f"model_args: activation={found['activation']!r} is not supported; supported are relu, gelu")
+        raise UserError(f"model_args: activation={found['activation']!r} is not supported; supported are relu, gelu")
     return {
         "family": "seq2seq",
         "source_vocab_size": source_size,
@@ -98,12 +98,12 @@ def _longest(arrays: StoredArrays, dim: int) -> int:
         return 5000
     table = arrays[_POSITIONS]
     if dim % 2 or table.size % dim:
-        raise ConfigError(f"{_POSITIONS} of the checkpoint has the shape {table.shape}, which does not fit D = {dim}")
+        raise UserError(f"{_POSITIONS} of the checkpoint has the shape {table.shape}, which does not fit D = {dim}")
     table = table.reshape(-1, dim)
     angles = np.arange(len(table))[:, None] * 10_000.0 ** (-np.arange(0, dim, 2) / dim)
     expected = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(table.shape)
     if np.abs(table - expected).max() > 1e-2:  # their angles are rounded to float32
-        raise ConfigError(f"{_POSITIONS} of the checkpoint is not supported, only interleaved sines and cosines are")
+        raise UserError(f"{_POSITIONS} of the checkpoint is not supported, only interleaved sines and cosines are")
     return len(table)
 
 

@@ -69,7 +69,7 @@ def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = N
         depth: module paths are truncated to this number of names.
 
     Raises:
-        ConfigError: the model has no positions for `length` tokens.
+        UserError: the model has no positions for `length` tokens.
     """
     if length > cfg.max_length:
         raise cfg.error("max_length", f"is less than {length} tokens")

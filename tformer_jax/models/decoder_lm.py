@@ -56,7 +56,7 @@ class DecoderLM(TokenDecoder):
             dtype: storage dtype, a floating dtype or `int8`; None: `cfg.dtype`.
 
         Raises:
-            ConfigError: `prompt_lengths` are missing.
+            UserError: `prompt_lengths` are missing.
         """
         if self.cfg.prefix_lm and prompt_lengths is None:
             raise self.cfg.error("prefix_lm", "needs `prompt_lengths`")

@@ -67,7 +67,7 @@ def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
     """Builds the Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be set.
 
     Raises:
-        ConfigError: `cfg.attention_backend` does not support this platform or what the model needs (for training if
+        UserError: `cfg.attention_backend` does not support this platform or what the model needs (for training if
             `train`).
     """
     for needs in attention_needs(cfg, train=train).values():

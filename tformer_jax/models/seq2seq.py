@@ -93,7 +93,7 @@ class Seq2Seq(TokenDecoder):
         `width` is the maximum number of tokens at one position, `dtype` the storage dtype (None: `cfg.dtype`).
 
         Raises:
-            ConfigError: the layers are scanned.
+            UserError: the layers are scanned.
         """
         crosses = self.decoder.cross_keys_values(memory)
         return empty_cache(

@@ -62,7 +62,7 @@ class TokenDecoder(nn.Module):
             right_padded: padding is only at the end of each row, so that sorting is skipped.
 
         Raises:
-            ConfigError: `prefix` is given without `cfg.prefix_lm`; a cache would not know it.
+            UserError: `prefix` is given without `cfg.prefix_lm`; a cache would not know it.
         """
         if prefix is not None and not self.cfg.prefix_lm:
             raise self.cfg.error("prefix_lm", "must be True for a model that is called with `prefix`")
@@ -103,7 +103,7 @@ class TokenDecoder(nn.Module):
             float32 logits [B, T, V], or [B, 1, V] of the last token if `last_only`, and the updated cache.
 
         Raises:
-            ConfigError: the layers are scanned, or, outside of compiled functions, the tokens do not fit in the cache.
+            UserError: the layers are scanned, or, outside of compiled functions, the tokens do not fit in the cache.
         """
         padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
         cache, positions, attended = cache.allocate(padding_mask, same_position=ancestry is not None)

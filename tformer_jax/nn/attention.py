@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ConfigError, ModelConfig, kinds
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention_positions import RotationOrBias
 from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import KeyValues, TokenCache
@@ -80,7 +81,7 @@ class Attention(Module):
             [B, T, D], and the keys and values as a cache for the next call.
 
         Raises:
-            ConfigError: a separate `key` or `value` is given, but a fused projection takes one input.
+            UserError: a separate `key` or `value` is given, but a fused projection takes one input.
         """
         if self.cross and cache is not None:
             q, new = self.query(query), cache
@@ -142,7 +143,7 @@ class Attention(Module):
 
     def _check_one_input(self, *others: jax.Array | None) -> None:
         if any(other is not None for other in others):
-            raise ConfigError(
+            raise UserError(
                 f"model.attention_projections={self.cfg.attention_projections!r} projects one input; "
                 "write 'separate' to project different inputs"
             )

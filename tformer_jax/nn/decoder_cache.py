@@ -43,7 +43,7 @@ class DecoderCache:
             (int32 [B, T]; 0 for padding before the first token), and the tokens that each kind of layer attends to.
 
         Raises:
-            ConfigError: the tokens do not fit; checked only outside of compiled functions.
+            UserError: the tokens do not fit; checked only outside of compiled functions.
         """
         if same_position:
             after, counts = jnp.zeros(padding_mask.shape, jnp.int32), padding_mask.any(axis=1).astype(jnp.int32)

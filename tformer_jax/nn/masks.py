@@ -8,7 +8,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 
 
 @flax.struct.dataclass
@@ -141,12 +141,12 @@ def as_mask(mask: jax.Array | Mask | None) -> Mask:
     """Converts a boolean array broadcastable to [B, N, T, S], or None (no masking), to a `Mask`.
 
     Raises:
-        ConfigError: the array is not boolean (such as an additive mask) or does not have four axes.
+        UserError: the array is not boolean (such as an additive mask) or does not have four axes.
     """
     if isinstance(mask, Mask):
         return mask
     if mask is not None and (mask.dtype != bool or mask.ndim != 4):
-        raise ConfigError(
+        raise UserError(
             f"an attention mask is a bool array [B, N, T, S] in which True means may attend, not {mask.dtype} of shape "
             f"{mask.shape}; write `mask == 0` for an additive mask, and insert axes of size 1 to broadcast it"
         )

@@ -6,7 +6,8 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ConfigError, ModelConfig, kinds
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.gathered import with_gathered
 from tformer_jax.nn.lookup import lookup
 from tformer_jax.nn.module import Module
@@ -76,11 +77,11 @@ class Learned(EmbeddingPositions):
         """Embeds positions int [..., T] -> [..., T, D]; NaN for positions outside the table.
 
         Raises:
-            ConfigError: T exceeds `cfg.max_length`.
+            UserError: T exceeds `cfg.max_length`.
         """
         cfg = self.cfg
         if positions.shape[-1] > cfg.max_length:
-            raise ConfigError(
+            raise UserError(
                 f"{positions.shape[-1]} positions exceed model.max_length={cfg.max_length}, where learned positions "
                 "end: shorten the input, or increase model.max_length"
             )

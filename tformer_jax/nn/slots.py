@@ -11,7 +11,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 
 EMPTY = -1
 """Position of padding tokens and of empty slots."""
@@ -147,13 +147,13 @@ class RingSlots:
 
 
 def check_capacity(used: jax.Array, tokens: Tokens) -> None:
-    """Raises `ConfigError` if more slots are used than exist.
+    """Raises `UserError` if more slots are used than exist.
 
     Not checked inside compiled functions, where tokens beyond the last slot are dropped or overwrite others.
     """
     slots = tokens.positions.shape[1]
     if not isinstance(used, jax.core.Tracer) and (largest := int(used.max(initial=0))) > slots:
-        raise ConfigError(f"{largest} tokens do not fit a cache of {slots} slots; pass a larger length to `init_cache`")
+        raise UserError(f"{largest} tokens do not fit a cache of {slots} slots; pass a larger length to `init_cache`")
 
 
 def _without_newest(tokens: Tokens, counts: jax.Array) -> Tokens:

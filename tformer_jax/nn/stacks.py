@@ -7,7 +7,8 @@ import jax
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ConfigError, ModelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention_positions import RotationOrBias, make_attention_positions
 from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
 from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
@@ -167,10 +168,10 @@ class Decoder(Stack):
                 cross-attention stay within a document.
 
         Raises:
-            ConfigError: `cross`, and only one of `segments` and `memory_segments` is given.
+            UserError: `cross`, and only one of `segments` and `memory_segments` is given.
         """
         if self.cross and (segments is None) != (memory_segments is None):
-            raise ConfigError(
+            raise UserError(
                 "packed rows need segments of both source and target: with only one of them, "
                 "cross-attention would attend to other pairs; pass both or neither"
             )
@@ -211,7 +212,7 @@ class Decoder(Stack):
             ancestry: the ancestors that each token may attend to, if the tokens are beams.
 
         Raises:
-            ConfigError: the layers are scanned.
+            UserError: the layers are scanned.
         """
         self._check_unrolled()
 
@@ -241,7 +242,7 @@ class Decoder(Stack):
         The barrier fixes their memory layout here, once: XLA would convert it again in every step of a decoding loop.
 
         Raises:
-            ConfigError: the layers are scanned.
+            UserError: the layers are scanned.
         """
         self._check_unrolled()
         result: tuple[TokenCache, ...] = jax.lax.optimization_barrier(
@@ -251,6 +252,6 @@ class Decoder(Stack):
 
     def _check_unrolled(self) -> None:
         if self.repetitions:
-            raise ConfigError(
+            raise UserError(
                 "model.scan_layers=True: decoding needs unrolled layers; convert with `conversions.unrolled` first"
             )

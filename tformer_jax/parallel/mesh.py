@@ -10,7 +10,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh
 
-from tformer_jax.config import MESH_AXES, ConfigError, ParallelConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import MESH_AXES, ParallelConfig
 
 BATCH_AXES = ("data", "fsdp", "expert")
 """The mesh axes that shard the batch."""
@@ -20,20 +21,18 @@ def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
     """Returns the size of each mesh axis for `devices` devices, some of which may remain unused.
 
     Raises:
-        ConfigError: the sizes exceed the number of devices, or do not divide it if an axis is -1 (all that remain).
+        UserError: the sizes exceed the number of devices, or do not divide it if an axis is -1 (all that remain).
     """
     sizes = cfg.sizes
     fixed = math.prod(size for size in sizes.values() if size != -1)
     product = " * ".join(f"parallel.{name}={size}" for name, size in sizes.items() if size not in (-1, 1))
     if fixed > devices:
         present = "there is only 1" if devices == 1 else f"there are {devices}"
-        raise ConfigError(
-            f"{product} needs {fixed} devices, but {present}; use sizes whose product is at most {devices}"
-        )
+        raise UserError(f"{product} needs {fixed} devices, but {present}; use sizes whose product is at most {devices}")
     if -1 not in sizes.values():
         return sizes
     if devices % fixed:
-        raise ConfigError(
+        raise UserError(
             f"{product} does not divide the {devices} devices; write "
             f"{'a size that does' if product.count('=') == 1 else 'sizes whose product does'}, such as "
             f"{max(size for size in range(1, fixed) if devices % size == 0)}"
@@ -45,13 +44,13 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
     """Builds a mesh over `devices` (default: all devices of all processes), or over the first of them if fewer suffice.
 
     Raises:
-        ConfigError: the axes do not fit the devices or their interconnect, or leave a process without a device.
+        UserError: the axes do not fit the devices or their interconnect, or leave a process without a device.
     """
     devices = list(jax.devices()) if devices is None else list(devices)
     sizes = axis_sizes(cfg, len(devices))
     used = devices[: math.prod(sizes.values())]
     if len(used) < len(devices) and jax.process_count() > 1:
-        raise ConfigError(
+        raise UserError(
             f"the mesh uses {len(used)} of the {len(devices)} devices of {jax.process_count()} processes, but must use "
             "all; write parallel.data=-1"
         )
@@ -59,7 +58,7 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
         return Mesh(arrange(tuple(sizes.values()), used), MESH_AXES)
     except (AssertionError, NotImplementedError) as error:
         product = " * ".join(f"parallel.{name}={size}" for name, size in sizes.items() if size > 1)
-        raise ConfigError(
+        raise UserError(
             f"{product} does not fit the interconnect of these {len(devices)} {devices[0].device_kind} devices; use "
             "all of them, with sizes that divide the sides of the slice"
         ) from error

@@ -21,9 +21,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tformer_jax.config import ConfigError, ParallelConfig
-from tformer_jax.config.fields import one_line
-from tformer_jax.config.paths import is_remote
+from tformer_jax.base.errors import UserError, one_line
+from tformer_jax.base.paths import is_remote
+from tformer_jax.config import ParallelConfig
 
 T = TypeVar("T")
 FLAGS = "--coordinator HOST:PORT, --processes N and --process I"
@@ -69,23 +69,23 @@ class ProcessGroup:
         return multihost_utils.broadcast_one_to_all(padded).tobytes().decode()
 
     def run(self, action: Callable[[], T]) -> T:
-        """Runs `action` in every process; a `ConfigError` in one process is raised in all of them."""
+        """Runs `action` in every process; a `UserError` in one process is raised in all of them."""
         if self.count == 1:
             return action()
         result, problem = None, ""
         try:
             result = action()
-        except ConfigError as error:
+        except UserError as error:
             problem = str(error)
         problems = [json.loads(text) for text in self.all_gather(json.dumps([socket.gethostname(), problem]))]
         for index, (host, found) in enumerate(problems):
             if found:
                 everywhere = all(other == found for _, other in problems)
-                raise ConfigError(found if everywhere else f"process {index} (host {host}): {found}")
+                raise UserError(found if everywhere else f"process {index} (host {host}): {found}")
         return result  # type: ignore[return-value]
 
     def from_first(self, find: Callable[[], T]) -> T:
-        """Returns what `find` returns in process 0, in all processes; its `ConfigError` is raised in all of them.
+        """Returns what `find` returns in process 0, in all processes; its `UserError` is raised in all of them.
 
         Args:
             find: returns values that JSON can represent.
@@ -94,7 +94,7 @@ class ProcessGroup:
         return json.loads(self.broadcast(lambda: json.dumps(found)))
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
-        """Raises `ConfigError` in all processes if their `facts` differ, naming the first difference."""
+        """Raises `UserError` in all processes if their `facts` differ, naming the first difference."""
         mine = {key: repr(value) for key, value in facts.items()}
         expected = json.loads(self.broadcast(lambda: json.dumps(mine)))
 
@@ -102,12 +102,12 @@ class ProcessGroup:
             for key in sorted(expected.keys() | mine.keys()):
                 own, other = mine.get(key, "unset"), expected.get(key, "unset")
                 if own != other:
-                    raise ConfigError(f"{key}={own}, but process 0 has {other}; start all processes the same way")
+                    raise UserError(f"{key}={own}, but process 0 has {other}; start all processes the same way")
 
         self.run(compare)
 
     def check_shared(self, folder: Path) -> None:
-        """Raises `ConfigError` in all processes unless all of them see `folder`, which process 0 has created."""
+        """Raises `UserError` in all processes unless all of them see `folder`, which process 0 has created."""
         if self.count == 1 or is_remote(folder):
             return
         marker = folder / self.broadcast(lambda: f".shared_{uuid.uuid4().hex}")
@@ -118,7 +118,7 @@ class ProcessGroup:
             deadline = time.monotonic() + VISIBLE_SECONDS
             while not marker.exists():
                 if time.monotonic() > deadline:
-                    raise ConfigError(
+                    raise UserError(
                         f"{folder} is not shared with process 0; name a folder on shared storage with --run"
                     )
                 time.sleep(0.1)
@@ -153,7 +153,7 @@ def start(
         folder: shared run folder, beside which the processes leave a file each until all have started.
 
     Raises:
-        ConfigError: the flags are incomplete or contradict each other, or JAX cannot connect the processes.
+        UserError: the flags are incomplete or contradict each other, or JAX cannot connect the processes.
     """
     given = any(flag is not None for flag in (coordinator, processes, process))
     if (coordinator, processes, process) in ((None, 1, None), (None, 1, 0)) or (not given and _single_by_environment()):
@@ -176,7 +176,7 @@ def start(
         if not given and any(sign in str(error) for sign in NO_CLUSTER):
             return SINGLE
         reason = one_line(error)
-        raise ConfigError(
+        raise UserError(
             f"JAX cannot connect the processes ({reason}); write {FLAGS}, with a port that is free, or --processes 1"
         ) from error
     return ProcessGroup(jax.process_index(), jax.process_count())
@@ -253,24 +253,24 @@ def _place_by_launcher() -> tuple[int | None, int | None]:
 
 def _check_flags(coordinator: str | None, processes: int | None, process: int | None) -> None:
     if coordinator is None or processes is None or process is None:
-        raise ConfigError(f"training with several processes needs {FLAGS}, or --processes 1 for one")
+        raise UserError(f"training with several processes needs {FLAGS}, or --processes 1 for one")
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"--coordinator {coordinator!r} must have the form HOST:PORT, such as node1:9876")
+        raise UserError(f"--coordinator {coordinator!r} must have the form HOST:PORT, such as node1:9876")
     if not 0 <= process < processes:
-        raise ConfigError(f"--process {process} must be between 0 and {processes - 1} with --processes {processes}")
+        raise UserError(f"--process {process} must be between 0 and {processes - 1} with --processes {processes}")
     if process == 0:
         _check_port(int(port))
 
 
 def _check_port(port: int) -> None:
-    """Raises `ConfigError` if the port is in use, in which case JAX 0.10 sometimes crashes."""
+    """Raises `UserError` if the port is in use, in which case JAX 0.10 sometimes crashes."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
         socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
     except OSError as error:
-        raise ConfigError(
+        raise UserError(
             f"process 0 cannot listen on port {port} ({os.strerror(error.errno or 0)}); write another port in "
             "--coordinator HOST:PORT of all processes"
         ) from error

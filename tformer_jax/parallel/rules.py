@@ -128,7 +128,7 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
     """Checks that a mesh with axes of these sizes divides the model and the rows of the data evenly.
 
     Raises:
-        ConfigError: an axis does not divide what it shards.
+        UserError: an axis does not divide what it shards.
     """
     check_model(cfg, sizes)
     data, sequence = cfg.data, sizes["sequence"]
@@ -145,7 +145,7 @@ def check_model(cfg: Config, sizes: Mapping[str, int]) -> None:
     """Checks that a mesh with axes of these sizes divides the model evenly.
 
     Raises:
-        ConfigError: an axis does not divide what it shards.
+        UserError: an axis does not divide what it shards.
     """
     model, moe = cfg.model, cfg.model.ffn == "moe"
     if sizes["expert"] > 1 and not moe:

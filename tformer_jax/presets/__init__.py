@@ -7,8 +7,9 @@ dictionary such as `{"rotary": {"base": 500.0}}` replaces all settings of that s
 from collections.abc import Sequence
 from typing import Any
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.config.fields import ConfigError, nearest
+from tformer_jax.config.fields import nearest
 from tformer_jax.presets import decoders, encoder_decoders, encoders
 from tformer_jax.presets.types import Settings
 
@@ -30,10 +31,10 @@ def settings(name: str) -> Settings:
     """Returns the settings of a preset that differ from `ModelConfig`'s defaults.
 
     Raises:
-        ConfigError: `name` is not a preset.
+        UserError: `name` is not a preset.
     """
     if name not in PRESETS:
-        raise ConfigError(f"preset {name!r} is not known{nearest(name, PRESETS)}")
+        raise UserError(f"preset {name!r} is not known{nearest(name, PRESETS)}")
     return dict(PRESETS[name])
 
 
@@ -51,14 +52,14 @@ def of_variant(location: str, variant: str, families: Sequence[str], others: str
         others: the variants of the file that are not presets, for the error message; "" if there are none.
 
     Raises:
-        ConfigError: `variant` is not a preset of one of the families.
+        UserError: `variant` is not a preset of one of the families.
     """
     found = PRESETS.get(variant)
     if found is None or found.get("family", "seq2seq") not in families:
         wanted = f"{others}, or a preset" if others else "a preset"
         hint = nearest(variant, PRESETS) if found is None else ""
         hint = hint if "did you mean" in hint else ""
-        raise ConfigError(f"variant {variant!r} of {location}: write {wanted} of family {' or '.join(families)}{hint}")
+        raise UserError(f"variant {variant!r} of {location}: write {wanted} of family {' or '.join(families)}{hint}")
     return for_data(variant)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.config import ConfigError
-from tformer_jax.config.numbers import significant
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import significant
 from tformer_jax.inference.watch import SUBLAYERS, Watched, rollout
 from tformer_jax.report.html import packed, render_page
 
@@ -83,16 +83,16 @@ def has_heads(shapes: Collection[tuple[int, int, int, int]], head: int | None) -
         head: the head that the page shows first, as for `render`.
 
     Raises:
-        ConfigError: the page would have more than `MAX_WEIGHTS` weights, or no head `head`.
+        UserError: the page would have more than `MAX_WEIGHTS` weights, or no head `head`.
     """
     tokens = max((max(T, S) for _, _, T, S in shapes), default=0)
     if sum(2 * L * T * S for L, _, T, S in shapes) > MAX_WEIGHTS:
-        raise ConfigError(
+        raise UserError(
             f"the text has {tokens} tokens, too many for a page: shorten it, or write arrays (--batch FILE --npz FILE)"
         )
     fits = sum(L * (N + 2) * T * S for L, N, T, S in shapes) <= MAX_WEIGHTS
     if not fits and head is not None:
-        raise ConfigError(f"--head {head}: the page of {tokens} tokens has only means of heads; shorten the text")
+        raise UserError(f"--head {head}: the page of {tokens} tokens has only means of heads; shorten the text")
     return fits
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.numbers import GIB, significant
 from tformer_jax.config import LOWER_IS_BETTER
-from tformer_jax.config.numbers import GIB, significant
 from tformer_jax.report.outputs import histogram, lengths
 from tformer_jax.report.run import RunFiles
 from tformer_jax.report.series import bucket_means, downsampled

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from tformer_jax.config import packages
+from tformer_jax.base import packages
 from tformer_jax.report import charts, sections
 from tformer_jax.report.comparison import compare
 from tformer_jax.report.run import RunFiles
@@ -24,7 +24,7 @@ SCRIPTS = {
 
 
 def check_installed(what: str) -> None:
-    """Raises `ConfigError`, which begins with `what`, if a package for pages is not installed."""
+    """Raises `UserError`, which begins with `what`, if a package for pages is not installed."""
     packages.require(what, ("jinja2", "plotly"), "report")
 
 

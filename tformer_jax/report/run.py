@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import resolved
+from tformer_jax.config import Config
 from tformer_jax.config.convert import flat, flat_values
-from tformer_jax.config.paths import resolved
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
-from tformer_jax.train import events, guards, run_folder
-from tformer_jax.train.run_folder import read_records
+from tformer_jax.runs import events, guards, run_folder
+from tformer_jax.runs.run_folder import read_records
 
 ENDED = ("finished", "stopped", "failed")
 """Kinds of events with which a run ends, which are then its status."""
@@ -98,11 +99,11 @@ def load_all(folders: Sequence[Path]) -> list[RunFiles]:
     """Reads several runs, named by the shortest ends of their paths that differ.
 
     Raises:
-        ConfigError: one of them is not a run folder, or is given twice.
+        UserError: one of them is not a run folder, or is given twice.
     """
     paths = [resolved(folder) for folder in folders]
     if len(set(paths)) < len(paths):
-        raise ConfigError("the same run folder is given twice")
+        raise UserError("the same run folder is given twice")
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
@@ -114,11 +115,11 @@ def load(folder: Path, name: str) -> RunFiles:
     """Reads the files of a run folder.
 
     Raises:
-        ConfigError: it has no readable config.json.
+        UserError: it has no readable config.json.
     """
     config = _json(folder / "config.json")
     if not config:
-        raise ConfigError(f"{folder} is not a run folder: it has no config.json that can be read")
+        raise UserError(f"{folder} is not a run folder: it has no config.json that can be read")
     return RunFiles(
         name=name,
         folder=folder,

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import ConfigError, packages
+from tformer_jax.base import packages
+from tformer_jax.base.errors import UserError
 from tformer_jax.report.charts import TITLES
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -19,11 +20,11 @@ def check(path: Path) -> None:
     """Checks, before training, that a plot can be made.
 
     Raises:
-        ConfigError: matplotlib is not installed, or the suffix of `path` is not one of `FORMATS`.
+        UserError: matplotlib is not installed, or the suffix of `path` is not one of `FORMATS`.
     """
     packages.require("--plot", ("matplotlib",), "report")
     if path.suffix not in FORMATS:
-        raise ConfigError(f"--plot {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+        raise UserError(f"--plot {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.bodies import (
     Attention,
@@ -270,7 +270,7 @@ def build(worker: Worker, served: Served, limits: Limits, *, loopback: bool, key
 
     handlers = Handlers(worker, served, limits)
     exception_handlers: dict[Any, Any] = {
-        ConfigError: _reject,
+        UserError: _reject,
         HTTPException: _reject_route,
         ClientDisconnect: _client_disconnected,
         Exception: _internal_error,
@@ -283,7 +283,7 @@ def build(worker: Worker, served: Served, limits: Limits, *, loopback: bool, key
     return CountRequests(app, handlers.metrics, handlers.routes())
 
 
-async def _reject(_: HttpRequest, error: ConfigError) -> Response:
+async def _reject(_: HttpRequest, error: UserError) -> Response:
     return (error if isinstance(error, RequestError) else RequestError(str(error))).response()
 
 

@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from tformer_jax.config import ConfigError, DecodeConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import INT32_MAX, Section, nearest, setting
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.request_error import RequestError
@@ -61,7 +62,7 @@ class Body(Section):
         nested = {name: without_null(value) for name, value in given.items() if isinstance(value, Mapping)}
         return cls(**given | nested)
 
-    def error(self, name: str, problem: str) -> ConfigError:
+    def error(self, name: str, problem: str) -> UserError:
         """Returns the error for a field, with JSON's names of types."""
         if WRONG_TYPE.fullmatch(problem):
             problem = re.sub(r"\w+", lambda word: JSON_WORDS.get(word[0], word[0]), problem)
@@ -110,7 +111,7 @@ class Translation(Body):
         """Returns one request per row of token ids; more than one translation of a text requires beam search.
 
         Raises:
-            ConfigError: settings contradict each other.
+            UserError: settings contradict each other.
         """
         written = {"unknown": self.unknown, "detokenize": self.detokenize}
         changes: dict[str, Any] = {name: value for name, value in written.items() if value is not None}
@@ -213,7 +214,7 @@ class Completion(Body):
         """Returns one request per row of token ids; equal prompts in a list get different samples.
 
         Raises:
-            ConfigError: settings contradict each other.
+            UserError: settings contradict each other.
         """
         sampling = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
         changes: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
@@ -293,7 +294,7 @@ class Detokenization(Body):
         if self.tokens is None or (self.tokens and not is_ids(self.tokens)):
             raise self.error("tokens", "must be a list of token ids")
 
-    def error(self, name: str, problem: str) -> ConfigError:
+    def error(self, name: str, problem: str) -> UserError:
         """Returns the error for a field; a text is not a list of token ids."""
         return super().error(name, "must be a list of token ids" if name == "tokens" else problem)
 

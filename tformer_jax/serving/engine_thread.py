@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.inference.engine import Engine, Event
 from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.worker import Empty, Job, Load, Worker, engine_failed, queue_full
@@ -67,7 +67,7 @@ class EngineThread(Worker):
                     self._send([(job, event) for event in events])
                 else:
                     self._accepted[self._engine.submit(request)] = job, index
-        except ConfigError as error:
+        except UserError as error:
             which = f"text {index + 1}: " if len(job.requests) > 1 else ""
             self._reject(job, RequestError(f"{which}{error}"))
         except Exception:

@@ -5,13 +5,13 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 
 TYPES = {429: "rate_limit_error", 404: "not_found_error"}
 """OpenAI's type of an error by status; other statuses are `invalid_request_error` below 500, else `server_error`."""
 
 
-class RequestError(ConfigError):
+class RequestError(UserError):
     """A request that is rejected, with the reason in one sentence and an HTTP status.
 
     Args:

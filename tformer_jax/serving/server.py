@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.serving.protocol import TimedProtocol
 from tformer_jax.serving.worker import Worker
 
@@ -84,10 +84,10 @@ def listen(host: str, port: int) -> socket.socket:
     """Returns a socket bound to an address; port 0 selects a free port.
 
     Raises:
-        ConfigError: the address does not exist or is in use.
+        UserError: the address does not exist or is in use.
     """
     if port > LAST_PORT:
-        raise ConfigError(f"--port {port}: must be at most {LAST_PORT}")
+        raise UserError(f"--port {port}: must be at most {LAST_PORT}")
     with _address_errors(host, port):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -100,7 +100,7 @@ def accept(bound: socket.socket) -> None:
     """Makes a bound socket accept connections.
 
     Raises:
-        ConfigError: another process, which has bound the same address meanwhile, accepts connections there.
+        UserError: another process, which has bound the same address meanwhile, accepts connections there.
     """
     with _address_errors(*bound.getsockname()[:2]):
         bound.listen()
@@ -108,12 +108,12 @@ def accept(bound: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _address_errors(host: str, port: int) -> Iterator[None]:
-    """Turns the errors of an address into a `ConfigError`."""
+    """Turns the errors of an address into a `UserError`."""
     try:
         yield
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
-        raise ConfigError(f"--host {host} --port {port}: {reason}; write another one") from None
+        raise UserError(f"--host {host} --port {port}: {reason}; write another one") from None
 
 
 def address(bound: socket.socket) -> str:

@@ -10,8 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tformer_jax.config import ConfigError
-from tformer_jax.config.fields import first_line
+from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.serving.request_error import RequestError
 
@@ -182,7 +181,7 @@ def result_of(function: Callable[[], Any]) -> Any:
     """Returns the result of a function, or the error response if it fails."""
     try:
         return function()
-    except ConfigError as error:
+    except UserError as error:
         return error if isinstance(error, RequestError) else RequestError(str(error))
     except Exception:
         logging.exception("a request failed")

@@ -15,7 +15,7 @@ def match(section: Section, setting: str, glob: str, names: Sequence[str]) -> li
     """Returns the names of parameters that a glob of a setting matches.
 
     Raises:
-        ConfigError: it matches none, or would match only a part of a parameter: some of the layers of a scan, or some
+        UserError: it matches none, or would match only a part of a parameter: some of the layers of a scan, or some
             of several fused projections.
     """
     for name in names:

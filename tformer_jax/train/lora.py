@@ -44,7 +44,7 @@ def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        ConfigError: as `globs.match`, or the rank exceeds a side of a kernel.
+        UserError: as `globs.match`, or the rank exceeds a side of a kernel.
     """
     if not train.lora_rank:
         return shapes

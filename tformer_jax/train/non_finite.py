@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.base.errors import one_line
 from tformer_jax.config import Config
-from tformer_jax.config.fields import one_line
 from tformer_jax.models import registry
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.train import lora, schedules

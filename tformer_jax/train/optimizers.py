@@ -46,7 +46,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        ConfigError: a glob of `cfg.optim.learning_rate_factors` or `decayed` matches no parameter, weight decay is set
+        UserError: a glob of `cfg.optim.learning_rate_factors` or `decayed` matches no parameter, weight decay is set
             but no trainable parameter decays, or as `lora.trainable_shapes`.
     """
     optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trainable_shapes(cfg.train, shapes)

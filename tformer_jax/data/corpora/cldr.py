@@ -11,7 +11,7 @@ from typing import Any
 
 import babel
 
-from tformer_jax import user_cache
+from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora import cldr_phrases, heldout
 from tformer_jax.data.corpora.cldr_phrases import PhraseBook

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from tformer_jax.config import Config, ConfigError
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config
 
 Example = Mapping[str, str]
 """{"source", "target"} for translation, {"text"} for language models, {"text", "label"} for classification."""
@@ -21,7 +22,7 @@ def keys_of(cfg: Config) -> tuple[str, ...]:
     return ("text",) if cfg.data.objective else KEYS[cfg.model.family]
 
 
-class DataError(ConfigError):
+class DataError(UserError):
     """A corpus cannot be read; the message names the file and line, and the fix."""
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from tformer_jax.base.errors import first_line
 from tformer_jax.config import Config, DataConfig
-from tformer_jax.config.fields import first_line, separated
+from tformer_jax.config.fields import separated
 from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
 from tformer_jax.data.corpora.filters import BLANK_LINE, HEADER
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
@@ -261,7 +262,7 @@ def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
     """Maps each key of an example to the field of a record.
 
     Raises:
-        ConfigError: `cfg.fields` does not name one field per key.
+        UserError: `cfg.fields` does not name one field per key.
     """
     if cfg.fields and len(cfg.fields) != len(keys):
         problem = f"must name {len(keys)} fields, for {' and '.join(keys)}"

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
+from tformer_jax.base.errors import first_line
 from tformer_jax.config import Config, to_dict
-from tformer_jax.config.fields import first_line
 from tformer_jax.config.sources import GENERATED
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, keys_of
@@ -242,7 +242,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     Raises:
         DataError: a folder has no prepared data, is damaged or of another family, or its tokenizers or labels differ
             from those of the first.
-        ConfigError: a setting names data that is not in a folder.
+        UserError: a setting names data that is not in a folder.
     """
     folders = [Path(root or "") / name for name in cfg.data.train]
     metadata = [_metadata(folder, cfg) for folder in folders]

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
+from tformer_jax.base.errors import first_line, one_line
 from tformer_jax.config import Config
-from tformer_jax.config.fields import first_line, one_line
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part, keys_of
 from tformer_jax.data.corpora.files import field_names
 from tformer_jax.data.corpora.lines import NOT_UTF8

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.bucketing import pad_batch
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Joined
@@ -20,13 +20,13 @@ class CorruptedWindows:
     What is corrupted is a function of the seed, the window and the epoch alone.
 
     Raises:
-        ConfigError: a stream is shorter than one window.
+        UserError: a stream is shorter than one window.
     """
 
     def __init__(self, streams: Sequence[TokenStream], objective: Objective, seed: int):
         shortest = min(map(len, streams))
         if shortest < objective.tokens:
-            raise ConfigError(
+            raise UserError(
                 f"data.window: the training text has {shortest} tokens, fewer than one window needs "
                 f"({objective.tokens}); write a smaller window"
             )

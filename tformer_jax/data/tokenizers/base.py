@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import tokenizers as hf
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, SPECIAL_TOKENS, UNK, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
@@ -122,9 +122,9 @@ def import_library(name: str, what: str = "this tokenizer") -> Any:
     """Imports a library of the extra `tokenizers`, which `what` needs.
 
     Raises:
-        ConfigError: it is not installed.
+        UserError: it is not installed.
     """
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ConfigError(f'{what} needs {name}: pip install -e ".[tokenizers]"') from None
+        raise UserError(f'{what} needs {name}: pip install -e ".[tokenizers]"') from None

@@ -8,8 +8,7 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.config import ConfigError
-from tformer_jax.config.fields import first_line
+from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.added import Fields, read_added, special_token
 from tformer_jax.data.tokenizers.base import import_library
@@ -46,7 +45,7 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     `config.json`; the tokens around a text are those that the tokenizer adds.
 
     Raises:
-        ConfigError: the folder has none of these files, or one of them is damaged.
+        UserError: the folder has none of these files, or one of them is damaged.
     """
     settings = read_json(folder / "config.json")
     if (folder / "generation_config.json").is_file():  # transformers then reads how to generate from it alone
@@ -56,17 +55,17 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     for name, load in LOADERS.items():
         if (folder / name).is_file():
             return _checked(folder / name, load, settings)
-    raise ConfigError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
+    raise UserError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
 
 
 def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings: Settings) -> Tokenizers:
     try:
         return load(path.parent, settings)
-    except ConfigError:
+    except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
         reason = first_line(error, 200)
-        raise ConfigError(f"{path} is not a valid tokenizer ({reason})") from error
+        raise UserError(f"{path} is not a valid tokenizer ({reason})") from error
 
 
 def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
@@ -82,13 +81,13 @@ def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
 def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
     """Builds BERT's tokenizer: WordPiece between [CLS] and [SEP]."""
     if settings.get("model_type") != "bert":
-        raise ConfigError(f"{folder} has only vocab.txt, which is read for BERT: save its tokenizer.json")
+        raise UserError(f"{folder} has only vocab.txt, which is read for BERT: save its tokenizer.json")
     options = read_json(folder / "tokenizer_config.json", {})
     names = BERT_TOKENS | {role: name for role, name in _named(options).items() if role in BERT_TOKENS}
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocab = {line: number for number, line in enumerate(lines)}  # a line may be U+2028, at which splitlines breaks
     if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
-        raise ConfigError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
+        raise UserError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
     tokenizer = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
     tokenizer.normalizer = bert_normalizer(options)
     tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
@@ -109,9 +108,7 @@ def _vocab_and_merges(folder: Path, settings: Settings) -> Tokenizers:
     kind = rebuilding_class(tokenizer, settings.get("model_type", ""), options)
     if kind not in BYTE_LEVEL:
         known = ", ".join(BYTE_LEVEL)
-        raise ConfigError(
-            f"{folder} has only vocab.json and merges.txt, which are read for {known}: save tokenizer.json"
-        )
+        raise UserError(f"{folder} has only vocab.json and merges.txt, which are read for {known}: save tokenizer.json")
     replace_parts(tokenizer, kind, options)
     tokenizer, options = add_declared(tokenizer, folder, options, kind)
     surround(tokenizer, *_own_ends(options))
@@ -169,7 +166,7 @@ def _probe(tokenizer: hf.Tokenizer) -> str:
     for text in texts:
         if not all(tokenizer.encode(text).special_tokens_mask):
             return text
-    raise ConfigError("the tokenizer has only special tokens")
+    raise UserError("the tokenizer has only special tokens")
 
 
 def _template(tokenizer: hf.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -183,7 +180,7 @@ def _template(tokenizer: hf.Tokenizer, text: str) -> tuple[tuple[int, ...], tupl
 def _marian(folder: Path, settings: Settings) -> Tokenizers:
     """Builds the two tokenizers of a Marian model, which share a vocabulary."""
     if read_json(folder / "tokenizer_config.json", {}).get("separate_vocabs"):
-        raise ConfigError(f"{folder}: separate_vocabs=True is not supported, only a shared vocabulary is")
+        raise UserError(f"{folder}: separate_vocabs=True is not supported, only a shared vocabulary is")
     vocab = read_json(folder / "vocab.json")
     names = {vocab[name]: name for name in ("<unk>", "</s>", "<pad>") if name in vocab}
     special = _special(settings, names, (), (vocab["</s>"],), vocab["<unk>"])
@@ -251,16 +248,16 @@ def _special(
     if endless:
         eos_ids = (size,)  # never predicted: outputs end at their maximum length
     if not eos_ids:
-        raise ConfigError("config.json has no eos_token_id, with which outputs end")
+        raise UserError("config.json has no eos_token_id, with which outputs end")
     start, forced = (_one(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
     if forced is None and settings.get("force_bos_token_to_be_generated"):
         forced = bos
     if start is None and bos is None and settings.get("model_type") in PAIRS:
-        raise ConfigError("config.json has no decoder_start_token_id, with which the inputs of the decoder start")
+        raise UserError("config.json has no decoder_start_token_id, with which the inputs of the decoder start")
     start = start if start is not None else bos if bos is not None else eos_ids[0]
     used = {start, *eos_ids, *(() if forced is None else (forced,))} - {*names, *(eos_ids if endless else ())}
     if used and size is not None and max(used) >= size:
-        raise ConfigError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
+        raise UserError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
     words = (words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
     suppressed = tuple(dict.fromkeys([*words, *(settings.get("suppress_tokens") or ())]))
     return SpecialTokens(
@@ -281,13 +278,13 @@ def _one(settings: Settings, name: str) -> int | None:
     """Returns the id `name`, for which config.json may have a list of one id.
 
     Raises:
-        ConfigError: it is neither.
+        UserError: it is neither.
     """
     found = settings.get(name)
     if isinstance(found, list) and len(found) == 1:
         found = found[0]
     if found is not None and not isinstance(found, int):
-        raise ConfigError(f"config.json: {name}={found!r} is not a token id")
+        raise UserError(f"config.json: {name}={found!r} is not a token id")
     return found
 
 

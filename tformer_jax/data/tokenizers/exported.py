@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.as_library import library_of, with_clean_whitespace
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, ExtendedTokenizer, mask_of, unextended
@@ -80,7 +80,7 @@ def _is_qwen2(library: hf.Tokenizer) -> bool:
     rebuilt = hf.Tokenizer.from_str(library.to_str())
     try:
         as_qwen2(rebuilt, {})
-    except ConfigError:
+    except UserError:
         return False
     return rebuilt.to_str() == library.to_str()
 

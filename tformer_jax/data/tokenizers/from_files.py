@@ -8,8 +8,7 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.config import ConfigError
-from tformer_jax.config.fields import first_line
+from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.data.tokenizers.base import (
     FIRST,
     UNKNOWN_MARK,
@@ -102,19 +101,19 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Loads a tokenizer from a `.json`, `.model` or `.tiktoken` file.
 
     Raises:
-        ConfigError: the file is missing, damaged or of another format, or its library is not installed.
+        UserError: the file is missing, damaged or of another format, or its library is not installed.
     """
     if not path.is_file():
-        raise ConfigError(f"data.tokenizer_file: {path} does not exist")
+        raise UserError(f"data.tokenizer_file: {path} does not exist")
     if path.suffix not in LOADERS:
-        raise ConfigError(f"data.tokenizer_file: {path} must end in {' or '.join(LOADERS)}")
+        raise UserError(f"data.tokenizer_file: {path} must end in {' or '.join(LOADERS)}")
     try:
         return LOADERS[path.suffix](path)
-    except ConfigError:
+    except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
         reason = first_line(error)
-        raise ConfigError(f"data.tokenizer_file: {path} is not a valid {path.suffix} tokenizer ({reason})") from error
+        raise UserError(f"data.tokenizer_file: {path} is not a valid {path.suffix} tokenizer ({reason})") from error
 
 
 def _load_ranks(path: Path) -> TiktokenTokenizer:
@@ -124,7 +123,7 @@ def _load_ranks(path: Path) -> TiktokenTokenizer:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
-            raise ConfigError(f"data.tokenizer_file: {path}, line {number}: must be base64<space>rank") from error
+            raise UserError(f"data.tokenizer_file: {path}, line {number}: must be base64<space>rank") from error
     return TiktokenTokenizer(ranks)
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 
 Settings = dict[str, Any]
 
@@ -13,16 +13,16 @@ def read_json(path: Path, default: Settings | None = None) -> Settings:
     """Reads a JSON object.
 
     Raises:
-        ConfigError: the file is damaged, or is missing and there is no default.
+        UserError: the file is damaged, or is missing and there is no default.
     """
     if default is not None and not path.is_file():
         return default
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
+        raise UserError(f"{path} does not exist") from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error})") from None
+        raise UserError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not a JSON object")
+        raise UserError(f"{path} is not a JSON object")
     return found

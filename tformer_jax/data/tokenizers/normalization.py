@@ -41,7 +41,7 @@ def normalizer(steps: Sequence[str], language: str) -> Step:
         language: ISO 639-1 code, for Moses' rules.
 
     Raises:
-        ConfigError: the library of a step is not installed.
+        UserError: the library of a step is not installed.
     """
     functions = [STEPS[step](language) for step in steps]
     return lambda text: functools.reduce(lambda result, function: function(result), functions, text)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer, unextended
 from tformer_jax.data.tokenizers.from_files import SentencePieceTokenizer, TiktokenTokenizer, load_tokenizer
@@ -44,7 +44,7 @@ class Tokenizers:
         """Loads the files that `save` writes.
 
         Raises:
-            ConfigError: a file is missing or damaged.
+            UserError: a file is missing or damaged.
         """
         return cls(*(_load(folder / f"{name}.json") for name in ("source", "target")))
 
@@ -78,7 +78,7 @@ def load_file(path: Path) -> Tokenizer:
     """Loads a tokenizer of a run folder (`tokenizers/target.json`), or a file that `load_tokenizer` reads.
 
     Raises:
-        ConfigError: the file is missing or damaged.
+        UserError: the file is missing or damaged.
     """
     return _load(path) if is_saved(path) else load_tokenizer(path)
 
@@ -92,8 +92,8 @@ def _load(path: Path) -> Tokenizer:
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: the run folder has lost its tokenizer") from None
-    except ConfigError:
+        raise UserError(f"{path} does not exist: the run folder has lost its tokenizer") from None
+    except UserError:
         raise
     except Exception as error:  # the library raises bare Exception for JSON that is not a tokenizer
-        raise ConfigError(f"{path} is damaged: {error}") from None
+        raise UserError(f"{path} is damaged: {error}") from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.declared import content
 
 Settings = dict[str, Any]
@@ -86,10 +86,10 @@ def as_qwen2(tokenizer: hf.Tokenizer, options: Settings) -> None:
     """Replaces the parts of a BPE that Qwen2Tokenizer builds itself.
 
     Raises:
-        ConfigError: the tokenizer is no BPE.
+        UserError: the tokenizer is no BPE.
     """
     if not isinstance(tokenizer.model, hf.models.BPE):
-        raise ConfigError("its tokenizer.json has no BPE, from which transformers would build Qwen2Tokenizer")
+        raise UserError("its tokenizer.json has no BPE, from which transformers would build Qwen2Tokenizer")
     model, steps = tokenizer.model, hf.pre_tokenizers
     model.unk_token, model.dropout, model.fuse_unk, model.byte_fallback = None, None, False, False
     tokenizer.normalizer = hf.normalizers.NFC()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tokenizers as hf
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import of_library
 from tformer_jax.data.tokenizers.declared import add_named
@@ -31,11 +31,11 @@ def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenize
     and targets have no other tokens around them than EOS.
 
     Raises:
-        ConfigError: a file is missing or damaged, or there are more files than tokenizers.
+        UserError: a file is missing or damaged, or there are more files than tokenizers.
     """
     most = 2 if pair else 1
     if len(files) > most:
-        raise ConfigError(f"{len(files)} tokenizers are given, but this model has {most}: leave out {files[most]}")
+        raise UserError(f"{len(files)} tokenizers are given, but this model has {most}: leave out {files[most]}")
     source, target = _load(files[0]), _load(files[-1])
     if pair and isinstance(target, CheckpointTokenizer):
         target.special = dataclasses.replace(target.special, before=(), after=())
@@ -44,7 +44,7 @@ def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenize
 
 def _load(path: Path) -> Tokenizer:
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist: name the file of a tokenizer")
+        raise UserError(f"{path} does not exist: name the file of a tokenizer")
     if path.suffix == ".txt":
         return _characters_of(path)
     if path.read_bytes().startswith(b'{"kind"'):
@@ -52,11 +52,11 @@ def _load(path: Path) -> Tokenizer:
     try:
         tokenizer = hf.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path} is not a valid tokenizer ({error})") from error
+        raise UserError(f"{path} is not a valid tokenizer ({error})") from error
     vocab = tokenizer.get_vocab()
     found = {role: name for role, names in ROLES.items() for name in reversed(names) if name in vocab}
     if "eos" not in found:
-        raise ConfigError(f"{path} has no EOS token: one of {', '.join(ROLES['eos'])}")
+        raise UserError(f"{path} has no EOS token: one of {', '.join(ROLES['eos'])}")
     ids = {f"{role}_token_id": tokenizer.token_to_id(name) for role, name in found.items()}
     options = {f"{role}_token": name for role, name in found.items()}
     add_named(tokenizer, options)
@@ -67,9 +67,9 @@ def _characters_of(path: Path) -> CheckpointTokenizer:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
     if not text:
-        raise ConfigError(f"{path} is empty: name the text whose characters are the vocabulary")
+        raise UserError(f"{path} is empty: name the text whose characters are the vocabulary")
     return characters(text)
 
 

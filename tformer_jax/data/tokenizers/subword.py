@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.config import ConfigError
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.base import FIRST, UNKNOWN_MARK, decode_tokens, ordinary, with_context
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
 
@@ -51,7 +51,7 @@ class SubwordTokenizer:
             alphabet: further texts whose characters a WordPiece vocabulary has.
 
         Raises:
-            ConfigError: `vocab_size` is too small for them.
+            UserError: `vocab_size` is too small for them.
         """
         options: dict[str, Any] = {
             "vocab_size": vocab_size,
@@ -62,7 +62,7 @@ class SubwordTokenizer:
             return cls(kind, _word_piece(list(texts), alphabet, vocab_size, options))
         alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
         if vocab_size < len(alphabet) + FIRST:
-            raise ConfigError(
+            raise UserError(
                 f"data.vocab_size={vocab_size}: a byte-level vocabulary needs at least {len(alphabet) + FIRST}"
             )
         options["initial_alphabet"] = alphabet
@@ -150,7 +150,7 @@ def _word_piece(
     trained.pre_tokenizer = words
     trained.train_from_iterator(texts, hf.trainers.WordPieceTrainer(**options | {"special_tokens": first}))
     if (least := trained.get_vocab_size()) > vocab_size:
-        raise ConfigError(
+        raise UserError(
             f"data.vocab_size={vocab_size}: a WordPiece vocabulary of these texts needs at least {least}, for each "
             "character at the start of words and within them"
         )

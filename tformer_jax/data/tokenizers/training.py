@@ -10,7 +10,7 @@ import tokenizers as hf
 from rich.console import Console
 from rich.progress import track
 
-from tformer_jax import user_cache
+from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
 from tformer_jax.data.corpora.cldr import Phrases, is_endless
@@ -50,7 +50,7 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         root: the data folder, to which `cfg.tokenizer_file` is relative.
 
     Raises:
-        ConfigError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
+        UserError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
         DataError: the training split has no example.
     """
     if cfg.tokenizer_file is not None and (folder := Path(root or "") / cfg.tokenizer_file).is_dir():
@@ -86,7 +86,7 @@ def checked(cfg: DataConfig, found: Tokenizers) -> Tokenizers:
     """Returns given tokenizers for data that `cfg` describes, with the special tokens of its objective.
 
     Raises:
-        ConfigError: they do not normalize as `cfg` says.
+        UserError: they do not normalize as `cfg` says.
     """
     for tokenizer in (found.source, found.target):
         _check_normalization(cfg, tokenizer, ", as in the given tokenizers", unset=False)
@@ -145,7 +145,7 @@ def _normalized(cfg: DataConfig, steps: tuple[str, ...], tokenizer: Tokenizer, l
 
 
 def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer, which: str, *, unset: bool = True) -> None:
-    """Raises `ConfigError` if `cfg` describes another normalization than a loaded tokenizer has.
+    """Raises `UserError` if `cfg` describes another normalization than a loaded tokenizer has.
 
     Args:
         which: end of the message: why it must agree.

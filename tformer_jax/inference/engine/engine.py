@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer_jax.config import Config, ConfigError, DecodeConfig
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.tokenizers import Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
@@ -124,7 +125,7 @@ class Engine:
         """Queues a request and returns its number.
 
         Raises:
-            ConfigError: the request can never be served.
+            UserError: the request can never be served.
         """
         number = self._next
         queued = self._queued(number, request)
@@ -158,17 +159,17 @@ class Engine:
             return self._finished([event for one in lanes.items() for event in self._advance(*one, seconds)])
 
     def _check(self, request: Request) -> None:
-        """Raises `ConfigError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
+        """Raises `UserError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
         cfg, beams = self._cfg.model, request.decode.strategy == "beam"
         if request.num_outputs > (request.decode.beams if beams else self._max_rows):
             limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._max_rows} rows"
-            raise ConfigError(f"{request.num_outputs} outputs are more than {limit}")
+            raise UserError(f"{request.num_outputs} outputs are more than {limit}")
         most = cfg.max_length if cfg.family == "seq2seq" else cfg.max_length - 1
         if not 0 < len(request.ids) <= most:
-            raise ConfigError(f"the request has {len(request.ids)} tokens; the model takes 1 to {most}")
+            raise UserError(f"the request has {len(request.ids)} tokens; the model takes 1 to {most}")
         vocab_size = cfg.known("source_vocab_size" if cfg.family == "seq2seq" else "vocab_size")
         if unknown := [token for token in request.ids if not 0 <= token < vocab_size]:
-            raise ConfigError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
+            raise UserError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
 
     def _admit(self) -> None:
         """Starts the pending requests that `scheduler.admit` selects."""
@@ -205,7 +206,7 @@ class Engine:
         """Builds the rows of a request.
 
         Raises:
-            ConfigError: the request can never be served.
+            UserError: the request can never be served.
         """
         self._check(request)
         self._finish.check(request.decode)
@@ -217,9 +218,9 @@ class Engine:
         kind = self._kind(decode)
         if decode.prefix and len(kind[1].forced) > limit:
             length = f"decode.prefix={decode.prefix!r} has {len(kind[1].forced)} tokens"
-            raise ConfigError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
+            raise UserError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
         if not isinstance(request.seed, int | np.integer) or not 0 <= request.seed < 2**32:
-            raise ConfigError(f"seed={request.seed!r}: must be an integer from 0 to {2**32 - 1}")
+            raise UserError(f"seed={request.seed!r}: must be an integer from 0 to {2**32 - 1}")
         rows = [
             RequestRow(
                 request=number,
@@ -240,7 +241,7 @@ class Engine:
         ]
         pages = _max_pages(rows)
         if self._pages is not None and pages > self._pages:
-            raise ConfigError(
+            raise UserError(
                 f"the request may need {pages} pages of {PAGE_SIZE} tokens, and the engine has {self._pages}: "
                 "request fewer new tokens, samples or beams"
             )

@@ -9,7 +9,8 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ConfigError, kinds
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import kinds
 from tformer_jax.nn import sharding
 from tformer_jax.nn.masks import Mask, as_mask
 
@@ -147,7 +148,7 @@ def attend(
         [B, T, N, H] in the dtype of q; scores and softmax are float32.
 
     Raises:
-        ConfigError: the backend is unknown, or does not support the platform of the mesh or the inputs.
+        UserError: the backend is unknown, or does not support the platform of the mesh or the inputs.
     """
     operands = Operands.of(
         q,
@@ -184,11 +185,11 @@ def get_backend(name: str, needs: Needs) -> Backend:
     """Returns the backend `name`, which must support `needs` on the current mesh.
 
     Raises:
-        ConfigError: it is unknown or does not support them; the message names the backends that do.
+        UserError: it is unknown or does not support them; the message names the backends that do.
     """
     if problem := unsupported_reason(name, needs):
         supported = ", ".join(other for other in kinds.BACKENDS if not unsupported_reason(other, needs))
-        raise ConfigError(f"model.attention_backend={name!r} {problem}; write one of {supported}")
+        raise UserError(f"model.attention_backend={name!r} {problem}; write one of {supported}")
     backend: Backend = kinds.load(kinds.BACKENDS, name)
     return backend
 

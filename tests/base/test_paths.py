@@ -1,0 +1,46 @@
+"""Files and folders are replaced atomically; devices, pipes and the targets of links are not lost."""
+
+import os
+import threading
+
+import pytest
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import replacing, replacing_folder, resolved, write_text
+
+
+def test_the_target_of_a_link_is_replaced(tmp_path):
+    """Regression test: the link became a file."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "file")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / "file").read_text() == "new"
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    """Regression test: a file replaced it, as it did devices."""
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    write_text(pipe, "text")
+    reader.join()
+    assert found == ["text"] and pipe.is_fifo()
+
+
+def test_a_block_that_fails_replaces_nothing(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").touch()
+    (tmp_path / "file").write_text("old")
+    for replaced in (replacing_folder(tmp_path / "folder"), replacing(tmp_path / "file")):
+        with pytest.raises(KeyError), replaced:
+            raise KeyError
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "old"]
+
+
+def test_a_loop_of_links_is_named(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(UserError, match="a cannot be resolved .*: name another path"):
+        resolved(tmp_path / "a")

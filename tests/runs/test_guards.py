@@ -1,0 +1,237 @@
+"""The folder lock, the watchdog, the spike detector, steps that are not finite, and early stopping."""
+
+import contextlib
+import errno
+import math
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.config import Config, TrainConfig
+from tformer_jax.parallel.multihost import ProcessGroup
+from tformer_jax.runs import failures, guards
+from tformer_jax.runs.guards import HUNG, FolderLock, SpikeDetector
+from tformer_jax.runs.interrupt import GracefulStop
+from tformer_jax.runs.loop import Trainer
+from tformer_jax.train import non_finite
+from tformer_jax.train.early_stopping import BestMetric
+
+
+def test_the_first_interrupt_is_answered(capfd):
+    with GracefulStop() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert "Stopping after this step, with a checkpoint; press Ctrl-C again to stop without" in capfd.readouterr().err
+
+
+def test_one_process_per_folder(tmp_path):
+    run = tmp_path / "run"
+    lock = FolderLock(run)
+    with pytest.raises(UserError, match=r"run is in use by process \d+: wait for it to end, or choose another --run"):
+        FolderLock(run)
+    run.mkdir()
+    (tmp_path / "link").symlink_to("run")
+    with pytest.raises(UserError, match="link is in use by process"):
+        FolderLock(tmp_path / "link")
+    assert guards.is_locked(tmp_path / "link")
+    lock.release()
+    FolderLock(run).release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_recognized(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(guards.fcntl, "flock", refuse)
+    with pytest.raises(UserError, match="cannot be locked") as caught:
+        FolderLock(tmp_path / "run")
+    assert os.strerror(number) in str(caught.value)
+    assert "another process" not in str(caught.value)
+
+
+def test_a_dead_process_holds_no_lock(tmp_path):
+    program = "import os, sys, pathlib; from tformer_jax.runs.guards import FolderLock;"
+    program += "lock = FolderLock(pathlib.Path(sys.argv[1])); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], check=False).returncode == 9
+    FolderLock(tmp_path / "run").release()
+
+
+WATCHED = "import time; from tformer_jax.runs.guards import Watchdog; dog = Watchdog(1); dog.beat()"
+BEATS = "for _ in range(3): time.sleep(0.4); dog.beat()"
+HANGS = f"{WATCHED}\n{BEATS}\nprint('alive', flush=True); time.sleep(60)"
+PAUSES = f"{WATCHED}\nwith dog.paused(): time.sleep(1.7)\ntime.sleep(0.3)"
+
+
+@pytest.fixture(scope="module")
+def watched():
+    """Two programs with a watchdog, run at the same time."""
+
+    def run(program):
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((HANGS, PAUSES), pool.map(run, (HANGS, PAUSES)), strict=True))
+
+
+def test_a_step_that_hangs_ends_the_process(watched):
+    done = watched[HANGS]
+    assert done.returncode == HUNG
+    assert done.stdout == "alive\n"
+    assert "no step ended within train.hang_seconds=1" in done.stderr
+    assert 'File "<string>", line 3 in <module>' in done.stderr
+
+
+def test_no_alarm_while_paused(watched):
+    assert watched[PAUSES].returncode == 0
+
+
+def test_spikes_are_detected_and_slow_changes_are_not():
+    draw = np.random.default_rng(0)
+    losses = 5 * np.exp(-np.arange(400) / 150) + draw.normal(0, 0.05, 400)
+    losses[250] += 2
+    detector = SpikeDetector()
+    remarks = {step: remark for step, loss in enumerate(losses) if (remark := detector.detect(loss))}
+    assert list(remarks) == [250]
+    assert "is far above the" in remarks[250]
+
+
+def test_a_lasting_rise_is_reported_for_a_limited_number_of_steps():
+    """Then its losses are the usual ones, from which a further rise is a spike again."""
+    detector, losses = SpikeDetector(), [1.0] * 100 + [1.6] * 1000 + [2.5]
+    warned = [step for step, loss in enumerate(losses) if detector.detect(loss)]
+    assert warned == [*range(100, 100 + SpikeDetector.MAX_SPIKES), 1100]
+
+
+def test_repeated_short_spikes_are_all_reported():
+    detector, most = SpikeDetector(), SpikeDetector.MAX_SPIKES
+    losses = [1.0] * 100 + ([9.0] * (most - 1) + [1.0]) * 5
+    warned = [loss for loss in losses if detector.detect(loss)]
+    assert warned == [9.0] * (most - 1) * 5
+
+
+def test_a_detector_continues_where_it_stopped():
+    losses = np.random.default_rng(1).normal(3, 0.1, 120)
+    losses[65:95] += 5
+    uninterrupted, first = SpikeDetector(), SpikeDetector()
+    for loss in losses[:70]:
+        uninterrupted.detect(loss), first.detect(loss)
+    resumed = SpikeDetector(**first.state())
+    for loss in losses[70:]:
+        uninterrupted.detect(loss), resumed.detect(loss)
+    assert resumed.state() == uninterrupted.state()
+    assert not resumed.detect(math.nan)
+
+
+def started_seven_steps() -> mock.MagicMock:
+    """Returns a trainer that has fetched the metrics of four steps."""
+    cfg = Config(seed=3, train=TrainConfig(max_skipped_steps=2))
+    trainer = mock.MagicMock(spec=Trainer, fetched=4, step=7, cfg=cfg)
+    for name in ("spikes", "view", "events", "writer", "experiment", "checkpointer", "state", "watchdog"):
+        setattr(trainer, name, mock.MagicMock())
+    trainer.watchdog.paused = contextlib.nullcontext
+    trainer.spikes.detect.return_value, trainer.checkpointer.latest_step.return_value = None, 4
+    trainer.state.params, trainer.recent = {}, [{"step": np.array(step)} for step in (3, 4, 5, 6, 7)]
+    trainer._not_finite = lambda steps: Trainer._not_finite(trainer, steps)
+    return trainer
+
+
+def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(monkeypatch):
+    """Of seven steps that were started, the sixth is the second in a row that was skipped."""
+    trainer = started_seven_steps()
+    looked_at = mock.Mock(return_value="output of decoder/norm")
+    monkeypatch.setattr(non_finite, "first_non_finite", looked_at)
+    sentence = (
+        "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 4"
+    )
+    with pytest.raises(RunError, match=sentence):
+        Trainer._record_finished(trainer, [{"loss": math.nan, "skipped": count} for count in (1, 2, 3)])
+    (_, _, batch, key, _), _ = looked_at.call_args
+    assert batch == {"step": 6}
+    assert key == jax.random.fold_in(jax.random.key(3), 5)  # of the state before the step
+
+
+FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9\nof 8 GiB")
+
+
+def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
+    monkeypatch.setattr(non_finite, "first_non_finite", mock.Mock(side_effect=FULL))
+    found = str(started_seven_steps()._not_finite(2))
+    assert (
+        "(the search for the first non-finite value failed: RESOURCE_EXHAUSTED: 9 of 8 GiB; last checkpoint: step 4"
+        in found
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_lack_of_memory_is_explained(count):
+    sentence = "the run does not fit in memory .RESOURCE_EXHAUSTED: 9 of 8 GiB.: use --resume with more devices"
+    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup(0, count)):
+        raise FULL
+
+
+def test_a_full_disk_is_explained():
+    full = OSError(errno.ENOSPC, "No space left on device", "run/result.json")
+    sentence = r"run/result.json cannot be written \(No space left on device\): free some space, .* --resume continues"
+    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup()):
+        raise full
+    with pytest.raises(FileNotFoundError), failures.as_run_errors(ProcessGroup()):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "corpus.txt")
+
+
+def test_a_lost_loader_process_is_explained():
+    """The error is Grain's."""
+    lost = RuntimeError("Worker process was terminated unexpectedly with exit code -9. Search the logs above")
+    sentence = r"the data loader failed \(Worker process .* exit code -9\), .*: free some; the .* fewer data.workers"
+    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup()):
+        raise lost
+    with pytest.raises(RuntimeError, match="a bug"), failures.as_run_errors(ProcessGroup()):
+        raise RuntimeError("a bug")
+
+
+def test_other_failures_are_those_of_a_process_or_unknown():
+    bug = jax.errors.JaxRuntimeError("INTERNAL: a bug\nsomewhere")
+    sentence = "a computation of 2 processes failed in process 1 .INTERNAL: a bug.; if another process was lost"
+    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup(1, 2)):
+        raise bug
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), failures.as_run_errors(ProcessGroup()):
+        raise bug
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "stops_at"),
+    [
+        ("loss", [3, 2, 2, 1, 1.5, 1.1, 0.5], 5),
+        ("bleu", [3, 2, 5, 6, 6, 5, 9], 5),
+        ("loss", [math.nan, 2, 1, 0.9], None),
+        ("loss", [math.nan, math.nan], 1),
+        ("loss", [2, math.nan, 1, math.nan, math.nan], 4),
+        ("loss", [1, math.nan, math.inf], 2),
+    ],
+)
+def test_patience(metric, values, stops_at):
+    best = BestMetric(TrainConfig(metric=metric, patience=2))
+    stopped = None
+    for number, value in enumerate(values):
+        best = BestMetric(TrainConfig(metric=metric, patience=2), **best.state())
+        best.update({metric: value})
+        if best.exhausted and stopped is None:
+            stopped = number
+    assert stopped == stops_at
+
+
+def test_zero_patience_never_stops():
+    best = BestMetric(TrainConfig())
+    for _ in range(100):
+        best.update({"loss": 1.0})
+    assert not best.exhausted

@@ -1,0 +1,1 @@
+"""What every layer uses: errors, paths, packages, numbers, caches of values, the memory of the process."""

@@ -1,0 +1,43 @@
+"""The errors that commands report in one sentence, and the causes of failed computations and writes."""
+
+import errno
+import re
+
+LESS_MEMORY = "model.remat='nothing_saveable' or train.loss_chunk"
+"""Settings with which a train step needs less device memory, and which a resumed run may change."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of writes to a disk, quota or file that is full."""
+
+
+class UserError(ValueError):
+    """A setting, flag, file or input is invalid; the message says which, why, and what to write instead."""
+
+
+class RunError(RuntimeError):
+    """A command cannot continue; the message gives the cause and a remedy."""
+
+
+def first_line(error: BaseException | str, longest: int = 300) -> str:
+    """Returns the first line of an error's message, up to `longest` characters, or the type of error without one."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
+
+
+def one_line(error: BaseException | str, longest: int | None = 300) -> str:
+    """Returns an error's message as one line, up to `longest` characters; None: whatever its length."""
+    return " ".join(str(error).split())[:longest]
+
+
+def out_of_memory(error: Exception) -> str | None:
+    """Returns JAX's error as one line if a computation or its program does not fit in memory, else None."""
+    return one_line(error) if "RESOURCE_EXHAUSTED" in str(error) else None
+
+
+def cause_of_failed_write(error: Exception) -> tuple[str, bool]:
+    """Returns the cause of a failed write as one line, and whether the disk or its permissions are the cause.
+
+    Orbax and TensorStore raise various types.
+    """
+    reason = re.search(
+        "No space left on device|Disk quota exceeded|File too large|Permission denied|Read-only file system", str(error)
+    )
+    return reason[0] if reason else first_line(error), reason is not None

@@ -1,0 +1,17 @@
+"""Packages that only some commands and settings need; the extras of pyproject.toml install them."""
+
+import importlib.util
+from collections.abc import Sequence
+
+from tformer_jax.base.errors import UserError
+
+
+def require(what: str, modules: Sequence[str], extra: str) -> None:
+    """Raises `UserError`, which begins with `what`, if a module of an extra is not installed."""
+    if missing := not_installed(modules):
+        raise UserError(f'{what} needs {" and ".join(missing)}: pip install -e ".[{extra}]"')
+
+
+def not_installed(modules: Sequence[str]) -> list[str]:
+    """Returns the modules that are not installed."""
+    return [name for name in modules if importlib.util.find_spec(name) is None]

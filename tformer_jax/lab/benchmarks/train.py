@@ -1,0 +1,213 @@
+"""`scripts/benchmark.py train`: training speed compared with PyTorch, with the same weights and batches."""
+
+import contextlib
+import functools
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from tformer_jax.base import packages
+from tformer_jax.base.errors import RunError
+from tformer_jax.base.numbers import MIB
+from tformer_jax.lab.benchmarks import train_cases
+from tformer_jax.lab.benchmarks.processes import Remote
+from tformer_jax.lab.benchmarks.train_cases import Case
+from tformer_jax.lab.benchmarks.turns import alternate
+
+OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
+PEERS = (COMPILED, EAGER)
+"""Both, because neither is faster in all cases."""
+CHECKED_STEPS = 20
+TOLERANCES = {"float32": 1e-4, "tensorfloat32": 4e-3, "bfloat16": 3e-2}
+"""Maximum difference of losses, relative to PyTorch's, by the dtype of products.
+
+TensorFloat-32 has 3 bits more than bfloat16, which makes rounding errors 8 times smaller.
+"""
+SQUARES = {"cpu": (1024, 2048), "gpu": (4096, 8192), "tpu": (4096, 8192)}
+"""Sizes of the square matrix products that measure the machine's peak FLOP/s, by backend."""
+WARM_UP_STEPS = 1
+"""Steps at the start of each turn that are not measured."""
+PRODUCT_GROUPS, PRODUCTS = 5, 4
+"""Repetitions of each product: the number of groups, the fastest of which counts, and of products per group."""
+
+
+def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str, Any]:
+    """Measures the cases, prints a table for each, and returns the record for `--record`.
+
+    Raises:
+        RunError: PyTorch's losses differ from ours.
+    """
+    results = []
+    for case in cases:
+        results.append(measure(case, rounds, steps))
+        show(results[-1])
+    return {"cases": results}
+
+
+def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
+    """Compares the losses of the systems on a case and measures their steps alternately."""
+    compared = train_cases.without_dropout(case)
+    losses: dict[str, list[float]] = {}
+    with start_systems(case, PEERS) as systems:
+        first = {name: first_step(system) for name, system in systems.items()}
+        if compared == case:
+            losses = {name: [first[name][0], *remaining_losses(system)] for name, system in systems.items()}
+        turns = {name: functools.partial(turn, system, steps) for name, system in systems.items()}
+        seconds = alternate(turns, rounds)
+        facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
+        work, backend = systems[OURS].call("work"), systems[OURS].call("hardware")["backend"]
+        shapes = [(size, size, size) for size in SQUARES[backend]] + [case.product]
+        counts = PRODUCT_GROUPS, PRODUCTS
+        rates = {name: system.call("product_rates", shapes, *counts) for name, system in systems.items()}
+    if compared != case and len(facts) > 1:
+        with start_systems(compared, (EAGER,)) as systems:
+            losses = {name: system.call("steps", CHECKED_STEPS)[1] for name, system in systems.items()}
+    products = product_dtype(case.cfg.model.dtype, backend)
+    return {
+        "case": case.name,
+        "rows": case.rows,
+        "length": case.length,
+        "dtype": case.cfg.model.dtype,
+        **speeds(work, seconds, rates),
+        "products": {"shapes": shapes, "dtype": products, "flops_per_second": rates},
+        "loss_difference": loss_differences(case.name, losses, TOLERANCES[products]),
+        "systems": facts,
+        "seconds": seconds,
+    }
+
+
+@contextlib.contextmanager
+def start_systems(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote]]:
+    """Starts this library and, if PyTorch supports the case, `peers`, each in a separate process."""
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        ours = stack.enter_context(Remote("tformer_jax.lab.benchmarks.train_systems:Ours", case))
+        hardware = ours.call("hardware")
+        systems = {OURS: ours}
+        if reason := reason_to_skip(case, hardware["backend"], hardware["device_count"]):
+            print(f"{case.name}: skipping PyTorch: {reason}", flush=True)
+            peers = ()
+        else:
+            ours.call("save", Path(scratch) / "start.npz")
+        for name in peers:
+            start = case.cfg, Path(scratch) / "start.npz"
+            how = hardware["cores"], name == COMPILED, hardware["backend"]
+            systems[name] = stack.enter_context(
+                Remote("tformer_jax.lab.benchmarks.torch_systems:PyTorch", *start, *how)
+            )
+        yield systems
+
+
+def first_step(system: Remote) -> tuple[float, dict[str, Any]]:
+    """Runs the first step; returns its loss, the seconds since the process started, and the number of compilations."""
+    start = time.perf_counter()
+    _, (loss,) = system.call("steps", 1)
+    seconds = system.seconds + time.perf_counter() - start
+    compilations = system.call("facts").get("compilations")
+    return loss, {"first_step_seconds": seconds, "compilations_at_first_step": compilations}
+
+
+def remaining_losses(system: Remote) -> list[float]:
+    """Returns the losses of the next `CHECKED_STEPS - 1` steps."""
+    losses: list[float] = system.call("steps", CHECKED_STEPS - 1)[1]
+    return losses
+
+
+def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:
+    """Returns why PyTorch cannot be compared, or None."""
+    if packages.not_installed(["torch"]):
+        return 'it is not installed: pip install -e ".[benchmark]"'
+    if backend not in ("cpu", "gpu"):
+        return f"the comparison runs on a CPU or a GPU, but JAX uses the {backend}: set JAX_PLATFORMS=cpu"
+    if backend == "gpu" and devices > 1:
+        return f"the comparison runs on one GPU, but JAX uses {devices}: set CUDA_VISIBLE_DEVICES=0"
+    if settings := train_cases.unsupported_settings(case.cfg):
+        return f"its model does not support {', '.join(settings)}"
+    return None
+
+
+def product_dtype(dtype: str, backend: str) -> str:
+    """Returns the dtype to which the factors of matrix products are rounded.
+
+    On GPUs that have TensorFloat-32, it is JAX's default for float32 (`jax.lax.Precision`).
+    """
+    return "tensorfloat32" if (dtype, backend) == ("float32", "gpu") else dtype
+
+
+def turn(system: Remote, steps: int) -> float:
+    """Returns the mean seconds of a step; steps are not synchronized, so that a GPU need not wait for the host."""
+    system.call("steps", WARM_UP_STEPS)
+    seconds: float = system.call("steps", steps)[0]
+    return seconds
+
+
+def speeds(
+    work: Mapping[str, int], seconds: Mapping[str, Sequence[float]], rates: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """Computes speeds and ratios, from medians.
+
+    Args:
+        work: tokens and FLOPs of a step.
+        seconds: mean seconds of the steps of each round, by system.
+        rates: FLOP/s of matrix products of each system, that of the model last. The fastest of the others, of any
+            system, is the peak.
+    """
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    peak = max(max(of_system[:-1]) for of_system in rates.values())
+    return {
+        **work,
+        "milliseconds": {name: 1000 * time for name, time in median.items()},
+        "tokens_per_second": {name: work["tokens"] / time for name, time in median.items()},
+        "flops_per_second": {name: work["flops"] / time for name, time in median.items()},
+        "share_of_product_rate": {name: work["flops"] / time / peak for name, time in median.items()},
+        "times_as_fast": {name: time / median[OURS] for name, time in median.items() if name != OURS},
+    }
+
+
+def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance: float) -> dict[str, float]:
+    """Returns the largest difference of the losses of a step, relative to PyTorch's, for each peer.
+
+    Raises:
+        RunError: a difference exceeds `tolerance`.
+    """
+    differences = {}
+    for name in [name for name in losses if name != OURS]:
+        ours, theirs = np.array(losses[OURS]), np.array(losses[name])
+        difference = np.abs(ours - theirs) / np.abs(theirs)
+        worst = int(np.argmax(difference))
+        if not difference[worst] <= tolerance:
+            raise RunError(
+                f"{case}: the loss of step {worst + 1} is {ours[worst]:.6g}, that of {name} {theirs[worst]:.6g}: "
+                f"their relative difference exceeds {tolerance:g}, so their speeds cannot be compared"
+            )
+        differences[name] = float(difference[worst])
+    return differences
+
+
+def show(case: Mapping[str, Any]) -> None:
+    """Prints a table with one row per system."""
+    title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
+    caption = "of peak: share of the FLOP/s of large square matmuls; first step: from process start, with empty caches"
+    columns = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
+    table = Table(*columns, title=title, caption=caption)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, facts in case["systems"].items():
+        ratio = case["times_as_fast"].get(name)
+        table.add_row(
+            name,
+            f"{case['milliseconds'][name]:.1f}",
+            f"{case['tokens_per_second'][name]:,.0f}",
+            f"{case['flops_per_second'][name] / 1e9:.1f}",
+            f"{case['share_of_product_rate'][name]:.0%}",
+            f"{facts['peak_bytes'] / MIB:,.0f} MiB",
+            f"{facts['first_step_seconds']:.1f} s",
+            "" if ratio is None else f"{ratio:.2f} x",
+        )
+    Console(width=100).print(table)

@@ -1,0 +1,225 @@
+"""What a page explains: formulas, shapes, functions, figures and mistakes, as plain values."""
+
+import dataclasses
+import functools
+import inspect
+import re
+import textwrap
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import significant
+from tformer_jax.config import ModelConfig
+from tformer_jax.lab.explain.mathml import Math
+from tformer_jax.nn.attention import Attention
+from tformer_jax.nn.attention_ops import Operands, attention_weights
+from tformer_jax.nn.watch import COLLECTION
+
+MIN_TOKENS, MAX_TOKENS = 2, 32
+"""Numbers of tokens that a text may have."""
+DIGITS = 5
+"""Significant digits of the numbers in a figure."""
+WORDS = "words, punctuation, Chinese characters"
+_CJK = "\u3040-\u30ff\u3400-\u9fff"
+_TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """The sentence of the figures and its translation, in tokens: those of `of`, or those of a run's tokenizer."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str, target: str | None = None) -> "Example":
+        """Splits the texts into words, punctuation and Chinese characters; without a target, it is the text backwards.
+
+        Raises:
+            UserError: a text has fewer than `MIN_TOKENS` or more than `MAX_TOKENS` tokens.
+        """
+        source = tuple(_TOKEN.findall(text))
+        return cls.checked(source, source[::-1] if target is None else tuple(_TOKEN.findall(target)), WORDS)
+
+    @classmethod
+    def checked(
+        cls, source: Sequence[str], target: Sequence[str], kind: str, translated: str | None = None
+    ) -> "Example":
+        """Returns the example with these tokens.
+
+        Args:
+            kind: what the tokens are, for errors.
+            translated: the target as text if a run has translated the source; None: the user wrote it.
+
+        Raises:
+            UserError: as for `of`.
+        """
+        by_run = "" if translated is None else f", in place of the run's translation {translated!r}"
+        for name, tokens in (("--text", source), (f"--target{by_run}", target)):
+            if not MIN_TOKENS <= len(tokens) <= MAX_TOKENS:
+                raise UserError(f"{name}: write {MIN_TOKENS} to {MAX_TOKENS} tokens ({kind}), not {len(tokens)}")
+        return cls(tuple(source), tuple(target))
+
+    @property
+    def x(self) -> np.ndarray:
+        """The embeddings of the source, float32 [1, T, `CFG.dim`]."""
+        return vectors(self.source, CFG.dim)[None]
+
+
+CFG = ModelConfig(
+    family="seq2seq", dim=16, num_heads=4, num_kv_heads=2, ffn_dim=32, encoder_layers=1, decoder_layers=1, dropout=0.0
+)
+"""The model of the figures: D = 16, N = 4, K = 2, H = 4, F = 32."""
+
+
+def vectors(tokens: Sequence[str], size: int) -> np.ndarray:
+    """Draws a vector from N(0, 1) for each distinct token: float32 [T, size]. The case of letters is ignored."""
+    rows = [np.random.default_rng(zlib.crc32(token.lower().encode())).normal(size=size) for token in tokens]
+    return np.array(rows, np.float32)
+
+
+def random_params(module: nn.Module, *arguments: Any, scale: float = 0.5, **options: Any) -> dict[str, Any]:
+    """Draws all parameters of a module from N(0, scale^2), from a fixed seed."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(functools.partial(module.init, **options), jax.random.key(0), *arguments)["params"]
+    return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run_attention(module: Attention, params: Any, *inputs: jax.Array) -> tuple[jax.Array, Operands, jax.Array]:
+    """Returns the output of an attention module, its operands, and its weights [B, N, T, S]."""
+    (out, _), collected = module.apply({"params": params}, *inputs, mutable=[COLLECTION])
+    (operands,) = collected[COLLECTION]["operands"]
+    return out, operands, attention_weights(operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """An array of a topic."""
+
+    name: str
+    letters: str
+    """Its axes in the legend's letters, such as "B T N H"."""
+    sizes: tuple[int, ...]
+    """Its axes in the figures."""
+    meaning: str
+
+    @classmethod
+    def of(cls, name: str, letters: str, array: Any, meaning: str = "") -> "Shape":
+        """Describes an array."""
+        return cls(name, letters, tuple(array.shape), meaning)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heat:
+    """A heat map."""
+
+    title: str
+    values: np.ndarray
+    """float [rows, columns]; NaN is drawn in gray."""
+    rows: Sequence[str]
+    columns: Sequence[str]
+    caption: str = ""
+    texts: Sequence[Sequence[str]] | None = None
+    """Text of each cell, instead of its value."""
+    kind = "heat"
+
+    def data(self) -> dict[str, Any]:
+        """Returns what the page's script needs, ready for JSON."""
+        return {"kind": self.kind, "z": numbers(self.values), "y": self.rows, "x": self.columns, "texts": self.texts}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the headings and rows of the table below the figure."""
+        texts = self.texts or [[f"{value:.4g}" if value == value else "" for value in row] for row in self.values]
+        return ["", *self.columns], [[name, *row] for name, row in zip(self.rows, texts, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A line, or points, of a chart."""
+
+    name: str
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
+    texts: Sequence[str] | None = None
+    """Text of each point; the points are then drawn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A line chart."""
+
+    title: str
+    curves: Sequence[Curve]
+    x: str
+    """What the horizontal axis shows."""
+    y: str
+    caption: str = ""
+    log: str = ""
+    """Axes with a logarithmic scale: "", "x", "y" or "xy"."""
+    square: bool = False
+    """Whether both axes have one unit of length."""
+    kind = "lines"
+
+    def data(self) -> dict[str, Any]:
+        """Returns what the page's script needs, ready for JSON."""
+        curves = [
+            {"name": one.name, "x": numbers(one.x), "y": numbers(one.y), "texts": one.texts} for one in self.curves
+        ]
+        return {"kind": self.kind, "curves": curves, "x": self.x, "y": self.y, "log": self.log, "square": self.square}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the headings and rows of the table below the figure."""
+        rows = [
+            [one.name, *(f"{value:.4g}" for value in point), *([one.texts[number]] if one.texts else [""])]
+            for one in self.curves
+            for number, point in enumerate(zip(one.x, one.y, strict=True))
+        ]
+        return ["line", self.x, self.y, ""], rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A mistake that is often made, and the test that catches it."""
+
+    text: str
+    test: str
+    """Such as "nn/test_masks.py::test_rules_are_combined", below tests/."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topic:
+    """One mechanism."""
+
+    title: str
+    text: str
+    formulas: Sequence[Math]
+    shapes: Sequence[Shape]
+    functions: Sequence[Any]
+    """Functions and classes that compute it."""
+    figures: Sequence[Heat | Lines]
+    mistakes: Sequence[Mistake]
+
+    def sources(self) -> list[tuple[str, str]]:
+        """Returns the qualified name and the source of each function."""
+        plain = [inspect.unwrap(one) for one in self.functions]
+        return [
+            (f"{one.__module__}.{one.__qualname__}", textwrap.dedent(inspect.getsource(one)).strip()) for one in plain
+        ]
+
+
+def cell_texts(values: np.ndarray) -> list[list[str]]:
+    """Formats the values of a heat map, float [rows, columns], as texts of its cells."""
+    return [[f"{value:.3g}" for value in row] for row in values]
+
+
+def numbers(values: Any) -> list[Any]:
+    """Returns an array as nested lists for JSON, rounded to `DIGITS` significant digits; NaN becomes None."""
+    return significant(np.asarray(values, np.float64).tolist(), DIGITS)

@@ -1,0 +1,49 @@
+"""Learning curves of a run, short enough for a record."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.base.numbers import significant
+from tformer_jax.runs.run_folder import read_records
+
+MAX_POINTS = 100
+"""Maximum number of points of a curve, the first and the last record among them."""
+TRAIN_METRICS = ("step", "tokens", "seconds", "loss", "nll")
+"""Metrics of training in a curve."""
+DIGITS = 6
+Curve = dict[str, list[float | None]]
+"""Values by metric, of equal lengths; None where a record has no finite value."""
+
+
+def read(run: Path) -> dict[str, Curve]:
+    """Returns the curves of a run folder: `train`, and `validation` with the training tokens at each evaluation.
+
+    They are empty without `metrics.jsonl`.
+    """
+    records = read_records(run / "metrics.jsonl")
+    train = [record for record in records if record.get("group") == "train"]
+    validation = [
+        {"tokens": _tokens(train, record["step"]), **record}
+        for record in records
+        if record.get("group") == "validation"
+    ]
+    names = dict.fromkeys(name for record in validation for name in ("step", *record) if name != "group")
+    return {"train": _curve(train, TRAIN_METRICS), "validation": _curve(validation, list(names))}
+
+
+def _tokens(train: Sequence[Mapping[str, Any]], step: int) -> int | None:
+    """Returns the training tokens up to a step, interpolated between records; None without records of tokens."""
+    known = [record for record in train if "tokens" in record]
+    steps, tokens = ([0, *(record[name] for record in known)] for name in ("step", "tokens"))
+    return round(float(np.interp(step, steps, tokens))) if known else None
+
+
+def _curve(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Curve:
+    """Returns `names` of evenly spaced records, rounded to `DIGITS` significant digits."""
+    places = np.unique(np.linspace(0, len(records) - 1, min(MAX_POINTS, len(records))).round().astype(int))
+    chosen = [records[place] for place in places]
+    present = [name for name in names if any(name in record for record in chosen)]
+    return {name: significant([record.get(name) for record in chosen], DIGITS) for name in present}

@@ -1,0 +1,147 @@
+"""Safeguards of long runs: a lock on the run folder, a watchdog for hung steps, and a detector of loss spikes."""
+
+import contextlib
+import faulthandler
+import fcntl
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import resolved
+
+HUNG = 3
+"""Exit status after a hung step."""
+
+
+def is_locked(run: Path) -> bool:
+    """Returns whether a process holds the lock of a run folder, because a run is in progress."""
+    try:
+        with lock_path(run).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def lock_path(run: Path) -> Path:
+    """Returns the path of the lock of a run folder, beside the folder itself if `run` is a symbolic link."""
+    folder = resolved(run)
+    return folder.with_name(f".{folder.name}.lock")
+
+
+class FolderLock:
+    """An exclusive `flock` for a folder, released by the operating system when the process ends."""
+
+    def __init__(self, run: Path, flag: str = "--run"):
+        """Acquires the lock of the folder that `flag` names.
+
+        Raises:
+            UserError: another process holds the lock, or the file system cannot create it.
+        """
+        path = lock_path(run)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path.parent} cannot be written ({error.strerror}); name another folder") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "another process"
+            raise UserError(f"{run} is in use by {owner}: wait for it to end, or choose another {flag}") from None
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be locked ({error.strerror}): name a {flag} on a file system that supports flock"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()}")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Releases the lock."""
+        self._file.close()
+
+
+class Watchdog:
+    """Ends the process and prints the stacks of its threads if a step takes longer than `seconds`; 0 disables it.
+
+    A collective that waits for a lost host never returns, so the process ends by `os._exit`.
+    """
+
+    def __init__(self, seconds: int):
+        self._seconds, self._paused = seconds, True
+        self._last = time.monotonic()
+        self._over = threading.Event()
+        if seconds:
+            threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+
+    def beat(self) -> None:
+        """Marks the end of a step and the start of the next one."""
+        self._last, self._paused = time.monotonic(), False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Suspends the watchdog during work of unknown duration, such as an evaluation."""
+        self._paused = True
+        yield
+        self.beat()
+
+    def close(self) -> None:
+        """Stops the watchdog."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(self._seconds / 4, 10)):
+            if not self._paused and time.monotonic() - self._last > self._seconds:
+                print(
+                    f"error: no step ended within train.hang_seconds={self._seconds}; the same "
+                    "command with --resume continues from the last checkpoint. Stack traces of all threads:",
+                    file=sys.stderr,
+                )
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+                os._exit(HUNG)
+
+
+class SpikeDetector:
+    """Detects losses far above the recent ones, by their running mean and standard deviation.
+
+    `MAX_SPIKES` consecutive spikes count as a lasting rise: the statistics restart from the next loss, and the warnings
+    end. Most spikes are shorter.
+    """
+
+    DECAY, DEVIATIONS, MIN_STEPS, MIN_RISE, MAX_SPIKES = 0.9, 6.0, 50, 0.5, 20
+
+    def __init__(self, *, mean: float = 0.0, variance: float = 0.0, count: int = 0, spikes: int = 0):
+        self._mean, self._variance, self._count, self._spikes = mean, variance, count, spikes
+
+    def state(self) -> dict[str, Any]:
+        """Returns the keyword arguments that recreate this detector."""
+        return {"mean": self._mean, "variance": self._variance, "count": self._count, "spikes": self._spikes}
+
+    def detect(self, loss: float) -> str | None:
+        """Returns a warning if `loss` is a spike, else None; spikes and non-finite losses do not enter the mean."""
+        if not math.isfinite(loss):
+            return None
+        bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.MIN_RISE)
+        if self._count >= self.MIN_STEPS and loss > bound:
+            warning = f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
+            self._spikes += 1
+            if self._spikes == self.MAX_SPIKES:
+                self._count = self._spikes = 0
+            return warning
+        self._spikes = 0
+        self._count += 1
+        keep = min(self.DECAY, 1 - 1 / self._count)
+        difference = loss - self._mean
+        self._mean += (1 - keep) * difference
+        self._variance = keep * (self._variance + (1 - keep) * difference**2)
+        return None

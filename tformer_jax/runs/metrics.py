@@ -1,0 +1,183 @@
+"""Writes metrics to `metrics.jsonl` (one JSON object per line), TensorBoard and, optionally, Weights & Biases."""
+
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tformer_jax.config import Config, to_dict
+from tformer_jax.base import packages
+from tformer_jax.base.paths import append_lines, finite, is_remote, write_text
+from tformer_jax.runs import run_folder
+from tformer_jax.base.errors import RunError
+
+REMOTE_SECONDS = 60
+"""Minimum interval of writes of `metrics.jsonl` to a bucket between flushes, since each writes the entire object."""
+
+
+class Sink(Protocol):
+    """A destination of metrics."""
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        """Records the values of one group at a step."""
+        ...
+
+    def flush(self) -> None:
+        """Writes the records that wait in memory."""
+        ...
+
+    def close(self) -> None:
+        """Flushes and closes the destination."""
+        ...
+
+
+class MetricsWriter:
+    """Writes scalar metrics to every sink.
+
+    When a run is resumed, records after its checkpoint and records of an earlier test are dropped, as if the run had
+    never stopped.
+    """
+
+    def __init__(self, run: Path, cfg: Config, *, resume_step: int = 0, recording: bool = True):
+        """Opens the sinks; with `recording=False` there are none."""
+        self._run = run
+        self._sinks: list[Sink] = []
+        if not recording:
+            return
+        with self._as_run_errors():
+            self._sinks = [JsonLines(run, resume_step), TensorBoard(run, resume_step)]
+        if cfg.train.wandb:
+            self._sinks.append(WeightsAndBiases(run, cfg, cfg.train.wandb))
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        """Records `values` of `group` ("train", "validation" or "test") at `step`.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        with self._as_run_errors():
+            for sink in self._sinks:
+                sink.write(step, group, values)
+
+    def flush(self) -> None:
+        """Writes the records that wait in memory, since a run resumed from the next checkpoint does not repeat them.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        with self._as_run_errors():
+            for sink in self._sinks:
+                sink.flush()
+
+    def close(self) -> None:
+        """Closes all sinks."""
+        for sink in self._sinks:
+            with self._as_run_errors():
+                sink.close()
+
+    @contextlib.contextmanager
+    def _as_run_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(
+            f"metrics cannot be written to {self._run} ({error.strerror or error}): free some space or restore the "
+            "write permission, then the same command with --resume continues from the last checkpoint"
+        )
+
+
+class JsonLines:
+    """Writes `metrics.jsonl`; non-finite numbers become null."""
+
+    def __init__(self, run: Path, resume_step: int):
+        self._path, self._waiting, self._written = run / "metrics.jsonl", "", time.monotonic()
+        records = run_folder.read_records(self._path)
+        kept = [record for record in records if record["step"] <= resume_step and record.get("group") != "test"]
+        write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        self._waiting += json.dumps(finite({"step": step, "group": group, **values})) + "\n"
+        if not is_remote(self._path) or time.monotonic() - self._written >= REMOTE_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            append_lines(self._path, self._waiting)
+            self._waiting, self._written = "", time.monotonic()
+
+    def close(self) -> None:
+        self.flush()
+
+
+class TensorBoard:
+    """Writes TensorBoard event files, one per start of the run."""
+
+    def __init__(self, run: Path, resume_step: int):
+        self._folder, self._purge_step = run / "tensorboard", resume_step + 1
+
+    @functools.cached_property
+    def _board(self) -> Any:
+        """Created at the first record."""
+        with _not_importable("torch"):  # optional for tensorboardX, and slow to import
+            from tensorboardX import SummaryWriter
+
+        return SummaryWriter(str(self._folder), purge_step=self._purge_step)
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._board.add_scalar(f"{group}/{name}", value, step)
+
+    def flush(self) -> None:
+        """Writes all records but the last ten at most, which tensorboardX leaves in its queue."""
+        self._board.flush()
+
+    def close(self) -> None:
+        self._board.close()
+
+
+@contextlib.contextmanager
+def _not_importable(module: str) -> Iterator[None]:
+    """Context in which importing `module` raises ImportError, unless it is already imported."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+class WeightsAndBiases:
+    """Writes to a Weights & Biases run, which a resumed run continues."""
+
+    def __init__(self, run: Path, cfg: Config, project: str):
+        import wandb
+
+        identity = run_folder.run_id(run)
+        folder = None if is_remote(run) else str(run)
+        self._run = wandb.init(
+            project=project, name=cfg.name, id=identity, resume="allow", dir=folder, config=to_dict(cfg)
+        )
+
+    def write(self, step: int, group: str, values: dict[str, float]) -> None:
+        self._run.log({f"{group}/{name}": value for name, value in values.items()}, step=step)
+
+    def flush(self) -> None:
+        """Does nothing: a process of the package uploads the records as they come."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def check_installed(cfg: Config) -> None:
+    """Raises `UserError` if the package of a requested sink is not installed."""
+    if cfg.train.wandb:
+        packages.require("train.wandb", ("wandb",), "wandb")

@@ -1,0 +1,119 @@
+"""Shows the progress of a run: a progress bar on a terminal, plain lines elsewhere."""
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from tformer_jax.base.numbers import GIB
+from tformer_jax.eval.evaluators import Sample
+from tformer_jax.runs.console import RunConsole
+
+SHOWN_WAIT_PERCENT = 5
+"""The wait for data is shown if it exceeds this percentage of the time."""
+SHOWN_CLASSES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """The figures of a run at one step, as shown to the user."""
+
+    step: int
+    metrics: Mapping[str, float]
+    memory_bytes: int
+    peak_flops: float | None
+    """Peak FLOP/s of all devices; None if unknown."""
+    next_evaluation: int | None
+
+    def __str__(self) -> str:
+        metrics = self.metrics
+        losses = [f"{name} {metrics[name]:.4f}" for name in ("loss", "nll") if name in metrics]
+        parts = [*losses, f"lr {metrics['learning_rate']:.2e}"]
+        parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
+        speed = f"{with_prefix(metrics['flops_per_second'])}FLOP/s"
+        if self.peak_flops:
+            speed += f" ({100 * metrics['flops_per_second'] / self.peak_flops:.0f} %)"
+        parts += [speed, f"{self.memory_bytes / GIB:.1f} GiB"]
+        if metrics["data_wait_percent"] > SHOWN_WAIT_PERCENT:
+            parts.append(f"{metrics['data_wait_percent']:.0f} % waiting for data")
+        if metrics["skipped_steps"]:
+            parts.append(f"{metrics['skipped_steps']:.0f} steps skipped")
+        if self.next_evaluation is not None:
+            parts.append(f"evaluation at {self.next_evaluation:,}")
+        return "  ".join(parts)
+
+
+def describe_classes(names: Sequence[str] | None) -> str:
+    """Returns the number and the first names of a classifier's classes, to be followed by other facts; "" for None."""
+    if names is None:
+        return ""
+    more = ", ..." if len(names) > SHOWN_CLASSES else ""
+    return f"{len(names)} classes ({', '.join(names[:SHOWN_CLASSES])}{more}), "
+
+
+def with_prefix(number: float) -> str:
+    """Formats a number with an SI prefix, such as `1.5 G` for 1.5e9."""
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if number >= size:
+            return f"{number / size:.1f} {prefix}"
+    return f"{number:.0f} "
+
+
+class ProgressView:
+    """Shows steps, loss, learning rate, tokens/s and the remaining time; prints evaluations above the bar."""
+
+    def __init__(self, *, steps: int, console: Console | None = None):
+        self.console = console or RunConsole(highlight=False)
+        self._steps = steps
+        self.begin(0)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("training", total=steps, figures="compiling")
+
+    def __enter__(self) -> "ProgressView":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, step: int) -> None:
+        """Starts the estimate of the remaining time at `step`."""
+        self._first_step, self._started = step, time.perf_counter()
+
+    def update(self, figures: Figures) -> None:
+        """Updates the bar; without a terminal, prints a line instead."""
+        line = f"{figures}  {self._remaining(figures.step)} left"
+        self._bar.update(self._task, completed=figures.step, figures=line)
+        if not self.console.is_terminal:
+            self.say(f"step {figures.step}/{self._steps}  {line}")
+
+    def say(self, line: str) -> None:
+        """Prints one line above the bar."""
+        self.console.print(line, soft_wrap=True, markup=False, emoji=False)
+
+    def evaluation(
+        self, title: str, metrics: Mapping[str, float], samples: Sequence[Sample] = (), remarks: Sequence[str] = ()
+    ) -> None:
+        """Prints the metrics and samples of an evaluation, and remarks on them."""
+        self.say(f"{title}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        for remark in remarks:
+            self.say(f"    {remark}")
+        for sample in samples:
+            for name in ("source", "reference", "output"):
+                self.say(f"    {name:<9} {getattr(sample, name)}")
+
+    def _remaining(self, step: int) -> datetime.timedelta:
+        elapsed = time.perf_counter() - self._started
+        done = max(step - self._first_step, 1)
+        return datetime.timedelta(seconds=round(elapsed / done * (self._steps - step)))

@@ -1,0 +1,332 @@
+"""A run folder holds everything needed to repeat, continue or use a run.
+
+config.json      the resolved config            metrics.jsonl, tensorboard/   metrics by step
+provenance.json  id, versions, hardware         checkpoints/                  state by step
+tokenizers/      trained on the training split  weights/, weights.json        the final weights
+corpus.json      sizes and checksums of splits  result.json                   the final evaluation
+labels.json      names of the classes
+start_from.json  parameters of another run      profile/                      traces
+imported.json    the files of an imported model damaged/                      checkpoints that cannot be read
+events.jsonl     starts, spikes, interruptions  outputs/                      of the last evaluation, by split
+model.json       parameters by module, backends report.html                   written if train.report is set
+data.json        statistics of the data, and warnings
+"""
+
+import contextlib
+import json
+import re
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer_jax import config
+from tformer_jax.config import Config, comparable
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import finite, is_remote, replacing_folder, write_text
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.runs import provenance
+
+CORPUS = "corpus.json"
+"""File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
+
+
+FILES = (
+    *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
+    *("events.jsonl", "model.json", "data.json", "metrics.jsonl", "weights.json", "result.json"),
+)
+FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
+"""The files and folders of a run that no other output may replace."""
+
+
+def owner(path: Path) -> Path | None:
+    """Returns the run folder of which `path` is, by its name, one of the `FILES` or in one of the `FOLDERS`."""
+    folders = [folder.parent for folder in path.parents if folder.name in FOLDERS]
+    folders += [path.parent] if path.name in FILES else []
+    needed = ("config.json", "provenance.json")
+    return next((folder for folder in folders if all((folder / name).exists() for name in needed)), None)
+
+
+def checkpoints(run: Path) -> Path:
+    """Returns the checkpoint folder of a run."""
+    return run / "checkpoints"
+
+
+def weights_json(run: Path) -> Path:
+    """Returns the path of `weights.json`: how the final weights were made, and after which step."""
+    return run / "weights.json"
+
+
+def holds_run(run: Path) -> bool:
+    """Returns whether `run` is a run folder.
+
+    Raises:
+        UserError: it exists, is not empty and is not a run folder.
+    """
+    if (run / "config.json").exists():
+        return True
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(f"{run} is not a run folder (it has no config.json); choose another --run")
+    return False
+
+
+def holds_weights(run: Path) -> bool:
+    """Returns whether a run has checkpoints or final weights; it may have been copied without its checkpoints."""
+    return checkpoints(run).is_dir() or weights_json(run).exists()
+
+
+def holds_checkpoint(run: Path) -> bool:
+    """Returns whether a run has a complete checkpoint; those in progress have names that are not numbers."""
+    return latest_step(run) is not None
+
+
+def latest_step(run: Path) -> int | None:
+    """Returns the step of the newest complete checkpoint of a run, or None."""
+    return latest_in(checkpoints(run))
+
+
+def latest_in(folder: Path) -> int | None:
+    """Returns the step of the newest complete checkpoint in a folder of checkpoints, or None."""
+    return max(steps_in(folder), default=None)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Returns the steps of the complete checkpoints in a folder of checkpoints, in order."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(int(path.name) for path in paths if re.fullmatch(r"[0-9]+", path.name) and path.is_dir())
+
+
+def check_step(run: Path, step: int) -> None:
+    """Raises `UserError` if a run has no complete checkpoint of `step`; the message names the steps that it has."""
+    steps = steps_in(checkpoints(run))
+    if step not in steps:
+        others = f"its checkpoints are those of steps {', '.join(map(str, steps))}" if steps else "it has none"
+        raise UserError(f"{run} has no checkpoint of step {step}: {others}")
+
+
+def create(
+    run: Path,
+    cfg: Config,
+    tokenizers: Tokenizers,
+    labels: Sequence[str] | None,
+    corpus: dict[str, Any] | None = None,
+) -> None:
+    """Writes a new run folder, replacing an earlier run: by renaming, or in a bucket with `config.json` last.
+
+    If `run` is a symbolic link, its target is replaced.
+
+    Args:
+        corpus: facts that identify the corpus, ready for JSON; None: there is none.
+
+    Raises:
+        UserError: the folder cannot be written, or the working directory is in it.
+    """
+    if not is_remote(run) and Path.cwd().is_relative_to(run.resolve()):
+        raise UserError(f"{run} contains the working directory, which a new run would replace: choose another --run")
+    try:
+        with replacing_folder(run) as folder:
+            write_json(folder / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
+            tokenizers.save(folder / "tokenizers")
+            if labels is not None:
+                write_json(folder / "labels.json", list(labels))
+            if corpus is not None:
+                write_json(folder / CORPUS, corpus)
+            config.save(cfg, folder / "config.json")
+    except OSError as error:
+        raise UserError(f"{run} cannot be written ({error.strerror or error}); choose another --run") from error
+
+
+def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
+    """Checks that a run can continue with `cfg`, and returns its earlier config; see `adopt`.
+
+    Raises:
+        UserError: the corpus changed, or a setting that a resumed run may not change; the run is beyond the new
+            end; or it has its final weights but no checkpoint to continue from.
+    """
+    before = config.load(run / "config.json")
+    differences = config.differences(before, cfg)
+    unfinished = bool(differences) or not (run / "result.json").exists()
+    if unfinished and weights_json(run).exists() and not holds_checkpoint(run):
+        raise UserError(
+            f"{run} has its final weights but no checkpoint to continue from; start another run from them with "
+            f"--run DIR --config.train.start_from={run}"
+        )
+    refused = [text for text in differences if Config.resume_effect(text.partition(":")[0]) is None]
+    if refused:
+        shown = "; ".join(refused[:8]) + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
+        raise UserError(
+            f"{run} is a run of another config ({shown}); restore these settings, or start another run from its "
+            f"weights: --run DIR --config.train.start_from={run}"
+        )
+    last = latest_step(run) or 0
+    if cfg.train.steps < last and cfg.train.steps != before.train.steps:
+        raise cfg.train.error(
+            "steps", f"{run} is already at step {last}; write at least {last}, or choose another --run"
+        )
+    if mixed := _of_other_scores(run, before, cfg, differences):
+        raise UserError(
+            f"earlier evaluations of {run} used another setting ({mixed[0]}), so that train.keep_best and "
+            "train.patience cannot compare their scores with new ones; restore this setting, or choose another --run"
+        )
+    check_corpus(run, corpus)
+    return before
+
+
+def resumable_settings(cfg: Config) -> dict[str, Any]:
+    """Returns the settings that a resumed run may change, by full name, ready for JSON."""
+    return {name: value for name, value in config.flat(cfg).items() if Config.resume_effect(name)}
+
+
+def load_settings(run: Path) -> dict[str, Any]:
+    """Returns the `resumable_settings` of a run's `config.json`, as JSON has them."""
+    return json.loads(json.dumps(resumable_settings(config.load(run / "config.json"))))
+
+
+def changed_settings(before: Mapping[str, Any], cfg: Config) -> list[str]:
+    """Returns the settings that differ from earlier `resumable_settings`, as `optim.clip_norm: 1.0 -> 0.5`."""
+    now = json.loads(json.dumps(resumable_settings(cfg)))
+    return [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now if before.get(name, now[name]) != now[name]]
+
+
+def adopt(run: Path, cfg: Config) -> None:
+    """Makes `cfg` the config of a run whose checkpoint has been restored; removes its result if a setting changed."""
+    if config.differences(config.load(run / "config.json"), cfg):
+        (run / "result.json").unlink(missing_ok=True)
+        config.save(cfg, run / "config.json")
+
+
+def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
+    """Raises `UserError` if the facts that identify a corpus differ from those that a run was trained on."""
+    if not (run / CORPUS).exists():
+        return
+    known = read_json(run / CORPUS)
+    for name, value in corpus.items():
+        if name in known and known[name] != value:
+            raise UserError(
+                f"the data of {run} changed ({name} is {value} and was {known[name]}); restore the data, or choose "
+                "another --run"
+            )
+
+
+def weights_of(run: Path, step: int | None = None) -> dict[str, Any]:
+    """Returns the kind of the weights that a run is loaded with, and the steps that they come from.
+
+    Args:
+        step: the step of the checkpoint that is loaded; None: the final weights, or the newest checkpoint.
+    """
+    if step is not None:
+        return {"kind": "checkpoint", "steps": [step]}
+    latest, path = latest_step(run), weights_json(run)
+    facts = read_json(path) if path.exists() else {"at_step": -1}
+    if facts["at_step"] < (latest or 0):
+        return {"kind": "checkpoint", "steps": [latest]}
+    return {"kind": facts["weights"], "steps": facts["steps"]}
+
+
+def _of_other_scores(run: Path, before: Config, cfg: Config, differences: list[str]) -> list[str]:
+    """Returns the differences that change the value of `train.metric`, if a resumed run compares it with earlier ones.
+
+    A finished run may be resumed with more steps later.
+    """
+    if not (cfg.train.keep_best or cfg.train.patience) or not holds_checkpoint(run):
+        return []
+    old, new = score_settings(before), score_settings(cfg)
+    changed = tuple(f"{name}:" for name in new if old[name] != new[name])
+    return [difference for difference in differences if difference.startswith(changed)]
+
+
+def score_settings(cfg: Config) -> dict[str, Any]:
+    """Returns the settings, by full name, that change the value of `train.metric` in a resumed run."""
+    settings = config.flat(cfg)
+    names = ["eval.examples"]
+    if cfg.train.metric in comparable.GENERATION:
+        names += ["eval.references", "eval.bleu_tokenize", *(name for name in settings if name.startswith("decode."))]
+    weights = "ema" if cfg.train.weights == "ema" else "last"  # others are not evaluated during training
+    return {name: settings[name] for name in names} | {"train.weights": weights}
+
+
+def score_fingerprint(cfg: Config) -> int:
+    """Returns a checksum of the `score_settings` that are not the defaults; scores are comparable if it is equal."""
+    defaults = config.flat(Config())
+    chosen = {name: value for name, value in score_settings(cfg).items() if value != defaults[name]}
+    return zlib.crc32(json.dumps(chosen).encode())
+
+
+def result_of(run: Path, cfg: Config) -> dict[str, Any] | None:
+    """Returns the result of a run that finished with exactly these settings, else None; also for a damaged file."""
+    path = run / "result.json"
+    if not path.exists() or config.differences(config.load(run / "config.json"), cfg):
+        return None
+    try:
+        return read_result(run)
+    except UserError:
+        if not holds_checkpoint(run):
+            raise UserError(f"{path} is damaged, and {run} has no checkpoint: restore it from a copy") from None
+        return None
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """Reads the result of a finished run.
+
+    Raises:
+        UserError: the file is missing, damaged, or not the result of a run.
+    """
+    result = read_json(path := run / "result.json")
+    if "test" not in result:
+        raise UserError(f"{path} is not the result of a run: restore it from a copy, or remove it")
+    return result
+
+
+def run_id(run: Path) -> str:
+    """Returns the random identifier that `create` assigned."""
+    return read_json(run / "provenance.json")["run_id"]
+
+
+def load_labels(run: Path) -> tuple[str, ...] | None:
+    """Returns the class names of a classifier in the order of its logits; None for other models."""
+    path = run / "labels.json"
+    return tuple(read_json(path, list)) if path.exists() else None
+
+
+def write_outputs(run: Path, split: str, found: Mapping[str, Any]) -> None:
+    """Writes the outputs and losses of an evaluation, replacing those of an earlier one."""
+    (run / "outputs").mkdir(exist_ok=True)
+    write_json(run / "outputs" / f"{split}.json", found)
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Reads a file that `write_json` wrote: an object (`kind=dict`) or an array (`kind=list`).
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, kind):
+            raise ValueError(f"a JSON {type(found).__name__} where a {kind.__name__} is expected")
+        return found
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: restore it from a copy") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}): restore it from a copy, or remove it") from None
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Returns the records of `metrics.jsonl` or `events.jsonl`, except damaged ones; [] without the file."""
+    try:
+        lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
+    return records
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON atomically; non-finite numbers become null."""
+    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
