@@ -9,9 +9,9 @@ from tformer_jax.data import summary, summary_warnings
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import rules
 from tformer_jax.runs import hardware, provenance
-from tformer_jax.train import lora
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.progress import describe_classes
+from tformer_jax.train import lora
 
 
 def first_line(experiment: Experiment, params: Any, step: int) -> str:

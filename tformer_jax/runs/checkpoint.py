@@ -16,12 +16,10 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from tformer_jax.base.errors import UserError
-from tformer_jax.base.errors import first_line
+from tformer_jax.base.errors import RunError, UserError, cause_of_failed_write, first_line
 from tformer_jax.base.paths import resolved
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder
-from tformer_jax.base.errors import RunError, cause_of_failed_write
 from tformer_jax.train.state import TrainState
 
 NOT_FINITE = -1e300

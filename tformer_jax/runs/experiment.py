@@ -15,9 +15,9 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax import config
-from tformer_jax.config import Config, sources
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, is_remote, resolved
+from tformer_jax.config import Config, sources
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Prefetched
@@ -32,9 +32,9 @@ from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
 from tformer_jax.runs import metrics, provenance, run_folder
-from tformer_jax.train import optimizers, schedules
 from tformer_jax.runs.guards import FolderLock
 from tformer_jax.runs.start_from import check as check_start
+from tformer_jax.train import optimizers, schedules
 
 CHECKED = 10_000
 """Maximum number of examples per split, unless generated, in the checksum that identifies a corpus."""

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import jax
 
-from tformer_jax.base.errors import first_line
+from tformer_jax.base.errors import FULL_DISK, LESS_MEMORY, RunError, first_line, out_of_memory
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.base.errors import FULL_DISK, LESS_MEMORY, RunError, out_of_memory
 
 LOST_WORKER = "Worker process was terminated unexpectedly"
 """How Grain's error begins if a process of the loader was killed."""

@@ -21,6 +21,7 @@ from tformer_jax.runs import announcement, failures, hardware, provenance, run_f
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.events import EventLog
 from tformer_jax.runs.experiment import Experiment
+from tformer_jax.runs.guards import SpikeDetector, Watchdog
 from tformer_jax.runs.interrupt import GracefulStop
 from tformer_jax.runs.metrics import MetricsWriter
 from tformer_jax.runs.profiler import Profiler
@@ -29,7 +30,6 @@ from tformer_jax.runs.setting_changes import SettingChanges
 from tformer_jax.runs.start_from import find_mismatches, load_matching
 from tformer_jax.train import lora, non_finite, optimizers, schedules, state
 from tformer_jax.train.early_stopping import BestMetric
-from tformer_jax.runs.guards import SpikeDetector, Watchdog
 from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values
 from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
 

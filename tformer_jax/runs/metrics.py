@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from tformer_jax.config import Config, to_dict
 from tformer_jax.base import packages
-from tformer_jax.base.paths import append_lines, finite, is_remote, write_text
-from tformer_jax.runs import run_folder
 from tformer_jax.base.errors import RunError
+from tformer_jax.base.paths import append_lines, finite, is_remote, write_text
+from tformer_jax.config import Config, to_dict
+from tformer_jax.runs import run_folder
 
 REMOTE_SECONDS = 60
 """Minimum interval of writes of `metrics.jsonl` to a bucket between flushes, since each writes the entire object."""

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax import config
-from tformer_jax.config import Config, comparable
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import finite, is_remote, replacing_folder, write_text
+from tformer_jax.config import Config, comparable
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.runs import provenance
 

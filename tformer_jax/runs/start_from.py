@@ -12,17 +12,17 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax import axes, config
-from tformer_jax.config import ModelConfig, TrainConfig, flat
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, resolved
+from tformer_jax.config import ModelConfig, TrainConfig, flat
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import conversions, registry
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import mesh_of
-from tformer_jax.train import lora
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.shared_rows import Labels, SharedRows, comparable, shared_rows, side_of
 from tformer_jax.runs.trained import load_trained
+from tformer_jax.train import lora
 
 FREE_SETTINGS = (
     *("family", "vocab_size", "source_vocab_size", "num_classes", "max_length", "encoder_layers", "decoder_layers"),

@@ -10,15 +10,15 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax import config
-from tformer_jax.config import Config, ParallelConfig
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
-from tformer_jax.train import optimizers, state
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.train import optimizers, state
 
 
 @dataclasses.dataclass(frozen=True)

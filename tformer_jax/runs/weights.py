@@ -12,16 +12,14 @@ import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 
-from tformer_jax.config import Config, TrainConfig
-from tformer_jax.base.errors import UserError
-from tformer_jax.base.errors import first_line
+from tformer_jax.base.errors import RunError, UserError, cause_of_failed_write, first_line
 from tformer_jax.base.paths import resolved
+from tformer_jax.config import Config, TrainConfig
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
-from tformer_jax.train import lora, optimizers
 from tformer_jax.runs import run_folder
 from tformer_jax.runs.checkpoint import Checkpointer
-from tformer_jax.base.errors import RunError, cause_of_failed_write
 from tformer_jax.runs.run_folder import weights_json, write_json
+from tformer_jax.train import lora, optimizers
 from tformer_jax.train.state import TrainState
 
 FOLDER = "weights"
