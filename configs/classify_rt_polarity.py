@@ -19,10 +19,10 @@ repeated and recorded.
 
 import dataclasses
 
-from ml_collections import ConfigDict
+from bases import RT_POLARITY
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.config import Config, EvalConfig, ModelConfig, OptimConfig, TrainConfig
 
 ONE_LAYER = Config(
     name="classify_rt_polarity",
@@ -42,15 +42,7 @@ ONE_LAYER = Config(
         dropout=0.5,
         token_dropout=0.3,
     ),
-    data=DataConfig(
-        source="tsv",
-        train="rt_polarity/train.tsv",
-        validation="rt_polarity/dev.tsv",
-        tokenizer="words",
-        vocab_size=20_000,
-        bucket_lengths=(24, 48, 96),
-        batch_tokens=2048,
-    ),
+    data=dataclasses.replace(RT_POLARITY, tokenizer="words", vocab_size=20_000, bucket_lengths=(24, 48, 96)),
     optim=OptimConfig(
         schedule="cosine",
         learning_rate=1e-2,
@@ -73,8 +65,8 @@ BAG_OF_WORDS = dataclasses.replace(
 VARIANTS = {"": ONE_LAYER, "bag_of_words": BAG_OF_WORDS}
 
 
-def get_config(variant: str = "") -> ConfigDict:
+def get_config(variant: str = "") -> Config:
     """Returns the config of a classifier with one layer, or of the mean of word embeddings."""
     if variant not in VARIANTS:
         raise UserError(f"variant {variant!r} of configs/classify_rt_polarity.py: write bag_of_words, or none")
-    return to_config_dict(VARIANTS[variant])
+    return VARIANTS[variant]

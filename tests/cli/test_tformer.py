@@ -1,5 +1,7 @@
 """The installed command `tformer` runs the same functions as the scripts."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -36,16 +38,28 @@ def test_a_command_gets_the_other_arguments(capsys):
     "path, usage, typed",
     [
         ("/usr/local/bin/tformer", "usage: tformer xla_flags ", "tformer xla_flags --help"),
+        (
+            str(ROOT / "tformer_jax" / "__main__.py"),
+            "usage: python -m tformer_jax xla_flags ",
+            "python -m tformer_jax xla_flags --help",
+        ),
         ("scripts/xla_flags.py", "usage: xla_flags.py ", "python scripts/xla_flags.py --help"),
     ],
 )
 def test_the_usage_and_the_record_name_the_command_as_typed(monkeypatch, capsys, path, usage, typed):
-    arguments = ["xla_flags", "--help"] if path.endswith("tformer") else ["--help"]
+    arguments = ["--help"] if path.startswith("scripts") else ["xla_flags", "--help"]
     monkeypatch.setattr("sys.argv", [path, *arguments])
     with pytest.raises(SystemExit):
         xla_flags.main(["--help"])
     assert capsys.readouterr().out.startswith(usage)
     assert provenance.command() == typed
+
+
+def test_the_package_runs_as_a_program():
+    command = [sys.executable, "-m", "tformer_jax", "xla_flags", "gpu", "fsdpp"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: python -m tformer_jax xla_flags ")
 
 
 def test_an_unknown_command_is_refused():

@@ -21,7 +21,7 @@ from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
 from tformer_jax.config.fields import INT32_MAX
-from tformer_jax.runs.provenance import PROGRAM
+from tformer_jax.runs.provenance import program
 
 if TYPE_CHECKING:
     from tformer_jax.api import Run
@@ -111,7 +111,8 @@ class _Once(argparse.Action):
 
 def new_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """Returns a parser without flags, named `tformer COMMAND` as installed, `COMMAND.py` as a script."""
-    name = f"{PROGRAM} {command}" if Path(sys.argv[0]).stem == PROGRAM else f"{command}.py"
+    started = program()
+    name = " ".join([*started, command]) if started else f"{command}.py"
     result = argparse.ArgumentParser(prog=name, description=description, epilog=epilog, allow_abbrev=False)
     result.register("action", None, _Once)
     return result

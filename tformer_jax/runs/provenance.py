@@ -39,8 +39,15 @@ def collect() -> dict[str, Any]:
 
 def command() -> str:
     """Returns the command as typed: `python scripts/train.py ...`, or `tformer train ...` as installed."""
-    program = [PROGRAM] if Path(sys.argv[0]).stem == PROGRAM else ["python", sys.argv[0]]
-    return shlex.join([*program, *sys.argv[1:]])
+    return shlex.join([*(program() or ["python", sys.argv[0]]), *sys.argv[1:]])
+
+
+def program() -> list[str] | None:
+    """Returns the words before a command: `tformer` or `python -m tformer_jax`; None in a script."""
+    path = Path(sys.argv[0])
+    if path.parts[-2:] == ("tformer_jax", "__main__.py"):
+        return ["python", "-m", "tformer_jax"]
+    return [PROGRAM] if path.stem == PROGRAM else None
 
 
 def versions() -> dict[str, str]:
