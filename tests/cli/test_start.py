@@ -10,7 +10,7 @@ import filelock
 import jax
 import pytest
 
-from tformer_jax.base import user_cache
+from tformer_jax.base import user_cache, workarounds
 from tformer_jax.cli import compilation_cache
 from tformer_jax.lab.commands import benchmark
 
@@ -110,9 +110,9 @@ def test_an_entry_that_was_not_finished_is_removed(tmp_path):
     for name in ("whole-cache", "whole-atime", "partial-cache"):
         (tmp_path / name).write_text("")
     with filelock.FileLock(tmp_path / ".lockfile"):
-        compilation_cache.remove_unfinished(tmp_path)
+        workarounds.remove_unfinished_programs(tmp_path)
         assert (tmp_path / "partial-cache").exists()
-    compilation_cache.remove_unfinished(tmp_path)
+    workarounds.remove_unfinished_programs(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*-*")) == ["whole-atime", "whole-cache"]
 
 

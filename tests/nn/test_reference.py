@@ -9,6 +9,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, equations, normal
+from tformer_jax.nn import xla
 from tformer_jax.nn.attention_ops import Scoring, attend, reference
 from tformer_jax.nn.masks import Mask
 
@@ -46,7 +47,7 @@ def test_gradients_of_chunks_equal_those_of_one_call(mask, monkeypatch):
         return jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*inputs)
 
     chunked = gradients()
-    monkeypatch.setattr(reference, "SMALLEST_CHUNK", T)
+    monkeypatch.setattr(xla, "SMALLEST_QUERY_CHUNK", T)
     for found, expected in zip(chunked, gradients(), strict=True):
         assert_close(found, expected, 1e-6)
 

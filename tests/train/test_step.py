@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from tests import oracles
 from tests.helpers import assert_close, rest_slow, tiny
+from tformer_jax.base import cpu
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
@@ -349,7 +350,9 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
     assert sum(norms) == pytest.approx(big, rel=1e-5)
 
 
-@pytest.mark.parametrize(("flags", "options"), [("", {state.LEVEL: 1}), (f"--{state.LEVEL}=2", None)])
+@pytest.mark.parametrize(
+    ("flags", "options"), [("", {cpu.OPTIMIZATION_LEVEL: 1}), (f"--{cpu.OPTIMIZATION_LEVEL}=2", None)]
+)
 def test_initialization_is_compiled_at_level_1_unless_another_is_chosen(flags, options, monkeypatch):
     found = []
     monkeypatch.setenv("XLA_FLAGS", flags)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tformer_jax.base.allocator import keep_memory, run_in_calling_thread
+from tformer_jax.base.cpu import keep_memory, run_in_calling_thread
 from tformer_jax.base.errors import FULL_DISK, RunError, UserError
 from tformer_jax.base.numbers import GIB, KIB, MIB
 from tformer_jax.base.paths import as_path, resolved
+from tformer_jax.base.workarounds import silence_orbax
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
 from tformer_jax.config.fields import INT32_MAX
@@ -43,7 +44,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors)
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns about options that are set on purpose
+    silence_orbax()
     keep_memory()
     compilation_cache.enable()
     gc.set_threshold(100_000, 50, 100)  # tracing allocates many long-lived objects

@@ -10,17 +10,14 @@ import platform
 import zlib
 from pathlib import Path
 
-import filelock
-
 from tformer_jax.base import user_cache
+from tformer_jax.base.workarounds import remove_unfinished_programs
 
 FOLDER, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 SETTINGS = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # 0.2 costs 0.4 s in a translation that takes 3.1 s
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # bytes; JAX evicts the least recently used programs
 }
-ENTRY, USED = "-cache", "-atime"
-"""Suffixes of the two files that JAX writes for each program: the program, and the time of its last use."""
 
 
 def enable() -> None:
@@ -36,7 +33,7 @@ def enable() -> None:
             return
         folder = root / "xla" / processor()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the files in it are executed
-        remove_unfinished(folder)
+        remove_unfinished_programs(folder)
     except (OSError, RuntimeError) as error:
         logging.warning("compiled programs are not cached for later commands (%s)", error)
         return
@@ -66,16 +63,3 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
         features = next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
     return f"{platform.machine()}-{zlib.crc32(features):08x}"
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Removes entries whose writer was killed: JAX does not read or replace them, and they prevent evictions.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    with contextlib.suppress(filelock.Timeout), filelock.FileLock(folder / ".lockfile", timeout=0):
-        names = {path.name for path in folder.iterdir()}
-        for name in names:
-            if name.endswith(ENTRY) and name.removesuffix(ENTRY) + USED not in names:
-                (folder / name).unlink()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.base.allocator import run_in_calling_thread
+from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import is_remote, resolved
 from tformer_jax.cli import compilation_cache

@@ -8,7 +8,8 @@ from typing import Any
 
 import grain
 import numpy as np
-from absl import flags
+
+from tformer_jax.base.workarounds import mark_absl_flags_as_parsed
 
 PREFETCHED_BLOCKS = 8
 
@@ -64,7 +65,7 @@ def _loader(blocks: grain.MapDataset, workers: int) -> grain.IterDataset:
     read = blocks.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     if not workers:
         return read
-    flags.FLAGS.mark_as_parsed()  # grain reads its own absl flags, which must be parsed
+    mark_absl_flags_as_parsed()
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=PREFETCHED_BLOCKS)
     return read.mp_prefetch(options, worker_init_fn=_start_worker).map(_copied)
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from tformer_jax.models import conversions
+from tformer_jax.nn.xla import decodes_with_fused_weights
 
 Key = tuple[Any, tuple[int, ...]]
 _converted: dict[Key, tuple[Any, Any]] = {}
@@ -17,7 +18,7 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
 
     On CPUs, which have much memory, calls with the same arrays return the same result without another copy.
     """
-    if jax.default_backend() != "cpu":
+    if not decodes_with_fused_weights():
         return unrolled(model, params)
     leaves = jax.tree.leaves(params)
     key = model, tuple(map(id, leaves))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.nn.xla import isolated_top_k
 
 BLOCK = 64
 """Block size of `top_k`."""
@@ -151,17 +152,14 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     *leading, V = values.shape
     blocks = -(-V // BLOCK)
     if V <= MAX_UNBLOCKED or blocks <= k:
-        # Without the barrier, XLA sorts all values where only a part of the result is used. Its third operand keeps it
-        # from directly following the top-k, where XLA's partitioned top-k on a mesh fails.
-        found, indices, _ = jax.lax.optimization_barrier((*jax.lax.top_k(values, k), jnp.zeros(())))
-        return found, indices
+        return isolated_top_k(values, k)
     missing = [(0, 0)] * len(leading) + [(0, blocks * BLOCK - V)]
     maxima = jnp.pad(values, missing, constant_values=-jnp.inf).reshape(*leading, blocks, BLOCK).max(axis=-1)
     chosen = jnp.sort(top_k(maxima, k)[1], axis=-1)
     members = (chosen[..., None] * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)).reshape(*leading, k * BLOCK)
     block_values = jnp.take_along_axis(values, jnp.minimum(members, V - 1), axis=-1)
-    found, order = top_k(jnp.where(members < V, block_values, -jnp.inf), k)
-    return found, jnp.take_along_axis(members, order, axis=-1)
+    largest, order = top_k(jnp.where(members < V, block_values, -jnp.inf), k)
+    return largest, jnp.take_along_axis(members, order, axis=-1)
 
 
 def _largest_threshold(logits: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:

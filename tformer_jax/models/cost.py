@@ -92,8 +92,8 @@ def forward_flops(cfg: ModelConfig, batch: Any, *, all_scores: bool = False) -> 
 
     Args:
         all_scores: count all T x S scores of attention, masked ones included. By default, those that
-            `attention_ops.reference` skips on a CPU are not counted: of causal rows of more than `SMALLEST_CHUNK`
-            tokens.
+            `attention_ops.reference` skips on a CPU are not counted: of causal rows of more tokens than
+            `nn.xla.SMALLEST_QUERY_CHUNK`.
     """
     return _flops(_traced(cfg, batch, all_scores=all_scores))
 

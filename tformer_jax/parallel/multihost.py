@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 
 from tformer_jax.base.errors import UserError, one_line
 from tformer_jax.base.paths import is_remote
+from tformer_jax.base.workarounds import port_problem
 from tformer_jax.config import ParallelConfig
 
 T = TypeVar("T")
@@ -259,18 +260,8 @@ def _check_flags(coordinator: str | None, processes: int | None, process: int | 
         raise UserError(f"--coordinator {coordinator!r} must have the form HOST:PORT, such as node1:9876")
     if not 0 <= process < processes:
         raise UserError(f"--process {process} must be between 0 and {processes - 1} with --processes {processes}")
-    if process == 0:
-        _check_port(int(port))
-
-
-def _check_port(port: int) -> None:
-    """Raises `UserError` if the port is in use, in which case JAX 0.10 sometimes crashes."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    try:
-        socket.create_server(("", port), family=family, dualstack_ipv6=dual).close()
-    except OSError as error:
+    if process == 0 and (reason := port_problem(int(port))):
         raise UserError(
-            f"process 0 cannot listen on port {port} ({os.strerror(error.errno or 0)}); write another port in "
+            f"process 0 cannot listen on port {int(port)} ({reason}); write another port in "
             "--coordinator HOST:PORT of all processes"
-        ) from error
+        )

@@ -4,10 +4,7 @@ import contextlib
 import json
 import logging
 import math
-import sys
-import traceback
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.base.errors import RunError, UserError, cause_of_failed_write, first_line
 from tformer_jax.base.paths import resolved
+from tformer_jax.base.workarounds import first_failure_of_reads, silenced_orbax
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder
 from tformer_jax.train.state import TrainState
@@ -77,7 +75,7 @@ class Checkpointer:
                 cleanup_tmp_directories=True,
             )
         try:
-            with _only_errors(logging.getLogger("absl")):  # Orbax warns about `read_only`
+            with silenced_orbax():  # it warns about `read_only`
                 self._manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error
@@ -210,16 +208,6 @@ class Checkpointer:
         self._manager.reload()
 
 
-@contextlib.contextmanager
-def _only_errors(logger: logging.Logger) -> Iterator[None]:
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
     """Reads the shards of this process and the sealed host data of a checkpoint.
 
@@ -233,7 +221,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
     handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
     try:
-        with _first_failure_only(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        with first_failure_of_reads(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             restored = reader.restore(path, args=args)
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = first_line(error.__cause__ or error, 200)  # the cause names the array
@@ -241,33 +229,6 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     if not _is_intact(sealed := restored.host):
         raise UserError(f"{path} is damaged: the checksum of its host data does not match")
     return restored.state, sealed
-
-
-@contextlib.contextmanager
-def _first_failure_only() -> Iterator[None]:
-    """Drops the tracebacks that pending reads print when one read of the body fails.
-
-    Orbax closes their event loop, and TensorStore's threads and the garbage collector report each of them, some of them
-    later: after a failure they are dropped for the rest of the process.
-    """
-    report, tasks = sys.unraisablehook, logging.getLogger("asyncio")
-
-    def report_others(args: Any) -> None:
-        if not _is_of_pending_read("".join(traceback.format_exception(args.exc_value))):
-            report(args)
-
-    def is_of_others(record: logging.LogRecord) -> bool:
-        return not _is_of_pending_read(logging.Formatter().format(record))
-
-    sys.unraisablehook = report_others
-    tasks.addFilter(is_of_others)
-    yield
-    sys.unraisablehook = report
-    tasks.removeFilter(is_of_others)
-
-
-def _is_of_pending_read(text: str) -> bool:
-    return any(word in text for word in ("orbax", "tensorstore", "Event loop is closed"))
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:

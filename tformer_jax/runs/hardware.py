@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import jax
 
-from tformer_jax.base.allocator import peak_bytes
+from tformer_jax.base.cpu import peak_bytes
 from tformer_jax.config import Config
 from tformer_jax.runs.chips import CHIPS
 

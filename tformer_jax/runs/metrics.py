@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 from tformer_jax.base import packages
 from tformer_jax.base.errors import RunError
 from tformer_jax.base.paths import append_lines, finite, is_remote, write_text
+from tformer_jax.base.workarounds import import_prevented
 from tformer_jax.config import Config, to_dict
 from tformer_jax.runs import run_folder
 
@@ -125,7 +125,7 @@ class TensorBoard:
     @functools.cached_property
     def _board(self) -> Any:
         """Created at the first record."""
-        with _not_importable("torch"):  # optional for tensorboardX, and slow to import
+        with import_prevented("torch"):
             from tensorboardX import SummaryWriter
 
         return SummaryWriter(str(self._folder), purge_step=self._purge_step)
@@ -140,19 +140,6 @@ class TensorBoard:
 
     def close(self) -> None:
         self._board.close()
-
-
-@contextlib.contextmanager
-def _not_importable(module: str) -> Iterator[None]:
-    """Context in which importing `module` raises ImportError, unless it is already imported."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
 
 
 class WeightsAndBiases:

@@ -1,6 +1,5 @@
 """The training state, created sharded."""
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,14 +10,13 @@ import optax
 from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh
 
+from tformer_jax.base.cpu import initialization_options
 from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.train import lora, optimizers
 
 T = TypeVar("T")
-LEVEL = "xla_backend_optimization_level"
-"""Option of XLA's compiler, 3 by default."""
 
 
 @flax.struct.dataclass
@@ -41,8 +39,7 @@ def create(
 ) -> TrainState:
     """Creates the initial state, each leaf directly on the devices that hold it.
 
-    On CPUs it is compiled at optimization level 1 unless `XLA_FLAGS` sets a level: half the compilation time, with the
-    same speed and values.
+    It is compiled with `base.cpu.initialization_options`.
 
     Args:
         params: initial parameters of the model; None: newly initialized ones.
@@ -59,8 +56,7 @@ def initial_params(model: nn.Module, optimizer: optax.GradientTransformation, cf
 
 def _on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any) -> T:
     """Calls a function that is compiled as `create` describes."""
-    chosen = LEVEL in os.environ.get("XLA_FLAGS", "")
-    options = {LEVEL: 1} if mesh.devices.flat[0].platform == "cpu" and not chosen else None
+    options = initialization_options(mesh.devices.flat[0].platform)
     with rules.on(mesh):
         return jax.jit(function, out_shardings=shardings, compiler_options=options)(*arguments)
 

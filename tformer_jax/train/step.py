@@ -12,6 +12,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
+from tformer_jax.base.cpu import train_step_options
 from tformer_jax.config import Config, ModelConfig
 from tformer_jax.models import cost, registry
 from tformer_jax.models.losses import Sums, batch_loss, zero_sums
@@ -26,8 +27,6 @@ Metrics = dict[str, jax.Array]
 MicroBatchStats = tuple[jax.Array, jax.Array]
 """The gradient norm of each micro-batch's mean loss, and its number of labels: [accumulate] each."""
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-WITHOUT_COPIES = "xla_cpu_copy_insertion_use_region_analysis"
-"""Option of XLA for CPUs; without it, the moments of AdamW are copied before they are updated in place."""
 
 
 def make_train_step(
@@ -86,7 +85,6 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
     The old state is donated. The metrics are returned as `StepMetrics`. Only the shardings of `state` are read.
     """
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
 
     def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         with rules.on(mesh):
@@ -97,7 +95,7 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
         on_mesh,
         donate_argnums=0,
         out_shardings=(where, rules.replicated(mesh)),
-        compiler_options={WITHOUT_COPIES: True} if on_cpu else None,
+        compiler_options=train_step_options(mesh.devices.flat[0].platform),
     )
 
 

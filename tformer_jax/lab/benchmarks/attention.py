@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.base.allocator import peak_bytes
+from tformer_jax.base.cpu import peak_bytes
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.numbers import GIB
 from tformer_jax.config import kinds

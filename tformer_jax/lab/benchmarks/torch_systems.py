@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tformer_jax.base.allocator import peak_bytes
+from tformer_jax.base.cpu import peak_bytes
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, OptimConfig
 from tformer_jax.lab.benchmarks import torch_models

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tformer_jax.base.allocator import keep_memory, peak_bytes, run_in_calling_thread
+from tformer_jax.base.cpu import keep_memory, peak_bytes, run_in_calling_thread
 from tformer_jax.lab.benchmarks.train_cases import Case
 from tformer_jax.models import conversions, cost, registry
 from tformer_jax.nn.module import named_leaves

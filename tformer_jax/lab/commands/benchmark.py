@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.base.allocator import run_in_calling_thread
+from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import add_data, check_writable, integer, new_parser, seconds
 from tformer_jax.cli.config_file import read_config

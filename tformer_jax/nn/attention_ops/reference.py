@@ -9,10 +9,9 @@ from tformer_jax import axes
 from tformer_jax.nn.attention_ops.core import Backend, Bias, Operands, Scoring
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.sharding import mesh_axes, platform
+from tformer_jax.nn.sharding import mesh_axes
+from tformer_jax.nn.xla import query_chunk
 
-CHUNKS, SMALLEST_CHUNK = 4, 32
-"""On CPUs: the maximum number of query chunks per call, and the minimum number of queries per chunk."""
 MASKED_SCORE = jnp.finfo(jnp.float32).min
 """Lower bound of the maximum score of a row; finite, so that a fully masked row gives no NaN."""
 
@@ -75,13 +74,8 @@ def attention_weights(x: Operands) -> jax.Array:
 
 
 def chunk_size(mask: Mask, T: int) -> int:
-    """Returns the number of queries per chunk: T, unless chunks can skip keys that the full call cannot.
-
-    Only CPUs use chunks; other devices are unmeasured, and process all queries at once.
-    """
-    if platform() != "cpu" or mesh_axes(axes.LENGTH):
-        return T
-    size = max(-(-T // CHUNKS), SMALLEST_CHUNK)
+    """Returns the number of queries per chunk: `query_chunk`, if chunks can skip keys that the full call cannot."""
+    size = T if mesh_axes(axes.LENGTH) else query_chunk(T)
     return size if size < T and mask.key_range(0, size, T) != (0, T) else T
 
 

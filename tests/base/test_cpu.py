@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tformer_jax.base import allocator
+from tformer_jax.base import cpu
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc is the C library of Linux")
 
 FAULTS = """
 import resource
-from tformer_jax.base.allocator import keep_memory, run_in_calling_thread
+from tformer_jax.base.cpu import keep_memory, run_in_calling_thread
 
 assert keep_memory()
 run_in_calling_thread()
@@ -46,9 +46,9 @@ def test_temporary_arrays_touch_no_new_memory_pages():
 def test_it_applies_beside_an_accelerator_only_if_jax_is_restricted_to_the_cpu(
     platforms, applies, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(allocator, "ACCELERATORS", (str(tmp_path),))
+    monkeypatch.setattr(cpu, "ACCELERATORS", (str(tmp_path),))
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    assert allocator.applies() is applies
+    assert cpu.allocates_with_glibc() is applies
 
 
 def test_the_peak_memory_where_there_is_no_proc(monkeypatch):
@@ -57,4 +57,4 @@ def test_the_peak_memory_where_there_is_no_proc(monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda path: False)
     for system, peak in (("linux", 3 * 1024), ("darwin", 3)):  # kilobytes, bytes
         monkeypatch.setattr(sys, "platform", system)
-        assert allocator.peak_bytes() == peak
+        assert cpu.peak_bytes() == peak
