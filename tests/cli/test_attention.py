@@ -15,7 +15,7 @@ import tformer_jax as tj
 from tests.helpers import tiny
 from tests.test_api import DATA, run_of
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import attention, serve, watching
+from tformer_jax.cli import attention, attention_page, serve
 from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.report import attention as page_of_attention
@@ -88,7 +88,7 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
 @pytest.mark.parametrize("family", ["seq2seq", "decoder_lm"])
 def test_the_server_renders_a_text_with_its_output(family, monkeypatch):
     run = run_of(Config(model=tiny(family), data=DATA[family]))
-    monkeypatch.setattr(watching, "render", lambda one, found: (one, found))
+    monkeypatch.setattr(attention_page, "render", lambda one, found: (one, found))
     assert serve.attention_of(run)("abc", "cba") == (run, ("abc", "cba"))
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert serve.attention_of(run) == 'the page of attention needs jinja2: pip install -e ".[report]"'
@@ -103,7 +103,7 @@ def test_the_server_says_that_a_recurrent_layer_has_no_attention_weights(setting
 
 def test_a_text_of_a_prefix_lm_is_a_prompt():
     prefix_lm = types.SimpleNamespace(config=Config(model=tiny("decoder_lm", prefix_lm=True), data=DATA["decoder_lm"]))
-    assert watching.complete(prefix_lm, ["ab", "a\tbc"]) == [("ab", ""), ("a", "bc")]
+    assert attention_page.complete(prefix_lm, ["ab", "a\tbc"]) == [("ab", ""), ("a", "bc")]
 
 
 def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
@@ -144,7 +144,7 @@ def test_mistakes(run, arguments, problem):
 
 @pytest.mark.parametrize("flag", ["--output", "--npz"])
 def test_a_path_that_cannot_be_written_is_reported_before_the_run_is_loaded(flag, monkeypatch):
-    monkeypatch.setattr(watching, "load_run", lambda *_: pytest.fail("the run was loaded"))
+    monkeypatch.setattr(attention_page, "load_run", lambda *_: pytest.fail("the run was loaded"))
     with pytest.raises(UserError, match=f"{flag} .: cannot be written, because it is a folder; name a file"):
         attention.main(["--run", "runs/x", "a", flag, "."])
 

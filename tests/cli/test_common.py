@@ -38,9 +38,10 @@ def test_a_flag_that_is_written_twice_is_refused(arguments, flag, capsys):
 
 
 def test_flags_that_may_be_repeated(capsys):
-    from tformer_jax.cli import translate
+    from tformer_jax.cli import generation
 
-    options = translate.parser().parse_args(["--run", "A", "--stop", "a", "--stop", "b", "x"])
+    parser = generation.make_parser("translate", "", "seq2seq")
+    options = parser.parse_args(["--run", "A", "--stop", "a", "--stop", "b", "x"])
     assert options.stop == ["a", "b"]
-    again = translate.parser()
+    again = generation.make_parser("translate", "", "seq2seq")
     assert [again.parse_args(["--run", run, "x"]).run.name for run in "AB"] == ["A", "B"]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import interactive
+from tformer_jax.cli import generation
 
 
 def typed(monkeypatch, *lines) -> None:
@@ -39,7 +39,7 @@ def test_answers_are_shown_piece_by_piece(monkeypatch):
         asked.append((text, number))
         yield from text
 
-    interactive.ask(answer)
+    generation.answer_prompts(answer)
     assert shown == ["a", "ab", "ab\nc"]
     assert asked == [("ab", 0), ("c", 1)]
 
@@ -57,7 +57,7 @@ def test_ctrl_c_stops_an_answer_and_forgets_a_line(monkeypatch, capsys):
             closed.append(text)
 
     typed(monkeypatch, "long", KeyboardInterrupt(), "short")
-    interactive.ask(answer)
+    generation.answer_prompts(answer)
     assert capsys.readouterr().out == "long\n\nshort!\n\n"
     assert closed == ["long", "short"]
 
@@ -69,7 +69,7 @@ def test_an_error_is_printed_and_the_next_text_is_answered(monkeypatch, capsys):
         yield text
 
     typed(monkeypatch, "bad", "\udcff", "good")
-    interactive.ask(answer)
+    generation.answer_prompts(answer)
     found = capsys.readouterr()
     assert found.err.splitlines() == ["error: too long", "error: a text on the command line is not valid UTF-8"]
     assert found.out == "good\n\n"
@@ -82,4 +82,4 @@ def test_an_error_is_printed_and_the_next_text_is_answered(monkeypatch, capsys):
 def test_contradicting_flags(given, name):
     options = {"interactive": True, "input": None, "output": None, "scores": False, "outputs": 1, "resume": False}
     with pytest.raises(UserError, match=f"--interactive cannot be combined with {name}"):
-        interactive.check(argparse.Namespace(**options | given, text=[] if given else ["a"]))
+        generation.check_interactive(argparse.Namespace(**options | given, text=[] if given else ["a"]))

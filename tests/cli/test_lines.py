@@ -16,7 +16,7 @@ from tests.cli.kill_lines import echo
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Source
-from tformer_jax.cli.progress import LinesProgress
+from tformer_jax.cli.lines import LinesProgress
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_options_that_determine_results_are_compared_on_resume(source):
     given = options(source, output=None)
     given.top = 5
     work = lines.Work(given, iter, list, dict, (), settings=("top",), facts={"decode": {"beams": 4}})
-    found = lines.settings_of(work)
+    found = lines.settings_facts(work)
     assert found["command"] == {"field": "text", "top": 5, "on_long_line": "stop"}
     assert found["decode"] == {"beams": 4}
     assert set(found) == {"command", "decode", "run"}

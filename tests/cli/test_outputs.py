@@ -93,7 +93,7 @@ def write(path: Path, count: int, *, facts=FACTS, resume=False, lines=2) -> None
     settings = {topic: values for topic, values in facts.items() if topic != "input"}
     with (
         pytest.raises(KeyboardInterrupt),
-        outputs.opened(path, settings, lambda _=None: facts["input"], lines_per_text=lines, resume=resume) as file,
+        outputs.open_output(path, settings, lambda _=None: facts["input"], lines_per_text=lines, resume=resume) as file,
     ):
         for number in range(file.done, count):
             file.write([str(number)] * lines)
@@ -112,7 +112,7 @@ def test_an_interruption_keeps_partial_results_and_the_old_file(tmp_path):
 
 def test_each_line_is_written_before_the_next_is_computed(tmp_path):
     path = tmp_path / "out.txt"
-    with outputs.opened(path, {}, identity, lines_per_text=1, resume=False) as file:
+    with outputs.open_output(path, {}, identity, lines_per_text=1, resume=False) as file:
         for number in range(3):
             file.write([f"{number}"])
             assert (tmp_path / "out.txt.partial").read_text().split() == [str(n) for n in range(number + 1)]
@@ -152,7 +152,7 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
 )
 def test_invalid_output_paths(path, problem):
     with pytest.raises(UserError, match=problem):
-        outputs.check(Path(path))
+        outputs.check_output(Path(path))
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ def test_files_of_a_run_are_not_replaced(tmp_path, name):
     """Regression test: `evaluate.py --record` in the run folder replaced the result of the training."""
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    for check in (outputs.check, common.check_writable):
+    for check in (outputs.check_output, common.check_writable):
         check(path)  # of no run
     for needed in ("config.json", "provenance.json"):
         (tmp_path / "run" / needed).write_text("{}")
-    for check in (outputs.check, common.check_writable):
+    for check in (outputs.check_output, common.check_writable):
         with pytest.raises(UserError, match=f"{path}: is a file of the run {tmp_path / 'run'}; name another"):
             check(path)
         check(tmp_path / "run" / "report.html")
@@ -203,7 +203,7 @@ def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path, monkeypatch):
 
 
 def test_standard_output_shows_each_text_at_once(capsys):
-    with outputs.opened(None, {}, identity, lines_per_text=1, resume=False) as printed:
+    with outputs.open_output(None, {}, identity, lines_per_text=1, resume=False) as printed:
         printed.write(["a", "b"])
         assert capsys.readouterr().out == "a\nb\n"
 
@@ -219,8 +219,8 @@ def test_the_output_cannot_be_the_input(source):
         if not path.exists():
             path.symlink_to(source)
         with pytest.raises(UserError, match=r"is both --input and --output: choose another --output"):
-            outputs.check(path, source)
-    outputs.check(source.with_name("new.txt"), source)
+            outputs.check_output(path, source)
+    outputs.check_output(source.with_name("new.txt"), source)
 
 
 def test_a_link_is_kept_and_its_target_is_written(source):
@@ -253,7 +253,7 @@ def test_a_pipe_without_a_reader_is_reported(tmp_path):
     reader.start()
     with (
         pytest.raises(RunError, match=r"pipe cannot be written \(Broken pipe\)"),
-        outputs.opened(pipe, {}, identity, lines_per_text=1, resume=False) as output,
+        outputs.open_output(pipe, {}, identity, lines_per_text=1, resume=False) as output,
     ):
         reader.join(20)
         output.write(["a"])
@@ -315,7 +315,7 @@ def test_an_input_that_the_output_replaces_is_refused(tmp_path, name):
     """Regression test: it was truncated."""
     (tmp_path / name).write_text("abc")
     with pytest.raises(UserError, match=f"{name} is a file that --output .*out.txt replaces"):
-        outputs.check(tmp_path / "out.txt", tmp_path / name)
+        outputs.check_output(tmp_path / "out.txt", tmp_path / name)
 
 
 def test_numbers_that_are_not_finite_are_null():

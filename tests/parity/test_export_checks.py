@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 from tests.helpers import rest_slow
 from tests.parity import own_runs
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import export_checks, export_hf, exporting
+from tformer_jax.cli import checkpoint_export, export_checks, export_hf
 from tformer_jax.data.tokenizers import exported
 from tformer_jax.interop import hf
 
@@ -60,7 +60,7 @@ def _with_another_tokenizer(monkeypatch):
         return why_not
 
     original = exported.save_tokenizers
-    monkeypatch.setattr(exporting, "save_tokenizers", save)
+    monkeypatch.setattr(checkpoint_export, "save_tokenizers", save)
 
 
 def _with_missing_weights(monkeypatch):

@@ -163,7 +163,7 @@ def served(engine: FakeEngine, family: str) -> Served:
 
 
 def about(family: str) -> dict[str, Any]:
-    """Returns what `cli.about.about` does for a trained run."""
+    """Returns what `cli.run_description.describe_run` does for a trained run."""
     reference = "short" if family == "classifier" else "cba"
     return {
         "languages": ("en", "zh_Hant") if family == "seq2seq" else None,

@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path, flag in ((options.output, "--output"), (options.npz, "--npz")):
         if path is not None:
             check_writable(path, flag)
-    from tformer_jax.cli import watching
+    from tformer_jax.cli import attention_page
 
-    watching.show(options, page_of(options))
+    attention_page.write_outputs(options, page_of(options))
 
 
 def parser() -> argparse.ArgumentParser:

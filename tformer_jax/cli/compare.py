@@ -63,7 +63,7 @@ def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
         parts.append(_metrics(comparison))
     elif comparison.a.family != comparison.b.family:
         parts.append("The models are of different families.")
-    elif unevaluated := [name for name, one in (("A", comparison.a), ("B", comparison.b)) if one.split is None]:
+    elif unevaluated := [name for name, loaded in (("A", comparison.a), ("B", comparison.b)) if not loaded.split]:
         parts.append(f"Not evaluated yet: {', '.join(unevaluated)}.")
     else:
         parts.append("The runs were not evaluated on the same examples and labels, so their metrics cannot be paired.")
@@ -80,7 +80,7 @@ def _metrics(comparison: Comparison) -> Table:
     title = f"{comparison.split}: {comparison.counted}; 95 % intervals"
     table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
     for name, (a, b) in comparison.metrics.items():
-        cells = [text for one in (a, b) for text in (metric(one.score, name), interval(one, name))]
+        cells = [text for estimate in (a, b) for text in (metric(estimate.score, name), interval(estimate, name))]
         table.add_row(TITLES[name][0], *cells, difference(b.score - a.score, name), f"{b.p_value:.3f}")
     return table
 

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{options.output} is written when all texts are embedded, with one row per text: omit --resume and "
             "--on-long-line skip"
         )
-    source = lines.opened(options)
+    source = lines.open_source(options)
     if as_array:
         check_writable(options.output, "--output")
     run = load_run(options, needs_head=False)
@@ -67,7 +67,7 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
     path = work.options.output.resolve()
     long = lines.LongLines(source, work.long_texts)
     rows = []
-    for index, (_, embedding) in enumerate(lines.results_of(source, work)):
+    for index, (_, embedding) in enumerate(lines.pair_results(source, work)):
         long.action(index)
         rows.append(embedding)
     if not rows:
@@ -77,14 +77,14 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
             np.save(file, np.stack(rows))
     except OSError as error:
         raise RunError(f"{work.options.output} cannot be written: {error.strerror}") from error
-    facts = {**lines.settings_of(work), "input": source.identity()}
+    facts = {**lines.settings_facts(work), "input": source.identity()}
     outputs.write_facts(outputs.provenance_path(path), facts)
     long.report()
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
-    result = lines.parser(
+    result = lines.make_parser(
         "embed",
         "Embeds texts: pools the last hidden states of the encoder of a classifier, a masked language model or a "
         "translator, or those of a language model. "

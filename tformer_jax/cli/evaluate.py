@@ -13,7 +13,7 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import decoding
+from tformer_jax.cli import generation
 from tformer_jax.cli.common import add_data, check_writable, load_run, run_parser
 from tformer_jax.config import Config, read_mesh, to_dict
 from tformer_jax.config.fields import flag
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.record:
         check_writable(options.record)
     run = load_run(options)
-    cfg = with_decoding(run, decoding.given(options))
+    cfg = with_decoding(run, generation.given_settings(options))
     if mesh := mesh_of(run.params):
         cfg = dataclasses.replace(cfg, parallel=read_mesh(options.mesh))
         rules.check(cfg, mesh.shape)
@@ -83,7 +83,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     run_folder.check_corpus(run.path, corpus_facts(cfg, corpus))
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
     evaluators = evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)
-    found = merged(evaluator(run.params) for evaluator in evaluators)
+    merged_result = merged(evaluator(run.params) for evaluator in evaluators)
     return {
         "name": cfg.name,
         **provenance.collect(),
@@ -93,9 +93,9 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
         "examples": len(getattr(corpus, split)),
         "decode": to_dict(cfg.decode),
         "seconds": time.perf_counter() - start,
-        "metrics": found.metrics,
-        "signatures": found.signatures,
-        "remarks": found.remarks,
+        "metrics": merged_result.metrics,
+        "signatures": merged_result.signatures,
+        "remarks": merged_result.remarks,
     }
 
 
@@ -122,5 +122,5 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
     add_data(result)
-    decoding.add_settings(result)
+    generation.add_settings(result)
     return result

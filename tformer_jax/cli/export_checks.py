@@ -100,8 +100,8 @@ def _check_ids(folder: Path, run: tj.Run) -> str:
     for side, ours in sides.items():
         for text in TEXTS:
             expected = _framed(ours.special, ours.encode(text), pair)
-            if (found := list(theirs(**{side: text})["input_ids"])) != expected:
-                raise Difference(f"AutoTokenizer reads {text!r} as {found}, the run as {expected}")
+            if (computed := list(theirs(**{side: text})["input_ids"])) != expected:
+                raise Difference(f"AutoTokenizer reads {text!r} as {computed}, the run as {expected}")
     for text in TEXTS:
         ids = [i for i in run.tokenizers.target.encode(text) if i not in run.tokenizers.target.special.eos]
         written = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -126,10 +126,10 @@ def _check_logits(folder: Path, run: tj.Run) -> float:
     inputs = {names[key]: torch.tensor(rows, dtype=torch.long) for key, rows in batch.items()}
     with torch.no_grad():
         expected = theirs(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits.numpy()
-    found = logits(run, batch)
-    if found.shape != expected.shape:
-        raise Difference(f"transformers computes logits of the shape {expected.shape}, the run of {found.shape}")
-    difference = float(np.abs(found - expected).max() / np.abs(expected).max())
+    computed = logits(run, batch)
+    if computed.shape != expected.shape:
+        raise Difference(f"transformers computes logits of the shape {expected.shape}, the run of {computed.shape}")
+    difference = float(np.abs(computed - expected).max() / np.abs(expected).max())
     if not difference <= TOLERANCE:
         raise Difference(f"logits of transformers differ from the run's by {difference:.1e} of the largest one")
     return difference
@@ -141,8 +141,8 @@ def logits(run: tj.Run, batch: dict[str, np.ndarray]) -> np.ndarray:
     mesh = mesh_of(run.params)
     with everywhere(mesh), jax.default_matmul_precision("highest"):
         arguments = registry.FAMILIES[run.config.model.family].arguments(shard_batch(mesh, batch))
-        found = jax.jit(lambda params: model.apply({"params": params}, **arguments))(run.params)
-    return np.asarray(jax.device_get(found), np.float32)
+        computed = jax.jit(lambda params: model.apply({"params": params}, **arguments))(run.params)
+    return np.asarray(jax.device_get(computed), np.float32)
 
 
 def _random_batch(run: tj.Run) -> dict[str, np.ndarray]:
@@ -186,8 +186,8 @@ def _score_difference(folder: Path, run: tj.Run, score: Any) -> float:
     all_logits = logits(run, batch)
     log_p = jax.nn.log_softmax(all_logits[:, : labels.shape[1]], axis=-1)
     expected = np.take_along_axis(np.asarray(log_p), labels[..., None], axis=-1)[..., 0]
-    found = score({key: [named(row.tolist()) for row in ids] for key, ids in rows.items()})
-    return float(np.abs(np.array(found) - expected).max())
+    computed = score({key: [named(row.tolist()) for row in ids] for key, ids in rows.items()})
+    return float(np.abs(np.array(computed) - expected).max())
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
         raise UserError(f"{options.folder} already exists: name a new folder")
     check_writable_folder(options.folder, "FOLDER")
-    from tformer_jax.cli import exporting
+    from tformer_jax.cli import checkpoint_export
 
-    exporting.save_run(options)
+    checkpoint_export.save_run(options)
 
 
 def parser() -> argparse.ArgumentParser:

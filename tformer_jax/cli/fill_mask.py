@@ -17,7 +17,7 @@ NAMES = ("fills",)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the fills of each text with their probabilities, in order; blank lines for a blank text."""
-    parser = lines.parser(
+    parser = lines.make_parser(
         "fill_mask",
         "Fills the masked tokens of texts, such as 'a [MASK] film', with a masked language model. Each text gives "
         "--top lines; the n-th one has the n-th most probable token of each mask.",
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines.add_field(parser)
     parser.add_argument("--top", type=integer(1), default=5, metavar="N", help="number of fills (default: 5)")
     options = parser.parse_args(argv)
-    source = lines.opened(options)
+    source = lines.open_source(options)
     run = load_run(options)
     stream = functools.partial(run.mask_filler(top=options.top).stream, run.params)
 

@@ -1,23 +1,121 @@
-"""Shared parts of `translate.py` and `generate.py`."""
+"""What `translate.py` and `generate.py` share: decoding flags, the outputs of texts, and the interactive prompt."""
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import sys
+import types
+import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tformer_jax.cli import decoding, interactive, interrupt, lines
-from tformer_jax.cli.common import load_run
-from tformer_jax.cli.inputs import Line
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import interrupt, lines
+from tformer_jax.cli.common import integer, load_run
+from tformer_jax.cli.inputs import Line, checked_argument
 from tformer_jax.config import DecodeConfig
-from tformer_jax.config.fields import flag
+from tformer_jax.config.fields import allowed_types, flag
+from tformer_jax.data.characters import is_blank
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.outputs import Output, count_limits, describe_limits, describe_unknown
-from tformer_jax.inference.text import TextGenerator, Translator
 
+if TYPE_CHECKING:
+    from tformer_jax.inference.outputs import Output
+    from tformer_jax.inference.text import TextGenerator, Translator
+
+with contextlib.suppress(ImportError):  # line editing and history, if available
+    import readline  # noqa: F401
+
+METAVARS = {int: "N", float: "X", str: "TEXT"}
+OUTPUTS = {"seq2seq": "--n-best", "decoder_lm": "--samples"}
+"""Flag for the number of outputs, by model family."""
 SETTINGS = ("seed", "outputs", "scores")
 """Options, besides those of `DecodeConfig`, that determine the outputs."""
+PROMPT = "> "
+
+
+def make_parser(command: str, description: str, family: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command that decodes lines with a model of a family."""
+    result = lines.make_parser(command, description)
+    lines.add_field(result)
+    add_flags(result, family)
+    result.add_argument(
+        "--interactive", action="store_true", help="prompt for texts; Ctrl-C stops an output, Ctrl-D exits"
+    )
+    return result
+
+
+def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
+    """Adds the decoding settings, the number of outputs, `--seed` and `--scores`."""
+    add_settings(parser)
+    parser.add_argument(
+        OUTPUTS[family], dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"
+    )
+    parser.add_argument("--seed", type=integer(0), default=0, metavar="S", help="random seed (default: 0)")
+    parser.add_argument(
+        "--scores",
+        action="store_true",
+        help="write the score and a tab before each output; neither it nor its length counts tokens of decode.prefix",
+    )
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each setting of `DecodeConfig`."""
+    group = parser.add_argument_group("generation", "The default of each flag is the setting of the run.")
+    annotations = typing.get_type_hints(DecodeConfig)
+    for field in dataclasses.fields(DecodeConfig):
+        kinds = [kind for kind in allowed_types(annotations[field.name]) if kind is not types.NoneType]
+        users = "".join(f"{strategy}: " for strategy in field.metadata["used_by"].get("strategy", ()))
+        meaning = users + field.metadata["meaning"].replace("%", "%%")
+        options: dict[str, Any] = {"dest": field.name, "help": meaning}
+        if tuple in kinds:
+            options |= {"action": "append", "metavar": "TEXT", "help": f"{meaning} (repeatable)"}
+        elif bool in kinds:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            choices = field.metadata["choices"]
+            options |= {"type": kinds[0], "metavar": "{" + ",".join(choices) + "}" if choices else METAVARS[kinds[0]]}
+        group.add_argument(flag(field.name), **options)
+
+
+def given_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the settings of `DecodeConfig` that are given on the command line, by name."""
+    named = {field.name: getattr(options, field.name, None) for field in dataclasses.fields(DecodeConfig)}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def run_command(
+    options: argparse.Namespace,
+    command: str,
+    family: str,
+    format_output: Callable[[str, "Output"], str],
+    print_texts: Callable[[lines.Source, lines.Work[list["Output"]]], None] | None = None,
+) -> None:
+    """Writes the outputs of all lines, or answers texts at a prompt, and reports on stderr what ended outputs early.
+
+    Args:
+        format_output: formats an input and an output as plain text.
+        print_texts: prints the outputs of texts on the command line unless they go to a file; None: as those of lines.
+
+    Raises:
+        UserError: flags contradict each other, the folder is not a run folder, its model is of another family, or a
+            setting is invalid.
+    """
+    check_interactive(options)
+    source = lines.open_source(options)
+    run = load_run(options)
+    run.require(command, family)
+    decode = run.decoding(given_settings(options), options.outputs, flag)
+    generation = Generation(options, run.params, decode, run.generator(decode))
+    before, work = 0, generation.work(format_output)
+    if options.interactive:
+        with interrupt.raised():
+            answer_prompts(generation.answer)
+    elif print_texts and options.text and not options.output:
+        print_texts(source, work)
+    else:
+        before = lines.process(source, work)
+    generation.report(before)
 
 
 @dataclasses.dataclass
@@ -27,7 +125,7 @@ class Generation:
     options: argparse.Namespace
     params: Any
     decode: DecodeConfig
-    model: Translator | TextGenerator
+    model: "Translator | TextGenerator"
     limits: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Number of outputs so far that each limit ended."""
     unknown: int = 0
@@ -35,17 +133,19 @@ class Generation:
     outputs: int = 0
     """Number of outputs so far."""
 
-    def stream(self, texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[list[Output]]:
+    def stream(self, texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[list["Output"]]:
         """Yields the outputs of each text, in order, without those of the first `skip` texts."""
         wanted = {name: getattr(self.options, name) for name in SETTINGS}
-        for found in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=long_texts):
-            self._count(found)
-            yield found
+        for outputs in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=long_texts):
+            self._count(outputs)
+            yield outputs
 
-    def _count(self, found: list[Output]) -> None:
-        self.limits += count_limits(found)
-        self.unknown += sum(output.unknown > 0 for output in found)
-        self.outputs += len(found)
+    def _count(self, outputs: list["Output"]) -> None:
+        from tformer_jax.inference.outputs import count_limits
+
+        self.limits += count_limits(outputs)
+        self.unknown += sum(output.unknown > 0 for output in outputs)
+        self.outputs += len(outputs)
 
     def report(self, before: int = 0) -> None:
         """Prints the numbers of outputs that each limit ended, and of those with unknown tokens, to stderr.
@@ -53,6 +153,8 @@ class Generation:
         Args:
             before: number of texts whose outputs the interrupted command has written.
         """
+        from tformer_jax.inference.outputs import describe_limits, describe_unknown
+
         after = f", after {before:,} texts of the interrupted command" if before else ""
         sentences = list(describe_limits(self.limits, self.model.cfg))
         if self.unknown:
@@ -60,60 +162,81 @@ class Generation:
         for sentence in sentences:
             print(f"{sentence}{after}", file=sys.stderr)
 
-    def answer(self) -> None:
-        """Answers texts at an interactive prompt, each with a different seed."""
+    def answer(self, text: str, number: int) -> Iterator[str]:
+        """Yields the pieces of the output of a text at the prompt; its number, from 0, changes the seed."""
+        from tformer_jax.inference.outputs import count_limits
+
         long_texts = LongTexts(self.options.on_long_line)
+        pieces = self.model.stream_pieces(self.params, text, seed=self.options.seed + number, long_texts=long_texts)
+        if long_texts.pop(0):
+            print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
+        unknown = 0
+        for output in pieces:
+            self.limits += count_limits([output])
+            unknown += output.unknown
+            yield output.text
+        self.unknown += unknown > 0
+        self.outputs += 1
 
-        def pieces(text: str, count: int) -> Iterator[str]:
-            seed = self.options.seed + count
-            found = self.model.stream_pieces(self.params, text, seed=seed, long_texts=long_texts)
-            if long_texts.pop(0):
-                print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
-            unknown = 0
-            for output in found:
-                self.limits += count_limits([output])
-                unknown += output.unknown
-                yield output.text
-            self.unknown += unknown > 0
-            self.outputs += 1
+    def work(self, format_output: Callable[[str, "Output"], str]) -> lines.Work[list["Output"]]:
+        """Returns what `lines.process` needs; `format_output` formats an input and an output as plain text."""
 
-        with interrupt.raised():
-            interactive.ask(pieces)
+        def plain(line: Line, outputs: list["Output"]) -> list[str]:
+            return [self._with_score(output, format_output(line.texts[0], output)) for output in outputs]
 
-    def work(self, shown: Callable[[str, Output], str]) -> lines.Work[list[Output]]:
-        """Returns what `lines.process` needs; `shown` formats an input and an output as plain text."""
-        options = self.options
-
-        def plain(line: Line, found: list[Output]) -> list[str]:
-            return [self._with_score(output, shown(line.texts[0], output)) for output in found]
-
-        def added(_: Line, found: list[Output]) -> dict[str, Any]:
+        def added(_: Line, outputs: list["Output"]) -> dict[str, Any]:
             values = {
-                "outputs": [output.text for output in found],
-                "finish_reasons": [output.finish_reason for output in found],
-                "unknown_tokens": [output.unknown for output in found],
-                "scores": [output.score for output in found],
+                "outputs": [output.text for output in outputs],
+                "finish_reasons": [output.finish_reason for output in outputs],
+                "unknown_tokens": [output.unknown for output in outputs],
+                "scores": [output.score for output in outputs],
             }
             return {name: values[name] for name in names}
 
-        names = ("outputs", "finish_reasons", "unknown_tokens", *(("scores",) if options.scores else ()))
-        facts, count = {"decode": dataclasses.asdict(self.decode)}, options.outputs
+        names = ("outputs", "finish_reasons", "unknown_tokens", *(("scores",) if self.options.scores else ()))
+        facts, count = {"decode": dataclasses.asdict(self.decode)}, self.options.outputs
         return lines.Work(
-            options, self.stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count
+            self.options, self.stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count
         )
 
-    def _with_score(self, output: Output, text: str) -> str:
+    def _with_score(self, output: "Output", text: str) -> str:
         """Returns `text` after the output's score, if scores are requested and the output has one."""
         return f"{output.score:.4f}\t{text}" if self.options.scores and output.score is not None else text
 
 
-def load(options: argparse.Namespace, command: str, family: str) -> Generation:
-    """Loads the run for a command that needs a model of a family, with the settings of the command line.
+def check_interactive(options: argparse.Namespace) -> None:
+    """Raises `UserError` if other flags contradict `--interactive`."""
+    others = {
+        "texts": options.text,
+        "--input": options.input,
+        "--output": options.output,
+        "--scores": options.scores,
+        "several outputs": options.outputs > 1,
+        "--resume": options.resume,
+    }
+    for name, given in others.items():
+        if options.interactive and given:
+            raise UserError(f"--interactive cannot be combined with {name}: omit one of them")
 
-    Raises:
-        UserError: the folder is not a run folder, its model is of another family, or a setting is invalid.
+
+def answer_prompts(answer: Callable[[str, int], Iterator[str]]) -> None:
+    """Prompts for texts, and prints the pieces of `answer(text, n)`, where n is the number of texts answered before.
+
+    Errors are printed. Ctrl-C stops an answer or discards the line; Ctrl-D exits.
     """
-    run = load_run(options)
-    run.require(command, family)
-    decode = run.decoding(decoding.given(options), options.outputs, flag)
-    return Generation(options, run.params, decode, run.generator(decode))
+    count = 0
+    while True:
+        try:
+            text = input(PROMPT)
+            if not is_blank(text):
+                for piece in answer(checked_argument(text), count):
+                    print(piece, end="", flush=True)
+                print()
+                count += 1
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+        except (UserError, UnicodeDecodeError) as error:
+            print(f"error: {error}", file=sys.stderr)

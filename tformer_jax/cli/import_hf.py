@@ -19,9 +19,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_place(options)
     if run_folder.holds_run(options.run) and not options.overwrite:
         raise UserError(f"{options.run} already holds a run: add --overwrite to replace it, or choose another --run")
-    from tformer_jax.cli import checkpoints
+    from tformer_jax.cli import checkpoint_import
 
-    checkpoints.make_run(options)
+    checkpoint_import.make_run(options)
 
 
 def check_place(options: argparse.Namespace) -> None:

@@ -69,17 +69,17 @@ class Source:
         """Returns facts that identify a file, or its first `lines` lines; empty if the input is not a file."""
         if self._path is None or not self.is_file:
             return {}
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         if lines is not None:
             for _, text in itertools.islice(self._numbered(), lines):
-                found.update(f"{text}\n".encode())
-            return {"name": self._path.name, "lines": lines, "beginning": found.hexdigest()}
+                digest.update(f"{text}\n".encode())
+            return {"name": self._path.name, "lines": lines, "beginning": digest.hexdigest()}
         try:
             with self._path.open("rb") as file:
-                found.update(file.read(HASHED_BYTES))
+                digest.update(file.read(HASHED_BYTES))
         except OSError as error:
             raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
-        return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": found.hexdigest()}
+        return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": digest.hexdigest()}
 
     def location(self, index: int) -> str:
         """Returns the location of line `index`, from 0, for messages."""

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli import outputs
 from tformer_jax.cli.common import run_parser
 from tformer_jax.cli.inputs import Line, Source
-from tformer_jax.cli.progress import LinesProgress
 from tformer_jax.config.fields import flag
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
 from tformer_jax.runs import run_folder
@@ -46,7 +48,7 @@ class Work(Generic[Result]):
     fields: Sequence[str] = ("field",)
     """Options that name the fields of the texts in .jsonl."""
     settings: Sequence[str] = ()
-    """Other options that determine the results, except those of `parser`."""
+    """Other options that determine the results, except those of `make_parser`."""
     facts: outputs.Facts = dataclasses.field(default_factory=dict)
     """What else determines the results."""
     lines_per_text: int = 1
@@ -60,7 +62,7 @@ class Work(Generic[Result]):
         return LongTexts(self.options.on_long_line)
 
 
-def parser(command: str, description: str) -> argparse.ArgumentParser:
+def make_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of a command that processes lines, with the flags that all of them have."""
     result = run_parser(command, description)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
@@ -85,14 +87,14 @@ def add_field(parser: argparse.ArgumentParser, name: str = "text") -> None:
     parser.add_argument(option, default=name, metavar="NAME", help=f"field of the {name} in .jsonl (default: {name})")
 
 
-def opened(options: argparse.Namespace) -> Source:
+def open_source(options: argparse.Namespace) -> Source:
     """Opens the input and checks the output, before a model is loaded.
 
     Raises:
         UserError: the input or the output does not fit the flags.
     """
     source = Source(options.text, options.input)
-    outputs.check(options.output, options.input)
+    outputs.check_output(options.output, options.input)
     if options.resume and not (options.output and source.is_file and not outputs.is_stream(options.output)):
         raise UserError("--resume needs --output FILE and --input FILE, which is read again")
     return source
@@ -111,20 +113,20 @@ def process(source: Source, work: Work[Result]) -> int:
         UserError: raised by the input, the output or the results; the outputs of all earlier lines are written.
         RunError: writing the output fails.
     """
-    options, settings = work.options, settings_of(work)
+    options, settings = work.options, settings_facts(work)
     if options.resume and outputs.is_complete(options.output, settings, source.identity):
         print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
         sys.exit(0)
     as_json = work.as_json or outputs.is_json(options.output)
     lines_per_text = 1 if as_json else work.lines_per_text
     shown = bool(options.output) or sys.stdout is None or not sys.stdout.isatty()
-    opened = outputs.opened(
+    output_file = outputs.open_output(
         options.output, settings, source.identity, lines_per_text=lines_per_text, resume=options.resume
     )
     long = LongLines(source, work.long_texts)
-    with opened as output, LinesProgress(source, done=output.done, shown=shown) as progress:
+    with output_file as output, LinesProgress(source, done=output.done, shown=shown) as progress:
         before = output.done
-        for index, (line, result) in enumerate(results_of(source, work, as_json, before), start=before):
+        for index, (line, result) in enumerate(pair_results(source, work, as_json, before), start=before):
             action = long.action(index)
             output.write([_record(work, line, result, action)] if as_json else _lines(work, line, result, action))
             progress.advance()
@@ -132,7 +134,7 @@ def process(source: Source, work: Work[Result]) -> int:
     return before
 
 
-def settings_of(work: Work[Any]) -> outputs.Facts:
+def settings_facts(work: Work[Any]) -> outputs.Facts:
     """Returns what determines the output, except the input."""
     names = (*work.fields, *work.settings, "on_long_line")
     command = {name: getattr(work.options, name) for name in names}
@@ -165,7 +167,7 @@ class LongLines:
                 print(f"{lines}; the first is {first}", file=sys.stderr)
 
 
-def results_of(
+def pair_results(
     source: Source, work: Work[Result], as_json: bool = False, skip: int = 0
 ) -> Iterator[tuple[Line, Result]]:
     """Yields each line after the first `skip` ones with its result.
@@ -175,8 +177,8 @@ def results_of(
     """
     waiting: collections.deque[Line] = collections.deque()
     fields = {flag(name): getattr(work.options, name) for name in work.fields}
-    found = _kept(source.lines(fields, (*work.names, TOO_LONG) if as_json else ()), waiting, skip)
-    texts = (line.texts if len(fields) > 1 else line.texts[0] for line in found)
+    lines = _remember(source.lines(fields, (*work.names, TOO_LONG) if as_json else ()), waiting, skip)
+    texts = (line.texts if len(fields) > 1 else line.texts[0] for line in lines)
     try:
         for result in work.stream(texts, skip=skip, long_texts=work.long_texts):
             yield waiting.popleft(), result
@@ -206,17 +208,55 @@ def run_identity(run: Path, step: int | None = None) -> dict[str, Any]:
     if step is not None:
         provenance = (run / "provenance.json").read_bytes()
         return {"folder": str(resolved(run)), "files": hashlib.sha256(provenance).hexdigest(), "step": step}
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in (run / "config.json", run_folder.weights_json(run)):
-        found.update(path.read_bytes() if path.exists() else b"")
+        digest.update(path.read_bytes() if path.exists() else b"")
     checkpoints = run_folder.checkpoints(run)
     steps = sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []
-    return {"folder": str(resolved(run)), "files": found.hexdigest(), "checkpoints": steps}
+    return {"folder": str(resolved(run)), "files": digest.hexdigest(), "checkpoints": steps}
 
 
-def _kept(lines: Iterator[Line], waiting: collections.deque[Line], skip: int) -> Iterator[Line]:
+def _remember(lines: Iterator[Line], waiting: collections.deque[Line], skip: int) -> Iterator[Line]:
     """Yields all lines, and adds those after the first `skip` lines to `waiting`, until their results are available."""
     yield from itertools.islice(lines, skip)
     for line in lines:
         waiting.append(line)
         yield line
+
+
+class LinesProgress:
+    """Shows the number of completed lines, lines/s and, if the size of the input is known, the percentage read.
+
+    Shows nothing if the console is not a terminal.
+    """
+
+    def __init__(self, source: Source, *, done: int, shown: bool = True, console: Console | None = None):
+        console = console or Console(stderr=True)
+        self._source, self._first, self._done = source, done, done
+        self._shown = shown and console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.fields[lines]:,} lines"),
+            TextColumn("{task.fields[speed]:,.0f} lines/s"),
+            BarColumn(),
+            TaskProgressColumn(show_speed=False),
+            console=console,
+            disable=not self._shown,
+            transient=True,
+            redirect_stdout=False,
+        )
+        self._task = self._bar.add_task("", total=source.size, lines=done, speed=0.0)
+
+    def __enter__(self) -> "LinesProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self) -> None:
+        """Counts one more completed line."""
+        self._done += 1
+        if self._shown:
+            elapsed = self._bar.tasks[0].elapsed or 0
+            speed = (self._done - self._first) / elapsed if elapsed else 0
+            self._bar.update(self._task, completed=self._source.position, lines=self._done, speed=speed)

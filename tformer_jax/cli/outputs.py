@@ -40,7 +40,7 @@ COMPLETE = "complete"
 """Key of the facts of a partial file whose lines are complete."""
 
 
-def check(path: Path | None, source: Path | None = None) -> None:
+def check_output(path: Path | None, source: Path | None = None) -> None:
     """Raises `UserError` if `path` cannot be created, as far as that is known before writing."""
     if path is None:
         return
@@ -80,7 +80,7 @@ def as_json(record: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def opened(
+def open_output(
     path: Path | None, settings: Facts, identity: Identity, *, lines_per_text: int, resume: bool
 ) -> Iterator[LineWriter]:
     """Opens standard output or a file; a regular file is created or replaced only if the block succeeds.
@@ -169,7 +169,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
 
 
 def open_partial(path: Path, settings: Facts, identity: Identity, lines_per_text: int, resume: bool) -> "PartialFile":
-    """Opens the partial file of `path`, and with `resume` keeps its complete texts; raises as `opened` does."""
+    """Opens the partial file of `path`, and with `resume` keeps its complete texts; raises as `open_output` does."""
     partial = partial_path(path)
     try:
         file = partial.open("a+b")
@@ -204,7 +204,7 @@ class PartialFile:
         self.done = 0
 
     def begin(self, settings: Facts, identity: Identity, resume: bool) -> None:
-        """Empties the file, or continues after its last complete text; raises as `opened` does."""
+        """Empties the file, or continues after its last complete text; raises as `open_output` does."""
         self.done, complete_bytes = self._complete_texts()
         if self.done and not resume:
             raise UserError(
@@ -302,8 +302,8 @@ def facts_path(partial: Path) -> Path:
 def read_facts(path: Path) -> Facts | None:
     """Returns the facts in a file; None if the file is missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found["input"], dict) else None
+        facts: Facts = json.loads(path.read_text(encoding="utf-8"))
+        return facts if isinstance(facts["input"], dict) else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

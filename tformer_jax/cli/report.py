@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(options.output, "--output")
     runs = write(options.runs, path, options.watch)
     print(path)
-    while options.watch and any(one.running for one in runs):
+    while options.watch and any(loaded.running for loaded in runs):
         time.sleep(options.watch)
         runs = write(options.runs, path, options.watch)
 

@@ -51,7 +51,7 @@ class Totals:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints log-probability, number of scored tokens and text, tab-separated, per text; the perplexity to stderr."""
     options = parser().parse_args(argv)
-    source = lines.opened(options)
+    source = lines.open_source(options)
     run = load_run(options)
     scorer, totals = run.scorer(), Totals()
     fields = fields_of(options, run.config.model.family)
@@ -97,13 +97,13 @@ def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[s
     """Returns the log-probability of a text with its numbers of tokens, or with each token and its log-probability."""
     tokens = token_texts(tokenizer, result.tokens) if per_token else len(result.tokens)
     unknown = tokenizer.special.count_unknown(result.tokens)
-    found = {"log_probability": result.total, "tokens": tokens, "unknown_tokens": unknown}
-    return found | ({"log_probabilities": result.log_probabilities} if per_token else {})
+    result_record = {"log_probability": result.total, "tokens": tokens, "unknown_tokens": unknown}
+    return result_record | ({"log_probabilities": result.log_probabilities} if per_token else {})
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command."""
-    result = lines.parser(
+    result = lines.make_parser(
         "score",
         "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "
         "pairs are source<tab>target. The first token of a text is not scored, unless the tokenizer puts a special "

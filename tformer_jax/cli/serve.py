@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
     packages.require("serving", ("prometheus_client", "starlette", "uvicorn"), "serve")
-    from tformer_jax.cli.about import about
+    from tformer_jax.cli.run_description import describe_run
     from tformer_jax.serving import server
     from tformer_jax.serving.served import Served
 
@@ -41,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_flags(options, encoder=encoder)
         engine = None if encoder else engine_of(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
-        shown: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": about(run)}
+        shown: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": describe_run(run)}
         served = Served.of(*parts, pooling=options.pooling, normalize=options.normalize, **shown)
         serve(engine, served, bound, options)
 
 
 def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
     """Returns the function that renders the attention of a text and its output, or why the run has none."""
-    from tformer_jax.cli import watching
+    from tformer_jax.cli import attention_page
     from tformer_jax.inference import watch
 
     try:
@@ -58,7 +58,7 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
         return str(error)
 
     pairs = run.config.model.family in ("seq2seq", "decoder_lm")
-    return lambda text, output: watching.render(run, (text, output) if pairs else text + output)
+    return lambda text, output: attention_page.render(run, (text, output) if pairs else text + output)
 
 
 def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":

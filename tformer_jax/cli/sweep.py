@@ -125,7 +125,7 @@ def expand(text: str) -> list[Combination]:
         choices = _split(values)
         if not (name.strip() and equals and all(choices)):
             raise UserError(f'--sweep: {part!r} must read NAME=VALUE,VALUE; for example "seed=0,1; model.dim=64,128"')
-        if any(one.startswith(f"{name.strip()}=") for one, *_ in settings if name.strip() != "variant"):
+        if any(written.startswith(f"{name.strip()}=") for written, *_ in settings if name.strip() != "variant"):
             raise UserError(f"--sweep: {name.strip()} is written twice; write all its values after one NAME=")
         settings.append([f"{name.strip()}={value}" for value in choices])
     if not settings:
@@ -178,13 +178,13 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
 
 def check_comparable(configs: Sequence[Config], combinations: Sequence[Combination]) -> None:
     """Raises `UserError` if two configs are equal, or their values of `train.metric` cannot be compared."""
-    known: dict[Config, Combination] = {}
+    earlier: dict[Config, Combination] = {}
     for cfg, combination in zip(configs, combinations, strict=True):
-        if cfg in known:
+        if cfg in earlier:
             raise UserError(
-                f"--sweep: {' '.join(known[cfg])} and {' '.join(combination)} are the same run; leave out one"
+                f"--sweep: {' '.join(earlier[cfg])} and {' '.join(combination)} are the same run; leave out one"
             )
-        known[cfg] = combination
+        earlier[cfg] = combination
         if problem := comparable.difference(flat(configs[0]), flat(cfg)):
             pair = f"{' '.join(combinations[0])} and {' '.join(combination)}"
             raise UserError(f"--sweep: {pair} are not comparable: {problem}")
@@ -199,24 +199,24 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
     path = folder / "sweep.json"
     wanted = {run_name(combination): cfg for combination, cfg in zip(combinations, configs, strict=True)}
     try:
-        known: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
+        earlier: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
     except (TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}): remove it, and the sweep writes it again") from None
     for name, cfg in wanted.items():
-        changed = _differences(known[name], cfg) if name in known and (folder / name).exists() else []
+        changed = _differences(earlier[name], cfg) if name in earlier and (folder / name).exists() else []
         if changed := changed or _differences_of_run(folder / name, cfg):
             raise UserError(f"{folder} is a sweep of another config ({changed[0]}); choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**known, **{name: to_dict(cfg) for name, cfg in wanted.items()}})
+        write_json(path, {**earlier, **{name: to_dict(cfg) for name, cfg in wanted.items()}})
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); choose another --output") from error
 
 
-def _differences(known: Mapping[str, Any], cfg: Config) -> list[str]:
+def _differences(earlier: Mapping[str, Any], cfg: Config) -> list[str]:
     """Returns the settings in which a config differs from a saved one; settings that are new since have defaults."""
     try:
-        return differences(Config.from_dict(known), cfg)
+        return differences(Config.from_dict(earlier), cfg)
     except (UserError, TypeError, AttributeError) as error:  # of another version, or not a config
         return [str(error)]
 

@@ -43,24 +43,24 @@ def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None
     Raises:
         UserError: two runs had different examples.
     """
-    known: dict[tuple[str, DataConfig | None], tuple[Path, Any]] = {}
+    first_runs: dict[tuple[str, DataConfig | None], tuple[Path, Any]] = {}
     for combination, cfg in configs.items():
         run = folder / run_name(combination)
         if cfg.data.source in GENERATED or not ((run / "result.json").exists() and (run / CORPUS).exists()):
             continue
         for name, value in read_json(run / CORPUS).items():
-            other, found = known.setdefault((name, cfg.data if "train" in name else None), (run, value))
-            if found != value:
+            other, before = first_runs.setdefault((name, cfg.data if "train" in name else None), (run, value))
+            if before != value:
                 raise UserError(
-                    f"{other} and {run} had different data: {name} is {found} and {value}; remove the run of other "
+                    f"{other} and {run} had different data: {name} is {before} and {value}; remove the run of other "
                     "data, and the same command trains it again"
                 )
 
 
 def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
     """Writes the results, and those of other combinations that the file has."""
-    known = read_json(path, list) if path.exists() else []
-    others = [result for result in known if tuple(result["settings"]) not in results]
+    recorded = read_json(path, list) if path.exists() else []
+    others = [result for result in recorded if tuple(result["settings"]) not in results]
     write_json(path, [*others, *({"settings": combination, **result} for combination, result in results.items())])
 
 

@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     html.check_installed("this command")
     check_writable(options.output, "--output")
-    from tformer_jax.lab.commands.explaining import default_text, trained_example
     from tformer_jax.lab.explain import page
     from tformer_jax.lab.explain.topic import Example
+    from tformer_jax.lab.explain.trained import default_text, trained_example
 
     arguments, name = options.topics, ""
     if options.run is None:

@@ -1,15 +1,25 @@
 """Figures that a trained run computes for the topics of attention, the residual stream and beam search."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+import tformer_jax as tj
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import attention_page
+from tformer_jax.data.characters import is_blank
+from tformer_jax.data.tokenizers import Tokenizer, token_texts
 from tformer_jax.inference.score import Scored
 from tformer_jax.inference.watch import Watched
-from tformer_jax.lab.explain.search import BY_ALPHA, by_alpha
-from tformer_jax.lab.explain.topic import Curve, Heat, Lines, Topic, cell_texts
-from tformer_jax.report.attention import SIDES, TITLES, norms
+from tformer_jax.lab.explain.search import BEAMS, BY_ALPHA, STEPS, by_alpha
+from tformer_jax.lab.explain.topic import MAX_TOKENS, Curve, Example, Heat, Lines, Topic, cell_texts
+from tformer_jax.report.attention import SIDES, TITLES, norms, visible
+from tformer_jax.report.run import load_all
+
+Scores = tuple[Sequence[str], Scored]
 
 MAX_HEADS = 8
 """Maximum number of heads that are shown."""
@@ -23,7 +33,7 @@ class TrainedFigures:
     watched: Watched
     tokens: Mapping[str, Sequence[str]]
     """Texts of the tokens that the "encoder" and "decoder" read, as far as the model has them."""
-    outputs: Sequence[tuple[Sequence[str], Scored]] = ()
+    outputs: Sequence[Scores] = ()
     """Texts of the tokens of the outputs of beam search, best first, and their log-probabilities."""
 
     def add(self, topics: Mapping[str, Topic]) -> dict[str, Topic]:
@@ -86,3 +96,59 @@ class TrainedFigures:
         queries, keys = (self.tokens[stack] for stack in SIDES[kind])
         seen = np.where(self.watched.masks[kind][-1], weights, np.nan)
         return Heat(title, seen, queries, keys, caption)
+
+
+def default_text(run: tj.Run, otherwise: str) -> str:
+    """Returns the first held-out text of a run that has few enough tokens for a page, or the beginning of another."""
+    (loaded,) = load_all([run.path])
+    texts = loaded.outputs[loaded.split].sources if loaded.split else []
+    tokenizer = run.tokenizers.source if run.config.model.family == "seq2seq" else run.tokenizers.target
+    limit = min(MAX_TOKENS, run.config.model.max_length - tokenizer.special.added_to_side)
+    short = (text for text in texts if 3 < len(tokenizer.encode(text)) < min(MAX_TOKENS // 2, limit + 1))
+    words = otherwise.split()
+    while len(tokenizer.encode(" ".join(words))) > limit:
+        words.pop()
+    return next(short, " ".join(words))
+
+
+def trained_example(run: tj.Run, text: str, target: str | None) -> tuple[Example, TrainedFigures]:
+    """Returns the tokens of the figures, and what the run computes for them.
+
+    Args:
+        target: None: the translation by the run; for other models, the tokens of the text reversed.
+
+    Raises:
+        UserError: a text has too few or too many tokens.
+    """
+    translates = run.config.model.family == "seq2seq"
+    if target is not None and not translates:
+        raise UserError(f"--target: {run.path} is not a translator; leave it out")
+    translated = run.translate([text])[0] if translates and target is None else None
+    target = target if translated is None else translated
+    prompt = (text, "") if run.config.model.prefix_lm else text
+    (watched,) = run.watch([(text, target) if translates else prompt])
+    tokens = {stack: list(map(visible, texts)) for stack, texts in attention_page.read_tokens(run, watched).items()}
+    source = token_pieces(run.tokenizers.source if translates else run.tokenizers.target, text)
+    other = source[::-1] if target is None else token_pieces(run.tokenizers.target, target)
+    example = Example.checked(source, other, "of the run's tokenizer", translated)
+    return example, TrainedFigures(run.path.name, watched, tokens, search_outputs(run, text))
+
+
+def token_pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    """Returns the texts of the tokens of a text, without the special tokens around it."""
+    return list(map(visible, token_texts(tokenizer, tokenizer.encode(text))))
+
+
+def search_outputs(run: tj.Run, text: str) -> list[Scores]:
+    """Returns the tokens of the outputs of beam search with their log-probabilities, best first; encoders have none."""
+    family = run.config.model.family
+    if family not in ("seq2seq", "decoder_lm"):
+        return []
+    settings: dict[str, Any] = {"strategy": "beam", "beams": BEAMS}
+    if family == "decoder_lm":
+        fewest = min(run.config.decode.min_new_tokens, STEPS)
+        settings |= {"max_new_tokens": STEPS, "min_new_tokens": fewest, "prefix": ""}
+    (outputs,) = run.outputs([text], BEAMS, **settings)
+    scored = run.score([(text, output.text) for output in outputs if not is_blank(output.text)])
+    name = functools.partial(token_texts, run.tokenizers.target)
+    return [(list(map(visible, name(output.tokens))), output) for output in scored if output.tokens]

@@ -19,7 +19,7 @@ REFERENCE = 400
 """Maximum number of characters of a reference that is shown."""
 
 
-def about(run: tj.Run) -> dict[str, Any]:
+def describe_run(run: tj.Run) -> dict[str, Any]:
     """Returns the description of a run, ready for JSON."""
     (loaded,) = load_all([run.path])
     cfg, split = run.config, loaded.split or "validation"
@@ -43,16 +43,16 @@ def languages(cfg: Config) -> tuple[str, str] | None:
 
 def facts(cfg: Config, loaded: RunFiles, step: int | None = None) -> list[str]:
     """Returns the size of the model and of its training, up to `step` or its end, each as a few words."""
-    known, model = sections.facts(loaded), cfg.model
+    run_facts, model = sections.facts(loaded), cfg.model
     layers = " + ".join(map(str, model.depths))
-    found_facts = [
-        f"{known['parameters']} parameters",
+    all_facts = [
+        f"{run_facts['parameters']} parameters",
         f"{layers} layer{'' if layers == '1' else 's'}",
         f"width {model.dim}",
         f"{model.num_heads} head{'' if model.num_heads == 1 else 's'}",
-        f"trained for {loaded.step:,} steps on {known['tokens']} tokens" if step is None else f"step {step:,}",
+        f"trained for {loaded.step:,} steps on {run_facts['tokens']} tokens" if step is None else f"step {step:,}",
     ]
-    return [fact for fact in found_facts if sections.ABSENT not in fact]
+    return [fact for fact in all_facts if sections.ABSENT not in fact]
 
 
 def metrics(loaded: RunFiles, split: str) -> list[dict[str, str]]:

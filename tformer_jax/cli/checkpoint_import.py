@@ -1,4 +1,4 @@
-"""What `scripts/import_hf.py` does after its flags are read."""
+"""Makes a run folder of a checkpoint, for `scripts/import_hf.py`."""
 
 import argparse
 import contextlib
@@ -57,31 +57,39 @@ def make_run(options: argparse.Namespace) -> None:
     _check_flags(options, path)
     mesh = None if options.mesh is None else make_mesh(read_mesh(options.mesh))
     if path.is_file():
-        found = _of_state_dict(path, options, mesh)
+        imported = _read_state_dict(path, options, mesh)
     else:
         folder = path if path.exists() else hub.download(options.checkpoint)
         given = {"family": options.family, "max_length": options.max_length}
-        found = _of_folder(folder, {"mesh": mesh} | {name: value for name, value in given.items() if value is not None})
-    cfg = Config(name=run.name, model=found.model, data=_data(run, found.model), decode=found.decode, embed=found.embed)
-    checksums = {file.name: _checksum(file) for file in found.files}
+        imported = _read_folder(
+            folder, {"mesh": mesh} | {name: value for name, value in given.items() if value is not None}
+        )
+    cfg = Config(
+        name=run.name,
+        model=imported.model,
+        data=_data_settings(run, imported.model),
+        decode=imported.decode,
+        embed=imported.embed,
+    )
+    checksums = {file.name: _checksum(file) for file in imported.files}
     source = str(path.resolve()) if path.exists() else options.checkpoint
     with contextlib.ExitStack() as on_exit:
         if not is_remote(run):
             on_exit.callback(FolderLock(run).release)
-        run_folder.create(run, cfg, found.tokenizers, found.labels)
-        origin = {"model_type": found.kind, "checkpoint": source, "sha256": checksums}
-        run_folder.write_json(run / IMPORTED, origin | {"companions": dict(found.companions)})
-        weights.save(run, found.params, "imported", [], 0)
-    print(f"{run}: {found.kind}, {found.model.family}, vocabulary of {found.model.vocab_size:,}")
-    for note in found.notes:
+        run_folder.create(run, cfg, imported.tokenizers, imported.labels)
+        origin = {"model_type": imported.kind, "checkpoint": source, "sha256": checksums}
+        run_folder.write_json(run / IMPORTED, origin | {"companions": dict(imported.companions)})
+        weights.save(run, imported.params, "imported", [], 0)
+    print(f"{run}: {imported.kind}, {imported.model.family}, vocabulary of {imported.model.vocab_size:,}")
+    for note in imported.notes:
         print(note, file=sys.stderr)
 
 
 def _check_flags(options: argparse.Namespace, path: Path) -> None:
     """Raises `UserError` for a flag that this kind of checkpoint does not use."""
     if path.is_file():
-        of_folders = {"--family": options.family, "--max-length": options.max_length}
-        given, reason = of_folders, "is for checkpoints in Hugging Face's format"
+        given = {"--family": options.family, "--max-length": options.max_length}
+        reason = "is for checkpoints in Hugging Face's format"
     else:
         given = {"--tokenizer": options.tokenizer, "--model-args": options.model_args}
         reason = "is for state dicts of PyTorch"
@@ -90,11 +98,11 @@ def _check_flags(options: argparse.Namespace, path: Path) -> None:
             raise UserError(f"{flag} {reason}, but {options.checkpoint} is not one: leave it out")
 
 
-def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
+def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     """Reads a folder in Hugging Face's format; `settings` are of `hf.load`."""
     theirs = files.read_config(folder)
-    cfg, params, headless = _model(folder, theirs, settings)
-    tokenizers = _fitting(folder, load_checkpoint_tokenizers(folder), cfg)
+    cfg, params, headless = _load_model(folder, theirs, settings)
+    tokenizers = _fit_tokenizers(folder, load_checkpoint_tokenizers(folder), cfg)
     decode, unapplied = generation.read_decoding(folder, theirs, cfg)
     labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
     only_embeds = headless and cfg.family == "decoder_lm"
@@ -112,7 +120,7 @@ def _of_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     return Imported(*origin, companions.read(folder))
 
 
-def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -> Imported:
+def _read_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -> Imported:
     """Reads a file of `torch.save`, whose tokenizers are given."""
     if path.suffix not in state_dicts.SUFFIXES:
         raise UserError(f"{path} is a file: name a folder, or a {' or '.join(state_dicts.SUFFIXES)} of torch.save")
@@ -125,11 +133,11 @@ def _of_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -
             f"{options.tokenizer[0]} has {tokenizers.target.vocab_size} different characters, but the model was "
             f"trained on {cfg.vocab_size}: name the text that it was trained on"
         )
-    found = _fitting(path, tokenizers, cfg)
-    return Imported(kind, [path, *options.tokenizer], cfg, params, found, DecodeConfig())
+    files_read = [path, *options.tokenizer]
+    return Imported(kind, files_read, cfg, params, _fit_tokenizers(path, tokenizers, cfg), DecodeConfig())
 
 
-def _model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:
+def _load_model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:
     """Returns the config, the parameters, and whether the checkpoint has no head."""
     dtype = theirs.get("dtype") or theirs.get("torch_dtype")
     settings = {"param_dtype": dtype if dtype in PARAM_DTYPES else "float32", **settings}
@@ -140,7 +148,7 @@ def _model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tu
         return *hf.load(folder, **settings, **classes), True
 
 
-def _fitting(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers:
+def _fit_tokenizers(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers:
     """Returns the tokenizers without the added special tokens that the model lacks, which no text needs.
 
     Raises:
@@ -148,19 +156,19 @@ def _fitting(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers
     """
     V = cfg.known("vocab_size")
     source = cfg.known("source_vocab_size") if cfg.family == "seq2seq" else V
-    return Tokenizers(_limited(path, tokenizers.source, source), _limited(path, tokenizers.target, V))
+    return Tokenizers(_limit_tokens(path, tokenizers.source, source), _limit_tokens(path, tokenizers.target, V))
 
 
-def _limited(path: Path, tokenizer: Tokenizer, V: int) -> Tokenizer:
+def _limit_tokens(path: Path, tokenizer: Tokenizer, V: int) -> Tokenizer:
     if tokenizer.vocab_size <= V:
         return tokenizer
-    found = tokenizer.without_added(V) if isinstance(tokenizer, CheckpointTokenizer | PiecesTokenizer) else tokenizer
-    if found.vocab_size > V or max(found.special.used) >= V:
+    limited = tokenizer.without_added(V) if isinstance(tokenizer, CheckpointTokenizer | PiecesTokenizer) else tokenizer
+    if limited.vocab_size > V or max(limited.special.used) >= V:
         raise UserError(f"{path}: its tokenizer has {tokenizer.vocab_size} tokens, and its model only {V}")
-    return found
+    return limited
 
 
-def _data(run: Path, cfg: ModelConfig) -> DataConfig:
+def _data_settings(run: Path, cfg: ModelConfig) -> DataConfig:
     """Returns data settings that fit the model, for fine-tuning on `train.jsonl` with the tokenizers of the run."""
     length, batching = min(64, cfg.max_length), {"decoder_lm": "packed", "masked_lm": "windows"}
     return DataConfig(

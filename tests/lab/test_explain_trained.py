@@ -13,8 +13,8 @@ from tests.test_api import DATA, run_of
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.lab.commands import explain
-from tformer_jax.lab.commands.explaining import default_text, outputs, trained_example
 from tformer_jax.lab.explain import page
+from tformer_jax.lab.explain.trained import default_text, search_outputs, trained_example
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_outputs_of_a_language_model_have_the_scores_of_its_beam_search(prefix_l
     settings = {"strategy": "beam", "beams": 3, "max_new_tokens": 6, "min_new_tokens": 6}
     (found,) = language_model.outputs(["abca"], 3, **settings)
     texts = {one.text: 6 * one.score for one in found if one.text.strip()}
-    shown = outputs(language_model, "abca")
+    shown = search_outputs(language_model, "abca")
     assert len(shown) == len(texts) > 1
     for (_, scored), total in zip(shown, texts.values(), strict=True):
         assert scored.total == pytest.approx(total, rel=1e-4)

@@ -8,7 +8,7 @@ import pytest
 import tformer_jax as tj
 from tests.report.folders import SIGNATURES, write_run
 from tformer_jax import config
-from tformer_jax.cli.about import EXAMPLES, LONGEST, about
+from tformer_jax.cli.run_description import EXAMPLES, LONGEST, describe_run
 
 
 def run(folder, labels=None, **data) -> tj.Run:
@@ -20,7 +20,7 @@ def run(folder, labels=None, **data) -> tj.Run:
 
 def test_a_finished_translator(tmp_path):
     folder = write_run(tmp_path / "run")
-    found = about(run(folder))
+    found = describe_run(run(folder))
     result = json.loads((folder / "result.json").read_text())
     titles = {"BLEU": "bleu", "chrF": "chrf", "Exact match": "exact_match"}
     assert [one["title"] for one in found["metrics"]] == list(titles)
@@ -37,15 +37,15 @@ def test_examples_are_those_of_the_run(tmp_path):
     folder = write_run(tmp_path / "run")
     rows = json.loads((folder / "outputs" / "test.json").read_text())["outputs"]
     pairs = {row["source"]: row["reference"] for row in rows}
-    found = about(run(folder))["examples"]
+    found = describe_run(run(folder))["examples"]
     assert len({one["text"] for one in found}) == len(found) == EXAMPLES
     assert all(pairs[one["text"]] == one["reference"] and len(one["text"]) <= LONGEST for one in found)
-    assert found == about(run(folder))["examples"]
+    assert found == describe_run(run(folder))["examples"]
 
 
 def test_a_run_that_has_not_finished(tmp_path):
     folder = write_run(tmp_path / "run", tested=False)
-    found = about(run(folder))
+    found = describe_run(run(folder))
     assert found["split"] == "validation"
     assert [one["value"] for one in found["metrics"]] == ["30.00", "50.00", "10.00 %"]
     assert found["examples"]
@@ -55,20 +55,20 @@ def test_a_folder_with_only_a_config(tmp_path):
     folder = write_run(tmp_path / "run", tested=False)
     for path in [*folder.glob("*.jsonl"), *folder.glob("outputs/*"), folder / "model.json"]:
         path.unlink()
-    found = about(run(folder))
+    found = describe_run(run(folder))
     assert (found["metrics"], found["examples"]) == ([], [])
     assert found["facts"] == ["6 + 6 layers", "width 512", "8 heads"]
 
 
 def test_other_families(tmp_path):
-    found = about(run(write_run(tmp_path / "labels", family="classifier"), labels=("de", "en")))
+    found = describe_run(run(write_run(tmp_path / "labels", family="classifier"), labels=("de", "en")))
     assert [one["title"] for one in found["metrics"]] == ["Accuracy", "Loss"]
     assert (found["languages"], found["labels"]) == (None, ("de", "en"))
-    found = about(run(write_run(tmp_path / "text", family="decoder_lm")))
+    found = describe_run(run(write_run(tmp_path / "text", family="decoder_lm")))
     assert [one["title"] for one in found["metrics"]] == ["Loss"]
 
 
 def test_languages_that_nobody_set_are_not_told(tmp_path):
     folder = write_run(tmp_path / "run")
-    assert about(run(folder, source="tsv", train=("a.tsv",)))["languages"] is None
-    assert about(run(folder, source="tsv", train=("a.tsv",), target_language="zh"))["languages"] == ("en", "zh")
+    assert describe_run(run(folder, source="tsv", train=("a.tsv",)))["languages"] is None
+    assert describe_run(run(folder, source="tsv", train=("a.tsv",), target_language="zh"))["languages"] == ("en", "zh")

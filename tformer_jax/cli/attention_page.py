@@ -1,4 +1,4 @@
-"""What `scripts/attention.py` does after its flags are read: pages and arrays of what a model computes."""
+"""Pages and arrays of what a model computes from texts, for `scripts/attention.py` and the server."""
 
 import argparse
 import dataclasses
@@ -22,7 +22,7 @@ from tformer_jax.report import attention
 EMPTY = "the text is empty: write at least one character"
 
 
-def show(options: argparse.Namespace, page: Path) -> None:
+def write_outputs(options: argparse.Namespace, page: Path) -> None:
     """Writes arrays to `--npz`, if it is given, and without `--batch` the page of the text."""
     source = Source([] if options.text is None else [options.text], options.batch)
     texts = [line.texts[0] for line in source.lines({"--field": options.field})]

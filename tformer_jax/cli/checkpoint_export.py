@@ -1,4 +1,4 @@
-"""What `scripts/export_hf.py` does after its flags are read."""
+"""Writes a run as a checkpoint in Hugging Face's format, for `scripts/export_hf.py`."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ import tformer_jax as tj
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.cli import export_checks
-from tformer_jax.cli.checkpoints import IMPORTED
+from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizers
@@ -37,32 +37,32 @@ def save_run(options: argparse.Namespace) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        model_type, notes = _write(unfinished, options, run)
-        found = _check(unfinished, run) if options.check else ["not checked: --no-check"]
+        model_type, notes = _write_files(unfinished, options, run)
+        reports = _check_files(unfinished, run) if options.check else ["not checked: --no-check"]
         unfinished.replace(folder)
     except export_checks.Difference as error:
         raise UserError(f"{error}; {folder} was not written (--no-check writes it)") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     print(f"{folder}: {hf.architecture_of(model_type, run.config.model.family).name}")
-    for line in found:
+    for line in reports:
         print(line)
     for note in notes:
         print(note, file=sys.stderr)
 
 
-def _check(folder: Path, run: tj.Run) -> list[str]:
+def _check_files(folder: Path, run: tj.Run) -> list[str]:
     """Returns what other libraries read and compute, as sentences."""
     tokenizer = (folder / "tokenizer_config.json").is_file()
-    found = [export_checks.check_transformers(folder, run, tokenizer=tokenizer)]
+    reports = [export_checks.check_transformers(folder, run, tokenizer=tokenizer)]
     converted = export_checks.check_ctranslate2(folder, run) if tokenizer else None
-    return found if converted is None else [*found, converted]
+    return reports if converted is None else [*reports, converted]
 
 
-def _write(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str, list[str]]:
+def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str, list[str]]:
     """Writes all files; returns the model type, and what the files do not hold."""
     family, special = run.config.model.family, run.tokenizers.target.special
-    model_type = _save(folder, options, run)
+    model_type = _save_model(folder, options, run)
     why_not = save_tokenizers(folder, run.tokenizers, model_type, pair=family == "seq2seq")
     companions.write(folder, _origin(run).get("companions", {}), run.config.model.max_length)
     fields = hf.token_ids(special, run.config.model)
@@ -89,7 +89,7 @@ def _has_tokenizers_of(folder: Path, run: tj.Run) -> bool:
     return Tokenizers.load(folder / "tokenizers").to_json() == run.tokenizers.to_json()
 
 
-def _save(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
+def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
     """Writes the model as the given or original `model_type`, or as the first one that holds it; returns that one.
 
     Raises:
@@ -117,5 +117,5 @@ def _save(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
 def _advice(cfg: ModelConfig, model_types: Iterable[str]) -> str:
     """Returns the settings to train with for the architecture that needs the fewest changes; "" for no advice."""
     changes = {model_type: hf.needed_changes(cfg, model_type) for model_type in model_types}
-    fewest = min(((len(found), model_type) for model_type, found in changes.items() if found), default=None)
+    fewest = min(((len(needed), model_type) for model_type, needed in changes.items() if needed), default=None)
     return "" if fewest is None else f"; {fewest[1]!r} needs a model trained with {', '.join(changes[fewest[1]] or ())}"

@@ -9,7 +9,7 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import decoding, evaluate
+from tformer_jax.cli import evaluate, generation
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.config.fields import flag, setting
 
@@ -21,7 +21,7 @@ DATA = {
 
 def parse(*flags: str, family: str = "seq2seq") -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    decoding.add_flags(parser, family)
+    generation.add_flags(parser, family)
     return parser.parse_args(flags)
 
 
@@ -30,7 +30,7 @@ def chosen(*flags: str, saved: DecodeConfig | None = None, family: str = "seq2se
     cfg = Config(model=tiny(family), data=DATA[family], decode=saved or DecodeConfig())
     run = tj.Run(Path("runs/x"), cfg, None, None, None, None)
     options = parse(*flags, family=family)
-    return run.decoding(decoding.given(options), options.outputs, flag)
+    return run.decoding(generation.given_settings(options), options.outputs, flag)
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -123,6 +123,6 @@ def test_settings_of_any_type_become_flags(monkeypatch):
         forbidden: tuple[str, ...] = setting((), "texts that are 100 % excluded")
         min_p: float | None = setting(None, "a floor", used_by={"strategy": ("sample",)})
 
-    monkeypatch.setattr(decoding, "DecodeConfig", More)
+    monkeypatch.setattr(generation, "DecodeConfig", More)
     found = chosen("--forbidden", "a b", "--forbidden", "c", "--min-p", "0.1", saved=More())
     assert found == More(strategy="sample", forbidden=("a b", "c"), min_p=0.1)
