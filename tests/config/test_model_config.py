@@ -26,7 +26,8 @@ WITHOUT_EFFECT = {
     "model.rotary.beta_slow=2.0: is used only by model.rotary.scaling='yarn'": ROTARY | {"rotary": {"beta_slow": 2}},
     "model.rotary.beta_fast=1.0: must exceed model.rotary.beta_slow=1.0": ROTARY | {"rotary": YARN | {"beta_fast": 1}},
     "model.rotary.base=1.0: must exceed 1.0 for": ROTARY | {"rotary": YARN | {"base": 1}},
-    "model.ffn_dropout=0.1: is not applied to experts": MOE | {"ffn_dropout": 0.1},
+    "model.ffn_dropout=0.1: is not supported by ffn 'moe': is not applied to experts; write 0.0": MOE
+    | {"ffn_dropout": 0.1},
     "model.moe.shared_gate=True: there is no shared expert": MOE | {"moe": {"shared_gate": True}},
     "model.moe.dense_dim=3: every layer has experts": MOE | {"moe": {"dense_dim": 3}},
     "model.moe.every=7: leaves none of the 6 layers with experts": MOE | {"moe": {"every": 7}},
@@ -140,14 +141,34 @@ def test_other_layers_may_use_what_a_recurrence_does_not():
 
 
 def test_a_registered_kind_of_attention_brings_its_limits(monkeypatch):
-    monkeypatch.setitem(kinds.ATTENTIONS, "own", object())
-    monkeypatch.setitem(kinds.LIMITS, "own", (kinds.Limit("num_heads", (1, 2), "is small"),))
+    class Own:
+        limits = (kinds.Limit("model.num_heads", (1, 2), "is small"),)
+
+    monkeypatch.setitem(kinds.ATTENTIONS, "own", Own)
     with pytest.raises(
         ConfigError, match="model.num_heads=8: is not supported by attention 'own': is small; write 1 or 2"
     ):
         ModelConfig(attention="own")
 
 
-def test_registered_kinds_may_use_any_setting(monkeypatch):
-    monkeypatch.setitem(kinds.FFNS, "own", object())
+def test_registered_kinds_use_the_settings_that_they_declare(monkeypatch):
+    class Own:
+        settings = ("moe",)
+
+        @staticmethod
+        def check(cfg):
+            if cfg.ffn_dim % 2:
+                raise cfg.error("ffn_dim", "must be even")
+
+    monkeypatch.setitem(kinds.FFNS, "own", Own)
     assert ModelConfig(ffn="own", moe={"num_experts": 4}).moe.num_experts == 4
+    with pytest.raises(ConfigError, match="model.ffn_dim=3: must be even"):
+        ModelConfig(ffn="own", ffn_dim=3)
+    monkeypatch.setattr(Own, "settings", ())
+    with pytest.raises(ConfigError, match="model.moe.num_experts=4: is used only by model.ffn='moe', not 'own'"):
+        ModelConfig(ffn="own", moe={"num_experts": 4})
+
+
+def test_only_recurrences_are_named_in_the_pattern_of_layers():
+    with pytest.raises(ConfigError, match="'mla' is no recurrence; write 'full', and model.attention='mla'"):
+        ModelConfig(layer_pattern=("mla", "full"))

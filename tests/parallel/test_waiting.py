@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import rest_slow, tiny
-from tformer_jax.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
+from tformer_jax.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
@@ -33,9 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "window": {"layer_pattern": ("window",), "window": 16},
     "multi_head": {"position": "rotary"},
 }
-CASES = [(name, "adamw") for name in MODELS] + [
-    ("multi_head", name) for name in optimizers.OPTIMIZERS if name != "adamw"
-]
+CASES = [(name, "adamw") for name in MODELS] + [("multi_head", name) for name in kinds.OPTIMIZERS if name != "adamw"]
 ALLOWED = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"}
 """Calls that only annotate a program."""
 

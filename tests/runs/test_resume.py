@@ -14,7 +14,7 @@ from flax import linen as nn
 from tests.runs.conftest import small_config
 from tformer_jax import config
 from tformer_jax.base.errors import RunError, UserError
-from tformer_jax.config import Config
+from tformer_jax.config import Config, kinds
 from tformer_jax.models import registry
 from tformer_jax.runs import experiment, loop
 from tformer_jax.train import optimizers
@@ -32,7 +32,7 @@ def events(folder: Path, kind: str) -> list[dict]:
     return [event for event in map(json.loads, (folder / "events.jsonl").open()) if event["kind"] == kind]
 
 
-@pytest.mark.parametrize("optimizer", [*optimizers.OPTIMIZERS])
+@pytest.mark.parametrize("optimizer", [*kinds.OPTIMIZERS])
 def test_the_state_of_an_optimizer_does_not_depend_on_what_a_resume_may_change(optimizer):
     base = small_config()
     base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, optimizer=optimizer))

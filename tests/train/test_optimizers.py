@@ -14,7 +14,7 @@ from tests.helpers import assert_close, normal, randomized, rest_slow, tiny
 from tests.train.formulas import B1, B2, DECAY, EPS, RATES, adafactor, adamw, lamb, lion, muon, schedule_free, sgd
 from tformer_jax import axes
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, OptimConfig
+from tformer_jax.config import Config, DataConfig, OptimConfig, kinds
 from tformer_jax.config.schema import BATCHINGS
 from tformer_jax.config.sources import SOURCES
 from tformer_jax.models import conversions, registry
@@ -291,7 +291,7 @@ def steps(cfg: Config, shapes, params, all_grads):
 
 BY_TENSOR = {name: {"optimizer": name} for name in ("lamb", "muon", "adafactor")}
 BY_TENSOR["adaptive_clip"] = {"optimizer": "sgd", "adaptive_clip": 0.1}
-EACH = BY_TENSOR | {name: {"optimizer": name} for name in optimizers.OPTIMIZERS}
+EACH = BY_TENSOR | {name: {"optimizer": name} for name in kinds.OPTIMIZERS}
 
 
 @pytest.mark.parametrize("changes", rest_slow(EACH, 2))

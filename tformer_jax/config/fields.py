@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import kinds
 
 INT32_MAX = 2**31 - 1
 """Largest number of steps or tokens, which are counted in int32 on devices."""
@@ -23,6 +24,10 @@ OTHER_TRAINING = "other"
 
 class ConfigError(UserError):
     """A setting of a config is invalid; the message names it."""
+
+
+class UnknownKindError(ConfigError):
+    """A config names a kind that no imported module registers."""
 
 
 class Bounds(NamedTuple):
@@ -57,7 +62,7 @@ def setting(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    used_by: UsedBy | None = None,
+    used_by: UsedBy | str | None = None,
     resumable: str | None = None,
 ) -> Any:
     """Declares one setting of a `Section`.
@@ -68,8 +73,9 @@ def setting(
         choices: allowed values, for a tuple of each member; None: any value of the annotated type.
         low, high: smallest and largest allowed number.
         above, below: exclusive bounds.
-        used_by: values of another setting that use this one, such as `{"position": ("learned",)}`; None: all do. The
-            other setting is one of this section or of the section that holds it.
+        used_by: values of another setting that use this one, such as `{"scaling": ("yarn",)}`; or only the name of a
+            setting with kinds, which declare what they use; None: all do. The other setting is one of this section or
+            of the section that holds it.
         resumable: `SAME_TRAINING` or `OTHER_TRAINING` if a resumed run may change it; None: as `Section.resumable`.
     """
     bounds = Bounds(low, high, above, below)
@@ -83,7 +89,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def section(kind: type["Section"], *, used_by: UsedBy | None = None) -> Any:
+def section(kind: type["Section"], *, used_by: UsedBy | str | None = None) -> Any:
     """Declares a section within another one; `used_by` is that of `setting`."""
     return dataclasses.field(default_factory=kind, metadata={"used_by": used_by or {}})
 
@@ -99,11 +105,11 @@ class Unused(NamedTuple):
     """Values of `switch` that use it."""
 
 
-def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Returns a hint for an unknown name: `; did you mean 'PREFIXx'?`, or the known names if none is close."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+def nearest(name: str, names: Iterable[str], *, prefix: str = "") -> str:
+    """Returns a hint for an unknown name: `; did you mean 'PREFIXx'?`, or all `names` if none is close."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known: {', '.join(sorted(names))}"
 
 
 def allowed_types(annotation: Any) -> tuple[type, ...]:
@@ -132,16 +138,16 @@ def separated(text: str) -> str:
 
 def coerce(annotation: Any, value: Any) -> Any:
     """Converts a value to the annotated type: lists and strings to tuples, integers to floats, dicts to sections."""
-    kinds = allowed_types(annotation)
+    admitted = allowed_types(annotation)
     if isinstance(value, list | tuple) and member_types(annotation) == (float,):
         return tuple(float(part) if type(part) is int else part for part in value)
-    if isinstance(value, Mapping) and issubclass(kinds[0], Section):
-        return kinds[0].from_dict(value)
-    if isinstance(value, str) and tuple in kinds and str not in kinds:
+    if isinstance(value, Mapping) and issubclass(admitted[0], Section):
+        return admitted[0].from_dict(value)
+    if isinstance(value, str) and tuple in admitted and str not in admitted:
         return (value,)
-    if isinstance(value, list) and tuple in kinds:
+    if isinstance(value, list) and tuple in admitted:
         return tuple(value)
-    if type(value) is int and float in kinds and int not in kinds:
+    if type(value) is int and float in admitted and int not in admitted:
         return float(value)
     return value
 
@@ -187,10 +193,10 @@ class Section:
             ConfigError: it is not; the message names the nearest setting.
         """
         first, _, below = name.partition(".")
-        known = [field.name for field in dataclasses.fields(cls)]
-        if first not in known:
+        names = [field.name for field in dataclasses.fields(cls)]
+        if first not in names:
             nested = cls.nested_name(name)
-            hint = nearest(nested or first, [nested] if nested else known, prefix=qualified(cls.path, ""))
+            hint = nearest(nested or first, [nested] if nested else names, prefix=qualified(cls.path, ""))
             raise ConfigError(f"unknown setting {qualified(cls.path, name)!r}{hint}")
         if below and first not in cls.nested():
             raise ConfigError(
@@ -202,8 +208,8 @@ class Section:
     @classmethod
     def nested(cls) -> dict[str, type["Section"]]:
         """Returns the sections within this one, by name."""
-        kinds = typing.get_type_hints(cls).items()
-        return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
+        hints = typing.get_type_hints(cls).items()
+        return {name: kind for name, kind in hints if isinstance(kind, type) and issubclass(kind, Section)}
 
     @classmethod
     def nested_name(cls, name: str) -> str | None:
@@ -226,10 +232,33 @@ class Section:
                 problem = f"is used only by {qualified(self.path, unused.switch)}={users}, not {unused.chosen!r}"
                 default = operator.attrgetter(unused.name)(type(self)())
                 raise self.error(unused.name, f"{problem}; leave it out, or write {default!r}")
+        for user in (self, *(value for name in self.nested() if isinstance(value := getattr(self, name), Section))):
+            self.check_limits(user)
         self.check()
+        for _, _, kind in self.kinds_in_use():
+            getattr(kind, "check", lambda _: None)(self)
 
     def check(self) -> None:
         """Raises `ConfigError` if settings contradict each other."""
+
+    def check_limits(self, user: "Section") -> None:
+        """Raises `ConfigError` for a setting of this section that a kind in use by the section `user` does not support."""
+        path = qualified(self.path, "")
+        for switch, name, kind in user.kinds_in_use():
+            for setting, allowed, reason, lifted in getattr(kind, "limits", ()):
+                if not setting.startswith(path) or (lifted and name != getattr(user, switch)):
+                    continue
+                own = setting.removeprefix(path)
+                if operator.attrgetter(own)(self) not in allowed:
+                    written = " or ".join(map(repr, allowed))
+                    raise self.error(own, f"is not supported by {switch} {name!r}: {reason}; write {written}")
+
+    def kinds_in_use(self) -> Iterator[tuple[str, str, Any]]:
+        """Yields `(switch, name, kind)` of each kind that a setting of this section, the switch, names."""
+        for field in dataclasses.fields(self):
+            if isinstance(choices := field.metadata.get("choices"), kinds.Kinds):
+                for name in self.values_of(field.name):
+                    yield field.name, name, kinds.load(choices, name)
 
     def changed_settings(self) -> Iterator[str]:
         """Yields the names of all settings that differ from their defaults, such as `dim` and `rotary.base`."""
@@ -249,16 +278,17 @@ class Section:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         first, _, below = name.partition(".")
         inner = {field.name: field for field in dataclasses.fields(cls.nested()[first])} if below else {}
-        found = [field.metadata for field in (fields.get(first), inner.get(below)) if field is not None]
-        return {
-            switch: users
-            for metadata in found
-            for switch, users in metadata.get("used_by", {}).items()
-            if switch in fields
-        }
+        users: dict[str, Collection[Any]] = {}
+        for field in (fields.get(first), inner.get(below)):
+            used_by = {} if field is None else field.metadata.get("used_by", {})
+            if isinstance(used_by, str):
+                switch = fields.get(used_by)
+                used_by = {} if switch is None else {used_by: kinds.Users(switch.metadata["choices"], first)}
+            users |= {switch: values for switch, values in used_by.items() if switch in fields}
+        return users
 
     def values_of(self, switch: str) -> tuple[Any, ...]:
-        """Returns the values of a setting that `used_by` names; () if one is not built in and may use any setting."""
+        """Returns the values of a setting that `used_by` names; a subclass may know several, of parts of a model."""
         return (getattr(self, switch),)
 
     def unused(self) -> Iterator[Unused]:
@@ -266,7 +296,7 @@ class Section:
         for name in self.changed_settings():
             for switch, users in self.used_by(name).items():
                 values = self.values_of(switch)
-                if values and not {*values} & {*users}:
+                if values and not any(value in users for value in values):
                     yield Unused(name, switch, values[0], users)
 
     def without_effect(self) -> list[str]:
@@ -283,11 +313,11 @@ class Section:
         return ConfigError(f"{qualified(self.path, name)}={operator.attrgetter(name)(self)!r}: {problem}")
 
     def _check_setting(self, field: dataclasses.Field, annotation: Any, value: Any) -> None:
-        kinds = allowed_types(annotation)
-        of_section = isinstance(value, Section) and isinstance(value, kinds)
-        if type(value) not in kinds and not of_section:
-            expected = " or ".join(map(_type_name, kinds))
-            hint = "; write ()" if value is None and tuple in kinds else ""
+        admitted = allowed_types(annotation)
+        is_section = isinstance(value, Section) and isinstance(value, admitted)
+        if type(value) not in admitted and not is_section:
+            expected = " or ".join(map(_type_name, admitted))
+            hint = "; write ()" if value is None and tuple in admitted else ""
             raise self.error(field.name, f"must be {expected}, not {_type_name(type(value))}{hint}")
         if value is None or isinstance(value, Section):
             return
@@ -302,7 +332,9 @@ class Section:
                 hint = nearest(part, choices) if isinstance(part, str) else f"; known: {choices}"
                 if isinstance(value, tuple) and isinstance(part, str):
                     hint = separated(part) or hint
-                raise self.error(field.name, f"is not a known value{hint}")
+                error = self.error(field.name, f"is not a known value{hint}")
+                registered = isinstance(choices, kinds.Kinds) or choices is kinds.LAYERS
+                raise UnknownKindError(f"{error}; --import MODULE registers others") if registered else error
             if problem := bounds.problem(part):
                 raise self.error(field.name, problem)
 

@@ -1,90 +1,104 @@
 """The kinds that a config can name, and where they are implemented, one line each.
 
-An entry is `module:attribute`, imported when a model uses it, or the object itself. Code outside this package adds a
-kind by assigning to the dictionary before the config is built.
+An entry is `module:attribute`, imported when a config names it, or the object itself. A module outside this package
+adds a kind by assignment, and `imports` of the config names the module. The class or function of a kind may declare
+
+- `settings`: the names of the settings with `used_by="SWITCH"` that it uses, where SWITCH is the setting that names it;
+- `limits`: a tuple of `Limit`;
+- `check(section)`: a function that raises `section.error(...)` if other settings of its section do not fit.
 """
 
+import importlib
+import os
 import pkgutil
-from typing import Any, NamedTuple
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
-Kinds = dict[str, Any]
+from tformer_jax.base.errors import UserError, one_line
 
-ATTENTIONS: Kinds = {
-    "multi_head": "tformer_jax.nn.attention:Attention",
-    "basic": "tformer_jax.nn.attention:BasicAttention",
-    "mla": "tformer_jax.nn.latent_attention:LatentAttention",
-    "gated_delta": "tformer_jax.nn.gated_delta:GatedDelta",
-}
-RECURRENT = {"gated_delta"}
-"""Kinds of attention with a recurrent state instead of keys and values."""
-LAYERS: dict[str, str | None] = {"full": None, "window": None, "nope": None, "gated_delta": "gated_delta"}
-"""Kinds of layers, and the kind of attention of each; None: `model.attention`."""
+Declared = TypeVar("Declared", bound=Callable[..., Any])
+
+
+class Kinds(dict[str, Any]):
+    """Kinds by name."""
 
 
 class Limit(NamedTuple):
-    """Values of a setting of `model` that layers of one kind of attention support."""
+    """Values of a setting that a kind supports; a config with others is rejected."""
 
     setting: str
+    """Full name, such as `model.window`."""
     allowed: tuple[Any, ...]
     reason: str
     lifted: bool = False
     """Whether other values are allowed if only some layers are of this kind."""
 
 
-LIMITS: dict[str, tuple[Limit, ...]] = {
-    "basic": (Limit("parameterization", ("standard",), "has no scale of the scores"),),
-    "mla": (Limit("parameterization", ("standard",), "has no rule for latents"),),
-    "gated_delta": (
-        Limit("family", ("decoder_lm",), "a recurrent state only reads earlier tokens"),
-        Limit("prefix_lm", (False,), "a recurrent state only reads earlier tokens"),
-        Limit("parameterization", ("standard",), "has no rule for recurrent states"),
-        Limit("window", (None,), "a recurrent state has no window", lifted=True),
-        Limit("attention_backend", ("auto", "reference"), "a recurrence has one implementation", lifted=True),
-        Limit(
-            "position",
-            ("none", "sinusoidal", "sinusoidal_halves", "learned"),
-            "a recurrence has no scores",
-            lifted=True,
-        ),
-    ),
-}
-"""Limits by kind of attention; `ModelConfig` rejects other values."""
-BACKENDS: Kinds = {
-    "auto": "tformer_jax.nn.attention_ops.select:AUTO",
-    "reference": "tformer_jax.nn.attention_ops.reference:REFERENCE",
-    "xla": "tformer_jax.nn.attention_ops.dot_product:XLA",
-    "cudnn": "tformer_jax.nn.attention_ops.dot_product:CUDNN",
-    "blockwise": "tformer_jax.nn.attention_ops.blockwise:BLOCKWISE",
-    "pallas": "tformer_jax.nn.attention_ops.pallas:PALLAS",
-    "splash": "tformer_jax.nn.attention_ops.splash:SPLASH",
-    "ring": "tformer_jax.nn.attention_ops.ring:RING",
-}
-POSITIONS: Kinds = {
-    "none": "tformer_jax.nn.positions:NoPositions",
-    "sinusoidal": "tformer_jax.nn.positions:Sinusoidal",
-    "sinusoidal_halves": "tformer_jax.nn.positions:SinusoidalHalves",
-    "learned": "tformer_jax.nn.positions:Learned",
-    "rotary": "tformer_jax.nn.attention_positions:Rotary",
-    "alibi": "tformer_jax.nn.attention_positions:Alibi",
-    "relative": "tformer_jax.nn.attention_positions:RelativeBuckets",
-}
-NORMS: Kinds = {
-    "layernorm": "tformer_jax.nn.norms:LayerNorm",
-    "rmsnorm": "tformer_jax.nn.norms:RMSNorm",
-}
-FFNS: Kinds = {
-    "mlp": "tformer_jax.nn.ffn:FFN",
-    "gated": "tformer_jax.nn.ffn:GatedFFN",
-    "moe": "tformer_jax.nn.moe:MixtureOfExperts",
-}
-ACTIVATIONS: Kinds = {
-    "relu": "tformer_jax.nn.activations:relu",
-    "relu_squared": "tformer_jax.nn.activations:relu_squared",
-    "gelu": "tformer_jax.nn.activations:gelu",
-    "gelu_tanh": "tformer_jax.nn.activations:gelu_tanh",
-    "silu": "tformer_jax.nn.activations:silu",
-    "sigmoid": "tformer_jax.nn.activations:sigmoid",
-}
+def declares(**facts: Any) -> Callable[[Declared], Declared]:
+    """Decorates a kind that is a function with what it declares, such as `settings` and `limits`."""
+
+    def decorate(kind: Declared) -> Declared:
+        vars(kind).update(facts)
+        return kind
+
+    return decorate
+
+
+ATTENTIONS = Kinds(
+    multi_head="tformer_jax.nn.attention:Attention",
+    basic="tformer_jax.nn.attention:BasicAttention",
+    mla="tformer_jax.nn.latent_attention:LatentAttention",
+    gated_delta="tformer_jax.nn.gated_delta:GatedDelta",
+)
+LAYERS = ChainMap(dict.fromkeys(("full", "window", "nope"), ""), ATTENTIONS)
+"""Kinds of layers: with the attention of `model.attention`, and the kinds of attention that are recurrences."""
+BACKENDS = Kinds(
+    auto="tformer_jax.nn.attention_ops.select:AUTO",
+    reference="tformer_jax.nn.attention_ops.reference:REFERENCE",
+    xla="tformer_jax.nn.attention_ops.dot_product:XLA",
+    cudnn="tformer_jax.nn.attention_ops.dot_product:CUDNN",
+    blockwise="tformer_jax.nn.attention_ops.blockwise:BLOCKWISE",
+    pallas="tformer_jax.nn.attention_ops.pallas:PALLAS",
+    splash="tformer_jax.nn.attention_ops.splash:SPLASH",
+    ring="tformer_jax.nn.attention_ops.ring:RING",
+)
+POSITIONS = Kinds(
+    none="tformer_jax.nn.positions:NoPositions",
+    sinusoidal="tformer_jax.nn.positions:Sinusoidal",
+    sinusoidal_halves="tformer_jax.nn.positions:SinusoidalHalves",
+    learned="tformer_jax.nn.positions:Learned",
+    rotary="tformer_jax.nn.attention_positions:Rotary",
+    alibi="tformer_jax.nn.attention_positions:Alibi",
+    relative="tformer_jax.nn.attention_positions:RelativeBuckets",
+)
+NORMS = Kinds(
+    layernorm="tformer_jax.nn.norms:LayerNorm",
+    rmsnorm="tformer_jax.nn.norms:RMSNorm",
+)
+FFNS = Kinds(
+    mlp="tformer_jax.nn.ffn:FFN",
+    gated="tformer_jax.nn.ffn:GatedFFN",
+    moe="tformer_jax.nn.moe:MixtureOfExperts",
+)
+ACTIVATIONS = Kinds(
+    relu="tformer_jax.nn.activations:relu",
+    relu_squared="tformer_jax.nn.activations:relu_squared",
+    gelu="tformer_jax.nn.activations:gelu",
+    gelu_tanh="tformer_jax.nn.activations:gelu_tanh",
+    silu="tformer_jax.nn.activations:silu",
+    sigmoid="tformer_jax.nn.activations:sigmoid",
+)
+OPTIMIZERS = Kinds(
+    adamw="tformer_jax.train.optimizer_kinds:adamw",
+    adafactor="tformer_jax.train.optimizer_kinds:adafactor",
+    lion="tformer_jax.train.optimizer_kinds:lion",
+    lamb="tformer_jax.train.optimizer_kinds:lamb",
+    sgd="tformer_jax.train.optimizer_kinds:sgd",
+    muon="tformer_jax.train.muon:muon",
+    schedule_free_adamw="tformer_jax.train.optimizer_kinds:schedule_free_adamw",
+)
 POOLINGS = ("mean", "first", "last")
 """Poolings over the tokens of a text."""
 EMBEDDING_POOLINGS = (*POOLINGS, "max", "mean_sqrt", "weighted_mean")
@@ -100,3 +114,58 @@ def load(kinds: Kinds, name: str) -> Any:
     """
     entry = kinds[name]
     return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry
+
+
+def loaded(kinds: Kinds) -> Iterator[tuple[str, Any]]:
+    """Yields the names and objects of all kinds."""
+    return ((name, load(kinds, name)) for name in kinds)
+
+
+class Users(Collection[str]):
+    """The kinds that declare a setting; a kind is loaded only when it is asked for."""
+
+    def __init__(self, kinds: Kinds, setting: str):
+        self._kinds, self._setting = kinds, setting
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._kinds and self._setting in getattr(load(self._kinds, str(name)), "settings", ())
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._kinds if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def is_recurrent(attention: str) -> bool:
+    """Returns whether a kind of attention has a recurrent state instead of entries for tokens."""
+    cache = getattr(load(ATTENTIONS, attention), "cache", None)
+    return cache is not None and not cache.keeps_tokens
+
+
+def is_outside(kinds: Kinds, name: str) -> bool:
+    """Returns whether a kind is registered by code outside of this package."""
+    entry = kinds[name]
+    return not (isinstance(entry, str) and entry.startswith(f"{__name__.partition('.')[0]}."))
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Imports modules that register kinds, from Python's path or the current folder.
+
+    Raises:
+        UserError: there is no such module, or it fails.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except UserError:
+            raise
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+                raise UserError(
+                    f"module {name!r}, which registers kinds, is not in the current folder or on Python's path: "
+                    f"run the command in the folder with {name.partition('.')[0]}, or set PYTHONPATH to it"
+                ) from None
+            raise UserError(f"module {name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error

@@ -12,8 +12,6 @@ from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
 FAMILIES = ("seq2seq", "decoder_lm", "classifier", "masked_lm")
-BUILT_IN = {*FAMILIES, *kinds.ATTENTIONS, *kinds.POSITIONS, *kinds.FFNS, *kinds.NORMS}
-"""Kinds of this package; those that other code adds may use any setting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,38 +66,36 @@ class ModelConfig(Section):
         None,
         "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N",
         low=1,
-        used_by={"attention": ("multi_head", "basic")},
+        used_by="attention",
     )
     head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)
     attention_projections: str = setting(
-        "separate", "how query, key and value are projected", choices=FUSED, used_by={"attention": ("multi_head",)}
+        "separate", "how query, key and value are projected", choices=FUSED, used_by="attention"
     )
     attention_bias: tuple[str, ...] = setting(
-        PROJECTIONS, "projections that have a bias", choices=PROJECTIONS, used_by={"attention": ("multi_head",)}
+        PROJECTIONS, "projections that have a bias", choices=PROJECTIONS, used_by="attention"
     )
     attention_scale: float | None = setting(
         None,
         "scale of the attention scores q.k; None: 1 / sqrt(size of a query head), with muP "
         "(unless head_dim is set) over sqrt(dim / base_dim)",
         above=0.0,
-        used_by={"attention": ("multi_head", "mla")},
+        used_by="attention",
     )
     attention_softcap: float | None = setting(
         None,
         "cap of the scores: cap * tanh(scores / cap); None: no cap",
         above=0.0,
-        used_by={"attention": ("multi_head", "mla")},
+        used_by="attention",
     )
     attention_sinks: bool = setting(
         False,
         "one learned score per query head in the softmax, without a key or value",
-        used_by={"attention": ("multi_head",)},
+        used_by="attention",
     )
-    qk_norm: bool = setting(
-        False, "normalize each query and key head before the scores", used_by={"attention": ("multi_head",)}
-    )
-    mla: MLAConfig = section(MLAConfig, used_by={"attention": ("mla",)})
-    gated_delta: GatedDeltaConfig = section(GatedDeltaConfig, used_by={"attention": ("gated_delta",)})
+    qk_norm: bool = setting(False, "normalize each query and key head before the scores", used_by="attention")
+    mla: MLAConfig = section(MLAConfig, used_by="attention")
+    gated_delta: GatedDeltaConfig = section(GatedDeltaConfig, used_by="attention")
     window: int | None = setting(
         None,
         "`window` layers: size of the window; a token attends to positions less than `window` away (decoders: itself "
@@ -116,23 +112,23 @@ class ModelConfig(Section):
 
     position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)
     position_offset: int = setting(
-        0, "unused rows at the start of the position table (BART: 2)", low=0, used_by={"position": ("learned",)}
+        0, "unused rows at the start of the position table (BART: 2)", low=0, used_by="position"
     )
-    rotary: RotaryConfig = section(RotaryConfig, used_by={"position": ("rotary",)})
-    relative: RelativeConfig = section(RelativeConfig, used_by={"position": ("relative",)})
+    rotary: RotaryConfig = section(RotaryConfig, used_by="position")
+    relative: RelativeConfig = section(RelativeConfig, used_by="position")
 
     ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
     ffn_dim: int = setting(2048, "[F] FFN width; for moe, that of one expert", low=1)
     activation: str = setting("relu", "FFN activation; with a gated FFN, of the gate", choices=kinds.ACTIVATIONS)
     ffn_bias: bool = setting(True, "biases in the FFN")
-    moe: MoEConfig = section(MoEConfig, used_by={"ffn": ("moe",)})
+    moe: MoEConfig = section(MoEConfig, used_by="ffn")
 
     norm: str = setting("layernorm", "normalization", choices=kinds.NORMS)
     norm_placement: str = setting(
         "pre", "x + f(norm(x)), norm(x + f(x)), or x + norm(f(norm(x)))", choices=("pre", "post", "both")
     )
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
-    norm_bias: bool = setting(True, "shift parameter of LayerNorm", used_by={"norm": ("layernorm",)})
+    norm_bias: bool = setting(True, "shift parameter of LayerNorm", used_by="norm")
     norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialized to 0")
     final_norm: bool | None = setting(None, "add a norm after each stack; None: unless norm_placement is post")
     embedding_norm: bool = setting(False, "normalize the input of the first layer")
@@ -163,7 +159,7 @@ class ModelConfig(Section):
     dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, below=1.0)
     token_dropout: float = setting(0.0, "dropout rate of whole token embeddings", low=0.0, below=1.0)
     attention_dropout: float = setting(
-        0.0, "dropout rate of attention weights", low=0.0, below=1.0, used_by={"attention": ("multi_head", "mla")}
+        0.0, "dropout rate of attention weights", low=0.0, below=1.0, used_by="attention"
     )
     ffn_dropout: float = setting(0.0, "dropout rate between the two FFN layers", low=0.0, below=1.0)
 
@@ -206,12 +202,10 @@ class ModelConfig(Section):
     )
 
     def check(self) -> None:
-        self._check_limits()
         self._check_heads()
-        self._check_positions()
         self._check_layer_pattern()
-        self._check_experts()
-        self._check_parameterization()
+        if (self.base_dim is not None) != (self.parameterization == "mup"):
+            raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
         if self.family != "seq2seq" and self.ties_inputs:
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
         if self.ties_inputs and self.source_vocab_size != self.vocab_size:
@@ -221,50 +215,22 @@ class ModelConfig(Section):
 
     def values_of(self, switch: str) -> tuple[str, ...]:
         """As `Section.values_of`; `attention` has a value for each kind in the layers."""
-        values = self.attentions if switch == "attention" else (getattr(self, switch),)
-        return values if BUILT_IN.issuperset(values) else ()
-
-    def _check_limits(self) -> None:
-        """Raises `ConfigError` for a setting that some kind of attention in this model does not support."""
-        for kind in self.attentions:
-            for name, allowed, reason, lifted in kinds.LIMITS.get(kind, ()):
-                if getattr(self, name) not in allowed and not (lifted and kind != self.attention):
-                    known = " or ".join(map(repr, allowed))
-                    raise self.error(name, f"is not supported by attention {kind!r}: {reason}; write {known}")
+        return self.attentions if switch == "attention" else (getattr(self, switch),)
 
     def _check_heads(self) -> None:
         if self.head_dim is None and self.dim % self.num_heads:
             raise self.error("num_heads", f"must divide model.dim={self.dim}, or set model.head_dim")
         if self.num_heads % self.kv_heads:
             raise self.error("num_kv_heads", f"must divide model.num_heads={self.num_heads}")
-        if self.attention == "basic" and (self.num_heads > 1 or self.head_size != self.dim):
-            raise self.error("attention", "has no projections; write model.num_heads=1, model.head_dim=None")
-        if self.attention == "basic" and self.position == "rotary":
-            raise self.error("position", "rotates queries and keys, which model.attention='basic' does not project")
-        heads = self.gated_delta.num_heads or self.num_heads
-        if heads % (self.gated_delta.num_key_heads or heads):
-            raise self.error("gated_delta.num_key_heads", f"must divide the {heads} value heads")
-        together = FUSED[self.attention_projections]
-        if 0 < len({*together} & {*self.attention_bias}) < len(together):
-            raise self.error(
-                "attention_bias",
-                f"must have all or none of {', '.join(together)} "
-                f"for model.attention_projections={self.attention_projections!r}",
-            )
-
-    def _check_positions(self) -> None:
-        if self.position.startswith("sinusoidal") and self.dim % 2:
-            raise self.error("dim", f"must be even for model.position={self.position!r}")
-        if self.position == "rotary" and (self.rotary_size % 2 or not self.rotary_size):
-            if self.rotary.fraction == 1:
-                raise self.error("position", f"rotates pairs of features; the head size {self.head_size} must be even")
-            raise self.error(
-                "rotary.fraction", f"rotates {self.rotary_size} of {self.head_size} features, which must be pairs"
-            )
 
     def _check_layer_pattern(self) -> None:
         if not self.layer_pattern:
             raise self.error("layer_pattern", "must name at least one layer, such as ('full',)")
+        for layer in {*self.layer_pattern} & {*kinds.ATTENTIONS}:
+            if not kinds.is_recurrent(layer):
+                raise self.error(
+                    "layer_pattern", f"{layer!r} is no recurrence; write 'full', and model.attention={layer!r}"
+                )
         if self.attention not in self.attentions:
             raise self.error(
                 "layer_pattern",
@@ -279,11 +245,8 @@ class ModelConfig(Section):
             raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
         if self.window is not None and "window" not in self.layer_pattern:
             raise self.error("window", "no layer uses it; write 'window' in model.layer_pattern")
-        if self.rotary.window_base is not None and "window" not in self.layer_pattern:
-            raise self.error("rotary.window_base", "no layer uses it; write 'window' in model.layer_pattern")
-        if self.rotary.window_base is not None and "full" not in self.layer_pattern:
-            raise self.error("rotary.window_base", "is that of all layers; write it as model.rotary.base")
-        if "nope" in self.layer_pattern and self.position in BUILT_IN - {"rotary", "alibi", "relative"}:
+        at_scores = getattr(kinds.load(kinds.POSITIONS, self.position), "at_scores", False)
+        if "nope" in self.layer_pattern and not at_scores:
             raise self.error(
                 "layer_pattern", f"'nope' has no effect with model.position={self.position!r}; write 'full' there"
             )
@@ -292,29 +255,6 @@ class ModelConfig(Section):
                 "layer_pattern",
                 f"no layer uses model.position={self.position!r}; write model.position='none', and 'full' here",
             )
-
-    def _check_experts(self) -> None:
-        if self.ffn != "moe":
-            return
-        if self.ffn_dropout:
-            raise self.error("ffn_dropout", "is not applied to experts; write 0.0 for model.ffn='moe'")
-        if self.scan_layers and self.moe.dense_layers:
-            raise self.error(
-                "scan_layers",
-                "cannot scan over layers that differ: the first model.moe.dense_layers have no experts; write False",
-            )
-        for depth in self.depths:
-            if depth and not any(map(self.has_experts, range(depth))):
-                name = "every" if self.moe.every > depth else "dense_layers"
-                raise self.error(
-                    f"moe.{name}", f"leaves none of the {depth} layers with experts; write a smaller number"
-                )
-
-    def _check_parameterization(self) -> None:
-        if (self.base_dim is not None) != (self.parameterization == "mup"):
-            raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
-        if self.parameterization == "mup" and self.ffn == "moe":
-            raise self.error("parameterization", "has no rule for routers; write 'standard' for model.ffn='moe'")
 
     def known(self, name: str) -> int:
         """Returns a size that may have to be filled in from the data.
@@ -329,7 +269,12 @@ class ModelConfig(Section):
 
     def has_experts(self, layer: int) -> bool:
         """Returns whether a layer of a stack, counted from 0, has a mixture of experts."""
-        return self.ffn == "moe" and layer >= self.moe.dense_layers and (layer + 1) % self.moe.every == 0
+        return self.uses_experts and layer >= self.moe.dense_layers and (layer + 1) % self.moe.every == 0
+
+    @property
+    def uses_experts(self) -> bool:
+        """Whether the FFN of some layers is a mixture of experts."""
+        return getattr(kinds.load(kinds.FFNS, self.ffn), "experts", False)
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -360,22 +305,31 @@ class ModelConfig(Section):
     @property
     def rotary_size(self) -> int:
         """Number of features of each head that `position="rotary"` rotates."""
-        return int((self.mla.rotary_dim if self.attention == "mla" else self.head_size) * self.rotary.fraction)
+        return int(self._size("rotated_size") * self.rotary.fraction)
 
     @property
     def attentions(self) -> tuple[str, ...]:
         """Kinds of self-attention of the layers."""
-        return tuple(dict.fromkeys(kinds.LAYERS[layer] or self.attention for layer in self.layer_pattern))
+        return tuple(dict.fromkeys(map(self.attention_of, self.layer_pattern)))
+
+    def attention_of(self, layer: str) -> str:
+        """Returns the kind of attention of a kind of layer."""
+        return layer if layer in kinds.ATTENTIONS else self.attention
 
     @property
     def score_size(self) -> int:
         """Size of the query and key vectors whose dot product is an attention score."""
-        return self.head_size + (self.mla.rotary_dim if self.attention == "mla" else 0)
+        return self._size("score_size")
 
     @property
     def value_size(self) -> int:
         """Number of features of one value head."""
-        return (self.attention == "mla" and self.mla.value_dim) or self.head_size
+        return self._size("value_size")
+
+    def _size(self, name: str) -> int:
+        """Returns a size that a kind of attention may declare as a function of the config; default: the head size."""
+        size = getattr(kinds.load(kinds.ATTENTIONS, self.attention), name, None)
+        return size(self) if size else self.head_size
 
     @property
     def fixed_dim(self) -> int:

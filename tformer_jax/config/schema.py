@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from tformer_jax.config import effects
+from tformer_jax.config import effects, kinds
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
@@ -132,24 +132,15 @@ class Config(Section):
             raise self.train.error("metric", f"must be one of {metrics} for {of_data}")
         if self.train.loss_chunk and family == "classifier":
             raise self.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
-        if mup and self.optim.optimizer not in ("adamw", "lion", "muon"):
-            raise self.optim.error("optimizer", "must be adamw, lion or muon for model.parameterization='mup'")
+        with_rule = (
+            [name for name, kind in kinds.loaded(kinds.OPTIMIZERS) if hasattr(kind, "width_power")] if mup else []
+        )
+        if mup and self.optim.optimizer not in with_rule:
+            raise self.optim.error("optimizer", f"must be {' or '.join(with_rule)} for model.parameterization='mup'")
         if mup and self.train.lora_rank:
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.train.lora_rank and self.train.start_from is None:
             raise self.train.error("lora_rank", "updates the weights of a trained run: name it in train.start_from")
-        if self.train.lora_rank and self.optim.optimizer == "muon":
-            raise self.optim.error(
-                "optimizer", "must not be 'muon' with train.lora_rank: it would use AdamW for all factors"
-            )
-        if self.train.weights == "ema" and self.optim.optimizer == "schedule_free_adamw":
-            raise self.train.error("weights", "must not be 'ema' for an optimizer that evaluates its own average")
-        if self.optim.optimizer == "schedule_free_adamw" and self.model.param_dtype != "float32":
-            raise self.model.error(
-                "param_dtype",
-                "must be 'float32' for optim.optimizer='schedule_free_adamw', which computes its average "
-                "from the parameters",
-            )
 
     def _check_translation(self, *, translates: bool, of_data: str) -> None:
         """Raises `ConfigError` for a setting that only translation uses, or that it does not use."""

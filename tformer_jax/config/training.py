@@ -4,13 +4,11 @@ import dataclasses
 import math
 from typing import ClassVar
 
+from tformer_jax.config import kinds
 from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, Section, setting
 
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
-
-MOMENTS = ("adamw", "lamb", "muon", "schedule_free_adamw")
-"""Optimizers with Adam's first and second moments, for some or all parameters."""
 
 METRICS = {
     "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
@@ -31,7 +29,7 @@ class OptimConfig(Section):
     optimizer: str = setting(
         "adamw",
         "muon: adamw for embeddings and non-matrix parameters; schedule_free_adamw: averaged parameters are evaluated",
-        choices=("adamw", "adafactor", "lion", "lamb", "sgd", "muon", "schedule_free_adamw"),
+        choices=kinds.OPTIMIZERS,
     )
     schedule: str = setting(
         "inverse_sqrt",
@@ -76,17 +74,11 @@ class OptimConfig(Section):
         "decay of the first moment; sgd: momentum",
         low=0.0,
         below=1.0,
-        used_by={"optimizer": (*MOMENTS, "lion", "sgd")},
+        used_by="optimizer",
     )
-    beta2: float = setting(
-        0.98, "decay of the second moment", low=0.0, below=1.0, used_by={"optimizer": (*MOMENTS, "lion")}
-    )
-    muon_beta: float = setting(
-        0.95, "momentum coefficient of Muon", low=0.0, below=1.0, used_by={"optimizer": ("muon",)}
-    )
-    eps: float = setting(
-        1e-9, "added to the square root of the second moment", above=0.0, used_by={"optimizer": MOMENTS}
-    )
+    beta2: float = setting(0.98, "decay of the second moment", low=0.0, below=1.0, used_by="optimizer")
+    muon_beta: float = setting(0.95, "momentum coefficient of Muon", low=0.0, below=1.0, used_by="optimizer")
+    eps: float = setting(1e-9, "added to the square root of the second moment", above=0.0, used_by="optimizer")
     weight_decay: float = setting(
         0.0,
         "decoupled weight decay, multiplied by the learning rate; sgd: L2 penalty",
@@ -123,15 +115,6 @@ class OptimConfig(Section):
             glob, _, factor = entry.rpartition("=")
             if not glob or not _is_factor(factor):
                 raise self.error("learning_rate_factors", f"{entry!r} must be GLOB=FACTOR, such as '*embedding=0.1'")
-        if self.optimizer == "schedule_free_adamw":
-            if self.schedule != "constant":
-                raise self.error("schedule", "must be 'constant' for optim.optimizer='schedule_free_adamw'")
-            if self.learning_rate_factors:
-                raise self.error(
-                    "learning_rate_factors", "is not supported by optim.optimizer='schedule_free_adamw'; write ()"
-                )
-            if not self.beta1:
-                raise self.error("beta1", "must be larger than 0 for optim.optimizer='schedule_free_adamw'")
 
 
 @dataclasses.dataclass(frozen=True)

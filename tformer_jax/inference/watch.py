@@ -72,7 +72,7 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     Raises:
         UserError: a layer has no attention weights, or its module does not store its operands.
     """
-    if recurrent := kinds.RECURRENT.intersection(model.cfg.attentions):
+    if recurrent := [*filter(kinds.is_recurrent, model.cfg.attentions)]:
         raise UserError(f"layers with attention {min(recurrent)!r} have no attention weights, but a recurrent state")
     cfg, arguments = model.cfg, registry.FAMILIES[model.cfg.family].arguments(batch)
     _, collected = model.apply({"params": params}, **arguments, mutable=[COLLECTION])

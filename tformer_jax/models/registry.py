@@ -81,7 +81,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
     There are none if `cfg.attention` is a recurrence. `train` includes dropout. Packed segments are not included,
     because they depend on the batch.
     """
-    if cfg.attention in kinds.RECURRENT:
+    if kinds.is_recurrent(cfg.attention):
         return {}
     windows = {"window"} if "window" in cfg.layer_pattern else set()
     prefix = {"prefix"} if cfg.prefix_lm else set()
@@ -111,7 +111,7 @@ def attention_backends(cfg: ModelConfig, length: int) -> dict[str, str]:
 
     Instead of a backend, a decoder without attention has the name of its recurrence.
     """
-    if cfg.attention in kinds.RECURRENT:
+    if kinds.is_recurrent(cfg.attention):
         return {"decoder": cfg.attention}
     if cfg.attention_backend != "auto":
         return dict.fromkeys(attention_needs(cfg, train=True), cfg.attention_backend)

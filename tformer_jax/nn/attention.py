@@ -9,6 +9,8 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
+from tformer_jax.config.kinds import Limit
+from tformer_jax.config.layouts import FUSED
 from tformer_jax.nn.attention_positions import RotationOrBias
 from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import KeyValues, TokenCache
@@ -30,6 +32,27 @@ class Attention(Module):
     cfg: ModelConfig
     cross: bool = False
     cache: ClassVar[type[TokenCache]] = KeyValues
+    settings: ClassVar[tuple[str, ...]] = (
+        "num_kv_heads",
+        "attention_projections",
+        "attention_bias",
+        "attention_scale",
+        "attention_softcap",
+        "attention_sinks",
+        "attention_dropout",
+        "qk_norm",
+    )
+
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raises `ConfigError` if only some of the fused projections have a bias."""
+        together = FUSED[cfg.attention_projections]
+        if 0 < len({*together} & {*cfg.attention_bias}) < len(together):
+            raise cfg.error(
+                "attention_bias",
+                f"must have all or none of {', '.join(together)} "
+                f"for model.attention_projections={cfg.attention_projections!r}",
+            )
 
     def setup(self) -> None:
         cfg = self.cfg
@@ -159,6 +182,18 @@ class BasicAttention(nn.Module):
     cfg: ModelConfig
     cross: bool = False
     cache: ClassVar[type[TokenCache]] = KeyValues
+    settings: ClassVar[tuple[str, ...]] = ("num_kv_heads",)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("model.parameterization", ("standard",), "has no scale of the scores"),
+    )
+
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raises `ConfigError` for several heads, or rotations."""
+        if cfg.num_heads > 1 or cfg.head_size != cfg.dim:
+            raise cfg.error("attention", "has no projections; write model.num_heads=1, model.head_dim=None")
+        if cfg.position == "rotary":
+            raise cfg.error("position", "rotates queries and keys, which model.attention='basic' does not project")
 
     def __call__(
         self,

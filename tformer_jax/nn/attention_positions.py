@@ -66,6 +66,8 @@ class AttentionPositions(Module):
 
     cfg: ModelConfig
     bidirectional: bool = False
+    at_scores: ClassVar[bool] = True
+    """Layers of kind "nope" do without it."""
     adds_bias: ClassVar[bool] = False
 
     def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
@@ -128,6 +130,21 @@ def rotary_magnitude(cfg: ModelConfig, *, window: bool) -> float:
 
 class Rotary(AttentionPositions):
     """Rotary position embeddings: the score of two tokens depends only on their relative position."""
+
+    settings: ClassVar[tuple[str, ...]] = ("rotary",)
+
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raises `ConfigError` if the rotated features are not pairs, or no layer uses `rotary.window_base`."""
+        rotary, H, R = cfg.rotary, cfg.head_size, cfg.rotary_size
+        if (R % 2 or not R) and rotary.fraction == 1:
+            raise cfg.error("position", f"rotates pairs of features; the head size {H} must be even")
+        if R % 2 or not R:
+            raise cfg.error("rotary.fraction", f"rotates {R} of {H} features, which must be pairs")
+        if rotary.window_base is not None and "window" not in cfg.layer_pattern:
+            raise cfg.error("rotary.window_base", "no layer uses it; write 'window' in model.layer_pattern")
+        if rotary.window_base is not None and "full" not in cfg.layer_pattern:
+            raise cfg.error("rotary.window_base", "is that of all layers; write it as model.rotary.base")
 
     def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
         """Returns the rotation by `position * frequency`, which also multiplies by `rotary_magnitude`."""
@@ -225,6 +242,7 @@ class RelativeBuckets(AttentionPositions):
     """Relative position biases of T5, with one table for all layers of a stack."""
 
     adds_bias = True
+    settings: ClassVar[tuple[str, ...]] = ("relative",)
 
     @nn.compact
     def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:

@@ -268,8 +268,8 @@ def _cache(
     (batch, _) = next(iter(slots.values())).tokens.positions.shape
 
     def self_attention(layer: str) -> LayerState:
-        attention = kinds.LAYERS[layer] or cfg.attention
-        if attention in kinds.RECURRENT:
+        attention = cfg.attention_of(layer)
+        if kinds.is_recurrent(attention):
             state: RowState = kinds.load(kinds.ATTENTIONS, attention).cache.empty(cfg, batch, width)
             return state
         return empty_entries(cfg, attention, *sizes[mask_kind(layer)]).stored(dtype)

@@ -55,7 +55,7 @@ class GatedFFN(FFN):
 
 def make_ffn(cfg: ModelConfig, *, experts: bool = True) -> nn.Module:
     """Builds the FFN that `cfg.ffn` names; without `experts`, the dense FFN of a model with experts."""
-    if cfg.ffn == "moe" and not experts:
+    if cfg.uses_experts and not experts:
         return make_dense(cfg, cfg.moe.dense_dim)
     ffn: nn.Module = kinds.load(kinds.FFNS, cfg.ffn)(cfg)
     return ffn

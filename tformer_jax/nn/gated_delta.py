@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.config.kinds import Limit
 from tformer_jax.nn import delta_rule
 from tformer_jax.nn.kv_cache import RowState
 from tformer_jax.nn.linear import Linear, broadcast_like
@@ -114,6 +115,27 @@ class GatedDelta(Module):
     cfg: ModelConfig
     cross: bool = False
     cache: ClassVar[type[RowState]] = DeltaState
+    settings: ClassVar[tuple[str, ...]] = ("gated_delta",)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("model.family", ("decoder_lm",), "a recurrent state only reads earlier tokens"),
+        Limit("model.prefix_lm", (False,), "a recurrent state only reads earlier tokens"),
+        Limit("model.parameterization", ("standard",), "has no rule for recurrent states"),
+        Limit("model.window", (None,), "a recurrent state has no window", lifted=True),
+        Limit("model.attention_backend", ("auto", "reference"), "a recurrence has one implementation", lifted=True),
+        Limit(
+            "model.position",
+            ("none", "sinusoidal", "sinusoidal_halves", "learned"),
+            "a recurrence has no scores",
+            lifted=True,
+        ),
+    )
+
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raises `ConfigError` if value heads cannot be grouped by query and key heads."""
+        N, K, _, _ = Sizes.of(cfg)
+        if N % K:
+            raise cfg.error("gated_delta.num_key_heads", f"must divide the {N} value heads")
 
     def setup(self) -> None:
         cfg, model = self.cfg, ((axes.EMBED, self.cfg.dim),)

@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.config.kinds import Limit
 from tformer_jax.nn.attention_ops import Operands, attend
 from tformer_jax.nn.attention_positions import RotationOrBias
 from tformer_jax.nn.cached_attention import attend_with_cache
@@ -54,6 +55,23 @@ class LatentAttention(nn.Module):
     cfg: ModelConfig
     cross: bool = False
     cache: ClassVar[type[TokenCache]] = Latents
+    settings: ClassVar[tuple[str, ...]] = ("mla", "attention_scale", "attention_softcap", "attention_dropout")
+    limits: ClassVar[tuple[Limit, ...]] = (Limit("model.parameterization", ("standard",), "has no rule for latents"),)
+
+    @staticmethod
+    def rotated_size(cfg: ModelConfig) -> int:
+        """Returns R."""
+        return cfg.mla.rotary_dim
+
+    @staticmethod
+    def score_size(cfg: ModelConfig) -> int:
+        """Returns H + R, the size of queries and keys."""
+        return cfg.head_size + cfg.mla.rotary_dim
+
+    @staticmethod
+    def value_size(cfg: ModelConfig) -> int:
+        """Returns the size of a value head."""
+        return cfg.mla.value_dim or cfg.head_size
 
     def setup(self) -> None:
         cfg, mla = self.cfg, self.cfg.mla

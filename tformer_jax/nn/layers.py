@@ -90,11 +90,11 @@ class TransformerLayer(nn.Module):
     cross: bool = False
     kind: str = "full"
     experts: bool = True
-    """Whether the FFN has experts, if `cfg.ffn` is "moe"."""
+    """Whether the FFN has experts, if the model uses them."""
 
     def setup(self) -> None:
-        attention = kinds.LAYERS[self.kind] or self.cfg.attention
-        self.recurrent = attention in kinds.RECURRENT
+        attention = self.cfg.attention_of(self.kind)
+        self.recurrent = kinds.is_recurrent(attention)
         self.self_attention = make_attention(self.cfg, attention)
         self.self_attention_residual = Residual(self.cfg)
         if self.cross:

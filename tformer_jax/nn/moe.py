@@ -1,7 +1,7 @@
 """Mixture of experts: a router sends each token to k of E feed-forward networks."""
 
 from fractions import Fraction
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.config.kinds import Limit
 from tformer_jax.nn.experts import AXES, mixture
 from tformer_jax.nn.ffn import make_dense
 from tformer_jax.nn.linear import kernel_initializer, residual_factor
@@ -39,6 +40,27 @@ class MixtureOfExperts(Module):
     """
 
     cfg: ModelConfig
+    experts: ClassVar[bool] = True
+    settings: ClassVar[tuple[str, ...]] = ("moe",)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("model.ffn_dropout", (0.0,), "is not applied to experts"),
+        Limit("model.parameterization", ("standard",), "has no rule for routers"),
+    )
+
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raises `ConfigError` if a stack has no experts, or cannot be scanned."""
+        if cfg.scan_layers and cfg.moe.dense_layers:
+            raise cfg.error(
+                "scan_layers",
+                "cannot scan over layers that differ: the first model.moe.dense_layers have no experts; write False",
+            )
+        for depth in cfg.depths:
+            if depth and not any(map(cfg.has_experts, range(depth))):
+                name = "every" if cfg.moe.every > depth else "dense_layers"
+                raise cfg.error(
+                    f"moe.{name}", f"leaves none of the {depth} layers with experts; write a smaller number"
+                )
 
     @nn.compact
     def __call__(

@@ -5,6 +5,7 @@ of the size of x.
 """
 
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,8 @@ class Norm(Module):
 
 class LayerNorm(Norm):
     """Layer normalization with a learned scale and, with `cfg.norm_bias`, a learned bias."""
+
+    settings: ClassVar[tuple[str, ...]] = ("norm_bias",)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

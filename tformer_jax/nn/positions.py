@@ -1,5 +1,7 @@
 """Position embeddings, which are added to token embeddings; `attention_positions` has those of attention."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,12 +58,18 @@ class NoPositions:
 class Sinusoidal(EmbeddingPositions):
     """Fixed vectors of `sinusoidal`."""
 
+    @staticmethod
+    def check(cfg: ModelConfig) -> None:
+        """Raises `ConfigError` for an odd width."""
+        if cfg.dim % 2:
+            raise cfg.error("dim", f"must be even for model.position={cfg.position!r}")
+
     def __call__(self, positions: jax.Array) -> jax.Array:
         """Embeds positions int [..., T] -> [..., T, D]."""
         return sinusoidal(positions, self.cfg.dim).astype(self.cfg.dtype)
 
 
-class SinusoidalHalves(EmbeddingPositions):
+class SinusoidalHalves(Sinusoidal):
     """The sines and cosines of `sinusoid`, with all sines first, as in tensor2tensor and Marian."""
 
     def __call__(self, positions: jax.Array) -> jax.Array:
@@ -71,6 +79,8 @@ class SinusoidalHalves(EmbeddingPositions):
 
 class Learned(EmbeddingPositions):
     """One learned vector for each position below `cfg.max_length`."""
+
+    settings: ClassVar[tuple[str, ...]] = ("position_offset",)
 
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:

@@ -147,7 +147,7 @@ def check_model(cfg: Config, sizes: Mapping[str, int]) -> None:
     Raises:
         UserError: an axis does not divide what it shards.
     """
-    model, moe = cfg.model, cfg.model.ffn == "moe"
+    model, moe = cfg.model, cfg.model.uses_experts
     if sizes["expert"] > 1 and not moe:
         raise cfg.parallel.error(
             "expert", "the model has no experts; write model.ffn='moe', or use parallel.fsdp instead"
@@ -160,6 +160,6 @@ def check_model(cfg: Config, sizes: Mapping[str, int]) -> None:
     if cfg.parallel.preset == "zero1" and model.dim % math.prod(shares.values()):
         product = " * ".join(f"{axis}={size}" for axis, size in shares.items())
         raise model.error("dim", f"must be a multiple of the mesh's {product} for parallel.preset='zero1'")
-    recurrent = [kind for kind in model.attentions if kind in kinds.RECURRENT]
+    recurrent = [kind for kind in model.attentions if kinds.is_recurrent(kind)]
     if recurrent and sizes["sequence"] > 1:
         raise cfg.parallel.error("sequence", f"attention {recurrent[0]!r} reads its tokens in order; write 1")

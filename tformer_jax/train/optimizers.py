@@ -7,10 +7,7 @@ fused projections as a parameter of its own, so that the layout of the parameter
 import dataclasses
 import fnmatch
 import functools
-import itertools
-import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,20 +18,11 @@ from flax.core.meta import is_axis_metadata
 from optax import contrib
 
 from tformer_jax import axes
-from tformer_jax.config import Config, ModelConfig, OptimConfig
+from tformer_jax.config import Config, ModelConfig, OptimConfig, kinds
 from tformer_jax.models import conversions, registry
 from tformer_jax.nn.module import parameter_name
 from tformer_jax.train import globs, lora, schedules
 from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
-
-MUON_RMS = 0.2
-"""RMS of Muon's updates: that of AdamW's, so that both use the same learning rate ("Muon is Scalable", 2025)."""
-
-WHOLE_PARAMETER_OPTIMIZERS = ("adafactor", "lamb", "muon")
-"""Optimizers whose update of an element depends on the whole parameter."""
-
-Build = Callable[[OptimConfig, optax.Schedule, Any, Any], optax.GradientTransformation]
-"""Builds an optimizer from the settings, the schedule, a bool tree for weight decay, and boxed parameter shapes."""
 
 
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
@@ -52,7 +40,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trainable_shapes(cfg.train, shapes)
     names = parameter_names(shapes)
     mask = decay_mask(optim, names)
-    core = functools.partial(OPTIMIZERS[optim.optimizer], optim, schedule)
+    core = functools.partial(_kind(optim), optim, schedule)
     separate, split = _separate_shapes(cfg), split_shapes(cfg)
     clips = [optax.clip_by_global_norm(optim.clip_norm)] if optim.clip_norm else []
     if split is None:
@@ -72,6 +60,10 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     if optim.learning_rate_factors:
         optimizer = _scaled(optimizer, _factors(optim, names))
     return _in_float32(optax.chain(_without_state(clips), optimizer))
+
+
+def _kind(optim: OptimConfig) -> Any:
+    return kinds.load(kinds.OPTIMIZERS, optim.optimizer)
 
 
 def decay_mask(optim: OptimConfig, names: Any) -> Any:
@@ -97,7 +89,7 @@ def parameter_names(shapes: Any) -> Any:
 
 def split_shapes(cfg: Config) -> Any | None:
     """Returns boxed shapes with separate projections if the optimizer splits fused ones, else None."""
-    return _separate_shapes(cfg) if cfg.optim.optimizer in WHOLE_PARAMETER_OPTIMIZERS else None
+    return None if getattr(_kind(cfg.optim), "elementwise", False) else _separate_shapes(cfg)
 
 
 def _separate_shapes(cfg: Config) -> Any | None:
@@ -110,12 +102,11 @@ def _separate_shapes(cfg: Config) -> Any | None:
 def width_factors(cfg: Config, shapes: Any) -> Any:
     """Returns muP's learning-rate factor of each parameter (Tensor Programs V, 2022, table 8).
 
-    With m = D / `model.base_dim`, matrices between hidden layers have 1 / m, because updates by sign (AdamW, Lion) add
-    up over the inputs; Muon's orthogonal updates have m^-0.5. Embeddings, output heads, biases and norms have 1. The
+    With m = D / `model.base_dim`, matrices between hidden layers have the power of m that the optimizer declares as
+    `width_power`. Embeddings, output heads, biases and norms have 1. The
     product of weight decay and learning rate does not depend on the width, as in the authors' implementation.
     """
-    m = cfg.model.width_factor
-    factor = m**-0.5 if cfg.optim.optimizer == "muon" else 1 / m
+    factor = cfg.model.width_factor ** _kind(cfg.optim).width_power
     return jax.tree.map(lambda box: factor if matrix_axes(box.names) else 1.0, shapes, is_leaf=is_axis_metadata)
 
 
@@ -158,23 +149,6 @@ def _on_separate_projections(
     return optax.GradientTransformation(lambda params: optimizer.init(split(params)), update)
 
 
-def _by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.GradientTransformation:
-    """Maps an optimizer with `vmap` over the leading `STACKED_AXES` of each parameter."""
-
-    def sizes(box: Any) -> str:
-        named = zip(box.names, box.value.shape, strict=True)
-        return ",".join(str(size) for _, size in itertools.takewhile(lambda axis: axis[0] in STACKED_AXES, named))
-
-    def mapped(sizes: str) -> optax.GradientTransformation:
-        init, update = optimizer.init, optimizer.update
-        for _ in filter(None, sizes.split(",")):
-            init, update = jax.vmap(init), jax.vmap(update)
-        return optax.GradientTransformation(init, update)
-
-    labels = jax.tree.map(sizes, shapes, is_leaf=is_axis_metadata)
-    return optax.partition({label: mapped(label) for label in set(jax.tree.leaves(labels))}, labels)
-
-
 def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
     """Applies `optax.adaptive_grad_clip` with the inputs of one kernel output, or a whole bias, as a unit.
 
@@ -195,115 +169,6 @@ def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
     return optax.stateless(
         lambda updates, params: jax.tree.map(clip, shapes, updates, params, is_leaf=is_axis_metadata)
     )
-
-
-def _adamw(optim, schedule, mask, _):
-    return optax.adamw(
-        schedule, b1=optim.beta1, b2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay, mask=mask
-    )
-
-
-def _adafactor(optim, schedule, mask, shapes):
-    adafactor = optax.adafactor(schedule)
-
-    def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
-        rate = optim.weight_decay * schedule(opt_state[0].count)
-        updates, opt_state = adafactor.update(grads, opt_state, params)
-        if not optim.weight_decay:
-            return updates, opt_state
-
-        def decayed(decays: bool, update: Any, param: Any) -> Any:
-            return jax.tree.map(lambda u, p: u - rate * p, update, param) if decays else update
-
-        return jax.tree.map(decayed, mask, updates, params), opt_state
-
-    return _by_layer(optax.GradientTransformation(adafactor.init, update), shapes)
-
-
-def _lion(optim, schedule, mask, _):
-    return optax.lion(schedule, b1=optim.beta1, b2=optim.beta2, weight_decay=optim.weight_decay, mask=mask)
-
-
-def _lamb(optim, schedule, mask, shapes):
-    lamb = optax.lamb(
-        schedule, b1=optim.beta1, b2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay, mask=mask
-    )
-    return _by_layer(lamb, shapes)
-
-
-def _sgd(optim, schedule, mask, _):
-    decay = optax.add_decayed_weights(optim.weight_decay, mask)
-    return optax.chain(decay, optax.sgd(schedule, momentum=optim.beta1 or None))
-
-
-def _muon(optim, schedule, mask, shapes):
-    def choose(tree: Any, label: str) -> Any:
-        return jax.tree.map(lambda leaf, found: leaf if found == label else optax.MaskedNode(), tree, labels)
-
-    numbers = jax.tree.map(lambda box: matrix_axes(box.names) or optax.MaskedNode(), shapes, is_leaf=is_axis_metadata)
-    labels = jax.tree.map(lambda box: "muon" if matrix_axes(box.names) else "adamw", shapes, is_leaf=is_axis_metadata)
-    matrices = optax.chain(
-        optax.trace(optim.muon_beta, nesterov=True),
-        optax.stateless(lambda momentum, _: _orthogonal(momentum, numbers)),
-        optax.add_decayed_weights(optim.weight_decay, choose(mask, "muon")),
-        optax.scale_by_learning_rate(schedule),
-    )
-    return optax.partition({"muon": matrices, "adamw": _adamw(optim, schedule, choose(mask, "adamw"), None)}, labels)
-
-
-def _orthogonal(momentum: Any, numbers: Any) -> Any:
-    """Orthogonalizes the momentum by Newton-Schulz iteration and scales it to the size of AdamW's updates.
-
-    Matrices of one shape are stacked, so that compilation takes no longer for many layers than for one. Optax's Muon
-    runs without its own momentum, which weighs the first gradients differently from the published one.
-    """
-    matrices, structure = jax.tree.flatten(jax.tree.map(_as_matrices, momentum, numbers))
-    members: dict[tuple[int, int], list[int]] = {}
-    for index, matrix in enumerate(matrices):
-        members.setdefault(matrix.shape[1:], []).append(index)
-    stacks = {shape: jnp.concatenate([matrices[index] for index in indices]) for shape, indices in members.items()}
-    by_matrix = dict.fromkeys(stacks, contrib.MuonDimensionNumbers(1, 2))
-    newton_schulz = contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=by_matrix)
-    stacks, _ = newton_schulz.update(stacks, newton_schulz.init(stacks))
-    for shape, indices in members.items():
-        ends = np.cumsum([len(matrices[index]) for index in indices])
-        for index, part in zip(indices, jnp.split(stacks[shape], ends[:-1]), strict=True):
-            matrices[index] = MUON_RMS * math.sqrt(max(shape)) * part
-    return jax.tree.map(_as_parameter, jax.tree.unflatten(structure, matrices), momentum, numbers)
-
-
-def _as_matrices(array: jax.Array, sides: contrib.MuonDimensionNumbers) -> jax.Array:
-    """Reshapes a parameter to matrices [n, rows, columns], transposed if rows > columns."""
-    rows, columns = (math.prod(array.shape[axis] for axis in side) for side in sides)
-    matrices = array.reshape(-1, rows, columns)
-    return matrices if rows <= columns else jnp.swapaxes(matrices, 1, 2)
-
-
-def _as_parameter(matrices: jax.Array, parameter: jax.Array, sides: contrib.MuonDimensionNumbers) -> jax.Array:
-    """Inverts `_as_matrices`: returns an array of the parameter's shape."""
-    rows, columns = (math.prod(parameter.shape[axis] for axis in side) for side in sides)
-    return (matrices if rows <= columns else jnp.swapaxes(matrices, 1, 2)).reshape(parameter.shape)
-
-
-def _schedule_free_adamw(optim, schedule, mask, _):
-    adamw = optax.adamw(schedule, b1=0.0, b2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay, mask=mask)
-    free = contrib.schedule_free(adamw, lambda count: schedule(count - 1), b1=optim.beta1)
-
-    def init(params: Any) -> optax.OptState:
-        return free.init(params)._replace(step_count=jnp.ones((), jnp.int32))  # whatever the first count of Optax is
-
-    return optax.GradientTransformationExtraArgs(init, free.update)
-
-
-OPTIMIZERS: dict[str, Build] = {
-    "adamw": _adamw,
-    "adafactor": _adafactor,
-    "lion": _lion,
-    "lamb": _lamb,
-    "sgd": _sgd,
-    "muon": _muon,
-    "schedule_free_adamw": _schedule_free_adamw,
-}
 
 
 def _factors(optim: OptimConfig, names: Any) -> Any:

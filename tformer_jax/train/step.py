@@ -66,7 +66,7 @@ def make_train_step(
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
-        if cfg.model.ffn == "moe":
+        if cfg.model.uses_experts:
             metrics["auxiliary_loss"] = auxiliary_loss
         if train.log_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trainable, "param_norm")
