@@ -145,7 +145,7 @@ def test_settings_are_changed_by_their_full_names():
         ({"train": {"ema_decay": 1}}, "train.ema_decay=1.0: must be below 1"),
         (
             {"train": {"lora_rank": 2, "start_from": "run"}, "optim": {"optimizer": "muon"}},
-            "optim.optimizer='muon': must not be 'muon' with train.lora_rank",
+            "train.lora_rank=2: is not supported by optimizer 'muon': would use AdamW for all factors; write 0",
         ),
         ({"train": {"lora_rank": 2}}, "train.lora_rank=2: updates the weights of a trained run"),
         (
@@ -157,14 +157,14 @@ def test_settings_are_changed_by_their_full_names():
                 "optim": {"optimizer": "schedule_free_adamw", "schedule": "constant", "learning_rate": 1e-3},
                 "train": {"weights": "ema", "ema_decay": 0.9},
             },
-            "train.weights='ema': must not be 'ema' for an optimizer that evaluates its own average",
+            "train.weights='ema': is not supported by optimizer 'schedule_free_adamw': evaluates its own average",
         ),
         (
             {
                 "optim": {"optimizer": "schedule_free_adamw", "schedule": "constant", "learning_rate": 1e-3},
                 "model": {"param_dtype": "bfloat16"},
             },
-            "model.param_dtype='bfloat16': must be 'float32' for optim.optimizer='schedule_free_adamw'",
+            "model.param_dtype='bfloat16': is not supported by optimizer 'schedule_free_adamw': computes its",
         ),
     ],
 )

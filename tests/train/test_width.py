@@ -222,6 +222,6 @@ def test_refused_settings():
         tiny("decoder_lm", parameterization="mup")
     with pytest.raises(UserError, match="has no rule for routers"):
         tiny("decoder_lm", parameterization="mup", base_dim=8, ffn="moe")
-    with pytest.raises(UserError, match="must be adamw, lion or muon"):
+    with pytest.raises(UserError, match="must be adamw, lion, muon"):
         cfg = config("decoder_lm", 64, "adamw")
         dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer="lamb"))

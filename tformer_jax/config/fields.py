@@ -242,7 +242,7 @@ class Section:
         """Raises `ConfigError` if settings contradict each other."""
 
     def check_limits(self, user: "Section") -> None:
-        """Raises `ConfigError` for a setting of this section that a kind in use by the section `user` does not support."""
+        """Raises `ConfigError` for a setting of this section that a kind in use by `user` does not support."""
         path = qualified(self.path, "")
         for switch, name, kind in user.kinds_in_use():
             for setting, allowed, reason, lifted in getattr(kind, "limits", ()):

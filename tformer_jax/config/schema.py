@@ -132,11 +132,9 @@ class Config(Section):
             raise self.train.error("metric", f"must be one of {metrics} for {of_data}")
         if self.train.loss_chunk and family == "classifier":
             raise self.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
-        with_rule = (
-            [name for name, kind in kinds.loaded(kinds.OPTIMIZERS) if hasattr(kind, "width_power")] if mup else []
-        )
-        if mup and self.optim.optimizer not in with_rule:
-            raise self.optim.error("optimizer", f"must be {' or '.join(with_rule)} for model.parameterization='mup'")
+        if mup and not hasattr(kinds.load(kinds.OPTIMIZERS, self.optim.optimizer), "width_power"):
+            users = [name for name, kind in kinds.loaded(kinds.OPTIMIZERS) if hasattr(kind, "width_power")]
+            raise self.optim.error("optimizer", f"must be {', '.join(users)} for model.parameterization='mup'")
         if mup and self.train.lora_rank:
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.train.lora_rank and self.train.start_from is None:
