@@ -212,6 +212,17 @@ class Section:
         return {name: kind for name, kind in hints if isinstance(kind, type) and issubclass(kind, Section)}
 
     @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Returns all defaults as nested dictionaries; unlike a section with them, it loads no kinds."""
+        hints, nested = typing.get_type_hints(cls), cls.nested()
+        return {
+            field.name: nested[field.name].defaults()
+            if field.name in nested
+            else coerce(hints[field.name], field.default)
+            for field in dataclasses.fields(cls)
+        }
+
+    @classmethod
     def nested_name(cls, name: str) -> str | None:
         """Finds a setting of a nested section, such as `moe.num_experts`, by `num_experts` or `moe_num_experts`."""
         for group, section in cls.nested().items():

@@ -11,7 +11,7 @@ import numpy as np
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.config import Config
-from tformer_jax.config.convert import flat, flat_values
+from tformer_jax.config.convert import flat_values
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
 from tformer_jax.runs import events, guards, run_folder
@@ -123,7 +123,7 @@ def load(folder: Path, name: str) -> RunFiles:
     return RunFiles(
         name=name,
         folder=folder,
-        config=flat(Config()) | {key: _setting(value) for key, value in flat_values(config).items()},
+        config=flat_values(Config.defaults()) | {key: _setting(value) for key, value in flat_values(config).items()},
         provenance=_json(folder / "provenance.json"),
         corpus=_json(folder / run_folder.CORPUS),
         model=_json(folder / "model.json"),

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tformer_jax.config import LOWER_IS_BETTER, Config, flat
+from tformer_jax.config import LOWER_IS_BETTER, Config
+from tformer_jax.config.convert import flat_values
 from tformer_jax.report.bootstrap import Estimate, estimates
 from tformer_jax.report.charts import TITLES, ordered
 from tformer_jax.report.outputs import Piece, choose, marked
@@ -147,7 +148,7 @@ def settings(runs: Sequence[RunFiles]) -> dict[str, Any]:
     for name in names:
         sections.setdefault(name.partition(".")[0] if "." in name else "run", []).append(name)
     plain = [{name: repr(value) for name, value in run.config.items()} for run in runs]
-    default = {name: repr(value) for name, value in flat(Config()).items()}
+    default = {name: repr(value) for name, value in flat_values(Config.defaults()).items()}
     return {
         "sections": sections,
         "values": plain,
