@@ -12,7 +12,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import train_tokenizers
-from tformer_jax.lab.commands import checks
+from tformer_jax.lab.commands import machine_checks
 
 TRUNCATED = gzip.compress("".join(f"{n}\t-{n}\n" for n in range(5000)).encode())[:-3000]
 MISTAKES = [
@@ -175,7 +175,7 @@ def test_a_folder_is_not_a_file(tmp_path, name):
     sentence = f"{tmp_path / name} is a folder: name a file in it, or a glob such as"
     with pytest.raises(DataError, match=sentence):
         load_corpus(cfg, tmp_path)
-    assert [sentence in problem for problem in checks.data(cfg, tmp_path)] == [True]
+    assert [sentence in problem for problem in machine_checks.check_data(cfg, tmp_path)] == [True]
 
 
 def test_an_empty_entry_is_not_a_file(tmp_path):
@@ -187,7 +187,7 @@ def test_other_braces_than_the_language_are_part_of_the_path(tmp_path):
     cfg = config("parallel_lines", "a.{split}.{lang}")
     with pytest.raises(DataError, match=r"a\.{split}\.en does not exist"):
         load_corpus(cfg, tmp_path)
-    assert ["a.{split}.en does not exist" in problem for problem in checks.data(cfg, tmp_path)] == [True]
+    assert ["a.{split}.en does not exist" in problem for problem in machine_checks.check_data(cfg, tmp_path)] == [True]
     write(tmp_path, **{"a.{split}.en": b"1\n2\n", "a.{split}.de": b"3\n4\n"})
     assert load_corpus(cfg, tmp_path).train == [{"source": "1", "target": "3"}]
 

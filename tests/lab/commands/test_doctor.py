@@ -14,9 +14,9 @@ from tests.helpers import rest_slow
 from tests.parallel.test_presets import PRESETS, config, set_up
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, TrainConfig
-from tformer_jax.lab.commands import checks, placement
-from tformer_jax.lab.commands.diagnosis import kept
+from tformer_jax.lab.commands import machine_checks, placement
 from tformer_jax.lab.commands.doctor import main
+from tformer_jax.lab.commands.doctor_report import checkpoints_on_disk
 
 ROOT = Path(__file__).resolve().parents[3]
 CLDR = ["--config", str(ROOT / "configs" / "translate_cldr.py")]
@@ -68,7 +68,7 @@ def test_an_assumed_number_of_classes_and_what_prepared_data_do_not_read(tmp_pat
 def test_reported_bytes_equal_those_of_the_state(preset):
     cfg = config("decoder_lm", preset=preset)
     mesh, state, _ = set_up(cfg)
-    found = placement.of(cfg, mesh.shape)
+    found = placement.estimate_placement(cfg, mesh.shape)
     assert found.parameters == held(state.params)
     assert found.optimizer == held(state.opt_state)
     assert found.mean == held(state.ema)
@@ -166,9 +166,9 @@ def test_other_runs_are_no_problem_without_a_config(tmp_path, monkeypatch, capsy
 
 def test_flags_that_are_known_pass(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
-    assert list(checks.unknown_xla_flags()) == []
-    assert list(checks.harmful_xla_flags()) == []
-    (hint,) = checks.slow_xla_flags()
+    assert list(machine_checks.check_unknown_flags()) == []
+    assert list(machine_checks.check_harmful_flags()) == []
+    (hint,) = machine_checks.check_slow_flags()
     assert "--xla_gpu_autotune_level=0, which selects kernels without measuring them" in hint
 
 
@@ -181,30 +181,30 @@ def nvidia_smi(folder: Path, output: str, status: int = 0) -> None:
 @pytest.mark.parametrize(("driver", "extra"), [("570.133.20", "cuda12"), ("580.65.06", "cuda13")])
 def test_a_gpu_that_jax_does_not_use(driver, extra, tmp_path, monkeypatch):
     nvidia_smi(tmp_path / "bin", f"NVIDIA H100 80GB HBM3, 81559 MiB, {driver}")
-    found = checks.gpus()
-    assert found == [checks.Gpu("NVIDIA H100 80GB HBM3", "81559 MiB", driver)]
-    assert list(checks.unused_accelerators(found, "gpu")) == []
+    found = machine_checks.find_gpus()
+    assert found == [machine_checks.Gpu("NVIDIA H100 80GB HBM3", "81559 MiB", driver)]
+    assert list(machine_checks.check_accelerators(found, "gpu")) == []
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    (sentence,) = checks.unused_accelerators(found, "cpu")
+    (sentence,) = machine_checks.check_accelerators(found, "cpu")
     assert sentence.endswith("JAX_PLATFORMS=cpu hides it: unset JAX_PLATFORMS")
     monkeypatch.delenv("JAX_PLATFORMS")
-    (sentence,) = checks.unused_accelerators(found, "cpu")
+    (sentence,) = machine_checks.check_accelerators(found, "cpu")
     assert sentence == f'this machine has 1 x NVIDIA H100 80GB HBM3, but JAX uses the CPU: pip install -e ".[{extra}]"'
 
 
 def test_a_driver_that_fails(tmp_path):
-    assert checks.gpus() == []
+    assert machine_checks.find_gpus() == []
     nvidia_smi(tmp_path / "bin", "Failed to initialize NVML: Driver/library version mismatch", status=18)
     with pytest.raises(UserError, match="nvidia-smi fails .Failed to initialize NVML.*: reinstall its driver"):
-        checks.gpus()
+        machine_checks.find_gpus()
 
 
 def test_unsupported_package_versions(monkeypatch):
-    assert list(checks.packages()) == []
-    real = checks.version
+    assert list(machine_checks.check_packages()) == []
+    real = machine_checks.version
     changed = {"jax": "0.99.0", "optax": None, "jax-cuda13-plugin": "0.9.1"}
-    monkeypatch.setattr(checks, "version", lambda name: changed[name] if name in changed else real(name))
-    sentences = list(checks.packages())
+    monkeypatch.setattr(machine_checks, "version", lambda name: changed[name] if name in changed else real(name))
+    sentences = list(machine_checks.check_packages())
     assert sentences[0].startswith('jax 0.99.0 is not supported; required: "jax<')
     assert sentences[1] == "the package optax is missing: pip install -e ."
     assert sentences[2].startswith("jax-cuda13-plugin 0.9.1 does not match jaxlib")
@@ -214,9 +214,9 @@ def test_unsupported_package_versions(monkeypatch):
 def test_disk_space_for_checkpoints(tmp_path, monkeypatch):
     run, gib = tmp_path / "runs" / "one", 2**30
     usage = type("Usage", (), {"free": 5 * gib, "total": 9 * gib})
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage)
-    assert list(checks.folder(run, checkpoint=gib, kept=4)) == []
-    (sentence,) = checks.folder(run, checkpoint=gib, kept=5)
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda path: usage)
+    assert list(machine_checks.check_folder(run, checkpoint=gib, count=4)) == []
+    (sentence,) = machine_checks.check_folder(run, checkpoint=gib, count=5)
     assert (
         "has 5.00 GiB free, but a run needs 6.00 GiB, of which 5 checkpoints take 5.00 GiB: free some space" in sentence
     )
@@ -224,16 +224,19 @@ def test_disk_space_for_checkpoints(tmp_path, monkeypatch):
 
 
 def test_permanent_checkpoints_take_disk_space():
-    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3)) == 2 + 3 + 2
-    assert kept(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3, permanent_every=300)) == 2 + 3 + 3 + 2
+    assert checkpoints_on_disk(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3)) == 2 + 3 + 2
+    assert (
+        checkpoints_on_disk(TrainConfig(steps=1000, keep_checkpoints=2, keep_best=3, permanent_every=300))
+        == 2 + 3 + 3 + 2
+    )
 
 
 def test_folders_that_are_not_runs(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    (sentence,) = checks.folder(tmp_path, 0, 0)
+    (sentence,) = machine_checks.check_folder(tmp_path, 0, 0)
     assert "is not a run folder" in sentence
     (tmp_path / "config.json").write_text(json.dumps({}))
-    assert list(checks.folder(tmp_path, 0, 0)) == []
+    assert list(machine_checks.check_folder(tmp_path, 0, 0)) == []
 
 
 def test_data_files_are_located_but_not_read(tmp_path):
@@ -241,10 +244,12 @@ def test_data_files_are_located_but_not_read(tmp_path):
     cfg = Config(data=data)
     for name in ("a.en", "a.de", "b.en"):
         (tmp_path / name).write_bytes(b"\xff")
-    (sentence,) = checks.data(cfg, tmp_path)
+    (sentence,) = machine_checks.check_data(cfg, tmp_path)
     assert sentence.startswith(f"{tmp_path / 'b.de'} does not exist")
     (tmp_path / "b.de").write_bytes(b"\xff")
     one_side = {"source_tokenizer": "file", "tokenizer_file": "tokenizer.json", "shared_vocab": False}
-    (sentence,) = checks.data(dataclasses.replace(cfg, data=dataclasses.replace(data, **one_side)), tmp_path)
+    (sentence,) = machine_checks.check_data(
+        dataclasses.replace(cfg, data=dataclasses.replace(data, **one_side)), tmp_path
+    )
     assert sentence.startswith(f"{tmp_path / 'tokenizer.json'} does not exist")
-    assert list(checks.data(cfg, tmp_path)) == []
+    assert list(machine_checks.check_data(cfg, tmp_path)) == []

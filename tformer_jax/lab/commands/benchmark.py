@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.record:
         check_writable(options.record)
     run_in_calling_thread()
-    found = run_benchmark(options, overrides)
+    results = run_benchmark(options, overrides)
     if options.record:
-        run_folder.write_json(options.record, provenance.collect() | found)
+        run_folder.write_json(options.record, provenance.collect() | results)
 
 
 def run_benchmark(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:

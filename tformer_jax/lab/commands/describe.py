@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import integer, new_parser, size_of
 from tformer_jax.cli.config_file import read_config
+from tformer_jax.cli.tables import make_table
 from tformer_jax.config import MESH_PRESETS, Config, DataConfig, read_mesh
 from tformer_jax.config.schema import BATCHINGS, OBJECTIVES
 from tformer_jax.config.sizes import assumption, with_sizes
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.preset:
         if overrides:
             raise UserError(f"unexpected argument {overrides[0]!r}; settings need --config")
-        config = of_preset(options.preset)
+        config = preset_config(options.preset)
     else:
         config = read_config(options.config, overrides)
         if assumed := assumption(config):
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.mesh:
         config = dataclasses.replace(config, parallel=read_mesh(options.mesh))
     if options.topology:
-        from tformer_jax.lab.commands.topology import show_topology
+        from tformer_jax.lab.commands.topology import print_program
 
-        show_topology(config, options, length)
+        print_program(config, options, length)
         return
     if options.mesh or options.decode:
         raise UserError(f"{'--mesh' if options.mesh else '--decode'}: add --topology, such as --topology v5e:4x4")
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     batch = options.batch or 1
     model_cost = cost.of(config.model, batch, length, cache_dtype=config.decode.cache_dtype)
-    show(config.name, model_cost, batch, length)
+    print_cost(config.name, model_cost, batch, length)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def of_preset(name: str) -> Config:
+def preset_config(name: str) -> Config:
     """Returns a config with the model of a preset, and data settings that fit it."""
     model = presets.build(name)
     source, batching = SOURCES[model.family][0], BATCHINGS[model.family][0]
@@ -96,25 +96,18 @@ def of_preset(name: str) -> Config:
     return Config(name=name, model=model, data=data)
 
 
-def show(name: str, model_cost: "Cost", batch: int, length: int) -> None:
+def print_cost(name: str, model_cost: "Cost", batch: int, length: int) -> None:
     """Prints a table of the parameters by module, and a table of everything else."""
     console = Console(emoji=False)
-    modules = Table("module", "parameters", "share", title=escape(f"{name}: {model_cost.total:,} parameters"))
-    for column in modules.columns[1:]:
-        column.justify = "right"
-    for module, size in model_cost.parameters.items():
-        modules.add_row(module, f"{size:,}", f"{size / model_cost.total:.1%}")
-    console.print(modules)
-
+    shares = [(module, f"{size:,}", f"{size / model_cost.total:.1%}") for module, size in model_cost.parameters.items()]
+    title = escape(f"{name}: {model_cost.total:,} parameters")
+    console.print(make_table(("module", "parameters", "share"), shares, title=title))
     per_token = model_cost.forward_flops / model_cost.tokens
-    costs = Table("", "value", title=f"batch of {batch} rows of {length} tokens")
-    costs.columns[1].justify = "right"
-    for label, value in (
-        ("parameters without embeddings", f"{model_cost.total - model_cost.embeddings:,}"),
-        ("FLOPs per token, forward", f"{per_token:.4g}"),
-        ("FLOPs per token, training (3 x forward)", f"{3 * per_token:.4g}"),
-        ("parameters", size_of(model_cost.parameter_bytes)),
-        ("KV cache of decoding", size_of(model_cost.cache_bytes)),
-    ):
-        costs.add_row(label, value)
-    console.print(costs)
+    costs = {
+        "parameters without embeddings": f"{model_cost.total - model_cost.embeddings:,}",
+        "FLOPs per token, forward": f"{per_token:.4g}",
+        "FLOPs per token, training (3 x forward)": f"{3 * per_token:.4g}",
+        "parameters": size_of(model_cost.parameter_bytes),
+        "KV cache of decoding": size_of(model_cost.cache_bytes),
+    }
+    console.print(make_table(("", "value"), costs.items(), title=f"batch of {batch} rows of {length} tokens"))

@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given and options.config is None:
         raise UserError(f"{given[0]} applies to a config: add --config FILE")
     cfg = read_config(options.config, overrides) if options.config is not None else None
-    from tformer_jax.lab.commands import diagnosis
+    from tformer_jax.lab.commands import doctor_report
 
-    diagnosis.report(cfg, options)
+    doctor_report.print_report(cfg, options)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -60,7 +60,7 @@ class Placement:
         return self.parameters + self.optimizer + self.mean
 
 
-def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
+def estimate_placement(cfg: Config, sizes: Mapping[str, int]) -> Placement:
     """Returns the placement of a config on a mesh with these axis sizes (see `rules.check`, `check_divisible`).
 
     Args:
@@ -94,11 +94,11 @@ def of(cfg: Config, sizes: Mapping[str, int]) -> Placement:
 
 def _groups(boxed: Any, params: Any) -> Iterator[Group]:
     boxes = jax.tree.leaves(boxed, is_leaf=is_axis_metadata)
-    found: dict[tuple[Any, ...], list[Any]] = {}
+    groups: dict[tuple[Any, ...], list[Any]] = {}
     for box, (name, leaf) in zip(boxes, named_leaves(params), strict=True):
         name = re.sub(r"layers_\d+", "layers_*", name)
-        found.setdefault((name, leaf.shape, getattr(box, "names", ())), []).append(leaf)
-    for (name, shape, axes), leaves in found.items():
+        groups.setdefault((name, leaf.shape, getattr(box, "names", ())), []).append(leaf)
+    for (name, shape, axes), leaves in groups.items():
         yield Group(name, len(leaves), shape, axes, leaves[0].sharding.spec, _device_bytes(leaves))
 
 

@@ -20,18 +20,19 @@ from tformer_jax import __version__
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import GIB
 from tformer_jax.cli.common import FAILED, size_of
+from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.data.pipeline import check_divisible
 from tformer_jax.eval import evaluators
-from tformer_jax.lab.commands import checks, placement
+from tformer_jax.lab.commands import machine_checks, placement
 from tformer_jax.lab.commands.placement import Placement
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import BATCH_AXES, axis_sizes
 from tformer_jax.runs import hardware, metrics, provenance, start_from
 
-SHOWN = ("jax", "jaxlib", *checks.PLUGINS, "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+SHOWN = ("jax", "jaxlib", *machine_checks.PLUGINS, "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 """Packages whose versions are shown."""
 
 
@@ -55,24 +56,28 @@ class Findings:
             return None
 
 
-def report(cfg: Config | None, options: argparse.Namespace) -> None:
+def print_report(cfg: Config | None, options: argparse.Namespace) -> None:
     """Prints the report; exits with 1 if there are problems.
 
     Raises:
         RunError: JAX has no device.
     """
     console, findings = Console(emoji=False), Findings()
-    findings.add(checks.unknown_xla_flags())
-    gpus = findings.attempt(checks.gpus) or []
-    checks.devices()
-    console.print(machine(gpus, options.run or Path("runs")))
-    findings.add(checks.unused_accelerators(gpus, jax.default_backend()))
-    findings.add(checks.packages())
-    findings.add(checks.harmful_xla_flags())
-    findings.hints += checks.slow_xla_flags()
-    estimate = examine(cfg, options, console, findings) if cfg else None
+    findings.add(machine_checks.check_unknown_flags())
+    gpus = findings.attempt(machine_checks.find_gpus) or []
+    machine_checks.find_devices()
+    console.print(machine_table(gpus, options.run or Path("runs")))
+    findings.add(machine_checks.check_accelerators(gpus, jax.default_backend()))
+    findings.add(machine_checks.check_packages())
+    findings.add(machine_checks.check_harmful_flags())
+    findings.hints += machine_checks.check_slow_flags()
+    estimate = examine_config(cfg, options, console, findings) if cfg else None
     run = options.run or Path("runs") / (cfg.name if cfg else "NAME")
-    findings.add(checks.folder(run, estimate.checkpoint if estimate else 0, kept(cfg.train) if cfg else 0))
+    findings.add(
+        machine_checks.check_folder(
+            run, estimate.checkpoint if estimate else 0, checkpoints_on_disk(cfg.train) if cfg else 0
+        )
+    )
     for label, sentences in (("problem", findings.problems), ("hint", findings.hints)):
         for sentence in sentences:
             console.print(escape(f"{label}: {sentence}"), soft_wrap=True, highlight=False)
@@ -81,20 +86,20 @@ def report(cfg: Config | None, options: argparse.Namespace) -> None:
     console.print("No problems found.")
 
 
-def kept(train: TrainConfig) -> int:
+def checkpoints_on_disk(train: TrainConfig) -> int:
     """Returns the maximum number of checkpoints on the disk at the same time.
 
-    The newest is kept, too, while another one, or the final weights, are written.
+    The newest stays while another one, or the final weights, are written.
     """
     permanent = train.steps // train.permanent_every if train.permanent_every else 0
     return train.keep_checkpoints + train.keep_best + permanent + 2
 
 
-def machine(gpus: list[checks.Gpu], run: Path) -> Table:
+def machine_table(gpus: list[machine_checks.Gpu], run: Path) -> Table:
     """Returns a table of devices, hosts, versions, memory and disk space."""
     devices = jax.devices()
     memory, host = hardware.device_memory(), hardware.host_memory()
-    disk = shutil.disk_usage(checks.existing(run))
+    disk = shutil.disk_usage(machine_checks.existing(run))
     rows = {
         "devices": f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})",
         "memory of a device": size_of(memory) if memory else "unknown",
@@ -104,27 +109,24 @@ def machine(gpus: list[checks.Gpu], run: Path) -> Table:
         "free disk": f"{size_of(disk.free)} of {size_of(disk.total)}",
         "NVIDIA": "; ".join(dict.fromkeys(f"{gpu.name}, {gpu.memory}, driver {gpu.driver}" for gpu in gpus)),
         "python": ".".join(map(str, sys.version_info[:3])),
-        checks.PACKAGE: __version__,
+        machine_checks.PACKAGE: __version__,
         **{name: provenance.version(name) for name in SHOWN},
         **{name: os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")},
     }
-    table = Table("", "value", title="this machine")
-    for label, value in rows.items():
-        if value:
-            table.add_row(label, escape(value))
-    return table
+    shown = [(label, escape(value)) for label, value in rows.items() if value]
+    return make_table(("", "value"), shown, left=2, title="this machine")
 
 
-def examine(cfg: Config, options: argparse.Namespace, console: Console, findings: Findings) -> Placement | None:
+def examine_config(cfg: Config, options: argparse.Namespace, console: Console, findings: Findings) -> Placement | None:
     """Prints the mesh of a config, and its placement if it fits; adds problems to `findings`."""
-    findings.add(checks.data(cfg, options.data))
+    findings.add(machine_checks.check_data(cfg, options.data))
     for check in (metrics.check_installed, evaluators.check_installed, start_from.check_run):
         findings.attempt(functools.partial(check, cfg))
     devices = options.devices or jax.device_count()
     sizes = findings.attempt(lambda: axis_sizes(cfg.parallel, devices))
     if not sizes:
         return None
-    console.print(mesh(sizes, devices))
+    console.print(mesh_table(sizes, devices))
     if (used := math.prod(sizes.values())) < devices:
         findings.hints.append(f"the mesh has {used} of {devices} devices: the others stay idle")
     parts = math.prod(sizes[axis] for axis in BATCH_AXES)
@@ -142,15 +144,15 @@ def examine(cfg: Config, options: argparse.Namespace, console: Console, findings
     findings.hints += [hint] if (hint := assumption(cfg)) else []
     if not fits or not (options.devices or findings.attempt(lambda: registry.build(filled, train=True))):
         return None
-    estimate = findings.attempt(lambda: placement.of(dataclasses.replace(cfg, model=filled), sizes))
+    estimate = findings.attempt(lambda: placement.estimate_placement(dataclasses.replace(cfg, model=filled), sizes))
     if estimate:
-        console.print(parameters(estimate))
-        console.print(budget(cfg, estimate))
-        findings.add(memory_problems(estimate, memory_of(options)))
+        console.print(parameter_table(estimate))
+        console.print(memory_table(cfg, estimate))
+        findings.add(memory_problems(estimate, device_memory(options)))
     return estimate
 
 
-def memory_of(options: argparse.Namespace) -> int | None:
+def device_memory(options: argparse.Namespace) -> int | None:
     """Returns the memory in bytes of one device that the report is for; None if unknown."""
     if options.memory:
         return int(options.memory * GIB)
@@ -175,47 +177,42 @@ def memory_problems(estimate: Placement, memory: int | None) -> Iterable[str]:
     )
 
 
-def mesh(sizes: dict[str, int], devices: int) -> Table:
+def mesh_table(sizes: dict[str, int], devices: int) -> Table:
     """Returns a table of the axes of the mesh, and what they split."""
-    table = Table("axis", "size", "splits", title=f"mesh of {math.prod(sizes.values())} of {devices} devices")
-    table.columns[1].justify = "right"
-    for axis, size in sizes.items():
-        table.add_row(axis, str(size), ", ".join(name for name, where in rules.RULES.items() if axis in where))
+    title = f"mesh of {math.prod(sizes.values())} of {devices} devices"
+    split = {axis: ", ".join(name for name, where in rules.RULES.items() if axis in where) for axis in sizes}
+    table = make_table(
+        ("axis", "size", "splits"), [(axis, str(size), split[axis]) for axis, size in sizes.items()], title=title
+    )
+    table.columns[2].justify = "left"
     return table
 
 
-def parameters(estimate: Placement) -> Table:
+def parameter_table(estimate: Placement) -> Table:
     """Returns a table of the groups of parameters, and their placement."""
-    table = Table("parameter", "count", "shape", "logical axes", "mesh axes", "per device", title="parameters")
-    table.columns[0].overflow, table.columns[0].min_width = "fold", 24
-    for column in (table.columns[1], table.columns[-1]):
-        column.justify = "right"
+    rows = []
     for group in estimate.groups:
         placed = ["+".join(where) if isinstance(where, tuple) else where or "-" for where in group.spec]
-        table.add_row(
-            group.name,
-            str(group.count),
-            " x ".join(map(str, group.shape)),
-            ", ".join(name or "-" for name in group.axes),
-            ", ".join(placed) if any(where != "-" for where in placed) else "replicated",
-            size_of(group.device_bytes),
-        )
-    return table
-
-
-def budget(cfg: Config, estimate: Placement) -> Table:
-    """Returns a table of the memory that one device needs."""
-    table = Table("", "value", title="one device")
+        shape, axes = " x ".join(map(str, group.shape)), ", ".join(name or "-" for name in group.axes)
+        where = ", ".join(placed) if any(name != "-" for name in placed) else "replicated"
+        rows.append((group.name, str(group.count), shape, axes, where, size_of(group.device_bytes)))
+    headings = ("parameter", "count", "shape", "logical axes", "mesh axes", "per device")
+    table = make_table(headings, rows, left=5, title="parameters")
+    table.columns[0].overflow, table.columns[0].min_width = "fold", 24
     table.columns[1].justify = "right"
-    for label, value in (
-        ("rows of a batch", f"{estimate.rows} of {estimate.length} tokens"),
-        ("micro-batches", str(cfg.train.accumulate)),
-        ("parameters", size_of(estimate.parameters)),
-        ("optimizer state", size_of(estimate.optimizer)),
-        ("EMA of the parameters", size_of(estimate.mean)),
-        ("gradients (estimated)", size_of(estimate.gradients)),
-        ("activations, at least (estimated)", size_of(estimate.activations)),
-        ("checkpoint, on disk", size_of(estimate.checkpoint)),
-    ):
-        table.add_row(label, value)
     return table
+
+
+def memory_table(cfg: Config, estimate: Placement) -> Table:
+    """Returns a table of the memory that one device needs."""
+    rows = {
+        "rows of a batch": f"{estimate.rows} of {estimate.length} tokens",
+        "micro-batches": str(cfg.train.accumulate),
+        "parameters": size_of(estimate.parameters),
+        "optimizer state": size_of(estimate.optimizer),
+        "EMA of the parameters": size_of(estimate.mean),
+        "gradients (estimated)": size_of(estimate.gradients),
+        "activations, at least (estimated)": size_of(estimate.activations),
+        "checkpoint, on disk": size_of(estimate.checkpoint),
+    }
+    return make_table(("", "value"), rows.items(), title="one device")

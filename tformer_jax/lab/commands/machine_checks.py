@@ -54,7 +54,7 @@ class Gpu(NamedTuple):
     driver: str
 
 
-def gpus() -> list[Gpu]:
+def find_gpus() -> list[Gpu]:
     """Returns the NVIDIA GPUs of this machine, whether or not JAX uses them.
 
     Raises:
@@ -71,7 +71,7 @@ def gpus() -> list[Gpu]:
     return [Gpu(*map(str.strip, line.split(","))) for line in done.stdout.splitlines() if line.count(",") == 2]
 
 
-def devices() -> list[jax.Device]:
+def find_devices() -> list[jax.Device]:
     """Returns the devices of JAX.
 
     Raises:
@@ -84,21 +84,21 @@ def devices() -> list[jax.Device]:
         raise RunError(f"JAX has no device ({reason}): unset JAX_PLATFORMS, or install that backend") from error
 
 
-def unused_accelerators(found: list[Gpu], backend: str) -> Iterator[str]:
+def check_accelerators(gpus: list[Gpu], backend: str) -> Iterator[str]:
     """Yields a problem if this machine has accelerators that JAX does not use."""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     tpus = sorted(Path("/dev").glob("accel*"))
-    if backend != "cpu" or not (found or tpus):
+    if backend != "cpu" or not (gpus or tpus):
         return
-    there = f"{len(found)} x {found[0].name}" if found else f"{len(tpus)} TPU chips"
+    there = f"{len(gpus)} x {gpus[0].name}" if gpus else f"{len(tpus)} TPU chips"
     if wanted == "cpu":
         yield f"this machine has {there}, but JAX_PLATFORMS=cpu hides it: unset JAX_PLATFORMS"
         return
-    extra = "tpu" if not found else "cuda13" if _major(found[0].driver) >= CUDA13_DRIVER else "cuda12"
+    extra = "tpu" if not gpus else "cuda13" if _major(gpus[0].driver) >= CUDA13_DRIVER else "cuda12"
     yield f'this machine has {there}, but JAX uses the CPU: pip install -e ".[{extra}]"'
 
 
-def packages() -> Iterator[str]:
+def check_packages() -> Iterator[str]:
     """Yields required packages that are missing or of an unsupported version, and plugins that do not match jaxlib."""
     if version(PACKAGE) is None:
         yield f"{PACKAGE} is not installed: pip install -e ."
@@ -106,19 +106,19 @@ def packages() -> Iterator[str]:
     for requirement in map(Requirement, importlib.metadata.requires(PACKAGE) or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        found = version(requirement.name)
-        if found is None:
+        installed = version(requirement.name)
+        if installed is None:
             yield f"the package {requirement.name} is missing: pip install -e ."
-        elif not requirement.specifier.contains(found, prereleases=True):
+        elif not requirement.specifier.contains(installed, prereleases=True):
             wanted = f'"{requirement.name}{requirement.specifier}"'
-            yield f"{requirement.name} {found} is not supported; required: {wanted}: pip install {wanted}"
+            yield f"{requirement.name} {installed} is not supported; required: {wanted}: pip install {wanted}"
     for plugin in PLUGINS:
-        if (found := version(plugin)) and found != version("jaxlib"):
+        if (installed := version(plugin)) and installed != version("jaxlib"):
             extra = plugin.split("-")[1]
-            yield f'{plugin} {found} does not match jaxlib {version("jaxlib")}: pip install -U -e ".[{extra}]"'
+            yield f'{plugin} {installed} does not match jaxlib {version("jaxlib")}: pip install -U -e ".[{extra}]"'
 
 
-def unknown_xla_flags() -> Iterator[str]:
+def check_unknown_flags() -> Iterator[str]:
     """Yields XLA flags that jaxlib rejects, and removes them from this process's environment.
 
     A separate process tries them, so that jaxlib itself determines which flags are known.
@@ -139,26 +139,26 @@ def unknown_xla_flags() -> Iterator[str]:
     yield f"XLA_FLAGS has {' '.join(names)}, which jaxlib {version('jaxlib')} {what}: remove it{tpu}"
 
 
-def harmful_xla_flags() -> Iterator[str]:
+def check_harmful_flags() -> Iterator[str]:
     """Yields flags in effect that make results wrong."""
     for name, value in _xla_flags():
         if name in HARMFUL and value not in ("false", "0"):
             yield f"XLA_FLAGS has --{name}, which {HARMFUL[name]}: remove it"
 
 
-def slow_xla_flags() -> Iterator[str]:
+def check_slow_flags() -> Iterator[str]:
     """Yields flags in effect that are meant for tests and for debugging the compiler."""
     for name, value in _xla_flags():
         if name in SLOW and (name, value) not in (("xla_backend_optimization_level", "3"), ("xla_dump_to", "")):
             yield f"XLA_FLAGS has --{name}={value}, which {SLOW[name]}"
 
 
-def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
+def check_folder(run: Path, checkpoint: int, count: int) -> Iterator[str]:
     """Yields a problem if a run cannot be written, or its checkpoints do not fit on the disk.
 
     Args:
         checkpoint: bytes per checkpoint.
-        kept: number of checkpoints on the disk at the same time.
+        count: number of checkpoints on the disk at the same time.
     """
     parent = existing(run)
     try:
@@ -173,9 +173,9 @@ def folder(run: Path, checkpoint: int, kept: int) -> Iterator[str]:
     except OSError as error:
         yield f"{run} cannot be written ({error.strerror}): choose another --run"
         return
-    free, needed = shutil.disk_usage(parent).free, checkpoint * kept + MIN_FREE
+    free, needed = shutil.disk_usage(parent).free, checkpoint * count + MIN_FREE
     if free < needed:
-        held = f", of which {kept} checkpoints take {size_of(checkpoint * kept)}" if checkpoint else ""
+        held = f", of which {count} checkpoints take {size_of(checkpoint * count)}" if checkpoint else ""
         yield (
             f"the disk of {run} has {size_of(free)} free, but a run needs {size_of(needed)}{held}: free some space, "
             "choose another --run, or keep fewer (train.keep_checkpoints, train.keep_best, "
@@ -189,7 +189,7 @@ def existing(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
-def data(cfg: Config, root: Path | None) -> Iterator[str]:
+def check_data(cfg: Config, root: Path | None) -> Iterator[str]:
     """Yields missing data files of a config, without reading the corpus."""
     names = [*cfg.data.train, *cfg.data.validation, *cfg.data.test]
     if cfg.data.source == "parallel_lines":
