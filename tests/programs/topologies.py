@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.config import ParallelConfig
-from tformer_jax.lab.commands.describe import of_preset
+from tformer_jax.lab.commands.describe import preset_config
 from tformer_jax.runs.run_folder import write_json
 
 LARGE = {"dtype": "bfloat16", "scan_layers": True, "remat": "nothing_saveable"}
@@ -59,7 +59,7 @@ def compiled(name: str) -> dict[str, Any]:
     from tformer_jax.lab.aot import programs, topology
 
     case, start = CASES[name], time.perf_counter()
-    cfg = of_preset(case.preset)
+    cfg = preset_config(case.preset)
     cfg = dataclasses.replace(
         cfg, model=dataclasses.replace(cfg.model, **case.model), parallel=ParallelConfig(**case.parallel)
     )
