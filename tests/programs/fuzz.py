@@ -44,7 +44,7 @@ from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.inference.engine import Engine
 from tformer_jax.runs import experiment, loop, run_folder, weights
-from tformer_jax.serving.served import Served
+from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
 
 KINDS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece")
@@ -249,7 +249,7 @@ class Fuzz:
         engine = Engine(*parts, max_rows=16, few_shapes=True)
         engine.warm_up(run.config.decode)
         some, expected = self.texts.raw[::step], outputs[::step]
-        with around(engine, Served.of(*parts), max_body=10**6, queue=64, timeout=600.0) as one:
+        with around(engine, ServedModel.build(*parts), max_body=10**6, queue=64, timeout=600.0) as one:
             one.client.timeout = 600.0
             for start in range(0, len(some), 50):
                 response = one.post("/translate", text=some[start : start + 50])

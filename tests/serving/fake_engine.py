@@ -23,7 +23,7 @@ from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.score import Row as ScoredRow
 from tformer_jax.inference.score import Scored
 from tformer_jax.serving import server
-from tformer_jax.serving.served import Served
+from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import IGNORED
 
 LONGEST = 2000
@@ -138,7 +138,7 @@ class FakeEngine:
         assert self._owner == threading.get_ident(), "two threads call the engine"
 
 
-def served(engine: FakeEngine, family: str) -> Served:
+def served(engine: FakeEngine, family: str) -> ServedModel:
     """Returns the fake model: a log-probability of -1 for each token, and -2 for the next id; lengths as embeddings."""
 
     def score(rows: Sequence[ScoredRow], top: int) -> list[Scored]:
@@ -159,7 +159,7 @@ def served(engine: FakeEngine, family: str) -> Served:
 
     parts = "fake", family, engine.decode, Tokenizers(BYTES, BYTES), LONGEST + 1, False
     options = {"labels": LABELS if family == "classifier" else (), "attention": attention, "about": about(family)}
-    return Served(*parts, score=score, embed=embed, classify=classify, **options)
+    return ServedModel(*parts, score=score, embed=embed, classify=classify, **options)
 
 
 def about(family: str) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import httpx
 
 from tests.serving.fake_engine import FakeEngine, served
 from tformer_jax.serving import app, server
-from tformer_jax.serving.engine_thread import EngineThread
-from tformer_jax.serving.served import Served
-from tformer_jax.serving.worker import Worker
+from tformer_jax.serving.model import ServedModel
+from tformer_jax.serving.worker import EngineThread, Worker
 
 LIMITS = {"queue": 8, "max_body": 10_000, "timeout": 20.0, "body_timeout": 20.0}
 
@@ -23,7 +22,7 @@ class Live:
     """A running server, with helpers to use it."""
 
     def __init__(
-        self, engine: Any, model: Served, *, grace: float, loopback: bool, key: str | None, **limits: Any
+        self, engine: Any, model: ServedModel, *, grace: float, loopback: bool, key: str | None, **limits: Any
     ) -> None:
         self.engine, self.model = engine, model
         self.socket = server.listen("127.0.0.1", 0)
@@ -82,7 +81,13 @@ def live(
 
 @contextlib.contextmanager
 def around(
-    engine: Any, model: Served, *, grace: float = 10.0, loopback: bool = True, key: str | None = None, **limits: Any
+    engine: Any,
+    model: ServedModel,
+    *,
+    grace: float = 10.0,
+    loopback: bool = True,
+    key: str | None = None,
+    **limits: Any,
 ) -> Iterator[Live]:
     """Runs a server around any engine, and stops it at the end."""
     one = Live(engine, model, grace=grace, loopback=loopback, key=key, **limits)

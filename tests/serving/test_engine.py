@@ -15,7 +15,7 @@ from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.score import Scorer
 from tformer_jax.inference.text import TextGenerator, Translator
-from tformer_jax.serving.served import Served
+from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
@@ -57,7 +57,7 @@ def parts(family: str, *, warm: bool = False, **settings):
     engine = Engine(cfg, model, params, TOKENIZERS, max_rows=3, few_shapes=warm)
     if warm:
         engine.warm_up(cfg.decode)
-    return cfg, model, params, around(engine, Served.of(cfg, model, params, TOKENIZERS), queue=16)
+    return cfg, model, params, around(engine, ServedModel.build(cfg, model, params, TOKENIZERS), queue=16)
 
 
 @pytest.fixture(scope="module")
@@ -231,10 +231,10 @@ def test_embeddings_as_the_settings_of_the_run_say():
     how = {"pooling": "last", "normalize": True}
     embed = EmbedConfig(**how, max_length=6, prompts=("q=ba", "p=a"), prompt="q")
     model, params = build(plain.model, seed=2)
-    with around(None, Served.of(dataclasses.replace(plain, embed=embed), model, params, TOKENIZERS)) as server:
+    with around(None, ServedModel.build(dataclasses.replace(plain, embed=embed), model, params, TOKENIZERS)) as server:
         found = server.post("/v1/embeddings", input=["abc", "b"]).json()["data"]
         refused = server.post("/v1/embeddings", input="abcab")
-    with around(None, Served.of(plain, model, params, TOKENIZERS, **how)) as server:
+    with around(None, ServedModel.build(plain, model, params, TOKENIZERS, **how)) as server:
         expected = server.post("/v1/embeddings", input=["baabc", "bab"]).json()["data"]
     assert [one["embedding"] for one in found] == [one["embedding"] for one in expected]
     assert refused.status_code == 400 and "has 7 tokens, but the model takes at most 6" in refused.text
@@ -247,7 +247,7 @@ def test_embeddings_and_labels_equal_the_oracle(pooling, normalize):
     cfg = Config(model=tiny("classifier", pooling="first"), data=data)
     model, params = build(cfg.model, seed=2)
     labels, flags = ("en", "de", "fr"), {"pooling": pooling, "normalize": normalize}
-    with around(None, Served.of(cfg, model, params, TOKENIZERS, labels=labels, **flags)) as server:
+    with around(None, ServedModel.build(cfg, model, params, TOKENIZERS, labels=labels, **flags)) as server:
         found = server.post("/v1/embeddings", input=TEXTS).json()["data"]
         classes = server.post("/classify", input=TEXTS).json()["data"]
     for text, one in zip(TEXTS, classes, strict=True):

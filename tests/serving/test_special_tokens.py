@@ -1,4 +1,4 @@
-"""Served texts carry the special tokens of their tokenizer, and token ids are read as they are."""
+"""ServedModel texts carry the special tokens of their tokenizer, and token ids are read as they are."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
 from tformer_jax.inference.score import Scored
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.serving.bodies import Completion
+from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.logprobs import logprobs
-from tformer_jax.serving.request_error import RequestError
 from tformer_jax.special_tokens import SpecialTokens
 
 NAMES = {1: "[CLS]", 3: "[END]"}

@@ -20,7 +20,7 @@ from tformer_jax.report import html
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
-    from tformer_jax.serving.served import Served
+    from tformer_jax.serving.model import ServedModel
 
 KEY_VARIABLE = "TFORMER_API_KEY"
 CACHE_SHARE = 0.5
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     packages.require("serving", ("prometheus_client", "starlette", "uvicorn"), "serve")
     from tformer_jax.cli.run_description import describe_run
     from tformer_jax.serving import server
-    from tformer_jax.serving.served import Served
+    from tformer_jax.serving.model import ServedModel
 
     with server.listen(options.host, options.port) as bound:
         run = load_run(options)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         engine = None if encoder else engine_of(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
         shown: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": describe_run(run)}
-        served = Served.of(*parts, pooling=options.pooling, normalize=options.normalize, **shown)
+        served = ServedModel.build(*parts, pooling=options.pooling, normalize=options.normalize, **shown)
         serve(engine, served, bound, options)
 
 
@@ -126,12 +126,11 @@ def check_flags(options: argparse.Namespace, *, encoder: bool) -> None:
             raise UserError(f"{written} is for {of_others}, but this run is {this}: leave it out")
 
 
-def serve(engine: "Engine | None", served: "Served", bound: socket.socket, options: argparse.Namespace) -> None:
+def serve(engine: "Engine | None", served: "ServedModel", bound: socket.socket, options: argparse.Namespace) -> None:
     """Serves a model on a bound socket, with the limits given by the flags; an encoder has no engine."""
     from tformer_jax.serving import app, server
-    from tformer_jax.serving.engine_thread import EngineThread
     from tformer_jax.serving.middleware import is_loopback
-    from tformer_jax.serving.worker import Worker
+    from tformer_jax.serving.worker import EngineThread, Worker
 
     loopback, key = is_loopback(options.host), options.api_key
     if not loopback:

@@ -29,23 +29,23 @@ from tformer_jax.serving.bodies import (
     Tokenization,
     Translation,
 )
+from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.generation import CLIENT_CLOSED, Generation
+from tformer_jax.serving.json_body import read_object
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.middleware import CountRequests, LoopbackOnly, RequireKey
+from tformer_jax.serving.model import ServedModel
 from tformer_jax.serving.page import page
-from tformer_jax.serving.reading import read_object
 from tformer_jax.serving.replies import (
-    AttentionReply,
-    ClassificationReply,
     CompletionReply,
-    EmbeddingReply,
     Reply,
     TokenScores,
     TranslationReply,
+    attention_page,
+    classification,
+    embedding_list,
 )
-from tformer_jax.serving.request_error import RequestError
-from tformer_jax.serving.served import Served
-from tformer_jax.serving.worker import Empty, Worker, stopping
+from tformer_jax.serving.worker import Empty, Worker, stopping_error
 
 BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -81,7 +81,7 @@ class Handlers:
     Texts are encoded and decoded in other threads, so that long ones do not delay the streams of other requests.
     """
 
-    def __init__(self, worker: Worker, served: Served, limits: Limits) -> None:
+    def __init__(self, worker: Worker, served: ServedModel, limits: Limits) -> None:
         self.worker, self.served, self.limits = worker, served, limits
         self.metrics = Metrics(lambda: self.worker.load)
         self._created = int(time.time())
@@ -113,12 +113,12 @@ class Handlers:
 
     async def health(self, _: HttpRequest) -> Response:
         """Returns 200 while requests are accepted; otherwise 503, with the reason."""
-        found: dict[str, Any] = {"status": "ok", "model": self.served.name, "family": self.served.family}
+        health: dict[str, Any] = {"status": "ok", "model": self.served.name, "family": self.served.family}
         if self.worker.failure is not None:
-            found |= {"status": "unhealthy", "reason": self.worker.failure}
+            health |= {"status": "unhealthy", "reason": self.worker.failure}
         elif self.worker.stopping:
-            found |= {"status": "stopping", "reason": str(stopping())}
-        return JSONResponse(found, 200 if found["status"] == "ok" else 503)
+            health |= {"status": "stopping", "reason": str(stopping_error())}
+        return JSONResponse(health, 200 if health["status"] == "ok" else 503)
 
     async def info(self, _: HttpRequest) -> Response:
         """Returns what the page says about the model, and which parts of the page the server can fill."""
@@ -133,12 +133,12 @@ class Handlers:
 
     async def models(self, _: HttpRequest) -> Response:
         """Returns OpenAI's list of models, with the one that is served."""
-        return JSONResponse({"object": "list", "data": [self._described()]})
+        return JSONResponse({"object": "list", "data": [self._description()]})
 
     async def model(self, request: HttpRequest) -> Response:
         """Returns OpenAI's description of the model that is served."""
         self._check_model(request.path_params["name"])
-        return JSONResponse(self._described())
+        return JSONResponse(self._description())
 
     async def translate(self, request: HttpRequest) -> Response:
         """Translates one or several texts."""
@@ -156,14 +156,12 @@ class Handlers:
         if isinstance(render := self.served.attention, str):
             raise RequestError(f"attention is not available: {render}", 404)
         body = await self._read(request, Attention)
-        reply = AttentionReply(functools.partial(render, body.text, body.output))
-        return self._generate([], reply, stream=False)
+        return self._generate([], attention_page(functools.partial(render, body.text, body.output)))
 
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""
         self._require("complete prompts", "seq2seq", "decoder_lm")
         body = await self._read(request, Completion)
-        self._check_model(body.model)
         self._check_count(body, "prompt")
         self._check_length("max_tokens", body.max_tokens)
         rows = await asyncio.to_thread(body.rows, self.served)
@@ -174,9 +172,8 @@ class Handlers:
         """Computes embeddings of one or several texts."""
         self._require("compute embeddings", "classifier", "masked_lm")
         body = await self._read(request, Embedding)
-        self._check_model(body.model)
         rows = await asyncio.to_thread(self.served.encode_to_embed, "input", body.texts("input"))
-        return self._generate([], EmbeddingReply(self.served, body, rows), stream=False)
+        return self._generate([], embedding_list(self.served, body, rows))
 
     async def classify(self, request: HttpRequest) -> Response:
         """Computes the probabilities of all labels of one or several texts."""
@@ -184,9 +181,8 @@ class Handlers:
         if not self.served.labels:
             raise RequestError("the classification head of this model is not trained: use /v1/embeddings", 404)
         body = await self._read(request, Classification)
-        self._check_model(body.model)
         rows = await self._encode("input", body, self.served.max_length)
-        return self._generate([], ClassificationReply(self.served, rows), stream=False)
+        return self._generate([], classification(self.served, rows))
 
     async def tokenizer_info(self, _: HttpRequest) -> Response:
         """Returns the special tokens of texts, as vLLM does."""
@@ -197,7 +193,6 @@ class Handlers:
     async def tokenize(self, request: HttpRequest) -> Response:
         """Returns the token ids of a text, as vLLM does; the name of a special token is that token."""
         body = await self._read(request, Tokenization)
-        self._check_model(body.model)
         named = [i for i, name in self.served.tokenizer.special.names if name == body.prompt]
         encoded = named or await asyncio.to_thread(self.served.tokenizer.encode, body.prompt or "")
         if body.add_special_tokens:
@@ -207,17 +202,18 @@ class Handlers:
     async def detokenize(self, request: HttpRequest) -> Response:
         """Returns the text of token ids, as vLLM does."""
         body = await self._read(request, Detokenization)
-        self._check_model(body.model)
         tokens = body.tokens or ()
         self.served.check_ids("tokens", tokens)
-        return JSONResponse({"prompt": await asyncio.to_thread(self.served.text_of, tokens, named=True)})
+        return JSONResponse({"prompt": await asyncio.to_thread(self.served.decode_all, tokens, named=True)})
 
     async def _read(self, request: HttpRequest, kind: type[BodyKind]) -> BodyKind:
         limits = self.limits
-        return kind.read(await read_object(request, max_body=limits.max_body, seconds=limits.body_timeout))
+        body = kind.read(await read_object(request, max_body=limits.max_body, seconds=limits.body_timeout))
+        self._check_model(getattr(body, "model", None))
+        return body
 
     async def _encode(self, field: str, body: Body, limit: int) -> list[tuple[int, ...]]:
-        """Returns the token ids of the texts in a field, as `Served.encode` does."""
+        """Returns the token ids of the texts in a field, as `ServedModel.encode` does."""
         return await asyncio.to_thread(self.served.encode, field, body.texts(field), limit)
 
     def _check_count(self, body: Body, field: str) -> None:
@@ -232,11 +228,11 @@ class Handlers:
             problem = f"must be at least {needed}, the tokens of {prefix!r}, with which every output starts"
             raise RequestError(f"{field}: {problem}", param=field)
 
-    def _generate(self, requests: Sequence[Request | Empty], reply: Reply, stream: bool) -> Response:
+    def _generate(self, requests: Sequence[Request | Empty], reply: Reply, stream: bool = False) -> Response:
         seconds = self.limits.timeout
         return Generation(self.worker, self.metrics, requests, reply, seconds=seconds, stream=stream)
 
-    def _described(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         return {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
 
     def _check_model(self, name: str | None) -> None:
@@ -253,7 +249,7 @@ class Handlers:
             raise RequestError(message, 404, code="wrong_family")
 
 
-def build(worker: Worker, served: Served, limits: Limits, *, loopback: bool, key: str | None = None) -> ASGIApp:
+def build(worker: Worker, served: ServedModel, limits: Limits, *, loopback: bool, key: str | None = None) -> ASGIApp:
     """Builds the application; its lifespan starts and ends the model's thread.
 
     Args:

@@ -11,8 +11,8 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import INT32_MAX, Section, nearest, setting
 from tformer_jax.inference.engine import Request
-from tformer_jax.serving.request_error import RequestError
-from tformer_jax.serving.served import Served, Text
+from tformer_jax.serving.errors import RequestError
+from tformer_jax.serving.model import ServedModel, Text
 from tformer_jax.serving.worker import Empty
 
 MAX_OUTPUTS = 64
@@ -51,11 +51,11 @@ class Body(Section):
         Raises:
             RequestError: a field is unknown, or its value has the wrong type or is out of range.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         given = without_null(values)
-        for name in [name for name in given if name not in known]:
+        for name in [name for name in given if name not in names]:
             if name not in cls.neutral:
-                raise RequestError(f"{reprlib.repr(name)}: unknown field{nearest(name[:100], known)}", param=name[:100])
+                raise RequestError(f"{reprlib.repr(name)}: unknown field{nearest(name[:100], names)}", param=name[:100])
             neutral = cls.neutral[name]
             if isinstance(given[name], bool) != isinstance(neutral, bool) or given.pop(name) != neutral:
                 raise RequestError(f"{name}: is not supported by this server; leave it out", param=name)
@@ -77,8 +77,8 @@ class Body(Section):
         value = getattr(self, name)
         if is_ids(value):
             return [value]
-        texts = [tuple(one) if isinstance(one, list) else one for one in value]
-        if not texts or not all(isinstance(one, str) or is_ids(one) for one in texts):
+        texts = [tuple(text) if isinstance(text, list) else text for text in value]
+        if not texts or not all(isinstance(text, str) or is_ids(text) for text in texts):
             raise self.error(name, "must be a text, token ids, or a list of texts or of lists of token ids")
         return texts
 
@@ -89,16 +89,14 @@ class Translation(Body):
 
     text: tuple[Any, ...] = setting((), "a text, or a list of texts")
     beams: int | None = setting(
-        None, "beam width (default: that of the run, or n_best for a run without beam search)", low=1, high=MAX_BEAMS
+        None, "beam width (default: the run's, or n_best for a run without beam search)", low=1, high=MAX_BEAMS
     )
     n_best: int = setting(1, "translations of each text", low=1, high=MAX_BEAMS)
-    max_new_tokens: int | None = setting(
-        None, "maximum number of tokens (default: that of the run)", low=1, high=INT32_MAX
-    )
+    max_new_tokens: int | None = setting(None, "maximum number of tokens (default: the run's)", low=1, high=INT32_MAX)
     unknown: str | None = setting(
-        None, "what to write for unknown tokens (default: that of the run)", choices=("show", "copy", "omit")
+        None, "what to write for unknown tokens (default: the run's)", choices=("show", "copy", "omit")
     )
-    detokenize: bool | None = setting(None, "undo the tokenization by Moses (default: that of the run)")
+    detokenize: bool | None = setting(None, "undo the tokenization by Moses (default: the run's)")
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
 
@@ -119,7 +117,7 @@ class Translation(Body):
         if self.beams or self.n_best > 1:
             changes |= {"strategy": "beam", "beams": max(beams, self.n_best)}
         if self.max_new_tokens:
-            changes |= at_most(self.max_new_tokens, saved)
+            changes |= limit_tokens(self.max_new_tokens, saved)
         decode = dataclasses.replace(saved, **changes)
         seed = secrets.randbelow(INT32_MAX)  # of a run that samples
         return [
@@ -142,7 +140,15 @@ class StreamOptions(Body):
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion(Body):
+class ModelBody(Body):
+    """Fields of a route that names the model."""
+
+    model: str | None = setting(None, "name of the model")
+    user: str | None = setting(None, "accepted, and not used")
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion(ModelBody):
     """Fields of `POST /v1/completions`: those of OpenAI's API, `top_k` and `min_p`.
 
     Without `temperature`, `top_p`, `top_k`, `min_p` and `n`, the strategy of the run is used; any of them selects
@@ -156,22 +162,20 @@ class Completion(Body):
         "frequency_penalty": 0,
     }
 
-    model: str | None = setting(None, "name of the model")
     prompt: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
-    max_tokens: int | None = setting(None, "maximum number of tokens (default: that of the run)", low=0, high=INT32_MAX)
+    max_tokens: int | None = setting(None, "maximum number of tokens (default: the run's)", low=0, high=INT32_MAX)
     temperature: float | None = setting(None, "logits are divided by it; 0: greedy", low=0.0, high=100.0)
     top_p: float | None = setting(None, "only the most probable tokens with this total mass", low=0.0, high=1.0)
     top_k: int | None = setting(None, "only the k most probable tokens", low=1, high=INT32_MAX)
     min_p: float | None = setting(None, "minimum probability relative to the largest one", low=0.0, high=1.0)
     n: int = setting(1, "outputs of each prompt", low=1, high=MAX_OUTPUTS)
     best_of: int | None = setting(None, "number of candidates, which must be n")
-    stop: tuple[Any, ...] | None = setting(None, "texts that end an output (default: those of the run)")
+    stop: tuple[Any, ...] | None = setting(None, "texts that end an output (default: the run's)")
     seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=INT32_MAX)
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
     stream_options: StreamOptions = dataclasses.field(default_factory=StreamOptions)
     echo: bool = setting(False, "repeat the prompt before each output")
-    user: str | None = setting(None, "accepted, and not used")
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -196,7 +200,7 @@ class Completion(Body):
         if self.stream_options.include_usage and not self.stream:
             raise self.error("stream_options", "include_usage needs stream=true")
 
-    def rows(self, served: Served) -> list[tuple[int, ...]]:
+    def rows(self, served: ServedModel) -> list[tuple[int, ...]]:
         """Returns the token ids of each prompt, as the model reads them.
 
         Raises:
@@ -223,7 +227,7 @@ class Completion(Body):
         if self.temperature == 0:
             changes = {"strategy": "greedy"}
         if self.max_tokens:
-            changes |= at_most(self.max_tokens, saved)
+            changes |= limit_tokens(self.max_tokens, saved)
         if self.stop is not None:
             changes["stop"] = self.stop
         for text in self.stop or ():
@@ -241,12 +245,10 @@ class Completion(Body):
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(Body):
+class Classification(ModelBody):
     """Fields of `POST /classify`, those of vLLM's API."""
 
-    model: str | None = setting(None, "name of the model")
     input: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
-    user: str | None = setting(None, "accepted, and not used")
 
     def check(self) -> None:
         if len(self.texts("input")) > MAX_INPUTS:
@@ -309,7 +311,7 @@ def without_null(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def at_most(count: int, saved: DecodeConfig) -> dict[str, int]:
+def limit_tokens(count: int, saved: DecodeConfig) -> dict[str, int]:
     """Returns the settings that limit an output, and the minimum length of the run, to `count` tokens."""
     return {"max_new_tokens": count, "min_new_tokens": min(saved.min_new_tokens, count)}
 

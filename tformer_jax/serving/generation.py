@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tformer_jax.inference.engine import Event, Request
+from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.replies import Outputs, Reply, empty_outputs
-from tformer_jax.serving.request_error import RequestError
 from tformer_jax.serving.worker import Empty, Job, Worker
 
 CLIENT_CLOSED = 499
@@ -92,9 +92,9 @@ class Generation(Response):
     async def _computed(self, job: Job, outputs: Outputs) -> Any:
         """Returns what the reply needs besides the outputs, or None, and records the time until then."""
         work = self.reply.work(outputs)
-        found = None if work is None else await self.worker.compute(job, work)
+        result = None if work is None else await self.worker.compute(job, work)
         self.metrics.request.observe(time.perf_counter() - self._begun)
-        return found
+        return result
 
     async def _stream(self, job: Job, send: Send) -> None:
         async for part in self._parts(job):

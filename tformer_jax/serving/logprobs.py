@@ -31,7 +31,7 @@ def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
     rows = zip(
         places[missing:], tokens[missing:], scored.log_probabilities, scored.top or itertools.repeat({}), strict=False
     )
-    top = [{name: at_least_lowest(value), **others(*place, name, best)} for place, name, value, best in rows]
+    top = [{name: at_least_lowest(value), **other_logprobs(*place, name, best)} for place, name, value, best in rows]
     return {
         "tokens": tokens,
         "token_logprobs": [None] * missing + [at_least_lowest(value) for value in scored.log_probabilities],
@@ -47,27 +47,27 @@ def added_texts(tokenizer: Decoder, ids: Sequence[int]) -> list[str]:
     """
     stream = TextStream(tokenizer)
     names = [tokenizer.special.name(i) for i in ids]
-    found = [stream.feed(i) if name is None else name for i, name in zip(ids, names, strict=True)]
+    texts = [stream.feed(i) if name is None else name for i, name in zip(ids, names, strict=True)]
     last = max((n for n, name in enumerate(names) if name is None), default=None)
     if last is not None:
-        found[last] += stream.close()
-    return found
+        texts[last] += stream.close()
+    return texts
 
 
-def others(
+def other_logprobs(
     tokenizer: Decoder, ids: Sequence[int], place: int, name: str, best: Mapping[int, float]
 ) -> dict[str, float]:
-    """Returns the log-probabilities of the most probable tokens at a place, except that of the token there.
+    """Returns the log-probabilities of the most probable tokens at a place, without the token there.
 
     Tokens with the same text as an earlier one are named by their ids.
     """
     before = ids[place - 1] if place and tokenizer.special.name(ids[place - 1]) is None else None
-    found: dict[str, float] = {}
+    named: dict[str, float] = {}
     for i, value in best.items():
         if i != ids[place]:
             text = text_after(tokenizer, before, i)
-            found[f"token_id:{i}" if text in (name, *found) else text] = at_least_lowest(value)
-    return found
+            named[f"token_id:{i}" if text in (name, *named) else text] = at_least_lowest(value)
+    return named
 
 
 def text_after(tokenizer: Decoder, before: int | None, token: int) -> str:

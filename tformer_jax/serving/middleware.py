@@ -8,9 +8,9 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.generation import CLIENT_CLOSED
 from tformer_jax.serving.metrics import Metrics
-from tformer_jax.serving.request_error import RequestError
 
 OPEN_PATHS = ("/", "/health")
 """Paths that need no API key: the page, which asks for it, and the health check."""
@@ -70,8 +70,8 @@ class CountRequests:
         try:
             await self.app(scope, receive, send_and_note)
         finally:
-            found = (route.path for route in self.routes if route.path_regex.match(scope["path"]))
-            self.metrics.answered.labels(next(found, "other"), str(state.get("outcome", status))).inc()
+            paths = (route.path for route in self.routes if route.path_regex.match(scope["path"]))
+            self.metrics.answered.labels(next(paths, "other"), str(state.get("outcome", status))).inc()
 
 
 def named_host(scope: Scope) -> str:

@@ -3,10 +3,11 @@
 import base64
 import dataclasses
 import functools
+import itertools
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tformer_jax.inference.score import Row, Scored, pair_row, text_row
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.serving.bodies import Completion, Embedding
 from tformer_jax.serving.logprobs import logprobs
-from tformer_jax.serving.served import Served
+from tformer_jax.serving.model import ServedModel
 from tformer_jax.serving.worker import Empty
 
 ATTENTION_HEADERS = {"Content-Security-Policy": "sandbox allow-scripts", "Cache-Control": "no-store"}
@@ -67,7 +68,7 @@ class Reply:
         raise NotImplementedError
 
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
-        """Yields the chunks after those of all events; arguments are as for `complete`."""
+        """Yields the chunks after the last event; arguments are as for `complete`."""
         yield from ()
 
 
@@ -85,7 +86,7 @@ class TokenScores:
         echo: whether the tokens of the prompts are scored, too.
     """
 
-    def __init__(self, served: Served, rows: Sequence[tuple[int, ...]], top: int, *, echo: bool = False) -> None:
+    def __init__(self, served: ServedModel, rows: Sequence[tuple[int, ...]], top: int, *, echo: bool = False) -> None:
         self.served, self.rows, self.top, self.echo = served, rows, top, echo
         shown = "omit" if served.decode.unknown == "omit" else "show"
         self._decoder = output_decoder(served.tokenizers.target, served.family, shown)
@@ -124,11 +125,12 @@ class TranslationReply(Reply):
     def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns `{"translations": [[{"text", "score", "finish_reason"}, ...], ...]}`; if requested, "logprobs"."""
         rows: list[list[dict[str, Any]]] = [
-            [{"text": one.text, "score": one.score, "finish_reason": one.finish} for one in row] for row in outputs
+            [{"text": output.text, "score": output.score, "finish_reason": output.finish} for output in row]
+            for row in outputs
         ]
         for row, named in zip(rows, result or (), strict=False):
-            for one, of in zip(row, named, strict=True):
-                one["logprobs"] = of
+            for translation, scores in zip(row, named, strict=True):
+                translation["logprobs"] = scores
         return {"translations": rows}
 
     def chunk(self, event: Event) -> dict[str, Any] | None:
@@ -142,8 +144,8 @@ class TranslationReply(Reply):
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields the end of each translation with its "logprobs", if they are requested."""
         for index, named in enumerate(result or ()):
-            for rank, (one, of) in enumerate(zip(outputs[index], named, strict=True)):
-                yield {**translation_chunk(index, rank, "", one.finish, one.score), "logprobs": of}
+            for rank, (output, scores) in enumerate(zip(outputs[index], named, strict=True)):
+                yield {**translation_chunk(index, rank, "", output.finish, output.score), "logprobs": scores}
 
 
 class CompletionReply(Reply):
@@ -155,16 +157,16 @@ class CompletionReply(Reply):
         rows: token ids of the prompts.
     """
 
-    def __init__(self, served: Served, body: Completion, rows: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, served: ServedModel, body: Completion, rows: Sequence[tuple[int, ...]]) -> None:
         self.body, self.rows = body, rows
         scored = body.echo and body.logprobs is not None  # offsets of tokens are places in the decoded text
         self._prompts = [
-            text if isinstance(text, str) and not scored else served.text_of(ids)
+            text if isinstance(text, str) and not scored else served.decode_all(ids)
             for text, ids in zip(body.texts("prompt"), rows, strict=True)
         ]
         self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, echo=body.echo)
         self._started: set[int] = set()
-        """Choices of a stream of which a chunk was sent."""
+        """Choices of a stream whose first chunk has been sent."""
         self._frame = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
@@ -184,30 +186,27 @@ class CompletionReply(Reply):
         text = event.text if index in self._started else self._echo(event.request) + event.text
         self._started.add(index)
         finish = event.finish if self._scores is None else None
-        return self._chunk([choice(index, text, finish)]) if text or finish else None
+        return self._chunk([make_choice(index, text, finish)]) if text or finish else None
 
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields a chunk with the log-probabilities of each choice, and the usage, as far as they are requested."""
         if self._scores is not None:
             texts = [""] * sum(map(len, outputs))
-            yield from (self._chunk([one]) for one in self._choices(texts, outputs, result))
+            yield from (self._chunk([choice]) for choice in self._choices(texts, outputs, result))
         if self.body.stream_options.include_usage:
             yield {**self._frame, "choices": [], "usage": self._usage(outputs)}
 
     def _choices(self, texts: Sequence[str], outputs: Outputs, result: Any) -> list[dict[str, Any]]:
         flat = [output for row in outputs for output in row]
-        choices = [choice(index, text, flat[index].finish) for index, text in enumerate(texts)]
-        if self._scores is not None:
-            named = (one for row in result for one in row)
-            choices = [{**one, "logprobs": of} for one, of in zip(choices, named, strict=True)]
-        return choices
+        named: Iterable[Any] = itertools.repeat(None) if self._scores is None else itertools.chain(*result)
+        return [
+            make_choice(index, text, output.finish, scores)
+            for index, (text, output, scores) in enumerate(zip(texts, flat, named, strict=False))
+        ]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            **self._frame,
-            "choices": choices,
-            **({"usage": None} if self.body.stream_options.include_usage else {}),
-        }
+        usage = {"usage": None} if self.body.stream_options.include_usage else {}
+        return {**self._frame, "choices": choices, **usage}
 
     def _echo(self, number: int) -> str:
         return self._prompts[number] if self.body.echo else ""
@@ -217,85 +216,65 @@ class CompletionReply(Reply):
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-class ClassificationReply(Reply):
-    """Reply of `POST /classify`: the probabilities of all labels of each text, as vLLM replies.
+class ComputedReply(Reply):
+    """Reply of a route that generates nothing.
 
     Args:
-        served: the model.
+        compute: what the model computes.
+        respond: the response, or its JSON, given the result of `compute`.
+    """
+
+    def __init__(self, compute: Callable[[], Any], respond: Callable[[Any], Response | dict[str, Any]]) -> None:
+        self._compute, self._respond = compute, respond
+
+    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
+        return self._compute
+
+    def response(self, outputs: Outputs, result: Any) -> Response:
+        response = self._respond(result)
+        return response if isinstance(response, Response) else JSONResponse(response)
+
+
+def classification(served: ServedModel, rows: Sequence[tuple[int, ...]]) -> ComputedReply:
+    """Returns the reply of `POST /classify`: the probabilities of all labels of each text, as vLLM replies.
+
+    Args:
         rows: token ids of the texts.
     """
 
-    def __init__(self, served: Served, rows: Sequence[tuple[int, ...]]) -> None:
-        self.served, self.rows = served, rows
-
-    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns the computation of the probabilities."""
-        return functools.partial(self.served.classify, self.rows)
-
-    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
-        """Returns label and probabilities of each text, in the order of the texts, with the usage."""
-        labels = self.served.labels
+    def respond(probabilities: Sequence[np.ndarray]) -> dict[str, Any]:
+        labels = served.labels
         data = [
             {"index": index, "label": labels[row.argmax()], "probs": row.tolist(), "num_classes": len(labels)}
-            for index, row in enumerate(result)
+            for index, row in enumerate(probabilities)
         ]
-        return {
-            "id": f"classify-{uuid.uuid4().hex}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": self.served.name,
-            "data": data,
-            "usage": usage(self.rows),
-        }
+        frame = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        return {**frame, "model": served.name, "data": data, "usage": usage(rows)}
+
+    return ComputedReply(functools.partial(served.classify, rows), respond)
 
 
-class EmbeddingReply(Reply):
-    """Reply of `POST /v1/embeddings`: OpenAI's list of embeddings.
+def embedding_list(served: ServedModel, body: Embedding, rows: Sequence[tuple[int, ...]]) -> ComputedReply:
+    """Returns the reply of `POST /v1/embeddings`: OpenAI's list of embeddings; `rows` are as for `classification`."""
 
-    Args:
-        served: the model.
-        body: the request body.
-        rows: token ids of the texts.
-    """
-
-    def __init__(self, served: Served, body: Embedding, rows: Sequence[tuple[int, ...]]) -> None:
-        self.served, self.body, self.rows = served, body, rows
-
-    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns the computation of the embeddings."""
-        return functools.partial(self.served.embed, self.rows)
-
-    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
-        """Returns the embeddings, in the order of the texts, with the usage."""
-        data = [
-            {"object": "embedding", "index": index, "embedding": self._encoded(embedding)}
-            for index, embedding in enumerate(result)
-        ]
-        return {"object": "list", "data": data, "model": self.served.name, "usage": usage(self.rows)}
-
-    def _encoded(self, embedding: np.ndarray) -> list[float] | str:
-        if self.body.encoding_format == "base64":
+    def encoded(embedding: np.ndarray) -> list[float] | str:
+        if body.encoding_format == "base64":
             return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
         return embedding.tolist()
 
+    def respond(embeddings: Sequence[np.ndarray]) -> dict[str, Any]:
+        data = [
+            {"object": "embedding", "index": index, "embedding": encoded(embedding)}
+            for index, embedding in enumerate(embeddings)
+        ]
+        return {"object": "list", "data": data, "model": served.name, "usage": usage(rows)}
 
-class AttentionReply(Reply):
-    """Reply of `POST /attention`: a page.
+    return ComputedReply(functools.partial(served.embed, rows), respond)
 
-    Args:
-        render: computes the page.
-    """
 
-    def __init__(self, render: Callable[[], str]) -> None:
-        self._render = render
-
-    def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns the rendering of the page."""
-        return self._render
-
-    def response(self, outputs: Outputs, result: Any) -> Response:
-        """Returns the page."""
-        return HTMLResponse(result, headers=ATTENTION_HEADERS)
+def attention_page(render: Callable[[], str]) -> ComputedReply:
+    """Returns the reply of `POST /attention`, the page that `render` computes."""
+    return ComputedReply(render, lambda page: HTMLResponse(page, headers=ATTENTION_HEADERS))
 
 
 def translation_chunk(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:
@@ -303,9 +282,9 @@ def translation_chunk(index: int, rank: int, text: str, finish: str | None, scor
     return {"index": index, "rank": rank, "text": text, "finish_reason": finish, "score": score}
 
 
-def choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
-    """Returns one of OpenAI's choices."""
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+def make_choice(index: int, text: str, finish: str | None, scores: Any = None) -> dict[str, Any]:
+    """Returns an output in OpenAI's format of a choice."""
+    return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
 
 def usage(rows: Sequence[Sequence[int]]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Reads the body of a request as a JSON object: strict JSON, with limits on size and time."""
+"""The JSON object in the body of a request: strict JSON, with limits on size and time."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import Request
 
-from tformer_jax.serving.request_error import RequestError
+from tformer_jax.serving.errors import RequestError
 
 DIGITS = 18
 """Maximum number of digits of an integer, so that it fits into 64 bits."""
@@ -35,10 +35,10 @@ async def read_object(request: Request, *, max_body: int, seconds: float) -> dic
     except TimeoutError:
         message = f"the body did not arrive within {seconds:g} seconds"
         raise RequestError(message, 408, headers={"Connection": "close"}) from None
-    found = parse(raw)
-    if not isinstance(found, dict):
+    value = parse(raw)
+    if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object, such as {...}")
-    return found
+    return value
 
 
 def parse(raw: bytes) -> Any:
@@ -49,13 +49,13 @@ def parse(raw: bytes) -> Any:
     """
     hooks: dict[str, Any] = {
         "parse_constant": _reject_number,
-        "parse_int": _integer,
-        "parse_float": _finite,
-        "object_pairs_hook": _unique,
+        "parse_int": _parse_integer,
+        "parse_float": _parse_finite,
+        "object_pairs_hook": _unique_fields,
     }
     try:
-        found = json.loads(raw.decode(), **hooks)
-        json.dumps(found, ensure_ascii=False).encode()
+        value = json.loads(raw.decode(), **hooks)
+        json.dumps(value, ensure_ascii=False).encode()
     except RequestError:
         raise
     except UnicodeDecodeError:
@@ -66,7 +66,7 @@ def parse(raw: bytes) -> Any:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}") from None
-    return found
+    return value
 
 
 async def _read(request: Request, max_body: int) -> bytes:
@@ -86,17 +86,17 @@ def _reject_number(text: str) -> NoReturn:
     raise RequestError(f"the body has the number {reprlib.repr(text).strip(chr(39))}, which is out of range")
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     return int(text) if len(text.lstrip("-")) <= DIGITS else _reject_number(text)
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _reject_number(text)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise RequestError("the body has a duplicate field")
-    return found
+    return fields

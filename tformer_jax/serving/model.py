@@ -17,14 +17,14 @@ from tformer_jax.inference.embed import Embedder, embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
-from tformer_jax.serving.request_error import RequestError
+from tformer_jax.serving.errors import RequestError
 
 Text = str | tuple[int, ...]
 """A text, or its token ids."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class ServedModel:
     """The model that a server serves, with its settings."""
 
     name: str
@@ -53,7 +53,7 @@ class Served:
     """What the web page says about the run, ready for JSON."""
 
     @classmethod
-    def of(
+    def build(
         cls,
         cfg: Config,
         model: nn.Module,
@@ -63,7 +63,7 @@ class Served:
         pooling: str | None = None,
         normalize: bool | None = None,
         **options: Any,
-    ) -> "Served":
+    ) -> "ServedModel":
         """Serves a trained model; `options` are `labels`, `attention` and `about`.
 
         Args:
@@ -129,7 +129,7 @@ class Served:
             RequestError: a text is empty or too long, or a token id is unknown.
         """
         name = {"seq2seq": "source", "decoder_lm": "prompt"}.get(self.family, "text")
-        found = []
+        rows = []
         for number, text in enumerate(texts, start=1):
             ids = self._ids(field, text)
             which = f"text {number}: " if len(texts) > 1 else ""
@@ -137,8 +137,8 @@ class Served:
                 raise RequestError(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
             if not ids and not self.translates:
                 raise RequestError(which + no_tokens(f"the {name}", text), param=field)
-            found.append(ids)
-        return found
+            rows.append(ids)
+        return rows
 
     def encode_to_embed(self, field: str, texts: Sequence[Text]) -> list[tuple[int, ...]]:
         """Returns the token ids of texts to embed, with the prompt of the run before texts; see `encode`."""
@@ -153,7 +153,7 @@ class Served:
         closing = self.tokenizer.special.after_side if self.translates else ()
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
 
-    def text_of(self, ids: Sequence[int], *, named: bool = False) -> str:
+    def decode_all(self, ids: Sequence[int], *, named: bool = False) -> str:
         """Returns the text of all ids, also of those after an EOS token, with the names of unknown tokens.
 
         Args:
