@@ -22,7 +22,7 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, DecodeConfig, read_mesh
-from tformer_jax.data.corpora.corpus import KEYS
+from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs
@@ -38,9 +38,6 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.runs.trained import load_trained
-
-METHODS = {"seq2seq": "translate", "decoder_lm": "generate", "classifier": "classify", "masked_lm": "fill_mask"}
-"""The method of `Run`, and the command, that uses a model, by its family."""
 
 
 def load(path: str | Path, *, mesh: str | None = None, step: int | None = None) -> "Run":
@@ -75,7 +72,7 @@ class Run:
 
     path: Path
     config: Config
-    model: nn.Module
+    model: Any
     """The Linen module: `run.model.apply({"params": run.params}, ...)`."""
     params: Any
     tokenizers: Tokenizers
@@ -91,12 +88,12 @@ class Run:
             seed: random seed of sampling.
             settings: fields of `DecodeConfig`, such as `beams=4` or `temperature=0.8`; default: the run's own.
         """
-        self.require("translate", "seq2seq")
+        self.require("translate")
         return self.generator(self.decoding(settings))(self.params, _texts(texts), seed=seed)
 
     def generate(self, prompts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
         """Continues prompts, in order; a result does not repeat its prompt. Arguments are as for `translate`."""
-        self.require("generate", "decoder_lm")
+        self.require("generate")
         return self.generator(self.decoding(settings))(self.params, _texts(prompts), seed=seed)
 
     def outputs(self, texts: Sequence[str], n: int, *, seed: int = 0, **settings: Any) -> list[list[Output]]:
@@ -106,7 +103,7 @@ class Run:
             n: outputs per text; beam search needs `beams` of at least `n`.
             seed, settings: as for `translate`.
         """
-        self.require("outputs", "seq2seq", "decoder_lm")
+        self.require("outputs")
         generator = self.generator(self.decoding(settings, outputs=n))
         return list(generator.stream(self.params, _texts(texts), seed=seed, outputs=n, scores=True))
 
@@ -137,7 +134,7 @@ class Run:
         """
         self.require_head("logits")
         rows = [self._inputs(number, example) for number, example in enumerate(_examples(examples))]
-        key = registry.FAMILIES[self.config.model.family].inputs[-1]
+        key = self.model.inputs[-1]
         found = self._in_batches(_apply, rows)
         return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, rows, strict=True)]
 
@@ -151,7 +148,7 @@ class Run:
         def run(rows: list[dict[str, list[int]]]) -> Iterator[Watched]:
             for found, row in zip(self._in_batches(watch, rows), rows, strict=True):
                 lengths = {key: len(ids) for key, ids in row.items()}
-                yield without_padding(found, self.config.model.family, lengths)
+                yield without_padding(found, type(self.model), lengths)
 
         size = WINDOW * self.config.eval.batch_size
         return in_chunks(_examples(examples), self._inputs, run, size=size)
@@ -180,7 +177,7 @@ class Run:
         chosen = "strategy" in settings or settings.get("temperature") == 0
         if outputs > 1 and decode.strategy == "greedy" and not chosen:
             decode = decode.changed(
-                {"beams": outputs} if self.config.model.family == "seq2seq" else {"strategy": "sample"}
+                {"beams": outputs} if self.config.model.model_class.reads_source else {"strategy": "sample"}
             )
         if outputs > 1 and decode.strategy == "greedy":
             raise UserError(f"greedy decoding has one output, not {outputs}")
@@ -190,24 +187,24 @@ class Run:
 
     def generator(self, decode: DecodeConfig) -> Translator | TextGenerator:
         """Returns the translator or text generator with these settings, which can stream any number of texts."""
-        kind: Callable[..., Any] = Translator if self.config.model.family == "seq2seq" else TextGenerator
+        kind: Callable[..., Any] = Translator if self.config.model.model_class.reads_source else TextGenerator
         return kind(dataclasses.replace(self.config, decode=decode), self.model, self.tokenizers)
 
     def classifier(self) -> LabelClassifier:
         """Returns the classifier, which can stream any number of texts."""
-        self.require("classify", "classifier")
+        self.require("classify")
         if self.labels is None:
             raise UserError(f"{self.path} has no labels.json: its classification head is not trained")
         return LabelClassifier(self.config, self.model, self.tokenizers, self.labels)
 
     def mask_filler(self, *, top: int = 5) -> MaskFiller:
         """Returns the filler of masks, which can stream any number of texts; see `MaskFiller`."""
-        self.require("fill_mask", "masked_lm")
+        self.require("fill_mask")
         return MaskFiller(self.config, self.model, self.tokenizers, top=top)
 
     def scorer(self) -> Scorer:
         """Returns the scorer, which can stream any number of texts or pairs."""
-        self.require("score", "seq2seq", "decoder_lm")
+        self.require("score")
         return Scorer(self.config, self.model, self.tokenizers)
 
     def embedder(
@@ -230,12 +227,12 @@ class Run:
         found = list(embedder.stream(self.params, _texts(texts)))
         return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)
 
-    def require(self, use: str, *families: str) -> None:
-        """Raises `UserError` if the model is not of one of the families that `use` needs."""
-        family = self.config.model.family
-        if family not in families:
-            hint = f"; use {METHODS[family]}" if family in METHODS else ""
-            raise UserError(f"{use}: {self.path} holds a {family} model{hint}")
+    def require(self, use: str) -> None:
+        """Raises `UserError` if the task of the run has no `use`, such as "translate"."""
+        task = task_of(self.config)
+        if use not in task.verbs:
+            hint = f"; use {task.verb}" if task.verb else ""
+            raise UserError(f"{use}: {self.path} holds a {self.config.model.family} model{hint}")
         self.require_head(use)
 
     def require_head(self, use: str) -> None:
@@ -257,11 +254,11 @@ class Run:
         return in_batches(lengths, run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
 
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
-        family, max_length = self.config.model.family, self.config.model.max_length
-        check_example(family, number, example)
-        if family != "seq2seq":
+        max_length = self.config.model.max_length
+        check_example(self.config.model, number, example)
+        if not self.config.model.model_class.reads_source:
             return self._text_inputs(number, example)
-        names = [f"{key} {number + 1}" for key in KEYS[family]]
+        names = [f"{key} {number + 1}" for key in ("source", "target")]
         source, target = self.tokenizers.source, self.tokenizers.target
         limits = max_length - source.special.added_to_side, max_length - len(target.special.before)
         read = source.special.wrap_side(encode_one(source, example[0], limits[0], names[0]))
@@ -319,4 +316,4 @@ def _several(texts: Iterable[Any]) -> Iterable[Any]:
 
 @functools.partial(jax.jit, static_argnames="model")
 def _apply(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Array:
-    return model.apply({"params": params}, **registry.FAMILIES[model.cfg.family].arguments(batch))  # type: ignore[return-value]
+    return model.apply({"params": params}, **model.arguments(batch))  # type: ignore[return-value]

@@ -21,7 +21,7 @@ DATA = {
 
 def parse(*flags: str, family: str = "seq2seq") -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    generation.add_flags(parser, family)
+    generation.add_flags(parser, "--n-best" if family == "seq2seq" else "--samples")
     return parser.parse_args(flags)
 
 

@@ -45,7 +45,7 @@ def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     sources, references = zip(*(line.split("\t") for line in last), strict=True)
     translations = tj.load(run).translate(sources, beams=2, max_new_tokens=4)
     assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
-    with pytest.raises(UserError, match="--beams changes no metric of a classifier"):
+    with pytest.raises(UserError, match="--beams changes no metric of a run with model.family='classifier'"):
         evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import score
 from tformer_jax.data.tokenizers.simple import WordTokenizer
@@ -38,4 +39,4 @@ def test_unknown_tokens_are_counted():
 def test_fields_that_are_not_read_are_rejected(family, flag, read):
     options = score.parser().parse_args(["--run", "run", flag, "x"])
     with pytest.raises(UserError, match=f"^{flag} has no effect for model.family='{family}'; write {read}$"):
-        score.fields_of(options, family)
+        score.fields_of(options, tiny(family))

@@ -16,9 +16,9 @@ from tformer_jax.data.tokenizers.dropout import is_bpe
 from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
 from tformer_jax.data.tokenizers.pair import normalization_of
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.eval.bleu import bleu_tokenizing, translation_metrics
-from tformer_jax.eval.translation import TranslationEvaluator
 from tformer_jax.inference.outputs import Output
+from tformer_jax.tasks.evaluators.bleu import bleu_tokenizing, translation_metrics
+from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
 STEPS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 PAIRS = [{"source": "The MAN's hat, „old“.", "target": "漢字: Ein Mann"}] * 3

@@ -250,14 +250,14 @@ def test_a_continuation_starts_with_the_prefix(prefix, decoded):
     library.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="always")
     library.decoder = hf.decoders.Metaspace(prepend_scheme="always")
     tokenizer = SubwordTokenizer("file", library)
-    forced = Constraints.of(DecodeConfig(prefix=prefix), tokenizer, "decoder_lm").forced
-    assert output_decoder(tokenizer, "decoder_lm").decode(forced) == decoded
-    text = Constraints.of(DecodeConfig(prefix=prefix), tokenizer, "seq2seq").forced
+    forced = Constraints.of(DecodeConfig(prefix=prefix), tokenizer, continues=True).forced
+    assert output_decoder(tokenizer, continues=True).decode(forced) == decoded
+    text = Constraints.of(DecodeConfig(prefix=prefix), tokenizer).forced
     assert tokenizer.decode(text) == prefix.strip()
 
 
 def test_a_prefix_that_every_continuation_separates_is_refused():
     words = WordTokenizer(["hello", "world"])
     with pytest.raises(UserError, match="decode.prefix='world': .* can only start with ' world'; write that"):
-        Constraints.of(DecodeConfig(prefix="world"), words, "decoder_lm")
-    assert Constraints.of(DecodeConfig(prefix=" world"), words, "decoder_lm").forced == tuple(words.encode("world"))
+        Constraints.of(DecodeConfig(prefix="world"), words, continues=True)
+    assert Constraints.of(DecodeConfig(prefix=" world"), words, continues=True).forced == tuple(words.encode("world"))

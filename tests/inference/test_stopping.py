@@ -135,7 +135,7 @@ def test_a_continuation_has_the_space_between_it_and_its_prompt(kind):
     prompts = {n: tokenizer.decode(ids[:n]) for n in range(1, len(ids))}
     prompts = {n: prompt for n, prompt in prompts.items() if tokenizer.encode(prompt) == ids[:n]}
     for n, prompt in prompts.items():
-        assert prompt + output_decoder(tokenizer, "decoder_lm").decode(ids[n:]) == tokenizer.decode(ids)
+        assert prompt + output_decoder(tokenizer, continues=True).decode(ids[n:]) == tokenizer.decode(ids)
     assert prompts
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests import oracles, position_oracles
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tests.test_api import DATA, run_of
-from tformer_jax.config import Config, DataConfig
-from tformer_jax.inference.watch import ATTENTIONS, rollout, watch
+from tformer_jax.config import Config, DataConfig, kinds
+from tformer_jax.inference.watch import rollout, watch
 from tformer_jax.models import conversions, registry
 from tformer_jax.nn import cached_attention, latent_attention, layers, stacks
 from tformer_jax.nn.attention_ops import attention_weights
@@ -132,7 +132,7 @@ def test_a_translation_model_equals_float64():
 def test_rows_sum_to_one_over_what_the_mask_allows(family):
     model, params = build(tiny(family))
     found = watch(model, params, BATCHES[family])
-    assert found.weights.keys() == found.masks.keys() == ATTENTIONS[family].keys()
+    assert found.weights.keys() == found.masks.keys() == kinds.load(kinds.FAMILIES, family).attentions.keys()
     for name, weights in found.weights.items():
         mask = np.array(found.masks[name])
         assert not np.array(weights)[np.broadcast_to(~mask[:, :, None], weights.shape)].any()
@@ -143,7 +143,7 @@ def test_rows_sum_to_one_over_what_the_mask_allows(family):
 def test_the_last_predictions_are_those_of_the_model(family):
     model, params = build(tiny(family))
     found = watch(model, params, BATCHES[family])
-    logits = np.float64(apply(model, params, **registry.FAMILIES[family].arguments(BATCHES[family])))
+    logits = np.float64(apply(model, params, **kinds.load(kinds.FAMILIES, family).arguments(BATCHES[family])))
     expected = oracles.softmax(logits).reshape(len(logits), -1, logits.shape[-1])
     assert_close(found.probabilities[:, -1], np.sort(expected)[..., ::-1][..., : found.predictions.shape[-1]], 1e-6)
 
@@ -212,7 +212,7 @@ def test_the_train_step_is_the_same_program_as_without_hooks(case, monkeypatch):
 
 
 def example(model):
-    return registry.FAMILIES[model.cfg.family].arguments(registry.example_batch(model.cfg))
+    return model.cfg.model_class.arguments(registry.example_batch(model.cfg))
 
 
 def test_rollout_by_hand():
@@ -251,6 +251,6 @@ def test_a_row_has_no_padding_and_does_not_depend_on_the_batch(family):
     first, lengths = together[0], {key: len(ids) for key, ids in together[0].tokens.items()}
     read = 1 if family == "classifier" else lengths["target_in" if family == "seq2seq" else "tokens"]
     assert first.predictions.shape[1] == first.probabilities.shape[1] == read
-    for name, (queries, keys) in ATTENTIONS[family].items():
+    for name, (queries, keys) in kinds.load(kinds.FAMILIES, family).attentions.items():
         assert first.weights[name].shape == (1, 4, lengths[queries], lengths[keys])
         assert first.masks[name].shape == (1, lengths[queries], lengths[keys])

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers import build, init_module, normal, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig, kinds
 from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.sizes import with_sizes
 from tformer_jax.data.tokenizers import train_tokenizers
@@ -21,7 +21,7 @@ from tformer_jax.nn.ffn import make_ffn
 SIZES = {"dim": 64, "ffn_dim": 256, "max_length": 64, "vocab_size": 50}
 
 
-@pytest.mark.parametrize("family", registry.FAMILIES)
+@pytest.mark.parametrize("family", kinds.FAMILIES)
 def test_flops_are_those_that_xla_counts(family):
     source = {"source_vocab_size": 50} if family == "seq2seq" else {}
     cfg = tiny(family, **SIZES, **source)
@@ -275,7 +275,7 @@ def test_batches_of_any_config(name):
     cfg = read_config(str(train_cases.CONFIGS / name), flags)
     case = train_cases.of_config(cfg)
     (batch,) = case.batches(1)
-    assert set(batch) == {*registry.FAMILIES[cfg.model.family].inputs, registry.FAMILIES[cfg.model.family].labels}
+    assert set(batch) == {*cfg.model.model_class.inputs, cfg.model.model_class.labels}
     assert case.cfg.model.vocab_size == {"lm": 65, "cl": 260}.get(name[:2], cfg.data.vocab_size + 1)
     if flags:
         with pytest.raises(UserError, match="vocab_size=None: depends on the characters of the text"):

@@ -12,7 +12,7 @@ from tests import oracles
 from tests.helpers import apply, assert_close, build, rest_slow, tiny
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import PAD
 
@@ -210,7 +210,7 @@ def test_vocabulary_sizes_must_be_known():
         registry.init(registry.build(tiny("decoder_lm", vocab_size=None)), jax.random.key(0))
 
 
-@pytest.mark.parametrize("family", registry.FAMILIES)
+@pytest.mark.parametrize("family", kinds.FAMILIES)
 def test_forward_reads_a_batch(family):
     model, params = build(tiny(family))
     batch = registry.example_batch(model.cfg, 3, 5)
@@ -218,7 +218,7 @@ def test_forward_reads_a_batch(family):
     logits, labels, _ = jax.eval_shape(lambda: registry.forward(model, params, batch))
     assert logits.shape == (*labels.shape, 3 if family == "classifier" else 11)
     assert logits.dtype == jnp.float32
-    assert registry.count_tokens(model.cfg, batch) == 3 * 5 * len(registry.FAMILIES[family].inputs)
+    assert registry.count_tokens(model.cfg, batch) == 3 * 5 * len(kinds.load(kinds.FAMILIES, family).inputs)
 
 
 def test_the_decoder_reads_the_shifted_target_and_never_the_labels():

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax import axes
+from tformer_jax.config import kinds
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.classifier import mean_pool
 from tformer_jax.special_tokens import PAD
@@ -16,7 +17,7 @@ from tformer_jax.special_tokens import PAD
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
 SOURCE = np.array([[9, 8, 7, 4], [6, 5, PAD, PAD]], np.int32)
 REAL = TOKENS != PAD
-FAMILIES = list(registry.FAMILIES)
+FAMILIES = list(kinds.FAMILIES)
 
 
 def influence(model, params, table, tokens, *arguments, **options) -> np.ndarray:

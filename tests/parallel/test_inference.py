@@ -9,7 +9,6 @@ from tests.helpers import build, rest_slow, tiny
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, ParallelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.eval.likelihood import Likelihood
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.score import Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
@@ -17,6 +16,7 @@ from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import EOS, IGNORED, PAD
+from tformer_jax.tasks.evaluators.likelihood import Likelihood
 
 LETTERS = CharacterTokenizer("abcdefg")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)

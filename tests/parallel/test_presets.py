@@ -61,7 +61,7 @@ def config(kind: str, **parallel) -> Config:
 
 def batch(cfg: Config, seed: int) -> dict[str, np.ndarray]:
     """Returns 8 rows of 8 tokens, padded at the end."""
-    draw, family = np.random.default_rng(seed), registry.FAMILIES[cfg.model.family]
+    draw, family = np.random.default_rng(seed), cfg.model.model_class
     found = {key: draw.integers(4, 20, (8, 8)).astype(np.int32) for key in family.inputs}
     if cfg.model.family == "classifier":
         return found | {"label": draw.integers(0, 3, 8).astype(np.int32)}

@@ -13,12 +13,12 @@ from tests.parallel import test_inference, test_presets
 from tests.parallel.hlo import collectives
 from tests.parallel.test_collectives import lowered, plain
 from tformer_jax.config import Config
-from tformer_jax.eval.likelihood import Likelihood
 from tformer_jax.inference.text import Translator
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import PAD
+from tformer_jax.tasks.evaluators.likelihood import Likelihood
 from tformer_jax.train.step import accumulated_gradients
 
 MESHES = {
@@ -94,7 +94,7 @@ def gradients(cfg: Config, extra: dict[str, np.ndarray], devices: int = 8):
     mesh, model = make_mesh(cfg.parallel, jax.devices()[:devices]), registry.build(cfg.model)
     boxed = registry.shapes(model)
     where = jax.tree.map(lambda spec: NamedSharding(mesh, spec), rules.parameter_specs(boxed, mesh.shape))
-    rows, inputs = test_presets.batch(cfg, 0), registry.FAMILIES[cfg.model.family].inputs
+    rows, inputs = test_presets.batch(cfg, 0), cfg.model.model_class.inputs
     rows |= {key: np.where(rows[key] < 7, PAD, rows[key]) for key in inputs}
 
     def both(params, rows):

@@ -61,7 +61,7 @@ def set_up(cfg: Config, devices: int) -> tuple[Any, Any, Any, Any]:
 
 def batch(cfg: Config) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
-    family = registry.FAMILIES[cfg.model.family]
+    family = cfg.model.model_class
     return {name: draw.integers(4, 11, (ROWS, T)).astype(np.int32) for name in (*family.inputs, family.labels)}
 
 

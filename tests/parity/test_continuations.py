@@ -24,7 +24,7 @@ DECODERS = {
 
 def assert_equal(folder):
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_checkpoint_tokenizers(folder).target
-    decoder, compared = output_decoder(ours, "decoder_lm"), 0
+    decoder, compared = output_decoder(ours, continues=True), 0
     for prompt, continuation in EXAMPLES:
         read, whole = theirs(prompt)["input_ids"], theirs(prompt + continuation)["input_ids"]
         ends = len(read) - len(ours.special.after)

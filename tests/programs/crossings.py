@@ -27,8 +27,7 @@ from tests.draws import GARBAGE, LENGTHS, SHAPES, T
 from tests.helpers import build, with_settings
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig
-from tformer_jax.config.schema import BATCHINGS
-from tformer_jax.config.sources import SOURCES
+from tformer_jax.config.task import tasks_of_family
 from tformer_jax.interop import exact, hf
 from tformer_jax.models import conversions, registry
 from tformer_jax.nn import kv_cache
@@ -257,7 +256,12 @@ def _trained(name: str, model: Any, params: Any, gradients: Any) -> Any:
     """Returns the parameters after three steps with the same gradients."""
     schedule = {} if name != "schedule_free_adamw" else {"schedule": "constant", "learning_rate": 0.01}
     family, lengths = model.cfg.family, {"bucket_lengths": (T,), "window": T}
-    data = DataConfig(source=SOURCES[family][0], batching=BATCHINGS[family][0], shared_vocab=True, **lengths)
+    data = DataConfig(
+        source=tasks_of_family(family)[0].sources[0],
+        batching=tasks_of_family(family)[0].batchings[0],
+        shared_vocab=True,
+        **lengths,
+    )
     optim = OptimConfig(optimizer=str(name), warmup_steps=1, **schedule)
     cfg = Config(model=model.cfg, data=data, optim=optim)
     optimizer = optimizers.build(cfg, registry.shapes(model))

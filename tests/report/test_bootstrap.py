@@ -13,6 +13,9 @@ from tests.report.folders import SIGNATURES, write_run
 from tformer_jax.report import sections
 from tformer_jax.report.bootstrap import bleu_of, estimates, ratio, share
 from tformer_jax.report.run import load_all
+from tformer_jax.tasks.classification import CLASSIFICATION
+from tformer_jax.tasks.language_model import LANGUAGE_MODEL
+from tformer_jax.tasks.translation import TRANSLATION
 
 
 class Share(Metric):
@@ -54,9 +57,9 @@ def test_equal_to_sacrebleu(outputs, name, metric):
     named = [("a", a.texts), ("b", b.texts)]
     scores = PairedTest(named, {"it": metric}, [a.references], test_type="bs", n_samples=200)()[1]
     (expected,) = (found for label, found in scores.items() if label != "System")
-    for mine, theirs in zip(estimates(outputs, "seq2seq", resamples=200)[name], expected, strict=True):
+    for mine, theirs in zip(estimates(outputs, TRANSLATION, resamples=200)[name], expected, strict=True):
         assert (mine.score, mine.mean, mine.half) == pytest.approx((theirs.score, theirs.mean, theirs.ci), rel=1e-5)
-    assert estimates(outputs, "seq2seq", resamples=200)[name][1].p_value < 0.5
+    assert estimates(outputs, TRANSLATION, resamples=200)[name][1].p_value < 0.5
 
 
 def test_the_resamples_of_accuracy_by_hand():
@@ -79,7 +82,7 @@ def test_intervals_stay_between_0_and_100_percent():
 
 
 def test_a_system_does_not_differ_from_itself(outputs):
-    found = estimates([outputs[0], outputs[0]], "seq2seq", resamples=100)
+    found = estimates([outputs[0], outputs[0]], TRANSLATION, resamples=100)
     assert list(found) == ["bleu", "chrf", "exact_match"]
     assert all(second.score == first.score for first, second in found.values())
     assert {second.p_value for _, second in found.values()} == {1.0}
@@ -114,13 +117,13 @@ def test_equal_systems_differ_as_rarely_as_the_level_says():
 
 
 def test_which_metrics_a_family_has(outputs):
-    assert list(estimates(outputs[:1], "classifier", resamples=10)) == ["accuracy"]
-    assert estimates(outputs[:1], "decoder_lm", resamples=10) == {}
+    assert list(estimates(outputs[:1], CLASSIFICATION, resamples=10)) == ["accuracy"]
+    assert estimates(outputs[:1], LANGUAGE_MODEL, resamples=10) == {}
     parts = dataclasses.replace(outputs[0], nll=np.ones(3), labels=np.array([1, 2, 1]))
-    assert list(estimates([parts, parts], "decoder_lm", resamples=10)) == ["loss"]
-    assert estimates([parts], "classifier", resamples=10)["loss"][0].score == 0.75
+    assert list(estimates([parts, parts], LANGUAGE_MODEL, resamples=10)) == ["loss"]
+    assert estimates([parts], CLASSIFICATION, resamples=10)["loss"][0].score == 0.75
     other = dataclasses.replace(parts, labels=np.array([2, 1, 1]))
-    assert estimates([parts, other], "decoder_lm", resamples=10) == {}
+    assert estimates([parts, other], LANGUAGE_MODEL, resamples=10) == {}
 
 
 def test_the_tokenizer_is_that_of_the_signature():

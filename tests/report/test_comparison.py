@@ -18,6 +18,7 @@ from tformer_jax.report.comparison import Change, Comparison, compare
 from tformer_jax.report.run import load_all
 from tformer_jax.report.sections import ABSENT
 from tformer_jax.runs.progress import ProgressView
+from tformer_jax.tasks.translation import TRANSLATION
 
 LOSSES = "loss, interpolated between records"
 
@@ -141,7 +142,7 @@ def test_other_examples_are_not_paired(tmp_path):
         ({}, 1, "test"),
         ({}, 2, "validation"),
         ({"data.batching": "packed"}, 1, None),
-        ({"data.objective": "masked_tokens", "data.noise.density": 0.3}, 1, None),
+        ({"model.family": "masked_lm", "data.objective": "masked_tokens", "data.noise.density": 0.3}, 1, None),
     ],
 )
 def test_language_models_with_other_labels_or_texts_are_not_paired(tmp_path, changes, corpus, split):
@@ -212,7 +213,7 @@ def test_text_is_whole_and_says_what_its_numbers_are(tmp_path, capsys):
 def test_texts_are_shown_unchanged(capsys):
     """Regression test: rich replaced `:100:` by an emoji and doubled a backslash."""
     text = "the ratio 1:100:3 and [b]:x:[/b] \\"
-    print(command._change("lost most", Change(text, "", ("", ""), (0.0, 0.0)), "seq2seq"))
+    print(command._change("lost most", Change(text, "", ("", ""), (0.0, 0.0)), TRANSLATION))
     view = ProgressView(steps=1, console=Console(highlight=False, width=200))
     view.say(text)
     assert capsys.readouterr().out.count(text) == 2

@@ -9,6 +9,9 @@ import pytest
 import sacrebleu
 
 from tformer_jax.report.outputs import Outputs, choose, histogram, marked
+from tformer_jax.tasks.classification import CLASSIFICATION
+from tformer_jax.tasks.language_model import LANGUAGE_MODEL
+from tformer_jax.tasks.translation import TRANSLATION
 
 
 def outputs(pairs, scores=None) -> Outputs:
@@ -26,26 +29,26 @@ PAIRS = [
 
 
 def test_worst_best_and_random():
-    found = choose(outputs(PAIRS), "seq2seq", shown=2)
+    found = choose(outputs(PAIRS), TRANSLATION, shown=2)
     assert found["worst"] == [1, 2]
     assert found["best"] == [3, 0]
-    assert found == choose(outputs(PAIRS), "seq2seq", shown=2)
+    assert found == choose(outputs(PAIRS), TRANSLATION, shown=2)
     assert len(set(found["random"])) == 2
 
 
 def test_translations_are_ordered_by_sentence_chrf():
     expected = [sacrebleu.sentence_chrf(text, [reference]).score for reference, text in PAIRS]
-    np.testing.assert_allclose(outputs(PAIRS).quality("seq2seq"), expected)
+    np.testing.assert_allclose(outputs(PAIRS).quality(TRANSLATION), expected)
 
 
 def test_labels_are_ordered_from_sure_mistakes_to_sure_hits():
     found = outputs([("a", "a"), ("a", "b"), ("a", "b"), ("b", "b")], [0.6, 0.9, 0.7, 0.8])
-    assert choose(found, "classifier", shown=4)["worst"] == [1, 2, 0, 3]
-    assert choose(found, "classifier", shown=4)["best"] == [3, 0, 2, 1]
+    assert choose(found, CLASSIFICATION, shown=4)["worst"] == [1, 2, 0, 3]
+    assert choose(found, CLASSIFICATION, shown=4)["best"] == [3, 0, 2, 1]
 
 
 def test_continuations_have_no_best():
-    assert choose(outputs(PAIRS), "decoder_lm", shown=3).keys() == {"samples"}
+    assert choose(outputs(PAIRS), LANGUAGE_MODEL, shown=3).keys() == {"samples"}
 
 
 @pytest.mark.parametrize(

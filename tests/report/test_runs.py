@@ -172,7 +172,7 @@ def test_runs_with_different_metrics(tmp_path):
     assert charts["grad_norm_2"]["traces"][0]["name"] == "decoder/layers_0"
     assert {"noise_scale", "my_own", "validation_bleu", "sentence_chrf"} <= charts.keys()
     found = shown(*folders).text
-    for text in ("Accuracy", "BLEU", "right", "wrong", "Samples", "model.family", "different families"):
+    for text in ("Accuracy", "BLEU", "right", "wrong", "Samples", "model.family", "different tasks"):
         assert text in found, text
 
 

@@ -21,6 +21,7 @@ from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import experiment, loop, run_folder
 from tformer_jax.runs.start_from import Report, check_tokenizers
+from tformer_jax.tasks.translation import TRANSLATION
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -263,7 +264,7 @@ def test_a_run_is_kept_if_its_replacement_does_not_fit(corpus_folder, first, tmp
 def test_a_run_is_kept_if_another_process_refuses_its_replacement(corpus_folder, first, monkeypatch):
     """The other process lacks a package."""
     checked = []
-    monkeypatch.setattr(experiment.evaluators, "check_installed", checked.append)
+    monkeypatch.setattr(TRANSLATION, "check_installed", checked.append)
 
     class OtherRefuses(ProcessGroup):
         def run(self, action):

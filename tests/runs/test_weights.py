@@ -19,7 +19,6 @@ from tests.helpers import assert_close
 from tests.runs.conftest import small_config
 from tests.runs.test_checkpoint import made
 from tformer_jax.base.errors import RunError, UserError
-from tformer_jax.eval.evaluation import Evaluation
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import announcement, experiment, loop, weights
@@ -27,6 +26,7 @@ from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.setting_changes import SettingChanges
 from tformer_jax.runs.start_from import load_matching
 from tformer_jax.runs.trained import load_trained
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
 from tformer_jax.train import optimizers, state
 
 pytestmark = pytest.mark.usefixtures("compiled_by_the_first_step")

@@ -62,7 +62,7 @@ def test_the_tokenizer_that_clients_read():
 def test_the_tokens_of_an_output_continue_the_prompt():
     words = WordTokenizer(["one", "two", "three"])
     ids = words.encode("one two three")
-    parts = [(words, ids[:1]), (output_decoder(words, "decoder_lm"), ids[1:])]
+    parts = [(words, ids[:1]), (output_decoder(words, continues=True), ids[1:])]
     assert logprobs(parts, Scored(ids[1:], [-1.0, -1.0]))["tokens"] == ["one", " two", " three"]
 
 

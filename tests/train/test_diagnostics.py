@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from tformer_jax.models import registry
+from tformer_jax.models.family import Family
 from tformer_jax.train import diagnostics
 from tformer_jax.train.non_finite import first_non_finite
 
@@ -73,7 +74,7 @@ def test_rematerialized_and_scanned_layers_are_searched(changes):
     assert re.fullmatch(r"output of decoder/(periods/)?layers_0/ffn/contract", found)
 
 
-class Bigram(nn.Module):
+class Bigram(nn.Module, Family):
     """Multiplies a table of logits by the square root of a parameter, whose gradient at 0 is infinite."""
 
     cfg: Any

@@ -15,8 +15,7 @@ from tests.train.formulas import B1, B2, DECAY, EPS, RATES, adafactor, adamw, la
 from tformer_jax import axes
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, OptimConfig, kinds
-from tformer_jax.config.schema import BATCHINGS
-from tformer_jax.config.sources import SOURCES
+from tformer_jax.config.task import tasks_of_family
 from tformer_jax.models import conversions, registry
 from tformer_jax.train import optimizers
 
@@ -344,7 +343,9 @@ def test_updates_of_fused_projections_equal_those_of_separate_ones(changes, layo
     of_both = []
     for cfg in (model, fused):
         own = [conversions.convert_projections(tree, model, cfg.attention_projections) for tree in (params, *grads)]
-        data = DataConfig(source=SOURCES[family][0], batching=BATCHINGS[family][0], window=32)
+        data = DataConfig(
+            source=tasks_of_family(family)[0].sources[0], batching=tasks_of_family(family)[0].batchings[0], window=32
+        )
         found = steps(
             dataclasses.replace(settings(**changes), model=cfg, data=data),
             registry.shapes(registry.build(cfg)),

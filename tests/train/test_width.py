@@ -11,9 +11,8 @@ from flax import linen as nn
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, OptimConfig
-from tformer_jax.config.schema import BATCHINGS
-from tformer_jax.config.sources import SOURCES
+from tformer_jax.config import Config, DataConfig, OptimConfig, kinds
+from tformer_jax.config.task import tasks_of_family
 from tformer_jax.models import registry
 from tformer_jax.train import optimizers
 
@@ -48,8 +47,8 @@ def config(kind: str, dim: int, optimizer: str, *, base: int | None = BASE, **mo
     return Config(
         model=tiny(family, **{**settings, **mup, **KINDS[kind], **model}),
         data=DataConfig(
-            source=SOURCES[family][0],
-            batching=BATCHINGS[family][0],
+            source=tasks_of_family(family)[0].sources[0],
+            batching=tasks_of_family(family)[0].batchings[0],
             objective="masked_tokens" if family == "masked_lm" else None,
             window=8,
             bucket_lengths=(8,),
@@ -62,10 +61,10 @@ def config(kind: str, dim: int, optimizer: str, *, base: int | None = BASE, **mo
 
 def batch(family: str) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
-    keys = registry.FAMILIES[family].inputs
+    keys = kinds.load(kinds.FAMILIES, family).inputs
     found = {key: draw.integers(4, 11, (4, 8)).astype(np.int32) for key in keys}
     labels = (4,) if family == "classifier" else (4, 8)
-    return found | {registry.FAMILIES[family].labels: draw.integers(0, 3, labels).astype(np.int32)}
+    return found | {kinds.load(kinds.FAMILIES, family).labels: draw.integers(0, 3, labels).astype(np.int32)}
 
 
 def layers(collected: dict, path: str = "") -> dict[str, jax.Array]:
@@ -82,7 +81,7 @@ def layers(collected: dict, path: str = "") -> dict[str, jax.Array]:
 @functools.cache
 def sizes(cfg: Config, seeds: int = 2) -> dict[str, float]:
     """Trains for some steps and returns the RMS of each layer's output, of the logits, and of their changes."""
-    model, family = registry.build(cfg.model), registry.FAMILIES[cfg.model.family]
+    model, family = registry.build(cfg.model), cfg.model.model_class
     optimizer, data = optimizers.build(cfg, registry.shapes(model)), batch(cfg.model.family)
 
     def activations(params):

@@ -16,7 +16,7 @@ from tformer_jax.cli.common import load_run, writing
 from tformer_jax.cli.inputs import Source
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import token_texts
-from tformer_jax.inference.watch import ATTENTIONS, Watched
+from tformer_jax.inference.watch import Watched
 from tformer_jax.report import attention
 
 EMPTY = "the text is empty: write at least one character"
@@ -47,7 +47,7 @@ def complete(run: tj.Run, texts: Sequence[str]) -> list[Any]:
     pairs = [text.split("\t", 1) for text in texts]
     if run.config.model.prefix_lm:
         return [(prompt, "".join(continuation)) for prompt, *continuation in pairs]
-    if run.config.model.family != "seq2seq":
+    if not run.model.reads_source:
         return list(texts)
     sources = [source for source, *target in pairs if not target]
     translations = iter(run.translate(sources) if sources else [])
@@ -60,8 +60,7 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
     Raises:
         UserError: the text is empty or too long for a page, or the model has no such layer or head.
     """
-    family = run.config.model.family
-    if is_blank(example[0]) if family == "seq2seq" else not "".join(example):
+    if is_blank(example[0]) if run.model.reads_source else not "".join(example):
         raise UserError(EMPTY)
     shapes = run.weight_shapes(example).values()
     for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):
@@ -71,11 +70,11 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
     with_heads = attention.has_heads(shapes, head)
     (watched,) = run.watch([example])
     tokens = read_tokens(run, watched)
-    names = ("source", "target") if family == "seq2seq" else ("prompt", "continuation")
+    names = ("source", "target") if run.model.reads_source else ("prompt", "continuation")
     parts = {"text": example} if isinstance(example, str) else dict(zip(names, example, strict=True))
 
     def label(number: int) -> str:
-        if family == "classifier":
+        if run.model.classifies:
             return run.labels[number] if run.labels else str(number)
         return token_texts(run.tokenizers.target, [number])[0]
 
@@ -92,7 +91,7 @@ def read_tokens(run: tj.Run, watched: Watched) -> dict[str, list[str]]:
     texts = {key: token_texts(_tokenizer(run, key), ids.tolist()) for key, ids in watched.tokens.items()}
     if not all(texts.values()):
         raise UserError(EMPTY)
-    kinds = ATTENTIONS[run.config.model.family].items()
+    kinds = run.model.attentions.items()
     return {kind: texts[queries] for kind, (queries, _) in kinds if kind != "cross"}
 
 

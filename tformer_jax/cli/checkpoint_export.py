@@ -61,13 +61,13 @@ def _check_files(folder: Path, run: tj.Run) -> list[str]:
 
 def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str, list[str]]:
     """Writes all files; returns the model type, and what the files do not hold."""
-    family, special = run.config.model.family, run.tokenizers.target.special
+    special = run.tokenizers.target.special
     model_type = _save_model(folder, options, run)
-    why_not = save_tokenizers(folder, run.tokenizers, model_type, pair=family == "seq2seq")
+    why_not = save_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source)
     companions.write(folder, _origin(run).get("companions", {}), run.config.model.max_length)
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
-    if family in ("seq2seq", "decoder_lm"):
+    if run.model.decodes:
         settings, unwritten = generation.generation_fields(run.config.decode, run.config.model)
         sizes = run.tokenizers.target.vocab_size, run.config.model.known("vocab_size")
         fields |= settings | generation.never_generated(special, *sizes)

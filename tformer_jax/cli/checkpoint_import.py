@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import is_remote
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
+from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
 from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
@@ -104,8 +105,8 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     cfg, params, headless = _load_model(folder, theirs, settings)
     tokenizers = _fit_tokenizers(folder, load_checkpoint_tokenizers(folder), cfg)
     decode, unapplied = generation.read_decoding(folder, theirs, cfg)
-    labels = None if headless or cfg.family != "classifier" else hf.labels(theirs)
-    only_embeds = headless and cfg.family == "decoder_lm"
+    labels = None if headless or not cfg.model_class.classifies else hf.labels(theirs)
+    only_embeds = headless and cfg.model_class.continues
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
     if unread := files.unread_weights(folder):
@@ -127,7 +128,7 @@ def _read_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None)
     if not options.tokenizer:
         raise UserError(f"{path} has no tokenizer: add --tokenizer FILE, or two files, of the source and the target")
     kind, cfg, params = state_dicts.load(path, dict(options.model_args), mesh=mesh)
-    tokenizers = load_standalone_tokenizers(options.tokenizer, pair=cfg.family == "seq2seq")
+    tokenizers = load_standalone_tokenizers(options.tokenizer, pair=cfg.model_class.reads_source)
     if options.tokenizer[0].suffix == ".txt" and tokenizers.target.vocab_size != cfg.vocab_size:
         raise UserError(
             f"{options.tokenizer[0]} has {tokenizers.target.vocab_size} different characters, but the model was "
@@ -155,7 +156,7 @@ def _fit_tokenizers(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tok
         UserError: a tokenizer has other tokens that the model lacks.
     """
     V = cfg.known("vocab_size")
-    source = cfg.known("source_vocab_size") if cfg.family == "seq2seq" else V
+    source = cfg.known("source_vocab_size") if cfg.model_class.reads_source else V
     return Tokenizers(_limit_tokens(path, tokenizers.source, source), _limit_tokens(path, tokenizers.target, V))
 
 
@@ -170,14 +171,14 @@ def _limit_tokens(path: Path, tokenizer: Tokenizer, V: int) -> Tokenizer:
 
 def _data_settings(run: Path, cfg: ModelConfig) -> DataConfig:
     """Returns data settings that fit the model, for fine-tuning on `train.jsonl` with the tokenizers of the run."""
-    length, batching = min(64, cfg.max_length), {"decoder_lm": "packed", "masked_lm": "windows"}
+    length, task = min(64, cfg.max_length), tasks_of_family(cfg.family)[0]
     return DataConfig(
         source="jsonl",
         train=("train.jsonl",),
         tokenizer="file",
         tokenizer_file=str(run.resolve()),
-        objective="masked_tokens" if cfg.family == "masked_lm" else None,
-        batching=batching.get(cfg.family, "buckets"),
+        objective=task.objectives[0],
+        batching="packed" if cfg.model_class.continues else task.batchings[0],
         bucket_lengths=(length,),
         window=length,
     )

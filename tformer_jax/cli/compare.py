@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tformer_jax.cli import report
 from tformer_jax.cli.common import check_writable, integer, new_parser, run_path
+from tformer_jax.config.task import Task
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare
@@ -61,8 +62,8 @@ def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
     parts: list[Table | str] = [f"A  {comparison.a.name}\nB  {comparison.b.name}"]
     if comparison.metrics:
         parts.append(_metrics(comparison))
-    elif comparison.a.family != comparison.b.family:
-        parts.append("The models are of different families.")
+    elif comparison.a.task is not comparison.b.task:
+        parts.append("The models have different tasks.")
     elif unevaluated := [name for name, loaded in (("A", comparison.a), ("B", comparison.b)) if not loaded.split]:
         parts.append(f"Not evaluated yet: {', '.join(unevaluated)}.")
     else:
@@ -71,7 +72,7 @@ def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
         parts.append(_losses(comparison))
     parts.append(_settings(comparison) if comparison.settings else "All settings are equal.")
     for title, changes in (("gained most", comparison.gained), ("lost most", comparison.lost)):
-        parts += [_change(title, change, comparison.a.family) for change in changes[:sentences]]
+        parts += [_change(title, change, comparison.a.task) for change in changes[:sentences]]
     return parts
 
 
@@ -104,16 +105,16 @@ def _settings(comparison: Comparison) -> Table:
     return table
 
 
-def _change(title: str, change: Change, family: str) -> str:
-    a, b = (_quality(value, family) for value in change.quality)
+def _change(title: str, change: Change, task: Task) -> str:
+    a, b = (_quality(value, task) for value in change.quality)
     lines = {"source": change.source, "reference": change.reference, "A": change.texts[0], "B": change.texts[1]}
     texts = "\n".join(f"    {name:<9} {text}" for name, text in lines.items())
     return f"{title}: {a} to {b}\n{texts}"
 
 
-def _quality(value: float, family: str) -> str:
+def _quality(value: float, task: Task) -> str:
     """Formats what `Outputs.quality` returns."""
-    if family == "seq2seq":
+    if task.references == "texts":
         return f"chrF {value:.1f}"
     return f"{'correct' if value > 0 else 'wrong'} with probability {abs(value):.3g}"
 

@@ -17,7 +17,8 @@ from tformer_jax.cli import generation
 from tformer_jax.cli.common import add_data, check_writable, load_run, run_parser
 from tformer_jax.config import Config, read_mesh, to_dict
 from tformer_jax.config.fields import flag
-from tformer_jax.eval.evaluation import TOKENIZED
+from tformer_jax.config.task import task_of
+from tformer_jax.tasks.evaluators.evaluation import TOKENIZED
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,10 +55,10 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     Raises:
         UserError: a setting is invalid, or the model does not generate text that metrics compare.
     """
-    family, objective = run.config.model.family, run.config.data.objective
-    if settings and (family != "seq2seq" or objective):
-        trained = f"{family} with data.objective={objective!r}" if objective else family
-        raise UserError(f"{flag(next(iter(settings)))} changes no metric of a {trained}: omit it")
+    task = task_of(run.config)
+    if settings and task.references != "texts":
+        by = task.named_by(run.config)
+        raise UserError(f"{flag(next(iter(settings)))} changes no metric of a run with {by}: omit it")
     return dataclasses.replace(run.config, decode=run.decoding(settings, name=flag))
 
 
@@ -69,10 +70,10 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
             has changed since the training.
     """
     from tformer_jax.data.corpora import load_corpus
-    from tformer_jax.eval.evaluators import evaluators_for
-    from tformer_jax.eval.remarks import merged
     from tformer_jax.runs import provenance, run_folder
     from tformer_jax.runs.experiment import corpus_facts, find_tokenizers
+    from tformer_jax.tasks.evaluators.remarks import merged
+    from tformer_jax.tasks.evaluators.split import evaluators_for
 
     corpus, start = load_corpus(cfg, data_root), time.perf_counter()
     if corpus.labels != run.labels:

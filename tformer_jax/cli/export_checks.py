@@ -68,7 +68,7 @@ def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
 
     None: CTranslate2 is not installed, or does not have the architecture or a use for the model.
     """
-    if not_installed(["torch", "transformers", "ctranslate2"]) or run.config.model.family not in SCORERS:
+    if not_installed(["torch", "transformers", "ctranslate2"]) or not run.model.decodes:
         return None
     import ctranslate2
 
@@ -78,7 +78,8 @@ def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
         try:
             ctranslate2.converters.TransformersConverter(str(folder)).convert(f"{place}/converted")
             problem = "converts it, but cannot score its tokens"
-            scorer = SCORERS[run.config.model.family](ctranslate2, f"{place}/converted")
+            connect = _translator if run.model.reads_source else _generator
+            scorer = connect(ctranslate2, f"{place}/converted")
             difference = _score_difference(folder, run, scorer)
         except Exception as error:  # the library raises many types
             if "No conversion is registered" in str(error):
@@ -93,7 +94,7 @@ def _check_ids(folder: Path, run: tj.Run) -> str:
     import transformers
 
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    pair = run.config.model.family == "seq2seq"
+    pair = run.model.reads_source
     sides: dict[str, Tokenizer] = {"text": run.tokenizers.source}
     if pair and run.tokenizers.source.to_json() != run.tokenizers.target.to_json():
         sides["text_target"] = run.tokenizers.target
@@ -140,7 +141,7 @@ def logits(run: tj.Run, batch: dict[str, np.ndarray]) -> np.ndarray:
     model = registry.build(dataclasses.replace(run.config.model, dtype="float32"))
     mesh = mesh_of(run.params)
     with everywhere(mesh), jax.default_matmul_precision("highest"):
-        arguments = registry.FAMILIES[run.config.model.family].arguments(shard_batch(mesh, batch))
+        arguments = run.model.arguments(shard_batch(mesh, batch))
         computed = jax.jit(lambda params: model.apply({"params": params}, **arguments))(run.params)
     return np.asarray(jax.device_get(computed), np.float32)
 
@@ -150,7 +151,7 @@ def _random_batch(run: tj.Run) -> dict[str, np.ndarray]:
     cfg, rng = run.config.model, np.random.default_rng(0)
     T = min(cfg.max_length, LENGTH)
     size = min(run.tokenizers.source.vocab_size, run.tokenizers.target.vocab_size)
-    return {key: rng.integers(0, size, (ROWS, T), np.int32) for key in registry.FAMILIES[cfg.family].inputs}
+    return {key: rng.integers(0, size, (ROWS, T), np.int32) for key in cfg.model_class.inputs}
 
 
 def _translator(library: Any, folder: str) -> Any:
@@ -165,18 +166,14 @@ def _generator(library: Any, folder: str) -> Any:
     return lambda rows: [result.log_probs for result in generator.score_batch(rows["tokens"])]
 
 
-SCORERS = {"seq2seq": _translator, "decoder_lm": _generator}
-"""Functions of CTranslate2's module and the converted folder that return a scorer of rows of token names."""
-
-
 def _score_difference(folder: Path, run: tj.Run, score: Any) -> float:
     """Returns the largest difference of log-probabilities of the tokens of random rows."""
     import transformers
 
     named = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens
-    batch, family = _random_batch(run), run.config.model.family
+    batch = _random_batch(run)
     special = run.tokenizers.target.special
-    if family == "seq2seq":
+    if run.model.reads_source:
         ends = np.full((ROWS, 1), special.eos[0], np.int32)
         labels = np.concatenate((batch["target_in"][:, 1:], ends), axis=1)
         batch["target_in"][:, 0] = special.start

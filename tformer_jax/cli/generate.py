@@ -21,10 +21,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "generate",
         "Continues prompts with a trained language model. The decoding settings are those of the run; --temperature, "
         "--top-k, --top-p, --min-p or several --samples select sampling, --temperature 0 greedy decoding.",
-        "decoder_lm",
+        "--samples",
     )
     generation.run_command(
-        parser.parse_args(argv), "generate", "decoder_lm", lambda prompt, output: prompt + output.text, print_outputs
+        parser.parse_args(argv), "generate", lambda prompt, output: prompt + output.text, print_outputs
     )
 
 

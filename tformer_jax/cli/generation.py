@@ -27,29 +27,27 @@ with contextlib.suppress(ImportError):  # line editing and history, if available
     import readline  # noqa: F401
 
 METAVARS = {int: "N", float: "X", str: "TEXT"}
-OUTPUTS = {"seq2seq": "--n-best", "decoder_lm": "--samples"}
-"""Flag for the number of outputs, by model family."""
 SETTINGS = ("seed", "outputs", "scores")
 """Options, besides those of `DecodeConfig`, that determine the outputs."""
 PROMPT = "> "
 
 
-def make_parser(command: str, description: str, family: str) -> argparse.ArgumentParser:
-    """Returns the parser of a command that decodes lines with a model of a family."""
+def make_parser(command: str, description: str, outputs: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command that decodes lines; `outputs` is the flag for the number of outputs."""
     result = lines.make_parser(command, description)
     lines.add_field(result)
-    add_flags(result, family)
+    add_flags(result, outputs)
     result.add_argument(
         "--interactive", action="store_true", help="prompt for texts; Ctrl-C stops an output, Ctrl-D exits"
     )
     return result
 
 
-def add_flags(parser: argparse.ArgumentParser, family: str) -> None:
-    """Adds the decoding settings, the number of outputs, `--seed` and `--scores`."""
+def add_flags(parser: argparse.ArgumentParser, outputs: str) -> None:
+    """Adds the decoding settings, the flag `outputs` for the number of outputs, `--seed` and `--scores`."""
     add_settings(parser)
     parser.add_argument(
-        OUTPUTS[family], dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"
+        outputs, dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"
     )
     parser.add_argument("--seed", type=integer(0), default=0, metavar="S", help="random seed (default: 0)")
     parser.add_argument(
@@ -87,7 +85,6 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
 def run_command(
     options: argparse.Namespace,
     command: str,
-    family: str,
     format_output: Callable[[str, "Output"], str],
     print_texts: Callable[[lines.Source, lines.Work[list["Output"]]], None] | None = None,
 ) -> None:
@@ -98,13 +95,13 @@ def run_command(
         print_texts: prints the outputs of texts on the command line unless they go to a file; None: as those of lines.
 
     Raises:
-        UserError: flags contradict each other, the folder is not a run folder, its model is of another family, or a
-            setting is invalid.
+        UserError: flags contradict each other, the folder is not a run folder, its task is another, or a setting is
+            invalid.
     """
     check_interactive(options)
     source = lines.open_source(options)
     run = load_run(options)
-    run.require(command, family)
+    run.require(command)
     decode = run.decoding(given_settings(options), options.outputs, flag)
     generation = Generation(options, run.params, decode, run.generator(decode))
     before, work = 0, generation.work(format_output)

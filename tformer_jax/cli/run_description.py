@@ -5,6 +5,7 @@ from typing import Any
 
 import tformer_jax as tj
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.task import task_of
 from tformer_jax.report import sections
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.outputs import Outputs
@@ -38,7 +39,7 @@ def languages(cfg: Config) -> tuple[str, str] | None:
     pair, default = (cfg.data.source_language, cfg.data.target_language), DataConfig()
     unset = pair == (default.source_language, default.target_language)
     specified = cfg.data.source in ("cldr_translation", "parallel_lines") or not unset
-    return pair if cfg.model.family == "seq2seq" and cfg.data.objective is None and specified else None
+    return pair if task_of(cfg).pairs and specified else None
 
 
 def facts(cfg: Config, loaded: RunFiles, step: int | None = None) -> list[str]:

@@ -11,6 +11,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
+from tformer_jax.config import ModelConfig
 from tformer_jax.config.fields import flag
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = lines.open_source(options)
     run = load_run(options)
     scorer, totals = run.scorer(), Totals()
-    fields = fields_of(options, run.config.model.family)
+    fields = fields_of(options, run.config.model)
 
     def stream(texts: Iterator[Any], **how: Any) -> "Iterator[Scored]":
         examples = texts if len(fields) > 1 else ((text,) for text in texts)
@@ -78,18 +79,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
 
 
-def fields_of(options: argparse.Namespace, family: str) -> tuple[str, ...]:
+def fields_of(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...]:
     """Returns the options that name the fields to score: those of source and target, or that of a text.
 
     Raises:
-        UserError: a field is named that this family does not read.
+        UserError: a field is named that the model does not read.
     """
     text, *pair = FIELDS
-    read, unread = (pair, [text]) if family == "seq2seq" else ([text], pair)
+    read, unread = (pair, [text]) if cfg.model_class.reads_source else ([text], pair)
     for name in unread:
         if getattr(options, name) != FIELDS[name]:
             flags = " and ".join(map(flag, read))
-            raise UserError(f"{flag(name)} has no effect for model.family={family!r}; write {flags}")
+            raise UserError(f"{flag(name)} has no effect for model.family={cfg.family!r}; write {flags}")
     return tuple(read)
 
 

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with server.listen(options.host, options.port) as bound:
         run = load_run(options)
-        encoder = run.config.model.family in ("classifier", "masked_lm")
+        encoder = not run.model.decodes
         check_flags(options, encoder=encoder)
         engine = None if encoder else engine_of(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
@@ -57,7 +57,7 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
     except UserError as error:
         return str(error)
 
-    pairs = run.config.model.family in ("seq2seq", "decoder_lm")
+    pairs = run.model.decodes
     return lambda text, output: attention_page.render(run, (text, output) if pairs else text + output)
 
 

@@ -7,5 +7,5 @@ from tformer_jax.cli import generation
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints one or several translations of each text, in order; a blank text gives blank lines."""
-    parser = generation.make_parser("translate", "Translates texts with a trained model.", "seq2seq")
-    generation.run_command(parser.parse_args(argv), "translate", "seq2seq", lambda _, output: output.text)
+    parser = generation.make_parser("translate", "Translates texts with a trained model.", "--n-best")
+    generation.run_command(parser.parse_args(argv), "translate", lambda _, output: output.text)

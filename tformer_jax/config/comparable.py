@@ -6,10 +6,10 @@ Functions take and return settings by their full names, such as `data.train`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tformer_jax.config.task import PER_TOKEN, task_of_settings
+
 Settings = Mapping[str, Any]
 
-PER_TOKEN = ("loss", "perplexity", "token_accuracy")
-"""Metrics averaged over target tokens (a classifier's: over texts), comparable only between equal labels."""
 METRIC = ("model.family", "data.objective", "train.metric")
 CORPUS = ("data.source", "data.dataset", "data.fields", "data.source_language", "data.target_language")
 HELD_OUT = ("data.languages", "data.validation", "data.test", "data.heldout_examples", "eval.examples")
@@ -25,7 +25,7 @@ def difference(a: Settings, b: Settings) -> str | None:
     ]
     if a["train.metric"] in GENERATION:
         rules.append((references, f"differs, and with it what train.metric={a['train.metric']!r} compares with"))
-    if a["model.family"] != "classifier" and a["train.metric"] in PER_TOKEN:
+    if task_of_settings(a).references != "labels" and a["train.metric"] in PER_TOKEN:
         per_token = f"differs, and with it the labels that train.metric={a['train.metric']!r} is averaged over"
         rules += [(target_tokens, per_token), (labels, per_token)]
     for settings_of, consequence in rules:
@@ -69,10 +69,8 @@ def labels(settings: Settings) -> dict[str, Any]:
     if settings["data.objective"]:
         noise = (name for name in settings if name.startswith("data.noise."))
         return _named(settings, ("data.objective", "data.window", *noise))
-    if settings["model.family"] == "seq2seq":
-        return _named(settings, ("model.max_length",))
     window = ("data.window",) if settings["model.prefix_lm"] else ()
-    return _named(settings, ("data.batching", "model.prefix_lm", *window))
+    return _named(settings, (*task_of_settings(settings).label_settings, *window))
 
 
 def _named(settings: Settings, names: Sequence[str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class DataConfig(Section):
         "cldr_translation",
         "cldr_* and stdlib_text are generated; tfds is a dataset of TFDS; prepared is the output of prepare_data.py; "
         "the others are files below the data folder",
-        choices=tuple(dict.fromkeys(source for sources in SOURCES.values() for source in sources)),
+        choices=SOURCES,
     )
     source_language: str = setting(
         "en", "CLDR locale or code of ISO 639; also `{lang}` of source files, and their TFDS feature"

@@ -46,6 +46,21 @@ def declares(**facts: Any) -> Callable[[Declared], Declared]:
     return decorate
 
 
+FAMILIES = Kinds(
+    seq2seq="tformer_jax.models.seq2seq:Seq2Seq",
+    decoder_lm="tformer_jax.models.decoder_lm:DecoderLM",
+    classifier="tformer_jax.models.classifier:Classifier",
+    masked_lm="tformer_jax.models.masked_lm:MaskedLM",
+)
+"""Models, which state what they read and predict; see `models.family.Family`."""
+TASKS = Kinds(
+    translation="tformer_jax.tasks.translation:TRANSLATION",
+    language_model="tformer_jax.tasks.language_model:LANGUAGE_MODEL",
+    classification="tformer_jax.tasks.classification:CLASSIFICATION",
+    masked_lm="tformer_jax.tasks.masked_lm:MASKED_LM",
+    pretraining="tformer_jax.tasks.pretraining:PRETRAINING",
+)
+"""Tasks; see `config.task.Task`."""
 ATTENTIONS = Kinds(
     multi_head="tformer_jax.nn.attention:Attention",
     basic="tformer_jax.nn.attention:BasicAttention",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
@@ -11,8 +11,6 @@ from tformer_jax.config.layouts import DTYPES, FUSED, PROJECTIONS, REMAT_POLICIE
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
-FAMILIES = ("seq2seq", "decoder_lm", "classifier", "masked_lm")
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
@@ -20,7 +18,7 @@ class ModelConfig(Section):
 
     path: ClassVar[str] = "model"
 
-    family: str = setting("seq2seq", "kind of model", choices=FAMILIES)
+    family: str = setting("seq2seq", "kind of model", choices=kinds.FAMILIES)
     vocab_size: int | None = setting(None, "[V] target (or only) vocabulary; None: the tokenizer's", low=1)
     source_vocab_size: int | None = setting(
         None, "source vocabulary; None: the tokenizer's", low=1, used_by={"family": ("seq2seq",)}
@@ -206,7 +204,7 @@ class ModelConfig(Section):
         self._check_layer_pattern()
         if (self.base_dim is not None) != (self.parameterization == "mup"):
             raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
-        if self.family != "seq2seq" and self.ties_inputs:
+        if self.ties_inputs and not self.model_class.reads_source:
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
         if self.ties_inputs and self.source_vocab_size != self.vocab_size:
             raise self.error(
@@ -277,10 +275,14 @@ class ModelConfig(Section):
         return getattr(kinds.load(kinds.FFNS, self.ffn), "experts", False)
 
     @property
+    def model_class(self) -> Any:
+        """The class of the model in `kinds.FAMILIES`, a `models.family.Family`."""
+        return kinds.load(kinds.FAMILIES, self.family)
+
+    @property
     def depths(self) -> tuple[int, ...]:
         """Number of layers of each stack of the model."""
-        stacks = {"decoder_lm": (self.decoder_layers,), "seq2seq": (self.encoder_layers, self.decoder_layers)}
-        return stacks.get(self.family, (self.encoder_layers,))
+        return tuple(getattr(self, name) for name in self.model_class.stacks)
 
     @property
     def period(self) -> int:

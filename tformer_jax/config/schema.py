@@ -10,23 +10,8 @@ from tformer_jax.config.embed import EmbedConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
-from tformer_jax.config.sources import SOURCES, TEXTS
-from tformer_jax.config.training import METRICS, OptimConfig, TrainConfig
-
-OBJECTIVES: dict[str, tuple[str | None, ...]] = {
-    "seq2seq": (None, "span_corruption", "denoising"),
-    "decoder_lm": (None,),
-    "classifier": (None,),
-    "masked_lm": ("masked_tokens",),
-}
-"""Values of `data.objective` by model family."""
-BATCHINGS = {
-    "seq2seq": ("buckets", "packed"),
-    "decoder_lm": ("windows", "packed"),
-    "classifier": ("buckets",),
-    "masked_lm": ("windows",),
-}
-"""Values of `data.batching` by model family; with an objective, windows."""
+from tformer_jax.config.task import task_of
+from tformer_jax.config.training import OptimConfig, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +48,9 @@ class Config(Section):
     seed: int = setting(
         0, "random seed for parameters, dropout, data order and generated training data", low=0, high=2**32 - 1
     )
+    task: str | None = setting(
+        None, "what the model is trained for; None: by model.family and data.objective", choices=kinds.TASKS
+    )
     model: ModelConfig = section(ModelConfig)
     data: DataConfig = section(DataConfig)
     optim: OptimConfig = section(OptimConfig)
@@ -79,41 +67,20 @@ class Config(Section):
     def check(self) -> None:
         if {"", ".", ".."} & {*self.name.split("/")}:
             raise self.error("name", "must name a folder below runs, such as 'baseline'")
-        family, objective = self.model.family, self.data.objective
-        if objective not in OBJECTIVES[family]:
-            raise self.data.error("objective", f"must be one of {OBJECTIVES[family]} for model.family={family!r}")
-        of_data = f"data.objective={objective!r}" if objective else f"model.family={family!r}"
+        task_of(self).check(self)
         if self.embed.max_length is not None and self.embed.max_length > self.model.max_length:
             raise self.embed.error("max_length", f"must not exceed model.max_length={self.model.max_length}")
-        self._check_data(of_data)
-        self._check_training(of_data)
+        self._check_data()
+        self._check_training()
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
-        self._check_translation(translates=family == "seq2seq" and not objective, of_data=of_data)
-        self._check_outputs(of_data)
 
-    def _check_outputs(self, of_data: str) -> None:
-        """Raises `ConfigError` for a setting of outputs that only translation uses, or that texts do not allow."""
-        translates, files = self.model.family == "seq2seq", "file" in self.data.tokenizer_kinds
-        if self.decode.unknown == "copy" and not translates:
-            raise self.decode.error("unknown", f"must be 'show' or 'omit' for {of_data}, which has no source")
-        if self.decode.detokenize and not (translates and ("moses" in self.data.normalize or files)):
-            problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
-            raise self.decode.error("detokenize", problem)
-
-    def _check_data(self, of_data: str) -> None:
+    def _check_data(self) -> None:
         """Raises `ConfigError` for data that does not fit the model."""
-        family, objective = self.model.family, self.data.objective
-        batchings = ("windows",) if objective else BATCHINGS[family]
-        if self.data.batching not in batchings:
-            raise self.data.error("batching", f"must be one of {batchings} for {of_data}")
         if self.data.longest > self.model.max_length:
             longer = self.data.batching == "packed" and (self.data.source_window or 0) > self.data.window
             name = "bucket_lengths" if self.data.batching == "buckets" else "source_window" if longer else "window"
             raise self.data.error(name, f"must not exceed model.max_length={self.model.max_length}")
-        sources = TEXTS if objective else SOURCES[family]
-        if self.data.source not in sources:
-            raise self.data.error("source", f"does not fit {of_data}; write one of {sources}")
         if self.data.batching == "packed" and self.model.prefix_lm:
             raise self.data.error("batching", "must be 'windows' for model.prefix_lm=True")
         if self.model.ties_inputs and not self.data.shared_vocab:
@@ -121,17 +88,12 @@ class Config(Section):
                 "shared_vocab", f"must be True for model.tie_embeddings={self.model.tie_embeddings!r}"
             )
 
-    def _check_training(self, of_data: str) -> None:
+    def _check_training(self) -> None:
         """Raises `ConfigError` for settings of training or the optimizer that do not fit the others."""
-        family, mup = self.model.family, self.model.parameterization == "mup"
+        mup = self.model.parameterization == "mup"
         rows = "batch_multiple" if self.data.batching == "buckets" else "batch_size"
         if getattr(self.data, rows) % self.train.accumulate:
             raise self.data.error(rows, f"must be a multiple of train.accumulate={self.train.accumulate}")
-        metrics = METRICS["masked_lm" if self.data.objective else family]
-        if self.train.metric not in metrics:
-            raise self.train.error("metric", f"must be one of {metrics} for {of_data}")
-        if self.train.loss_chunk and family == "classifier":
-            raise self.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
         if mup and not hasattr(kinds.load(kinds.OPTIMIZERS, self.optim.optimizer), "width_power"):
             users = [name for name, kind in kinds.loaded(kinds.OPTIMIZERS) if hasattr(kind, "width_power")]
             raise self.optim.error("optimizer", f"must be {', '.join(users)} for model.parameterization='mup'")
@@ -139,20 +101,3 @@ class Config(Section):
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.train.lora_rank and self.train.start_from is None:
             raise self.train.error("lora_rank", "updates the weights of a trained run: name it in train.start_from")
-
-    def _check_translation(self, *, translates: bool, of_data: str) -> None:
-        """Raises `ConfigError` for a setting that only translation uses, or that it does not use."""
-        if translates:
-            if self.data.batching == "packed" and self.data.long_documents != "split":
-                problem = f"is used only by language models, not {of_data}; write 'split'"
-                raise self.data.error("long_documents", problem)
-            return
-        for name in ("source_tokenizer", "target_tokenizer"):
-            if getattr(self.data, name) is not None:
-                raise self.data.error(name, f"must be None for {of_data}: set data.tokenizer")
-        if self.data.batching == "packed" and self.data.source_window is not None:
-            raise self.data.error("source_window", f"must be None for {of_data}: set data.window")
-        if self.eval.bleu_tokenize is not None:
-            raise self.eval.error("bleu_tokenize", f"must be None for {of_data}, which has no BLEU")
-        if self.eval.references != "raw":
-            raise self.eval.error("references", f"must be 'raw' for {of_data}, which has no translation metrics")

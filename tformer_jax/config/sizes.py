@@ -26,9 +26,11 @@ def with_sizes(config: Config) -> ModelConfig:
     source, target = config.data.tokenizer_kinds
     if config.data.objective is not None:
         target = source  # texts have one tokenizer
-    sides = {"vocab_size": target, "source_vocab_size": source} if cfg.family == "seq2seq" else {"vocab_size": source}
+    sides = (
+        {"vocab_size": target, "source_vocab_size": source} if cfg.model_class.reads_source else {"vocab_size": source}
+    )
     sizes = {name: _vocabulary(config, name, kind) for name, kind in sides.items() if getattr(cfg, name) is None}
-    if cfg.family == "classifier" and cfg.num_classes is None:
+    if cfg.model_class.classifies and cfg.num_classes is None:
         known = config.data.source == "cldr_language"
         sizes["num_classes"] = len(config.data.languages) if known else ASSUMED_CLASSES
     return ModelConfig(**{**vars(cfg), **sizes})
@@ -37,7 +39,7 @@ def with_sizes(config: Config) -> ModelConfig:
 def assumption(config: Config) -> str | None:
     """Returns a sentence about the number of classes if `with_sizes` assumes it."""
     cfg = config.model
-    if cfg.family != "classifier" or cfg.num_classes is not None or config.data.source == "cldr_language":
+    if not cfg.model_class.classifies or cfg.num_classes is not None or config.data.source == "cldr_language":
         return None
     return f"{ASSUMED_CLASSES} classes are assumed, as the data is not read: add --config.model.num_classes=N"
 

@@ -4,13 +4,8 @@ GENERATED = ("cldr_translation", "cldr_language", "stdlib_text")
 """Generated sources, which need no files."""
 FILES = ("tsv", "jsonl", "parquet", "tfds", "prepared")
 TEXTS = ("stdlib_text", "text", "lines", *FILES[1:])
-SOURCES = {
-    "seq2seq": ("cldr_translation", "parallel_lines", *FILES),
-    "decoder_lm": TEXTS,
-    "classifier": ("cldr_language", *FILES),
-    "masked_lm": TEXTS,
-}
-"""Values of `data.source` by model family; with an objective, those of texts."""
+SOURCES = ("cldr_translation", "cldr_language", "parallel_lines", *dict.fromkeys((*TEXTS, *FILES)))
+"""Values of `data.source`."""
 FILE_SOURCES = {"source": ("parallel_lines", "text", "lines", *FILES)}
 """`used_by` of the settings that name files."""
 FIELD_SOURCES = {"source": FILES}

@@ -10,13 +10,6 @@ from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, 
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
 
-METRICS = {
-    "seq2seq": ("loss", "perplexity", "token_accuracy", "bleu", "chrf", "exact_match"),
-    "decoder_lm": ("loss", "perplexity", "token_accuracy"),
-    "classifier": ("loss", "accuracy"),
-    "masked_lm": ("loss", "perplexity", "token_accuracy"),
-}
-"""Validation metrics by model family."""
 LOWER_IS_BETTER = ("loss", "perplexity")
 
 

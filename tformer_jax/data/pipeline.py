@@ -11,6 +11,7 @@ import numpy as np
 from grain.experimental import index_shuffle
 
 from tformer_jax.config import Config
+from tformer_jax.config.task import task_of
 from tformer_jax.data.bucketing import BucketBatches, bucket_sizes, bucketed_once
 from tformer_jax.data.corpora import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.corpus import spread
@@ -111,7 +112,7 @@ def _evaluation_batches(
     indices = spread(len(reader), limit)
     blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
     pending = itertools.chain.from_iterable(map(pending_reader(reader, convert), blocks))
-    if cfg.model.family == "decoder_lm":
+    if task_of(cfg).documents:
         yield from packed_once(pending, rows, _capacity(cfg), read)
     else:
         yield from bucketed_once(pending, rows, evaluation_lengths(cfg), read)
@@ -150,7 +151,7 @@ def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
     """Raises `DataError` if all training pairs would be dropped for their length."""
     convert = feature_converter(cfg, tokenizers)
     convert.reported = True  # training reports what it drops
-    if not convert.drop or cfg.model.family != "seq2seq":
+    if not convert.drop or not task_of(cfg).pairs:
         return
     reader = id_reader(corpus.train, tokenizers)
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
@@ -195,7 +196,7 @@ def _example_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards
     )
     sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
     weights = example_weights(cfg, corpus.train, tokenizers, corpus.labels)
-    blocks = _index_blocks(sizes, weights, cfg.seed, DOCUMENTS if cfg.model.family == "decoder_lm" else BLOCK)
+    blocks = _index_blocks(sizes, weights, cfg.seed, DOCUMENTS if task_of(cfg).documents else BLOCK)
     if isinstance(reader, Tokenized):
         read = BlockReader(reader, convert)
         blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
@@ -296,6 +297,6 @@ def _numbered_blocks(sizes: Sequence[int], weights: Sequence[float], seed: int, 
 
 
 def _capacity(cfg: Config) -> dict[str, int]:
-    if cfg.model.family == "decoder_lm":
+    if task_of(cfg).documents:
         return {"tokens": cfg.data.window}
     return {"source": cfg.data.source_window or cfg.data.window, "target_in": cfg.data.window}

@@ -14,8 +14,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from tformer_jax.base.paths import replacing_folder
 from tformer_jax.config import Config, to_dict
+from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
-from tformer_jax.data.corpora import DataError, Example, keys_of, stream_corpus
+from tformer_jax.data.corpora import DataError, Example, stream_corpus
 from tformer_jax.data.corpora.cldr import is_endless
 from tformer_jax.data.corpora.prepared import (
     FORMAT,
@@ -92,7 +93,7 @@ def prepare(
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     given = tokenizers
     tokenizers = checked(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
-    if keys_of(cfg) == ("text",) and document_end(tokenizers.target) is None:
+    if task_of(cfg).keys == ("text",) and document_end(tokenizers.target) is None:
         raise DataError("the vocabulary has no token that separates documents: train on the text directly")
     summaries = {}
     with replacing_folder(folder) as partial:
@@ -130,7 +131,7 @@ class _SplitWriter:
         labels: tuple[str, ...] | None,
         shards: int,
     ):
-        self._keys = keys_of(cfg)
+        self._keys = task_of(cfg).keys
         self._folder, self._split, self._shards = folder, split, shards
         self._tokenizers, self._labels = tokenizers, labels
         self._dtype = id_dtype(max(tokenizers.source.vocab_size, tokenizers.target.vocab_size))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from tformer_jax.config import Config
+from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.languages import SIDES, read_language
 from tformer_jax.data.summary import LARGE_RATIO, SplitSummary
@@ -95,7 +96,7 @@ def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 
 
 def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
-    documents = "text" in summary.sides and cfg.model.family != "classifier"
+    documents = task_of(cfg).documents
     if split != "train" and not documents and (summary.examples or 0) < FEW_EXAMPLES:
         yield f"{split} has only {summary.examples:,} examples, too few to compare models"
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers, is_bpe
@@ -200,10 +201,11 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         length, source_length = data.window, data.source_window or data.window
         name, source_name = "window", "source_window" if data.source_window else "window"
         settings = (f"data.{name}", f"data.{source_name}")
-    if cfg.model.family == "seq2seq":
+    task = task_of(cfg)
+    if task.pairs:
         _check_room(data, source_name, source_length, source.added_to_side)
         _check_room(data, name, length, target.added_to_side)
-    elif cfg.model.family == "classifier":
+    elif not task.documents:
         _check_room(data, name, length, target.added)
     end = document_end(tokenizers.target)
     return FeatureConverter(
@@ -222,7 +224,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
 def evaluation_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
     """Builds the `FeatureConverter` of evaluation: pairs and labeled texts as far as the model can read them."""
     convert = dataclasses.replace(feature_converter(cfg, tokenizers), split=True, drop=False, drop_blank=False)
-    if cfg.model.family == "decoder_lm":
+    if task_of(cfg).documents:
         return convert
     longest = cfg.model.max_length
     return dataclasses.replace(convert, length=longest, source_length=longest, settings=("model.max_length",) * 2)

@@ -41,15 +41,19 @@ class Constraints:
     """Number of tokens of the tokenizer: later rows of a padded vocabulary are never generated, except `eos`."""
 
     @classmethod
-    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer, family: str = "seq2seq") -> "Constraints":
-        """Builds the constraints of a config; `tokenizer` is that of the outputs of a model of `family`.
+    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool = False) -> "Constraints":
+        """Builds the constraints of a config.
+
+        Args:
+            tokenizer: reads and writes outputs.
+            continues: outputs continue a text (`Family.continues`).
 
         Raises:
             UserError: the vocabulary cannot represent a text, the prefix is too long or has a text that outputs must
                 not have, or normalized outputs never have a text of `stop`.
         """
         _check_normalized(cfg, tokenizer)
-        forced = _forced(cfg, tokenizer, family)
+        forced = _forced(cfg, tokenizer, continues=continues)
         return cls(
             repetition=cfg.repetition_penalty != 1,
             no_repeat_ngram=cfg.no_repeat_ngram,
@@ -213,14 +217,14 @@ def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
                 )
 
 
-def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, family: str) -> tuple[int, ...]:
+def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool) -> tuple[int, ...]:
     """Encodes the prefix so that outputs start with it."""
     if not cfg.prefix:
         return tokenizer.special.forced
     ids = tuple(tokenizer.encode(cfg.prefix))
     if not ids or tokenizer.special.unknown in ids or dropped_characters(tokenizer, cfg.prefix):
         raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
-    decoder = output_decoder(tokenizer, family)
+    decoder = output_decoder(tokenizer, continues=continues)
     if (written := decoder.decode(ids)).startswith(" ") and not cfg.prefix.startswith(" "):
         encoded = (_as_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
         ids = next((found for found in encoded if decoder.decode(found) == written[1:]), ())

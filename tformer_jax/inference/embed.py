@@ -52,7 +52,7 @@ class Embedder:
         self.prompt = cfg.embed.prompt if prompt is None else prompt
         self._before = cfg.embed.prompt_text(self.prompt)
         self.cfg, self.model = cfg, model
-        self._pair = cfg.model.family == "seq2seq"
+        self._pair = cfg.model.model_class.reads_source
         self._tokenizer = tokenizers.source if self._pair else tokenizers.target
 
     def stream(
@@ -102,7 +102,7 @@ def embed_rows(
 def embeddings(model: nn.Module, params: Any, tokens: jax.Array, *, pooling: str, normalize: bool) -> jax.Array:
     """Returns embeddings, float32 [B, D], of tokens int [B, S] with PAD on the right; those of empty rows are 0."""
     real = tokens != PAD
-    if model.cfg.family == "seq2seq":
+    if model.reads_source:
         x: Any = model.apply({"params": params}, tokens, real, right_padded=True, method="encode")
     else:
         x = model.apply({"params": params}, tokens, padding_mask=real, right_padded=True, method="features")

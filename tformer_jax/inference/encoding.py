@@ -5,17 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.extended import unextended
 from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 
 ON_LONG = ("stop", "truncate", "skip")
 """What can be done with a text that is too long for the model."""
-EXAMPLES = {
-    "seq2seq": ((2,), "a pair (source, target)"),
-    "decoder_lm": ((1, 2), "one text or a pair (prompt, continuation)"),
-}
-"""Numbers of texts of an example of families that read pairs, and what they are."""
 
 
 class TextError(UserError):
@@ -103,9 +99,9 @@ def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
     return "".join(c for c, ids in zip(characters, tokenizer.encode_batch(characters), strict=True) if not ids)
 
 
-def check_example(family: str, index: int, example: Sequence[str]) -> None:
-    """Raises `UserError` if example `index` does not consist of the texts that a model of this family reads."""
-    counts, texts = EXAMPLES.get(family, ((1,), "one text"))
+def check_example(cfg: ModelConfig, index: int, example: Sequence[str]) -> None:
+    """Raises `UserError` if example `index` does not consist of the texts that the model reads."""
+    counts, texts = cfg.model_class.example
     if len(example) not in counts:
         raise UserError(f"example {index + 1} must be {texts}")
 

@@ -161,7 +161,7 @@ class RowDecoder:
         per_row = 1 if self._cfg.decode.strategy == "beam" else outputs
         max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)
         pages = None
-        if self._cfg.model.family == "decoder_lm":
+        if self._cfg.model.model_class.continues:
             pages = pool_pages(self._cfg, [len(row) for row in rows], max_rows=max_rows, outputs=outputs)
         return Engine(self._cfg, *self._parts, max_rows=max_rows, pages=pages, grows=True, seconds=seconds)
 

@@ -85,9 +85,9 @@ class Scorer:
         return in_chunks(examples, encode, run, skip=skip, size=WINDOW * self.cfg.eval.batch_size)
 
     def _encode(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
-        family, max_length = self.cfg.model.family, self.cfg.model.max_length
-        check_example(family, index, example)
-        if family == "decoder_lm":
+        max_length = self.cfg.model.max_length
+        check_example(self.cfg.model, index, example)
+        if self.cfg.model.model_class.continues:
             return self._encode_text(long_texts, index, example)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         limits = max_length - sides[0].added_to_side, max_length - len(sides[1].before)
@@ -141,7 +141,7 @@ def score_rows(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: i
         labels = pad_rows([row.labels for row in chosen], B, T)
         labels = np.where(labels == PAD, IGNORED, labels)
         batch = pad_inputs([row.inputs for row in chosen], B, T)
-        batch[registry.FAMILIES[model.cfg.family].labels] = labels
+        batch[model.labels] = labels
         with everywhere(mesh):
             found = jax.device_get(_of_labels(model, params, shard_batch(mesh, batch), top))
         return [_scored(*row) for row in zip(labels, *found, strict=True)]

@@ -139,8 +139,8 @@ class ShownUnknown:
         return self._tokenizer.decode(ids, unknown=self._text)
 
 
-def output_decoder(tokenizer: Tokenizer, family: str, unknown: str = "omit") -> Decoder:
-    """Returns the decoder of the outputs of a model family: continuations, or complete texts.
+def output_decoder(tokenizer: Tokenizer, unknown: str = "omit", *, continues: bool) -> Decoder:
+    """Returns the decoder of outputs, which are continuations of a text, or complete texts.
 
     Args:
         unknown: `decode.unknown`; "copy" writes `UNKNOWN_MARK` for each unknown token.
@@ -150,7 +150,7 @@ def output_decoder(tokenizer: Tokenizer, family: str, unknown: str = "omit") -> 
     if unknown != "omit" and special.shown_unknown is not None:
         text = UNKNOWN_MARK if unknown == "copy" else special.unknown_name
         decoder = ShownUnknown(tokenizer, special.shown_unknown, text)
-    if family != "decoder_lm" or special.context is None:
+    if not continues or special.context is None:
         return decoder
     return Continuation(decoder, special.context)
 

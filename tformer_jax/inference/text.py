@@ -150,7 +150,7 @@ class TextGenerator(_Generator):
     @functools.cached_property
     def _forced(self) -> int:
         """Number of tokens with which every output starts."""
-        return len(Constraints.of(self.cfg.decode, self.tokenizers.target, self.cfg.model.family).forced)
+        return len(Constraints.of(self.cfg.decode, self.tokenizers.target, continues=self.model.continues).forced)
 
 
 class LabelClassifier:

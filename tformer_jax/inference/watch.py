@@ -14,20 +14,10 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.models.conversions import convert_layers
+from tformer_jax.models.family import Family
 from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.watch import COLLECTION
 
-ATTENTIONS = {
-    "seq2seq": {
-        "encoder": ("source", "source"),
-        "decoder": ("target_in", "target_in"),
-        "cross": ("target_in", "source"),
-    },
-    "decoder_lm": {"decoder": ("tokens", "tokens")},
-    "classifier": {"encoder": ("tokens", "tokens")},
-    "masked_lm": {"encoder": ("tokens", "tokens")},
-}
-"""Attentions of each family, and the batch keys of their queries and keys."""
 SUBLAYERS = ("self_attention", "cross_attention", "ffn")
 PREDICTIONS = 5
 """Maximum number of predictions per layer and token."""
@@ -74,7 +64,7 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     """
     if recurrent := [*filter(kinds.is_recurrent, model.cfg.attentions)]:
         raise UserError(f"layers with attention {min(recurrent)!r} have no attention weights, but a recurrent state")
-    cfg, arguments = model.cfg, registry.FAMILIES[model.cfg.family].arguments(batch)
+    cfg, arguments = model.cfg, model.arguments(batch)
     _, collected = model.apply({"params": params}, **arguments, mutable=[COLLECTION])
     stacks = convert_layers(collected[COLLECTION], cfg, scan_layers=False)
     depths = {"encoder": cfg.encoder_layers, "decoder": cfg.decoder_layers}
@@ -85,7 +75,7 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     }
     operands = {
         name: [_operands(layer, name, cfg.attention) for layer in layers["decoder" if name == "cross" else name]]
-        for name in ATTENTIONS[cfg.family]
+        for name in model.attentions
     }
     residuals = {name: _residuals(found) for name, found in layers.items()}
     last = {name: stacks[name]["stream"] for name in layers}
@@ -93,7 +83,7 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     streams = [layer["self_attention_residual"]["stream"] for layer in layers[read]] + [last[read]]
     predictions, probabilities = lens(model, params, jnp.stack([x for (x,) in streams]), arguments)
     return Watched(
-        tokens={key: batch[key] for key in registry.FAMILIES[cfg.family].inputs},
+        tokens={key: batch[key] for key in model.inputs},
         weights={name: _stack(map(attention_weights, found)) for name, found in operands.items() if found},
         masks={name: _stack(map(_mask, found)) for name, found in operands.items() if found},
         norms={name: _norms([*(one["stream"] for one in found), last[name]]) for name, found in residuals.items()},
@@ -112,7 +102,7 @@ def lens(model: nn.Module, params: Any, streams: jax.Array, arguments: dict[str,
     Returns:
         The most probable tokens or classes, int32 [L, B, T or 1, k], and their probabilities, float32.
     """
-    padding_mask = (arguments["padding_mask"],) if model.cfg.family == "classifier" else ()
+    padding_mask = (arguments["padding_mask"],) if model.classifies else ()
 
     def predict(stream: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits: Any = model.apply({"params": params}, stream, *padding_mask, method="lens")
@@ -139,7 +129,7 @@ def rollout(weights: np.ndarray) -> np.ndarray:
 def weight_shapes(cfg: ModelConfig, lengths: Mapping[str, int]) -> dict[str, tuple[int, int, int, int]]:
     """Returns the shapes [L, N, T, S] of the attention weights of one row; `lengths` are as for `without_padding`."""
     depths = {"encoder": cfg.encoder_layers, "decoder": cfg.decoder_layers, "cross": cfg.decoder_layers}
-    sides = ATTENTIONS[cfg.family].items()
+    sides = cfg.model_class.attentions.items()
     return {
         name: (depths[name], cfg.num_heads, lengths[queries], lengths[keys])
         for name, (queries, keys) in sides
@@ -147,11 +137,11 @@ def weight_shapes(cfg: ModelConfig, lengths: Mapping[str, int]) -> dict[str, tup
     }
 
 
-def without_padding(watched: Watched, family: str, lengths: dict[str, int]) -> Watched:
+def without_padding(watched: Watched, family: type[Family], lengths: dict[str, int]) -> Watched:
     """Removes the padding of one row, whose arrays have no axis B; `lengths` are numbers of tokens by batch key."""
-    sides = {name: tuple(lengths[key] for key in keys) for name, keys in ATTENTIONS[family].items()}
+    sides = {name: tuple(lengths[key] for key in keys) for name, keys in family.attentions.items()}
     queries = {name: T for name, (T, _) in sides.items()}
-    T = 1 if family == "classifier" else queries.get("decoder", queries.get("encoder"))
+    T = 1 if family.classifies else queries.get("decoder", queries.get("encoder"))
     return Watched(
         tokens={key: tokens[: lengths[key]] for key, tokens in watched.tokens.items()},
         weights={name: x[..., : sides[name][0], : sides[name][1]] for name, x in watched.weights.items()},

@@ -84,7 +84,7 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
         unapplied.append(f"bad_words_ids={sequences!r}")
-    if cfg.family == "decoder_lm":
+    if cfg.model_class.continues:
         lengths = {name: v for name, v in LENGTHS.items() if not given.get(name.replace("length", "new_tokens"))}
         if given.get("max_length", 0) >= cfg.max_length:
             lengths.pop("max_length", None)
@@ -130,7 +130,7 @@ def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int | None]:
 
     The maximum is None where only the model limits outputs.
     """
-    pair, room = cfg.family == "seq2seq", cfg.max_length
+    pair, room = cfg.model_class.reads_source, cfg.max_length
     longest = given.get("max_new_tokens") or (given["max_length"] - 1 if pair and "max_length" in given else room)
     longest = min(longest, room)
     if "forced_eos_token_id" in given and longest > 1:  # their last token is always EOS
@@ -176,7 +176,7 @@ def generation_fields(cfg: DecodeConfig, model: ModelConfig) -> tuple[Settings, 
     """
     longest = cfg.max_new_tokens
     fits = longest is not None and longest < model.max_length
-    most = model.max_length + (model.family == "seq2seq")
+    most = model.max_length + int(model.model_class.reads_source)
     fields: Settings = {
         "do_sample": cfg.strategy == "sample",
         "num_beams": cfg.width,

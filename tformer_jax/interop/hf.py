@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.interop import exact, files, mapping
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
 from tformer_jax.interop.bert import BERT, BERT_MASKED_LM, class_names
@@ -26,12 +26,13 @@ from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
 from tformer_jax.models import conversions, registry
+from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
 ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | {"bert": BERT}
 """Architectures by `model_type` of config.json."""
-MASKED_LMS: dict[str, Architecture] = {"bert": BERT_MASKED_LM}
-"""Architectures of masked language models, likewise."""
+OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": {"bert": BERT_MASKED_LM}}
+"""Architectures of a model type's further families, likewise."""
 PRETRAINED = {"BertForMaskedLM", "BertForPreTraining"}
 """`architectures` of config.json whose checkpoints are read as masked language models by default."""
 
@@ -100,7 +101,7 @@ def token_ids(special: SpecialTokens, cfg: ModelConfig) -> dict[str, Any]:
     ends = [end for end in special.eos if end < cfg.known("vocab_size")]
     end = ends if len(ends) > 1 else next(iter(ends), None)
     ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": end}
-    if cfg.family == "seq2seq":
+    if cfg.model_class.reads_source:
         ids["decoder_start_token_id"] = special.start
         ids |= {"forced_bos_token_id": special.forced[0]} if special.forced else {}
     return ids
@@ -124,14 +125,14 @@ def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **se
     hf = files.read_config(folder)
     if "model_type" not in hf:
         raise UserError(f"{folder / 'config.json'} has no model_type: {folder} is not a Hugging Face checkpoint")
-    architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _family(hf))
+    architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _pretrained_family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
     arrays = _with_originals(_named(files.read_arrays(folder), architecture), architecture, tied)
     read = _settings(hf, arrays, architecture, headless=headless)
     _check_length(read, settings.get("max_length"))
     if read["position"] == "sinusoidal_halves":
         _check_sinusoids(arrays)
-    if read["family"] == "classifier" and "classifier.weight" not in arrays:
+    if _family(read).classifies and "classifier.weight" not in arrays:
         arrays.update(_fresh_head(read, settings))
     cfg = ModelConfig(**read | settings)
     model = registry.build(cfg)
@@ -200,7 +201,7 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
         back = ModelConfig(**settings)
     except (UserError, TypeError, ValueError, KeyError):
         return None
-    if back.family != cfg.family:
+    if back.model_class is not cfg.model_class:
         return None
     return [f"model.{name}={value!r}" for name, value in _to_change(cfg, back).items()]
 
@@ -234,14 +235,20 @@ def architecture_of(model_type: str, family: str | None = None) -> Architecture:
     """
     if model_type not in ARCHITECTURES:
         raise UserError(f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}")
-    if family != "masked_lm":
+    others = OTHER_FAMILIES.get(family or "")
+    if others is None:
         return ARCHITECTURES[model_type]
-    if model_type not in MASKED_LMS:
-        raise UserError(f"model_type {model_type!r} has no masked language model; {', '.join(MASKED_LMS)} has one")
-    return MASKED_LMS[model_type]
+    if model_type not in others:
+        raise UserError(f"model_type {model_type!r} is no {family}; {', '.join(others)} can be")
+    return others[model_type]
 
 
-def _family(hf: dict[str, Any]) -> str | None:
+def _family(settings: Mapping[str, Any]) -> type[Family]:
+    """Returns the class of models of our settings."""
+    return kinds.load(kinds.FAMILIES, settings["family"])
+
+
+def _pretrained_family(hf: dict[str, Any]) -> str | None:
     """Returns "masked_lm" for the config.json of a masked language model, else None."""
     return "masked_lm" if PRETRAINED & set(hf.get("architectures") or ()) else None
 
@@ -276,23 +283,23 @@ def _settings(
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(f"config.json has a field of the wrong type or value: {error}") from error
     fields.check_all_read()
-    untied = read["family"] != "classifier" and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
+    untied = not _family(read).classifies and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays and not headless:
-        _check_whole(hf, read["family"])
+        _check_whole(hf, _family(read))
         raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
-    read["tie_embeddings"] = _tied(read["family"], arrays, architecture)
+    read["tie_embeddings"] = _tied(_family(read), arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
-    if read["family"] == "classifier":
+    if _family(read).classifies:
         read["pooler"] = "bert.pooler.dense.weight" in arrays
         if "classifier.weight" in arrays:
             _check_head(hf, architecture, read["num_classes"])
     return read
 
 
-def _check_whole(hf: dict[str, Any], family: str) -> None:
+def _check_whole(hf: dict[str, Any], family: type[Family]) -> None:
     """Raises `NoHeadError` for a language model whose config.json names a class without a head."""
     named = hf.get("architectures") or []
-    if family == "decoder_lm" and named and all(name.endswith("Model") for name in named):
+    if family.continues and named and all(name.endswith("Model") for name in named):
         raise NoHeadError(f"this checkpoint of {named[0]} has no output head; set headless=True to embed texts with it")
 
 
@@ -319,20 +326,20 @@ def _unfit(model_type: str, problem: str) -> UserError:
     return UserError(f"model_type {model_type!r} cannot represent this model: {problem}")
 
 
-def _tied(family: str, arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
+def _tied(family: type[Family], arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
     """Returns `tie_embeddings`, and removes copies of the embedding from `arrays`."""
     for name, original in architecture.copies.items():
         if name in arrays:
             if not _equal(arrays, name, original):
                 raise UserError(f"{UNREADABLE}{name} differs from {original}")
             del arrays[name]
-    if family == "classifier":
+    if family.classifies:
         return "none"
     own_head = "lm_head.weight" in arrays
     if own_head and _equal(arrays, "lm_head.weight", architecture.shared):
         del arrays["lm_head.weight"]
         own_head = False
-    if family == "seq2seq":
+    if family.reads_source:
         return "inputs" if own_head else "all"
     return "none" if own_head else "output"
 

@@ -39,6 +39,9 @@ def pool(x: jax.Array, padding_mask: jax.Array | None, kind: str) -> jax.Array:
 class Classifier(TokenEncoder):
     """Predicts one label per sequence."""
 
+    labels = "label"
+    classifies = True
+
     def setup(self) -> None:
         super().setup()
         cfg = self.cfg

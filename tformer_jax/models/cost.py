@@ -106,7 +106,7 @@ def recomputed_flops(cfg: ModelConfig, batch: Any) -> int:
     """
     if cfg.remat in ("none", "everything_saveable"):
         return 0
-    method = "__call__" if cfg.family == "classifier" else "features"
+    method = "__call__" if cfg.model_class.classifies else "features"
     layers = _traced(cfg, batch, all_scores=True, method=method)
     return _flops(layers, dots=DOTS_RECOMPUTED[cfg.remat])
 
@@ -143,10 +143,10 @@ def size_bytes(tree: Any) -> int:
 
 def cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -> int:
     """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
-    if cfg.family in ("classifier", "masked_lm"):
+    if not cfg.model_class.decodes:
         return 0
     total = size_bytes(jax.tree.leaves(jax.eval_shape(lambda: row_cache(cfg, batch, length, dtype=dtype).layers)))
-    if cfg.family == "seq2seq":
+    if cfg.model_class.reads_source:
         memory = jax.eval_shape(lambda: empty_entries(cfg, cfg.attention, batch, length).stored(dtype or cfg.dtype))
         total += cfg.decoder_layers * size_bytes(jax.tree.leaves(memory))
     return total

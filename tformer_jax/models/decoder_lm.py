@@ -1,7 +1,11 @@
 """Decoder-only language models (GPT)."""
 
+from types import MappingProxyType
+from typing import Any
+
 import jax
 
+from tformer_jax.models.family import Batch
 from tformer_jax.models.token_decoder import TokenDecoder
 from tformer_jax.nn.decoder_cache import DecoderCache, empty_cache
 from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
@@ -9,6 +13,18 @@ from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
 
 class DecoderLM(TokenDecoder):
     """Predicts each token from the tokens before it."""
+
+    stacks = ("decoder_layers",)
+    attentions = MappingProxyType({"decoder": ("tokens", "tokens")})
+    input_name = "prompt"
+    continues = True
+    example = (1, 2), "one text or a pair (prompt, continuation)"
+
+    @staticmethod
+    def arguments(batch: Batch) -> dict[str, Any]:
+        """Returns the arguments of a call on a batch, which may have `prefix` and the `segments` of packed rows."""
+        options = {"prefix": batch.get("prefix"), "segments": batch.get("segments")}
+        return TokenDecoder.arguments(batch) | options
 
     def setup(self) -> None:
         super().setup()

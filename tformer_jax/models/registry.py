@@ -1,8 +1,7 @@
 """Model families by name, and forward passes on batches."""
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,59 +11,15 @@ from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.models.classifier import Classifier
-from tformer_jax.models.decoder_lm import DecoderLM
-from tformer_jax.models.masked_lm import MaskedLM
-from tformer_jax.models.seq2seq import Seq2Seq
+from tformer_jax.models.family import Batch
 from tformer_jax.nn import attention_ops, attention_positions
 from tformer_jax.nn.attention_ops.select import choose
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 
-Batch = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A model class, the function that takes its arguments from a batch, and the batch keys of inputs and labels."""
-
-    module: type[nn.Module]
-    arguments: Callable[[Batch], dict[str, Any]]
-    inputs: tuple[str, ...]
-    labels: str
-
-
-def _seq2seq_arguments(batch: Batch) -> dict[str, Any]:
-    source, target = batch["source"], batch["target_in"]
-    return {
-        "source": source,
-        "target": target,
-        "source_padding_mask": source != PAD,
-        "target_padding_mask": target != PAD,
-        "right_padded": True,
-        "source_segments": batch.get("source_segments"),
-        "target_segments": batch.get("target_segments"),
-    }
-
-
-def _decoder_lm_arguments(batch: Batch) -> dict[str, Any]:
-    return _token_arguments(batch) | {"prefix": batch.get("prefix"), "segments": batch.get("segments")}
-
-
-def _token_arguments(batch: Batch) -> dict[str, Any]:
-    return {"tokens": batch["tokens"], "padding_mask": batch["tokens"] != PAD, "right_padded": True}
-
-
-FAMILIES = {
-    "seq2seq": Family(Seq2Seq, _seq2seq_arguments, ("source", "target_in"), "target_out"),
-    "decoder_lm": Family(DecoderLM, _decoder_lm_arguments, ("tokens",), "targets"),
-    "classifier": Family(Classifier, _token_arguments, ("tokens",), "label"),
-    "masked_lm": Family(MaskedLM, _token_arguments, ("tokens",), "targets"),
-}
-
 
 def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
-    """Builds the Linen module that `cfg.family` names; vocabulary sizes and the number of classes must be set.
+    """Builds the model of the class that `cfg.family` names in `kinds.FAMILIES`; all sizes must be set.
 
     Raises:
         UserError: `cfg.attention_backend` does not support this platform or what the model needs (for training if
@@ -72,7 +27,7 @@ def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
     """
     for needs in attention_needs(cfg, train=train).values():
         attention_ops.get_backend(cfg.attention_backend, needs)
-    return FAMILIES[cfg.family].module(cfg)
+    return cfg.model_class(cfg)
 
 
 def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops.Needs]:
@@ -91,7 +46,6 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
         "decoder": {"padding_mask", "causal"} | windows | prefix,
         "cross": {"padding_mask", "cross"},
     }
-    attentions = {"seq2seq": ("encoder", "decoder", "cross"), "decoder_lm": ("decoder",)}
     return {
         name: attention_ops.Needs(
             dtype=cfg.dtype,
@@ -102,7 +56,7 @@ def attention_needs(cfg: ModelConfig, *, train: bool) -> dict[str, attention_ops
             conditions=frozenset(needed[name]),
             sinks=cfg.attention_sinks,
         )
-        for name in attentions.get(cfg.family, ("encoder",))
+        for name in cfg.model_class.attentions
     }
 
 
@@ -119,16 +73,16 @@ def attention_backends(cfg: ModelConfig, length: int) -> dict[str, str]:
 
 
 def example_batch(cfg: ModelConfig, batch_size: int = 1, length: int = 2) -> dict[str, np.ndarray]:
-    """Returns a batch with the family's keys and ranks and all tokens 1, with which to initialize a model."""
-    family = FAMILIES[cfg.family]
+    """Returns a batch with the model's keys and ranks and all tokens 1, with which to initialize it."""
+    family = cfg.model_class
     tokens = np.ones((batch_size, min(length, cfg.max_length)), np.int32)
-    labels = np.zeros(batch_size, np.int32) if cfg.family == "classifier" else tokens
+    labels = np.zeros(batch_size, np.int32) if family.classifies else tokens
     return dict.fromkeys(family.inputs, tokens) | {family.labels: labels}
 
 
 def init(model: nn.Module, key: jax.Array) -> Any:
     """Initializes parameters, boxed with their logical axis names (`flax.linen.unbox` gives the plain arrays)."""
-    arguments = FAMILIES[model.cfg.family].arguments(example_batch(model.cfg))
+    arguments = model.arguments(example_batch(model.cfg))
     return model.init(key, **arguments)["params"]
 
 
@@ -177,15 +131,14 @@ def forward(
         dropout_key: required if `train` and any dropout rate is positive.
         method: name of the model's method to call.
     """
-    family = FAMILIES[model.cfg.family]
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     values, collected = model.apply(
-        {"params": params}, **family.arguments(batch), train=train, rngs=rngs, mutable=["losses"], method=method
+        {"params": params}, **model.arguments(batch), train=train, rngs=rngs, mutable=["losses"], method=method
     )
     auxiliary = sum((leaf.sum() for leaf in jax.tree.leaves(collected)), start=jnp.zeros(()))
-    return Outputs(values, batch[family.labels], auxiliary)
+    return Outputs(values, batch[model.labels], auxiliary)
 
 
 def count_tokens(cfg: ModelConfig, batch: Mapping[str, np.ndarray]) -> int:
     """Counts the real input tokens of a batch on the host."""
-    return sum(int(np.count_nonzero(batch[key] != PAD)) for key in FAMILIES[cfg.family].inputs)
+    return sum(int(np.count_nonzero(batch[key] != PAD)) for key in cfg.model_class.inputs)

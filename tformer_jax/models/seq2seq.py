@@ -1,13 +1,18 @@
 """Encoder-decoder models, as in "Attention Is All You Need" (2017)."""
 
+from types import MappingProxyType
+from typing import Any
+
 import jax
 
+from tformer_jax.models.family import Batch
 from tformer_jax.models.token_decoder import TokenDecoder
 from tformer_jax.nn.decoder_cache import DecoderCache, empty_cache
 from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Encoder
+from tformer_jax.special_tokens import PAD
 
 
 class Seq2Seq(TokenDecoder):
@@ -15,6 +20,34 @@ class Seq2Seq(TokenDecoder):
 
     `cfg.tie_embeddings` names which of source embedding, target embedding and output head share one matrix.
     """
+
+    inputs = ("source", "target_in")
+    labels = "target_out"
+    stacks = ("encoder_layers", "decoder_layers")
+    attentions = MappingProxyType(
+        {
+            "encoder": ("source", "source"),
+            "decoder": ("target_in", "target_in"),
+            "cross": ("target_in", "source"),
+        }
+    )
+    input_name = "source"
+    reads_source = True
+    example = (2,), "a pair (source, target)"
+
+    @staticmethod
+    def arguments(batch: Batch) -> dict[str, Any]:
+        """Returns the arguments of a call on a batch, whose rows may be packed (keys `..._segments`)."""
+        source, target = batch["source"], batch["target_in"]
+        return {
+            "source": source,
+            "target": target,
+            "source_padding_mask": source != PAD,
+            "target_padding_mask": target != PAD,
+            "right_padded": True,
+            "source_segments": batch.get("source_segments"),
+            "target_segments": batch.get("target_segments"),
+        }
 
     def setup(self) -> None:
         super().setup()

@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.models.family import Family
 from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
 from tformer_jax.nn.kv_cache import BeamAncestry
@@ -16,14 +17,16 @@ from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Decoder
 
 
-class TokenDecoder(nn.Module):
+class TokenDecoder(nn.Module, Family):
     """Base class of models that predict each target token from the target tokens before it."""
+
+    decodes = True
 
     cfg: ModelConfig
 
     def setup(self) -> None:
         cfg = self.cfg
-        self.decoder = Decoder(cfg, cfg.decoder_layers, cross=cfg.family == "seq2seq")
+        self.decoder = Decoder(cfg, cfg.decoder_layers, cross=self.reads_source)
         self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
 
     def target_embeddings(self) -> tuple[TokenEmbedding, InputEmbedding]:

@@ -4,12 +4,13 @@ import jax
 from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.models.family import Family
 from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.stacks import Encoder
 
 
-class TokenEncoder(nn.Module):
+class TokenEncoder(nn.Module, Family):
     """Base of models that encode tokens; their parameters have the same names, so that one can start from another."""
 
     cfg: ModelConfig

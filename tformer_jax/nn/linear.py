@@ -38,7 +38,7 @@ def residual_factor(cfg: ModelConfig, path: tuple[str, ...]) -> float:
     """
     if not cfg.scale_residual_init:
         return 1.0
-    of_decoder = 3 if cfg.family == "seq2seq" else 2
+    of_decoder = 3 if cfg.model_class.reads_source else 2
     sublayers = 2 * cfg.encoder_layers if "encoder" in path else of_decoder * cfg.decoder_layers
     return 1 / math.sqrt(sublayers)
 

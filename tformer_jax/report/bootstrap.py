@@ -10,8 +10,9 @@ import numpy as np
 import sacrebleu
 from sacrebleu.significance import estimate_ci
 
-from tformer_jax.eval.bleu import bleu_tokenizing
+from tformer_jax.config.task import Task
 from tformer_jax.report.outputs import Outputs
+from tformer_jax.tasks.evaluators.bleu import bleu_tokenizing
 
 RESAMPLES = 1000
 PERCENT = 100.0
@@ -44,7 +45,7 @@ class Estimate:
         return min(self.mean + self.half, self.highest)
 
 
-def estimates(systems: Sequence[Outputs], family: str, resamples: int = RESAMPLES) -> dict[str, list[Estimate]]:
+def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES) -> dict[str, list[Estimate]]:
     """Returns the loss, and BLEU, chrF and exact match of translations, or the accuracy of labels, for each system.
 
     The first system is the baseline of the paired bootstrap test (Koehn, 2004). All systems share the resamples, and
@@ -58,11 +59,11 @@ def estimates(systems: Sequence[Outputs], family: str, resamples: int = RESAMPLE
     labels = systems[0].labels
     if len(labels) and all(np.array_equal(system.labels, labels) for system in systems):
         found["loss"] = ratio([system.nll for system in systems], labels, resamples)
-    if family == "decoder_lm" or not systems[0].texts:
+    if task.references is None or not systems[0].texts:
         return found
-    name = "accuracy" if family == "classifier" else "exact_match"
+    name = "accuracy" if task.references == "labels" else "exact_match"
     found[name] = share([system.hits for system in systems], resamples)
-    if family == "classifier":
+    if task.references == "labels":
         return found
     metrics: dict[str, Any] = {"chrf": sacrebleu.CHRF()}
     if bleu := bleu_of(systems[0].signatures):

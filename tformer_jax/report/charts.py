@@ -124,7 +124,7 @@ def _histograms(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     having = [(number, run, run.outputs[run.split]) for number, run in enumerate(runs) if run.split]
     if not having:
         return
-    translations = [one for one in having if one[1].family == "seq2seq"]
+    translations = [one for one in having if one[1].task.references == "texts"]
     columns = [(number, run.name, lengths(outputs.texts)) for number, run, outputs in having if _has_lengths(run)]
     if columns:
         outputs = next(outputs for _, run, outputs in having if _has_lengths(run))
@@ -133,18 +133,18 @@ def _histograms(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     columns = [(number, run.name, outputs.chrf) for number, run, outputs in translations if outputs.texts]
     if columns:
         yield _bars("sentence_chrf", "chrF by sentence", "%", columns)
-    for family, title in (("seq2seq", "Beam score"), ("classifier", "Probability of the predicted label")):
+    for references, title in (("texts", "Beam score"), ("labels", "Probability of the predicted label")):
         columns = [
             (number, run.name, np.array([score for score in outputs.scores if score is not None], np.float64))
             for number, run, outputs in having
-            if run.family == family
+            if run.task.references == references
         ]
         if any(len(column) for _, _, column in columns):
-            yield _bars(f"scores_{family}", title, "", columns)
+            yield _bars(f"scores_{references}", title, "", columns)
 
 
 def _has_lengths(run: RunFiles) -> bool:
-    return run.family != "classifier" and bool(run.split and run.outputs[run.split].texts)
+    return run.task.references != "labels" and bool(run.split and run.outputs[run.split].texts)
 
 
 def _bars(key: str, title: str, unit: str, columns: Sequence[tuple[int, str, np.ndarray]]) -> Chart:

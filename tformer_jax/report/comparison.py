@@ -81,7 +81,7 @@ class Comparison:
     @functools.cached_property
     def same_tokens(self) -> bool:
         """Whether losses per token are comparable: by the settings of labels, and by the saved tokenizers."""
-        if self.a.family == "classifier":
+        if self.a.task.references == "labels":
             return True
         if comparable.labels(self.a.config) != comparable.labels(self.b.config):
             return False
@@ -103,10 +103,10 @@ def compare(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
     examples, equal = 0, None
     if split:
         pair = a.outputs[split], b.outputs[split]
-        metrics = estimates(pair, a.family, resamples)
+        metrics = estimates(pair, a.task, resamples)
         changes = list(_changes(a, b, split))
         examples = len(pair[0].labels)
-        if a.family != "decoder_lm" and pair[0].texts:
+        if a.task.references and pair[0].texts:
             equal = sum(mine == theirs for mine, theirs in zip(pair[0].texts, pair[1].texts, strict=True))
             examples = len(pair[0].texts)
     names = differing([a.config, b.config])
@@ -115,7 +115,7 @@ def compare(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
         b,
         split,
         metrics,
-        list(_losses(a, b)) if a.family == b.family else [],
+        list(_losses(a, b)) if a.task is b.task else [],
         {name: (a.config.get(name), b.config.get(name)) for name in names},
         sorted((change for change in changes if change.gain > 0), key=lambda change: -change.gain)[:CHANGED],
         sorted((change for change in changes if change.gain < 0), key=lambda change: change.gain)[:CHANGED],
@@ -127,12 +127,12 @@ def compare(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
 def shared_split(a: RunFiles, b: RunFiles) -> str | None:
     """Returns "test", or else "validation", if both runs have current outputs of the same examples of it."""
     for split in ("test", "validation"):
-        if a.family != b.family or not (a.is_current(split) and b.is_current(split)):
+        if a.task is not b.task or not (a.is_current(split) and b.is_current(split)):
             continue
         mine, theirs = a.outputs[split], b.outputs[split]
         if not (mine.texts or len(mine.labels)):
             continue
-        same = _same_documents if a.family == "decoder_lm" else _same_examples
+        same = _same_documents if a.task.documents and a.task.generates else _same_examples
         if same(mine, theirs) and _same_labels(a, b, split):
             return split
     return None
@@ -162,7 +162,7 @@ def _same_documents(a: Outputs, b: Outputs) -> bool:
 
 def _same_labels(a: RunFiles, b: RunFiles, split: str) -> bool:
     """Returns whether runs whose outputs do not show all labels, of texts alone, have those of the same corpus."""
-    if a.config["data.objective"] is None and a.family != "decoder_lm":
+    if not a.task.documents:
         return True
     checksums = [run.corpus.get(f"the checksum of the {split} examples") for run in (a, b)]
     same_corpus = checksums[0] == checksums[1] or None in checksums
@@ -171,7 +171,7 @@ def _same_labels(a: RunFiles, b: RunFiles, split: str) -> bool:
 
 def _changes(a: RunFiles, b: RunFiles, split: str) -> Iterator[Change]:
     mine, theirs = a.outputs[split], b.outputs[split]
-    first, second = mine.quality(a.family), theirs.quality(b.family)
+    first, second = mine.quality(a.task), theirs.quality(b.task)
     if first is None or second is None:
         return
     rows = zip(mine.sources, mine.references, mine.texts, theirs.texts, first, second, strict=True)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
+from tformer_jax.config.task import Task
+
 SHOWN = 12
 """Number of outputs in each group of a report."""
 Piece = tuple[bool, str]
@@ -55,27 +57,27 @@ class Outputs:
         pairs = zip(self.texts, self.references, strict=True)
         return np.array([metric.sentence_score(text, [reference]).score for text, reference in pairs], np.float64)
 
-    def quality(self, family: str) -> np.ndarray | None:
-        """Returns a number per output, higher for better ones: float64 [examples]; None for language models.
+    def quality(self, task: Task) -> np.ndarray | None:
+        """Returns a number per output, higher for better ones: float64 [examples]; None for a task without references.
 
         For translations, it is the sentence chrF; for labels, the probability, negative for a wrong label.
         """
-        if family == "decoder_lm" or not self.texts:
+        if task.references is None or not self.texts:
             return None
-        if family == "classifier":
+        if task.references == "labels":
             probabilities = np.array([1.0 if score is None else score for score in self.scores])
             return np.where(self.hits, probabilities, -probabilities)
         return self.chrf
 
 
-def choose(outputs: Outputs, family: str, shown: int = SHOWN) -> dict[str, list[int]]:
+def choose(outputs: Outputs, task: Task, shown: int = SHOWN) -> dict[str, list[int]]:
     """Returns the indices of the worst, the best and of random outputs, by group; the same ones at every call.
 
     Among equally good outputs, the longest are the best.
     """
     size = len(outputs.texts)
     drawn = sorted(random.Random(0).sample(range(size), min(shown, size)))
-    quality = outputs.quality(family)
+    quality = outputs.quality(task)
     if quality is None:
         return {"samples": drawn}
     order = np.argsort(quality, kind="stable").tolist()

@@ -1,6 +1,7 @@
 """Reads the files of a run folder; the run may have finished, be in progress, or have been killed."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.config import Config
 from tformer_jax.config.convert import flat_values
+from tformer_jax.config.task import Task, task_of_settings
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
 from tformer_jax.runs import events, guards, run_folder
@@ -70,10 +72,10 @@ class RunFiles:
         steps = [int(series.steps[-1]) for series in self.metrics.values() if len(series.steps)]
         return max([*steps, *(event["step"] for event in self.events)], default=0)
 
-    @property
-    def family(self) -> str:
-        """The model family, `model.family`."""
-        return self.config["model.family"]
+    @functools.cached_property
+    def task(self) -> Task:
+        """What the model is trained for."""
+        return task_of_settings(self.config)
 
     @property
     def split(self) -> str | None:

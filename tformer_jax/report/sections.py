@@ -56,7 +56,7 @@ def facts(run: RunFiles) -> dict[str, str]:
 
 def metric_rows(runs: Sequence[RunFiles]) -> dict[str, list[MetricRow]]:
     """Returns the evaluation metrics of all runs by title, in the order of the charts."""
-    intervals = [{split: estimates([outputs], run.family) for split, outputs in run.outputs.items()} for run in runs]
+    intervals = [{split: estimates([outputs], run.task) for split, outputs in run.outputs.items()} for run in runs]
     names = {name for run in runs for group in ("validation", "test") for name in run.group(group).columns}
     result = {}
     for name in ordered(names):
@@ -117,16 +117,16 @@ def shown_outputs(run: RunFiles) -> dict[str, list[Shown]]:
     if run.split is None:
         return {}
     outputs = run.outputs[run.split]
-    quality = outputs.quality(run.family)
+    quality = outputs.quality(run.task)
     result = {}
-    for group, places in choose(outputs, run.family).items():
+    for group, places in choose(outputs, run.task).items():
         result[group.capitalize()] = [
             Shown(
                 at + 1,
                 shortened(outputs.sources[at]),
                 *_sides(run, shortened(outputs.references[at]), shortened(outputs.texts[at])),
                 bool(outputs.hits[at]),
-                float(quality[at]) if quality is not None and run.family == "seq2seq" else None,
+                float(quality[at]) if quality is not None and run.task.references == "texts" else None,
                 outputs.scores[at],
             )
             for at in places
@@ -136,7 +136,7 @@ def shown_outputs(run: RunFiles) -> dict[str, list[Shown]]:
 
 def _sides(run: RunFiles, reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
     """Marks differences of translations; continuations and labels are shown without marks."""
-    if run.family == "seq2seq":
+    if run.task.references == "texts":
         return marked(reference, output)
     return [(False, reference)], [(False, output)]
 

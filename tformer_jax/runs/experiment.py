@@ -18,13 +18,13 @@ from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, is_remote, resolved
 from tformer_jax.config import Config, sources
+from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.summary import SplitSummary, summarize
-from tformer_jax.data.tokenizers import Tokenizers, same_tokens, train_tokenizers
-from tformer_jax.eval import evaluators
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, same_tokens, train_tokenizers
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
@@ -68,7 +68,7 @@ class Experiment:
     @property
     def smoothed_tokens(self) -> int | None:
         """Number of labels over which label smoothing spreads: tokens of the tokenizer; None for a classifier: all."""
-        return None if self.cfg.model.family == "classifier" else self.tokenizers.target.vocab_size
+        return None if self.cfg.model.model_class.classifies else self.tokenizers.target.vocab_size
 
     def close(self) -> None:
         """Stops the loader and releases the lock."""
@@ -175,15 +175,20 @@ def _check(built: Experiment, *, resume: bool) -> None:
             check_start(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
-    if cfg.model.family in ("seq2seq", "decoder_lm") and not cfg.data.objective:
-        used = len(Constraints.of(cfg.decode, built.tokenizers.target, cfg.model.family).forced)
-        if cfg.model.family == "decoder_lm":
-            used += built.tokenizers.target.special.added
-        if used >= cfg.model.max_length:
-            other = "a prompt" if cfg.model.family == "decoder_lm" else "other tokens"
-            raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for {other}")
+    if task_of(cfg).generates:
+        _check_prefix(cfg, built.tokenizers.target)
     metrics.check_installed(cfg)
-    evaluators.check_installed(cfg)
+    task_of(cfg).check_installed(cfg)
+
+
+def _check_prefix(cfg: Config, tokenizer: Tokenizer) -> None:
+    """Raises `UserError` if `decode.prefix` leaves no room for an output, or for a prompt."""
+    continues = cfg.model.model_class.continues
+    used = len(Constraints.of(cfg.decode, tokenizer, continues=continues).forced)
+    used += tokenizer.special.added if continues else 0
+    if used >= cfg.model.max_length:
+        other = "a prompt" if continues else "other tokens"
+        raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for {other}")
 
 
 def _create_or_check(built: Experiment, facts: dict[str, Any], *, resume: bool) -> None:
@@ -268,7 +273,7 @@ def with_data_sizes(cfg: Config, tokenizers: Tokenizers, labels: Sequence[str] |
     if cfg.model.ties_inputs and not same_tokens(tokenizers.source, tokenizers.target):
         raise cfg.model.error("tie_embeddings", "needs one vocabulary, but the tokenizers of source and target differ")
     needed: dict[str, Any] = {"vocab_size": tokenizers.target.vocab_size}
-    if cfg.model.family == "seq2seq":
+    if cfg.model.model_class.reads_source:
         needed["source_vocab_size"] = tokenizers.source.vocab_size
     if labels is not None:
         needed["num_classes"] = len(labels)

@@ -13,8 +13,6 @@ from rich.console import Console
 
 from tformer_jax.base.errors import RunError
 from tformer_jax.data.pending import jsonable
-from tformer_jax.eval.evaluators import Evaluation, Evaluator, described, evaluators_for
-from tformer_jax.eval.remarks import merged
 from tformer_jax.models import registry
 from tformer_jax.parallel import placement
 from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, weights
@@ -28,6 +26,8 @@ from tformer_jax.runs.profiler import Profiler
 from tformer_jax.runs.progress import Figures, ProgressView
 from tformer_jax.runs.setting_changes import SettingChanges
 from tformer_jax.runs.start_from import find_mismatches, load_matching
+from tformer_jax.tasks.evaluators.remarks import merged
+from tformer_jax.tasks.evaluators.split import Evaluation, Evaluator, described, evaluators_for
 from tformer_jax.train import lora, non_finite, optimizers, schedules, state
 from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.meter import STEPS_AHEAD, Meter, Values

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tformer_jax.base.numbers import GIB
-from tformer_jax.eval.evaluators import Sample
 from tformer_jax.runs.console import RunConsole
+from tformer_jax.tasks.evaluators.split import Sample
 
 SHOWN_WAIT_PERCENT = 5
 """The wait for data is shown if it exceeds this percentage of the time."""

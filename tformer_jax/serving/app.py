@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.config.task import tasks_of_family
 from tformer_jax.inference.engine import Request
 from tformer_jax.serving.bodies import (
     Attention,
@@ -50,13 +51,6 @@ from tformer_jax.serving.worker import Empty, Worker, stopping_error
 BodyKind = TypeVar("BodyKind", bound=Body)
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 PAGE_HEADERS = {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'", "Cache-Control": "no-cache"}
-ROUTES = {
-    "seq2seq": "/translate",
-    "decoder_lm": "/v1/completions",
-    "classifier": "/classify",
-    "masked_lm": "/v1/embeddings",
-}
-"""The main route, by model family."""
 END_SECONDS = 1.0
 """Seconds to wait for the engine's last step at shutdown, since it may be compiling."""
 
@@ -108,7 +102,7 @@ class Handlers:
 
     async def page(self, _: HttpRequest) -> Response:
         """Returns the web page."""
-        self._require("have a page", "seq2seq", "decoder_lm", "classifier")
+        self._require("have a page", self.served.model_class.decodes or self.served.model_class.classifies)
         return HTMLResponse(self._page, headers=PAGE_HEADERS)
 
     async def health(self, _: HttpRequest) -> Response:
@@ -142,7 +136,7 @@ class Handlers:
 
     async def translate(self, request: HttpRequest) -> Response:
         """Translates one or several texts."""
-        self._require("translate", "seq2seq")
+        self._require("translate", self.served.model_class.reads_source)
         body = await self._read(request, Translation)
         self._check_count(body, "text")
         self._check_length("max_new_tokens", body.max_new_tokens)
@@ -160,7 +154,7 @@ class Handlers:
 
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""
-        self._require("complete prompts", "seq2seq", "decoder_lm")
+        self._require("complete prompts", self.served.model_class.decodes)
         body = await self._read(request, Completion)
         self._check_count(body, "prompt")
         self._check_length("max_tokens", body.max_tokens)
@@ -170,14 +164,14 @@ class Handlers:
 
     async def embed(self, request: HttpRequest) -> Response:
         """Computes embeddings of one or several texts."""
-        self._require("compute embeddings", "classifier", "masked_lm")
+        self._require("compute embeddings", not self.served.model_class.decodes)
         body = await self._read(request, Embedding)
         rows = await asyncio.to_thread(self.served.encode_to_embed, "input", body.texts("input"))
         return self._generate([], embedding_list(self.served, body, rows))
 
     async def classify(self, request: HttpRequest) -> Response:
         """Computes the probabilities of all labels of one or several texts."""
-        self._require("classify", "classifier")
+        self._require("classify", self.served.model_class.classifies)
         if not self.served.labels:
             raise RequestError("the classification head of this model is not trained: use /v1/embeddings", 404)
         body = await self._read(request, Classification)
@@ -241,11 +235,11 @@ class Handlers:
             message = f"model: this server serves only {self.served.name!r}"
             raise RequestError(message, 404, param="model", code="model_not_found")
 
-    def _require(self, use: str, *families: str) -> None:
-        """Raises `RequestError` if the model is not of a family that a route needs."""
-        family = self.served.family
-        if family not in families:
-            message = f"this server serves a {family} model, which does not {use}: use {ROUTES[family]}"
+    def _require(self, use: str, possible: bool) -> None:
+        """Raises `RequestError` for a route that is not `possible` with this model, because it does not `use`."""
+        if not possible:
+            family, route = self.served.family, tasks_of_family(self.served.family)[0].route
+            message = f"this server serves a {family} model, which does not {use}: use {route}"
             raise RequestError(message, 404, code="wrong_family")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.constraints import Constraints
@@ -17,6 +17,7 @@ from tformer_jax.inference.embed import Embedder, embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
 from tformer_jax.inference.score import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
+from tformer_jax.models.family import Family
 from tformer_jax.serving.errors import RequestError
 
 Text = str | tuple[int, ...]
@@ -88,19 +89,26 @@ class ServedModel:
         )
 
     @property
+    def model_class(self) -> type[Family]:
+        """The class of the model."""
+        return kinds.load(kinds.FAMILIES, self.family)
+
+    @property
     def translates(self) -> bool:
         """Whether the model translates its inputs, instead of continuing them."""
-        return self.family == "seq2seq"
+        return self.model_class.reads_source
 
     @property
     def gives_logprobs(self) -> bool:
         """Whether the tokens of outputs have log-probabilities that one pass over the output computes."""
-        return self.translates or (self.family == "decoder_lm" and not self.prefix_lm)
+        return self.translates or (self.model_class.continues and not self.prefix_lm)
 
     @functools.cached_property
     def prefix_tokens(self) -> int:
         """Number of tokens of the prefix of every output; 0 without one."""
-        return len(Constraints.of(self.decode, self.tokenizers.target, self.family).forced) if self.decode.prefix else 0
+        if not self.decode.prefix:
+            return 0
+        return len(Constraints.of(self.decode, self.tokenizers.target, continues=self.model_class.continues).forced)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -128,7 +136,7 @@ class ServedModel:
         Raises:
             RequestError: a text is empty or too long, or a token id is unknown.
         """
-        name = {"seq2seq": "source", "decoder_lm": "prompt"}.get(self.family, "text")
+        name = self.model_class.input_name
         rows = []
         for number, text in enumerate(texts, start=1):
             ids = self._ids(field, text)

@@ -89,7 +89,7 @@ class TokenScores:
     def __init__(self, served: ServedModel, rows: Sequence[tuple[int, ...]], top: int, *, echo: bool = False) -> None:
         self.served, self.rows, self.top, self.echo = served, rows, top, echo
         shown = "omit" if served.decode.unknown == "omit" else "show"
-        self._decoder = output_decoder(served.tokenizers.target, served.family, shown)
+        self._decoder = output_decoder(served.tokenizers.target, shown, continues=served.model_class.continues)
 
     def work(self, outputs: Outputs) -> Callable[[], Named]:
         """Returns the function that scores all outputs."""
@@ -98,7 +98,7 @@ class TokenScores:
 
     def _named(self, outputs: Outputs, scored: Sequence[Scored]) -> Named:
         scores = iter(scored)
-        decoder = output_decoder(self.served.tokenizer, "seq2seq", "show")
+        decoder = output_decoder(self.served.tokenizer, "show", continues=False)
         prompts = [[(decoder, ids)] if self.echo else [] for ids in self.rows]
         return [
             [logprobs([*prompt, (self._decoder, output.ids)], next(scores)) for output in row]

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.cpu import train_step_options
 from tformer_jax.config import Config, ModelConfig
-from tformer_jax.models import cost, registry
+from tformer_jax.models import cost
 from tformer_jax.models.losses import Sums, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
@@ -62,7 +62,7 @@ def make_train_step(
         new = (trainable, opt_state, updated_ema(state.ema, trainable, state.step, train.ema_decay))
         old = (lora.trainable(state.params), state.opt_state, state.ema)
         trainable, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
-        tokens = sum((batch[name] != PAD).sum() for name in registry.FAMILIES[cfg.model.family].inputs)
+        tokens = sum((batch[name] != PAD).sum() for name in model.inputs)
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
         if train.label_smoothing:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
@@ -146,7 +146,7 @@ def accumulated_gradients(
     that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
     """
     train, count = cfg.train, cfg.train.accumulate
-    labels = batch[registry.FAMILIES[cfg.model.family].labels]
+    labels = batch[model.labels]
     total = jnp.maximum((labels >= 0).sum(), 1)
 
     trainable = lora.trainable(params)

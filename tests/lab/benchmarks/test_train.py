@@ -123,8 +123,8 @@ def test_published_architectures_are_supported_by_pytorch(name):
     assert case == train_cases.without_dropout(case)
     (batch,) = case.batches(1)
     assert set(batch) == {
-        *registry.FAMILIES[case.cfg.model.family].inputs,
-        registry.FAMILIES[case.cfg.model.family].labels,
+        *case.cfg.model.model_class.inputs,
+        case.cfg.model.model_class.labels,
     }
     assert all(array.shape == (case.rows, case.length) for array in batch.values())
     with on_platform("gpu"):
@@ -142,7 +142,7 @@ def test_built_in_cases_follow_the_shipped_configs(name):
     assert case.cfg.model == dataclasses.replace(cfg.model, **changed)
     assert train_cases.unsupported_settings(case.cfg) == []
     first, second = case.batches(2)
-    family = registry.FAMILIES[cfg.model.family]
+    family = cfg.model.model_class
     assert set(first) == {*family.inputs, family.labels}
     assert all(array.shape == (case.rows, case.length) for array in first.values())
     assert all(4 <= array.min() and array.max() < shipped.vocab_size for array in first.values())

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import cldr, files, prepared, splits, stdlib
-from tformer_jax.data.corpora.corpus import KEYS, Corpus, DataError, Example, Joined, keys_of
+from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.splits import Splits
 
-__all__ = ["KEYS", "Corpus", "DataError", "Example", "Joined", "Splits", "keys_of", "load_corpus", "stream_corpus"]
+__all__ = ["Corpus", "DataError", "Example", "Joined", "Splits", "load_corpus", "stream_corpus"]
 
 
 def _tfds(cfg: Config, root: Path | None) -> Corpus:

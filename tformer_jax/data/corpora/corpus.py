@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import Any, overload
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config
 
 Example = Mapping[str, str]
 """{"source", "target"} for translation, {"text"} for language models, {"text", "label"} for classification."""
-
-KEYS = {"seq2seq": ("source", "target"), "decoder_lm": ("text",), "classifier": ("text", "label")}
-"""Keys of an example by model family, without an objective."""
-
-
-def keys_of(cfg: Config) -> tuple[str, ...]:
-    """Returns the keys of an example."""
-    return ("text",) if cfg.data.objective else KEYS[cfg.model.family]
 
 
 class DataError(UserError):

@@ -15,7 +15,8 @@ from pyarrow import parquet
 from tformer_jax.base.errors import first_line
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.fields import separated
-from tformer_jax.data.corpora.corpus import DataError, Example, keys_of
+from tformer_jax.config.task import task_of
+from tformer_jax.data.corpora.corpus import DataError, Example
 from tformer_jax.data.corpora.filters import BLANK_LINE, HEADER
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, NOT_UTF8, BadLines, is_unicode, numbered_lines, read_text
 
@@ -67,7 +68,7 @@ class FileReader:
 
 def file_reader(cfg: Config, root: Path | None, bad: BadLines, dropped: collections.Counter[str]) -> FileReader:
     """Returns the reader of the file format that `cfg.data.source` names; it counts lines without example."""
-    return FileReader(cfg.data, root, keys_of(cfg), bad, dropped)
+    return FileReader(cfg.data, root, task_of(cfg).keys, bad, dropped)
 
 
 def parallel_lines(reader: FileReader, name: str) -> Iterator[Example]:

@@ -23,8 +23,9 @@ from array_record.python.array_record_module import ArrayRecordReader
 from tformer_jax.base.errors import first_line
 from tformer_jax.config import Config, to_dict
 from tformer_jax.config.sources import GENERATED
+from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, keys_of
+from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
 from tformer_jax.special_tokens import EOS
 
 FORMAT = 2
@@ -251,7 +252,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
             raise DataError(
                 f"{folder} differs from {folders[0]} in its tokenizers or labels: prepare both with the same tokenizers"
             )
-    keys = keys_of(cfg)
+    keys = task_of(cfg).keys
     dtype = id_dtype(metadata[0]["vocab_size"])
 
     def joined(split: str) -> Records | JoinedRecords:

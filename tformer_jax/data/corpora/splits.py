@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import files
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
 from tformer_jax.data.corpora.filters import Filters
@@ -67,7 +68,7 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     train = streams["train"]
     train_split, validation = (train, streams["validation"]) if data.validation else _hold_out(cfg, train)
     splits = Splits(train_split, validation, streams.get("test", validation), bad=bad, filters=filters)
-    if cfg.model.family != "classifier":
+    if "label" not in task_of(cfg).keys:
         return splits
     labels = _labels(splits, named=bool(data.fields))
     if not data.validation and len(labels) > 1:

@@ -11,7 +11,8 @@ from tensorflow_datasets.core.download.download_manager import NonMatchingChecks
 
 from tformer_jax.base.errors import first_line, one_line
 from tformer_jax.config import Config
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part, keys_of
+from tformer_jax.config.task import task_of
+from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part
 from tformer_jax.data.corpora.files import field_names
 from tformer_jax.data.corpora.lines import NOT_UTF8
 from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from
@@ -115,7 +116,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None
 def _fields(cfg: Config, builder: Any) -> dict[str, str]:
     """Maps each key of an example to a feature of the dataset."""
     features = builder.info.features
-    keys = keys_of(cfg)
+    keys = task_of(cfg).keys
     fields = field_names(cfg.data, keys)
     if not cfg.data.fields and "source" in keys:
         fields = {"source": cfg.data.source_language, "target": cfg.data.target_language}

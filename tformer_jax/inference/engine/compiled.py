@@ -50,7 +50,7 @@ def empty(plan: Plan, size: Size) -> State:
         cache = paged_cache(cfg, B, **pages, width=width, dtype=dtype)
     else:
         cache = row_cache(cfg, B, dense_slots(plan, size), width=width, dtype=dtype)
-    if cfg.family == "seq2seq":
+    if cfg.model_class.reads_source:
         cross = empty_entries(cfg, cfg.attention, B, size.source).stored(dtype or cfg.dtype)
         layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
         cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((B, size.source), bool))

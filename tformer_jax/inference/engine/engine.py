@@ -164,10 +164,10 @@ class Engine:
         if request.num_outputs > (request.decode.beams if beams else self._max_rows):
             limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._max_rows} rows"
             raise UserError(f"{request.num_outputs} outputs are more than {limit}")
-        most = cfg.max_length if cfg.family == "seq2seq" else cfg.max_length - 1
+        most = cfg.max_length if cfg.model_class.reads_source else cfg.max_length - 1
         if not 0 < len(request.ids) <= most:
             raise UserError(f"the request has {len(request.ids)} tokens; the model takes 1 to {most}")
-        vocab_size = cfg.known("source_vocab_size" if cfg.family == "seq2seq" else "vocab_size")
+        vocab_size = cfg.known("source_vocab_size" if cfg.model_class.reads_source else "vocab_size")
         if unknown := [token for token in request.ids if not 0 <= token < vocab_size]:
             raise UserError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
 
@@ -211,7 +211,7 @@ class Engine:
         self._check(request)
         self._finish.check(request.decode)
         tokens, decode = list(request.ids), request.decode
-        translates = self._cfg.model.family == "seq2seq"
+        translates = self._cfg.model.model_class.reads_source
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
         expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
@@ -266,8 +266,8 @@ class Engine:
     def _decoder(self, decode: DecodeConfig) -> Decoder:
         """Returns the decoder of outputs with these settings."""
         if decode.unknown not in self._decoders:
-            target, family = self._tokenizers.target, self._cfg.model.family
-            self._decoders[decode.unknown] = output_decoder(target, family, decode.unknown)
+            target, continues = self._tokenizers.target, self._model.continues
+            self._decoders[decode.unknown] = output_decoder(target, decode.unknown, continues=continues)
         return self._decoders[decode.unknown]
 
     def _kind(self, decode: DecodeConfig) -> Kind:
@@ -275,7 +275,7 @@ class Engine:
         if decode not in self._kinds:
             if len(self._kinds) == MAX_CACHED_KINDS:
                 self._kinds.clear()
-            constraints = Constraints.of(decode, self._tokenizers.target, self._cfg.model.family)
+            constraints = Constraints.of(decode, self._tokenizers.target, continues=self._model.continues)
             names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
             given = {name: getattr(decode, name) for name in names}
             if self._few_shapes and decode.strategy == "beam":
@@ -294,7 +294,7 @@ class Engine:
 
     def _plan(self, kind: Kind) -> Plan:
         """Returns the plan of a lane of this kind."""
-        paged = self._pages is not None or self._cfg.model.family == "decoder_lm"
+        paged = self._pages is not None or not self._cfg.model.model_class.reads_source
         plan = Plan(self._model, *kind, rows=self._max_rows, pages=0, page_size=PAGE_SIZE, paged=paged)
         pages = self._pages or self._max_rows * plan.pages_per_row
         return dataclasses.replace(plan, pages=pages + 1)

@@ -139,7 +139,9 @@ class Lane:
     def _shares(self) -> bool:
         """Whether prompts share the pages of a common prefix: no layer reads later tokens or has a state per row."""
         cfg = self.plan.model.cfg
-        return cfg.family == "decoder_lm" and not cfg.prefix_lm and not any(map(kinds.is_recurrent, cfg.attentions))
+        return (
+            not cfg.model_class.reads_source and not cfg.prefix_lm and not any(map(kinds.is_recurrent, cfg.attentions))
+        )
 
     def start(self, requests: Sequence[Sequence[RequestRow]]) -> None:
         """Starts reserved requests: encodes their sources and reads their prompts."""

@@ -17,7 +17,7 @@ def max_new_tokens(model: ModelConfig, decode: DecodeConfig, prompt: int) -> int
     Args:
         prompt: number of decoder inputs before them: the tokens of the prompt, or 1 (BOS) for a translation.
     """
-    room = model.max_length - (0 if model.family == "seq2seq" else prompt)
+    room = model.max_length - (0 if model.model_class.reads_source else prompt)
     return room if decode.max_new_tokens is None else min(decode.max_new_tokens, room)
 
 

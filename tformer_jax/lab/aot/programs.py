@@ -102,7 +102,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
     Raises:
         UserError: as `train_step`, or the model is not a decoder_lm.
     """
-    if cfg.model.family != "decoder_lm":
+    if not cfg.model.model_class.decodes or cfg.model.model_class.reads_source:
         raise UserError(f"--decode is for models of the family 'decoder_lm', and this is a {cfg.model.family!r}")
     mesh = make_mesh(cfg.parallel, devices)
     rows = checked_rows(cfg, mesh, batch, length, micro_batches=1)

@@ -64,5 +64,5 @@ def measure(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, seconds: float)
 
 def count_positions(cfg: Config, batch: Batch) -> tuple[int, int]:
     """Returns the number of real tokens and of all positions in the model's inputs."""
-    inputs = registry.FAMILIES[cfg.model.family].inputs
+    inputs = cfg.model.model_class.inputs
     return registry.count_tokens(cfg.model, batch), sum(batch[key].size for key in inputs)

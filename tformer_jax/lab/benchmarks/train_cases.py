@@ -95,9 +95,9 @@ class Case:
             return rng.integers(len(SPECIAL_TOKENS), vocab_size, (self.rows, length), np.int32)
 
         text = draw(model.known("vocab_size"), self.length + 1)
-        if model.family == "classifier":
+        if model.model_class.classifies:
             return {"tokens": text[:, 1:], "label": rng.integers(0, model.known("num_classes"), self.rows, np.int32)}
-        if model.family in ("decoder_lm", "masked_lm"):
+        if not model.model_class.reads_source:
             return {"tokens": text[:, :-1], "targets": text[:, 1:]}
         source = draw(model.known("source_vocab_size"), self.length)
         return {"source": source, "target_in": text[:, :-1], "target_out": text[:, 1:]}
@@ -116,7 +116,7 @@ def published(name: str) -> Case:
     settings, rows, length = PUBLISHED[name]
     model = ModelConfig(**settings)
     windows = DataConfig(source="stdlib_text", batching="windows", window=length)
-    cfg = Config(name=name, model=model, data=windows if model.family == "decoder_lm" else DataConfig())
+    cfg = Config(name=name, model=model, data=windows if model.model_class.continues else DataConfig())
     return without_dropout(Case(name, for_timing(cfg, model.known("vocab_size")), rows, length))
 
 
@@ -139,9 +139,9 @@ def for_timing(cfg: Config, vocab_size: int) -> Config:
     """Fills in the sizes that the data would determine, and sets a constant learning rate."""
     model = cfg.model
     sizes: dict[str, Any] = {"vocab_size": model.vocab_size or vocab_size}
-    if model.family == "seq2seq":
+    if model.model_class.reads_source:
         sizes["source_vocab_size"] = model.source_vocab_size or vocab_size
-    if model.family == "classifier":
+    if model.model_class.classifies:
         sizes["num_classes"] = model.num_classes or 2
     return dataclasses.replace(
         cfg,

@@ -14,9 +14,8 @@ from tformer_jax.cli.common import integer, new_parser, size_of
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import MESH_PRESETS, Config, DataConfig, read_mesh
-from tformer_jax.config.schema import BATCHINGS, OBJECTIVES
 from tformer_jax.config.sizes import assumption, with_sizes
-from tformer_jax.config.sources import SOURCES
+from tformer_jax.config.task import tasks_of_family
 
 if TYPE_CHECKING:
     from tformer_jax.models.cost import Cost
@@ -90,8 +89,8 @@ def parser() -> argparse.ArgumentParser:
 def preset_config(name: str) -> Config:
     """Returns a config with the model of a preset, and data settings that fit it."""
     model = presets.build(name)
-    source, batching = SOURCES[model.family][0], BATCHINGS[model.family][0]
-    objective = OBJECTIVES[model.family][0]
+    task = tasks_of_family(model.family)[0]
+    source, objective, batching = task.sources[0], task.objectives[0], task.batchings[0]
     data = DataConfig(source=source, objective=objective, batching=batching, window=1, bucket_lengths=(1,))
     return Config(name=name, model=model, data=data)
 

@@ -23,8 +23,8 @@ from tformer_jax.cli.common import FAILED, size_of
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.config.sizes import assumption, with_sizes
+from tformer_jax.config.task import task_of
 from tformer_jax.data.pipeline import check_divisible
-from tformer_jax.eval import evaluators
 from tformer_jax.lab.commands import machine_checks, placement
 from tformer_jax.lab.commands.placement import Placement
 from tformer_jax.models import registry
@@ -120,7 +120,7 @@ def machine_table(gpus: list[machine_checks.Gpu], run: Path) -> Table:
 def examine_config(cfg: Config, options: argparse.Namespace, console: Console, findings: Findings) -> Placement | None:
     """Prints the mesh of a config, and its placement if it fits; adds problems to `findings`."""
     findings.add(machine_checks.check_data(cfg, options.data))
-    for check in (metrics.check_installed, evaluators.check_installed, start_from.check_run):
+    for check in (metrics.check_installed, task_of(cfg).check_installed, start_from.check_run):
         findings.attempt(functools.partial(check, cfg))
     devices = options.devices or jax.device_count()
     sizes = findings.attempt(lambda: axis_sizes(cfg.parallel, devices))

@@ -109,7 +109,7 @@ def _device_bytes(tree: Any) -> int:
 def _activation_bytes(cfg: Config, tensor: int) -> int:
     """Estimates the activations per token that any `model.remat` keeps; `tensor` devices share the logits."""
     model = cfg.model
-    logits = 0 if model.family == "classifier" or cfg.train.loss_chunk else (model.vocab_size or 0) // tensor
+    logits = 0 if model.model_class.classifies or cfg.train.loss_chunk else (model.vocab_size or 0) // tensor
     return (sum(model.depths) * model.dim + logits) * jnp.dtype(model.dtype).itemsize
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from tformer_jax.eval.evaluation import Evaluation
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
 
 ACCURATE = 95.0
 """Token accuracy, in percent, from which outputs should be close to the references."""

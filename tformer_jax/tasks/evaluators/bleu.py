@@ -10,7 +10,7 @@ from tformer_jax.base.errors import one_line
 from tformer_jax.config import Config
 from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.languages import read_language
-from tformer_jax.eval.evaluation import Evaluation
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
 
 BY_SCRIPT = {"Hans": "zh", "Hant": "zh", "Hani": "zh", "Jpan": "ja-mecab", "Kore": "ko-mecab", "Hang": "ko-mecab"}
 """SacreBLEU's tokenizers of scripts that its default, 13a, does not split into words."""

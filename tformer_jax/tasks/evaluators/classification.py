@@ -8,10 +8,10 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.eval.evaluation import Evaluation, Sample
-from tformer_jax.eval.likelihood import Likelihood
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.text import LabelClassifier
+from tformer_jax.tasks.evaluators.evaluation import Evaluation, Sample
+from tformer_jax.tasks.evaluators.likelihood import Likelihood
 
 
 class ClassificationEvaluator:

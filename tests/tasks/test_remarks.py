@@ -2,8 +2,8 @@
 
 import pytest
 
-from tformer_jax.eval.evaluation import Evaluation
-from tformer_jax.eval.remarks import merged
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
+from tformer_jax.tasks.evaluators.remarks import merged
 
 
 @pytest.mark.parametrize(

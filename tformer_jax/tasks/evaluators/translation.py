@@ -13,11 +13,11 @@ from tformer_jax.data.tokenizers import Tokenizers, normalizer, signature
 from tformer_jax.data.tokenizers.alignment import unknown_per_word
 from tformer_jax.data.tokenizers.detokenization import MOSES
 from tformer_jax.data.tokenizers.pair import normalization_of
-from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
-from tformer_jax.eval.evaluation import TOKENIZED, Evaluation, Sample
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import count_limits, describe_limits
 from tformer_jax.inference.text import Translator
+from tformer_jax.tasks.evaluators.bleu import bleu_metric, translation_metrics, unsplit
+from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Sample
 
 
 class TranslationEvaluator:

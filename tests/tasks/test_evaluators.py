@@ -24,15 +24,15 @@ from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers
 from tformer_jax.data.tokenizers.extended import ADDED
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.transforms import Tokenized
-from tformer_jax.eval.bleu import bleu_metric, translation_metrics, unsplit
-from tformer_jax.eval.evaluators import Evaluation, evaluators_for
-from tformer_jax.eval.samples import ContinuationEvaluator
-from tformer_jax.eval.translation import TranslationEvaluator
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.inference.score import Scorer
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
+from tformer_jax.tasks.evaluators.bleu import bleu_metric, translation_metrics, unsplit
+from tformer_jax.tasks.evaluators.continuations import ContinuationEvaluator
+from tformer_jax.tasks.evaluators.split import Evaluation, evaluators_for
+from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
 LETTERS = CharacterTokenizer("abcdefg")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)

@@ -10,9 +10,9 @@ from flax import linen as nn
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.eval.evaluation import Evaluation, Sample
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.outputs import RowDecoder
+from tformer_jax.tasks.evaluators.evaluation import Evaluation, Sample
 
 PROMPT_DIVISOR = 4
 """A prompt has 1 / PROMPT_DIVISOR of the model's maximum length, or less if `decode.prefix` leaves less."""
@@ -28,7 +28,7 @@ class ContinuationEvaluator:
         max_length = cfg.model.max_length
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
-        forced = Constraints.of(cfg.decode, tokenizers.target, cfg.model.family).forced
+        forced = Constraints.of(cfg.decode, tokenizers.target, continues=True).forced
         self._cfg = dataclasses.replace(cfg, decode=_short(cfg.decode, len(forced)))
         room = max_length - tokenizers.target.special.added - len(forced)
         prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)

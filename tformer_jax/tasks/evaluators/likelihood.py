@@ -12,13 +12,13 @@ from flax import linen as nn
 
 from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import DataError
-from tformer_jax.eval.evaluation import Losses
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy, sum_over_chunks
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import IGNORED
+from tformer_jax.tasks.evaluators.evaluation import Losses
 
 Batch = Mapping[str, np.ndarray]
 Batches = Callable[[], Iterable[Batch]]

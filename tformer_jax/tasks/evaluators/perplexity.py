@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.eval.evaluation import Evaluation
-from tformer_jax.eval.likelihood import Likelihood
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
+from tformer_jax.tasks.evaluators.likelihood import Likelihood
 
 
 class PerplexityEvaluator:

@@ -6,11 +6,11 @@ import pytest
 
 from tests import oracles
 from tests.helpers import apply, build, rest_slow, tiny
+from tformer_jax.config import kinds
 from tformer_jax.data.corpora import DataError
-from tformer_jax.eval import likelihood
-from tformer_jax.eval.likelihood import Likelihood
-from tformer_jax.models import registry
 from tformer_jax.special_tokens import IGNORED
+from tformer_jax.tasks.evaluators import likelihood
+from tformer_jax.tasks.evaluators.likelihood import Likelihood
 
 
 class Counted:
@@ -52,7 +52,7 @@ def test_chunks_of_logits_give_the_same_sums(family):
     draw = np.random.default_rng(0)
     tokens = draw.integers(3, 11, (2, 5)).astype(np.int32)
     targets = np.where(draw.random((2, 5)) < 0.7, tokens, IGNORED).astype(np.int32)
-    batch = {"tokens": tokens, registry.FAMILIES[family].labels: targets}
+    batch = {"tokens": tokens, kinds.load(kinds.FAMILIES, family).labels: targets}
     np.testing.assert_allclose(likelihood._sums(model, params, batch, 3), likelihood._sums(model, params, batch), 1e-6)
     program = str(jax.make_jaxpr(lambda params: likelihood._sums(model, params, batch, 3))(params))
     assert "f32[2,3,11]" in program and "f32[2,5,11]" not in program

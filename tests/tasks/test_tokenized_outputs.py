@@ -7,8 +7,8 @@ from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
-from tformer_jax.eval.translation import TranslationEvaluator
 from tformer_jax.inference.outputs import Output
+from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
 REFERENCES = ['It\'s R&D, "he" said (twice).', "Don't walk & don't run!"]
 TOKENS = ["it &apos;s R &amp; D , &quot; he &quot; said ( twice ) .", "don &apos;t walk &amp; don &apos;t run !"]

@@ -11,10 +11,10 @@ from tformer_jax.data.corpora.prepared import _has_test
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.eval import samples
-from tformer_jax.eval.evaluators import evaluators_for
-from tformer_jax.eval.remarks import merged
 from tformer_jax.inference.outputs import Output
+from tformer_jax.tasks.evaluators import continuations as samples
+from tformer_jax.tasks.evaluators.remarks import merged
+from tformer_jax.tasks.evaluators.split import evaluators_for
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)

@@ -1,0 +1,159 @@
+"""What a task states of itself; the tasks are in `tasks/`, and `kinds.TASKS` names them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tformer_jax.config import kinds
+from tformer_jax.config.fields import ConfigError
+
+if TYPE_CHECKING:
+    from tformer_jax.config.schema import Config
+
+PER_TOKEN = ("loss", "perplexity", "token_accuracy")
+"""Metrics of predicted tokens."""
+
+
+class Task:
+    """What a model is trained for: its data, metrics, evaluators and the verb that uses the trained model.
+
+    Configs are validated without JAX, so the module of a task imports it only within methods.
+    """
+
+    family: ClassVar[str]
+    """Model family, a key of `kinds.FAMILIES`."""
+    objectives: ClassVar[tuple[str | None, ...]] = (None,)
+    """Values of `data.objective`."""
+    keys: ClassVar[tuple[str, ...]] = ("text",)
+    """Keys of an example: ("text",) for documents, ("source", "target") for pairs, ("text", "label")."""
+    sources: ClassVar[tuple[str, ...]]
+    """Values of `data.source`."""
+    batchings: ClassVar[tuple[str, ...]] = ("windows",)
+    """Values of `data.batching`."""
+    metrics: ClassVar[tuple[str, ...]]
+    """Values of `train.metric`."""
+    verb: ClassVar[str | None] = None
+    """Method of `Run` and command that use a trained model."""
+    verbs: ClassVar[tuple[str, ...]] = ()
+    """Methods of `Run` that the task supports, besides those of every model."""
+    route: ClassVar[str] = "/v1/embeddings"
+    """Main route of the server."""
+    generates: ClassVar[bool] = False
+    """Whether `decode` settings have an effect on training's evaluations and on the verb."""
+    references: ClassVar[str | None] = None
+    """What outputs are compared with: "texts", "labels" or None."""
+    label_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that determine which of the held-out tokens are labels; see `comparable`."""
+
+    @property
+    def documents(self) -> bool:
+        """Whether examples are texts that rows may split and join."""
+        return self.keys == ("text",)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether examples are pairs of a source and a target."""
+        return "source" in self.keys
+
+    def named_by(self, cfg: "Config") -> str:
+        """Returns the setting that selects the task, for messages."""
+        if cfg.task:
+            return f"task={cfg.task!r}"
+        return f"data.objective={cfg.data.objective!r}" if cfg.data.objective else f"model.family={cfg.model.family!r}"
+
+    def check(self, cfg: "Config") -> None:
+        """Raises `ConfigError` for settings that do not fit the task."""
+        by = self.named_by(cfg)
+        if cfg.model.family != self.family:
+            raise cfg.model.error("family", f"must be {self.family!r} for {by}")
+        if cfg.data.objective not in self.objectives:
+            raise cfg.data.error("objective", f"must be one of {self.objectives} for {by}")
+        if cfg.data.batching not in self.batchings:
+            raise cfg.data.error("batching", f"must be one of {self.batchings} for {by}")
+        if cfg.data.source not in self.sources:
+            raise cfg.data.error("source", f"does not fit {by}; write one of {self.sources}")
+        if cfg.train.metric not in self.metrics:
+            raise cfg.train.error("metric", f"must be one of {self.metrics} for {by}")
+        if cfg.decode.unknown == "copy" and not self.pairs:
+            raise cfg.decode.error("unknown", f"must be 'show' or 'omit' for {by}, which has no source")
+        self.check_translation_settings(cfg)
+
+    def check_translation_settings(self, cfg: "Config") -> None:
+        """Raises `ConfigError` for settings that only translation uses."""
+        by = self.named_by(cfg)
+        for name in () if self.pairs else ("source_tokenizer", "target_tokenizer"):
+            if getattr(cfg.data, name) is not None:
+                raise cfg.data.error(name, f"must be None for {by}: set data.tokenizer")
+        if cfg.data.batching == "packed" and cfg.data.source_window is not None:
+            raise cfg.data.error("source_window", f"must be None for {by}: set data.window")
+        if cfg.eval.bleu_tokenize is not None:
+            raise cfg.eval.error("bleu_tokenize", f"must be None for {by}, which has no BLEU")
+        if cfg.eval.references != "raw":
+            raise cfg.eval.error("references", f"must be 'raw' for {by}, which has no translation metrics")
+        if cfg.decode.detokenize:
+            problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
+            raise cfg.decode.error("detokenize", problem)
+
+    def without_effect(self, cfg: "Config") -> Iterator[str]:
+        """Yields a sentence for each setting of data and generation that has no effect, or an unwanted one."""
+        if not self.pairs:
+            yield from _unused_pairs(cfg)
+        if not self.generates:
+            by = self.named_by(cfg)
+            for name in cfg.decode.changed_settings():
+                yield f"decode.{name}={getattr(cfg.decode, name)!r} has no effect with {by}"
+            if cfg.data.objective and "samples" in cfg.eval.changed_settings():
+                yield f"eval.samples={cfg.eval.samples} has no effect with {by}"
+
+    def features(self, block: Any) -> Any:
+        """Turns the columns that the model of a pair, a document or a labeled text reads into those of this task."""
+        return block
+
+    def evaluators(self, parts: Any) -> Sequence[Any]:
+        """Returns the evaluators of a split; `parts` is a `tasks.evaluators.split.Parts`."""
+        raise NotImplementedError
+
+    def check_installed(self, cfg: "Config") -> None:
+        """Raises `UserError` if a metric needs a package that is not installed."""
+
+
+def _unused_pairs(cfg: "Config") -> Iterator[str]:
+    if cfg.data.long_pairs != "drop":
+        yield f"data.long_pairs={cfg.data.long_pairs!r} has no effect without translation"
+    if not cfg.data.shared_vocab:
+        yield "data.shared_vocab=False has no effect without translation"
+    unused = ("target_language",) if cfg.data.normalize else ("source_language", "target_language")
+    for name in unused:
+        if name in cfg.data.changed_settings():
+            yield f"data.{name}={getattr(cfg.data, name)!r} has no effect without translation"
+
+
+def tasks_of_family(family: str) -> list[Task]:
+    """Returns the tasks for which a model family is trained, the main one first."""
+    tasks: list[Task] = [kinds.load(kinds.TASKS, name) for name in kinds.TASKS]
+    return [task for task in tasks if task.family == family]
+
+
+def find_task(name: str | None, family: str, objective: str | None) -> Task:
+    """Returns the task of a name in `kinds.TASKS`; None: the first one with this family and objective.
+
+    Raises:
+        ConfigError: no task has them.
+    """
+    if name is not None:
+        return kinds.load(kinds.TASKS, name)
+    tasks = tasks_of_family(family)
+    for task in tasks:
+        if objective in task.objectives:
+            return task
+    allowed = tuple(value for task in tasks for value in task.objectives)
+    raise ConfigError(f"data.objective={objective!r}: must be one of {allowed} for model.family={family!r}")
+
+
+def task_of(cfg: "Config") -> Task:
+    """Returns the task of a config."""
+    return find_task(cfg.task, cfg.model.family, cfg.data.objective)
+
+
+def task_of_settings(settings: Mapping[str, Any]) -> Task:
+    """Returns the task of settings by full name, such as those of an earlier version, which have no `task`."""
+    return find_task(settings.get("task"), settings["model.family"], settings["data.objective"])

@@ -1,0 +1,38 @@
+"""Classification: one label for each text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tformer_jax.config import Config
+from tformer_jax.config.sources import FILES
+from tformer_jax.config.task import Task
+
+
+class Classification(Task):
+    """Predicts the label of a text."""
+
+    family = "classifier"
+    keys = ("text", "label")
+    sources = ("cldr_language", *FILES)
+    batchings = ("buckets",)
+    metrics = ("loss", "accuracy")
+    verb = "classify"
+    verbs = ("classify",)
+    route = "/classify"
+    references = "labels"
+
+    def check(self, cfg: Config) -> None:
+        """Raises `ConfigError` for settings that do not fit classification."""
+        super().check(cfg)
+        if cfg.train.loss_chunk:
+            raise cfg.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
+
+    def evaluators(self, parts: Any) -> Sequence[Any]:
+        """Returns the evaluator of the likelihood of labels and of predictions."""
+        from tformer_jax.tasks.evaluators.classification import ClassificationEvaluator
+
+        labels, examples = parts.corpus.labels, parts.examples[:]
+        return [ClassificationEvaluator(parts.cfg, parts.model, parts.tokenizers, labels, examples, parts.likelihood)]
+
+
+CLASSIFICATION = Classification()

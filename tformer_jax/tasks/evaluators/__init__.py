@@ -1,0 +1,1 @@
+"""Metrics of a split, and what they are computed from."""

@@ -1,0 +1,61 @@
+"""Translation: pairs of a source and a target."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tformer_jax.config import Config
+from tformer_jax.config.sources import FILES
+from tformer_jax.tasks.token_prediction import TokenPrediction
+
+
+class Translation(TokenPrediction):
+    """Predicts a target from its source."""
+
+    family = "seq2seq"
+    keys = ("source", "target")
+    sources = ("cldr_translation", "parallel_lines", *FILES)
+    batchings = ("buckets", "packed")
+    metrics = (*TokenPrediction.metrics, "bleu", "chrf", "exact_match")
+    verb = "translate"
+    verbs = ("translate", "outputs", "score")
+    route = "/translate"
+    generates = True
+    references = "texts"
+    label_settings = ("model.max_length",)
+
+    def check_translation_settings(self, cfg: Config) -> None:
+        """Raises `ConfigError` for settings of pairs that do not fit each other."""
+        if cfg.data.batching == "packed" and cfg.data.long_documents != "split":
+            problem = f"is used only by language models, not {self.named_by(cfg)}; write 'split'"
+            raise cfg.data.error("long_documents", problem)
+        if cfg.decode.detokenize and "moses" not in cfg.data.normalize and "file" not in cfg.data.tokenizer_kinds:
+            problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
+            raise cfg.decode.error("detokenize", problem)
+
+    def without_effect(self, cfg: Config) -> Iterator[str]:
+        """Says which language is assumed where the data does not name one."""
+        unnamed = cfg.data.source in ("tsv", "jsonl", "parquet")
+        users = ["BLEU"] if cfg.eval.bleu_tokenize is None else []
+        users += ["Moses' rules"] if {"moses", "punctuation"} & {*cfg.data.normalize} else []
+        if unnamed and users and "target_language" not in cfg.data.changed_settings():
+            yield (
+                f"data.target_language={cfg.data.target_language!r} is the default and decides for "
+                f"{' and '.join(users)}: set it to the language of the targets"
+            )
+
+    def evaluators(self, parts: Any) -> Sequence[Any]:
+        """Returns evaluators of the likelihood of references, and of translations."""
+        from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
+
+        examples = parts.examples[:]  # texts are read once
+        translate = TranslationEvaluator(parts.cfg, parts.model, parts.tokenizers, examples)
+        return [*super().evaluators(parts), translate]
+
+    def check_installed(self, cfg: Config) -> None:
+        """Raises `UserError` if BLEU needs a package that is not installed."""
+        from tformer_jax.tasks.evaluators.bleu import bleu_metric
+
+        bleu_metric(cfg)
+
+
+TRANSLATION = Translation()
