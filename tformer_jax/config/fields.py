@@ -268,7 +268,7 @@ class Section:
         """Yields `(switch, name, kind)` of each kind that a setting of this section, the switch, names."""
         for field in dataclasses.fields(self):
             if isinstance(choices := field.metadata.get("choices"), kinds.Kinds):
-                for name in self.values_of(field.name):
+                for name in filter(None, self.values_of(field.name)):
                     yield field.name, name, kinds.load(choices, name)
 
     def changed_settings(self) -> Iterator[str]:

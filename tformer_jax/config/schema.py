@@ -67,7 +67,7 @@ class Config(Section):
     def check(self) -> None:
         if {"", ".", ".."} & {*self.name.split("/")}:
             raise self.error("name", "must name a folder below runs, such as 'baseline'")
-        task_of(self).check(self)
+        task_of(self).check_fit(self)
         if self.embed.max_length is not None and self.embed.max_length > self.model.max_length:
             raise self.embed.error("max_length", f"must not exceed model.max_length={self.model.max_length}")
         self._check_data()

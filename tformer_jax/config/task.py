@@ -60,7 +60,7 @@ class Task:
             return f"task={cfg.task!r}"
         return f"data.objective={cfg.data.objective!r}" if cfg.data.objective else f"model.family={cfg.model.family!r}"
 
-    def check(self, cfg: "Config") -> None:
+    def check_fit(self, cfg: "Config") -> None:
         """Raises `ConfigError` for settings that do not fit the task."""
         by = self.named_by(cfg)
         if cfg.model.family != self.family:

@@ -21,9 +21,9 @@ class Classification(Task):
     route = "/classify"
     references = "labels"
 
-    def check(self, cfg: Config) -> None:
+    def check_fit(self, cfg: Config) -> None:
         """Raises `ConfigError` for settings that do not fit classification."""
-        super().check(cfg)
+        super().check_fit(cfg)
         if cfg.train.loss_chunk:
             raise cfg.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
 
