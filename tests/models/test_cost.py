@@ -273,10 +273,10 @@ def test_the_cache_has_the_dtype_of_the_config():
 def test_batches_of_any_config(name):
     flags = ["--config.model.vocab_size=65"] if "shakespeare" in name else []
     cfg = read_config(str(train_cases.CONFIGS / name), flags)
-    case = train_cases.of_config(cfg)
+    case = train_cases.config_case(cfg)
     (batch,) = case.batches(1)
     assert set(batch) == {*cfg.model.model_class.inputs, cfg.model.model_class.labels}
     assert case.cfg.model.vocab_size == {"lm": 65, "cl": 260}.get(name[:2], cfg.data.vocab_size + 1)
     if flags:
         with pytest.raises(UserError, match="vocab_size=None: depends on the characters of the text"):
-            train_cases.of_config(read_config(str(train_cases.CONFIGS / name)))
+            train_cases.config_case(read_config(str(train_cases.CONFIGS / name)))

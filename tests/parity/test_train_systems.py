@@ -53,7 +53,7 @@ def test_losses_and_gradients_are_equal(name, tmp_path, monkeypatch):
     family, changes = MODELS[name]
     how = {"source": "stdlib_text", "batching": "windows"} if family == "decoder_lm" else {"batching": "packed"}
     data = DataConfig(batch_size=3, window=7, **how)
-    case = train_cases.of_config(Config(model=tiny(family, **changes), data=data))
+    case = train_cases.config_case(Config(model=tiny(family, **changes), data=data))
     optim = dataclasses.replace(case.cfg.optim, learning_rate=0.01, weight_decay=0.3, clip_norm=0.5)
     train = TrainConfig(label_smoothing=0.1)
     case = dataclasses.replace(case, cfg=dataclasses.replace(case.cfg, optim=optim, train=train))

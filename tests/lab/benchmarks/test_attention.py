@@ -1,4 +1,4 @@
-"""`benchmark.py attention`: what the process of a backend sends."""
+"""`benchmark.py attention`: what the process of a backend measures."""
 
 import types
 
@@ -6,10 +6,9 @@ from tformer_jax.lab.benchmarks import attention
 
 
 def results(backend, shapes, dtype="float32"):
-    found = [{} for _ in shapes]
-    pipe = types.SimpleNamespace(send=lambda message: found[message[0]].update(message[1]))
-    attention.measure_attention(pipe, backend, shapes, dtype, forward=True, repeat=2)
-    return found
+    passes = attention.Passes(backend, dtype, forward=True, repeat=2)
+    remote = types.SimpleNamespace(call=lambda method, *arguments: getattr(passes, method)(*arguments))
+    return [attention.measure_shape(remote, shape) for shape in shapes]
 
 
 def test_without_a_report_of_the_device_the_peak_is_that_of_the_process(monkeypatch):
@@ -22,7 +21,7 @@ def test_without_a_report_of_the_device_the_peak_is_that_of_the_process(monkeypa
 def test_a_refused_backend_is_recorded_with_the_reason():
     for case in results("cudnn", [(1, 4, 1, 8), (1, 8, 1, 8)]):
         assert case["failure"].startswith("model.attention_backend='cudnn' needs a gpu")
-        assert "seconds" not in case
+        assert case["seconds"] is None
 
 
 def test_each_length_is_measured():

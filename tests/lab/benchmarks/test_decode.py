@@ -95,7 +95,7 @@ def test_speeds_and_ratios_of_alternating_systems(monkeypatch):
     monkeypatch.setattr(turns, "PAUSE", 0.0)
     monkeypatch.setattr(turns.time, "perf_counter", lambda: sum(seconds for _, seconds in calls))
     systems = {name: Fake(name, seconds, output, calls) for name, seconds in (("tformer_jax", 2), ("b", 4), ("c", 1))}
-    case = decode.measure(WORK, systems, rounds=4)
+    case = decode.measure_workload(WORK, systems, rounds=4)
     a = "tformer_jax"
     rounds = (a, "b", "c"), ("b", "c", a), ("c", a, "b"), (a, "b", "c")
     twice = [name for order in rounds for name in order for _ in range(2)]

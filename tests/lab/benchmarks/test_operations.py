@@ -74,7 +74,7 @@ def test_rows_sum_up_and_loops_count_once():
 @pytest.mark.slow
 def test_a_traced_step(capsys):
     data = DataConfig(source="stdlib_text", batching="windows", batch_size=8, window=16)
-    case = train_cases.of_config(Config(name="tiny", model=tiny("decoder_lm", dim=64, ffn_dim=256), data=data))
+    case = train_cases.config_case(Config(name="tiny", model=tiny("decoder_lm", dim=64, ffn_dim=256), data=data))
     found = Traced(case).operations(2)
     rows = found["operations"]
     assert sum(row["milliseconds"] for row in rows) == pytest.approx(found["summed_milliseconds"])

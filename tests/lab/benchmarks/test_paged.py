@@ -34,8 +34,8 @@ def test_the_record(monkeypatch, tmp_path, capsys):
 
 
 def test_other_logits_are_not_compared(monkeypatch):
-    monkeypatch.setattr(paged, "decoding", lambda model, params, cache, steps: lambda: np.ones(2) * cache.nbytes)
-    monkeypatch.setattr(paged, "filled", lambda cache, lengths: cache.layers[0].self_attention.k)
+    monkeypatch.setattr(paged, "decode_steps", lambda model, params, cache, steps: lambda: np.ones(2) * cache.nbytes)
+    monkeypatch.setattr(paged, "fill_cache", lambda cache, lengths: cache.layers[0].self_attention.k)
     with pytest.raises(RunError, match=r"the logits over a paged and a dense cache differ by 7\.\de-01 of the largest"):
         benchmark.main(flags())
 

@@ -34,7 +34,7 @@ def get_config():
 
 def lm_case(**changes) -> Case:
     data = DataConfig(source="stdlib_text", batching="windows", batch_size=3, window=5)
-    return train_cases.of_config(Config(model=tiny("decoder_lm", **changes), data=data))
+    return train_cases.config_case(Config(model=tiny("decoder_lm", **changes), data=data))
 
 
 def test_an_object_in_another_process():
@@ -118,7 +118,7 @@ def test_factors_of_float32_products_are_rounded_on_a_gpu():
 
 @pytest.mark.parametrize("name", train_cases.PUBLISHED)
 def test_published_architectures_are_supported_by_pytorch(name):
-    case = train_cases.published(name)
+    case = train_cases.published_case(name)
     assert train_cases.unsupported_settings(case.cfg) == []
     assert case == train_cases.without_dropout(case)
     (batch,) = case.batches(1)
@@ -136,7 +136,7 @@ def test_published_architectures_are_supported_by_pytorch(name):
 def test_built_in_cases_follow_the_shipped_configs(name):
     shipped = train_cases.BUILT_IN[name]
     cfg = read_config(str(train_cases.CONFIGS / shipped.config))
-    case = train_cases.built_in(name, cfg)
+    case = train_cases.built_in_case(name, cfg)
     changed = {"vocab_size": shipped.vocab_size} | ({} if shipped.dropout else {"dropout": 0, "attention_dropout": 0})
     changed |= {"source_vocab_size": shipped.vocab_size} if cfg.model.family == "seq2seq" else {}
     assert case.cfg.model == dataclasses.replace(cfg.model, **changed)
@@ -158,7 +158,7 @@ def test_a_config_has_batches_of_its_middle_bucket():
     cfg = Config(
         model=tiny("classifier", vocab_size=None, num_classes=None), data=data, train=TrainConfig(metric="loss")
     )
-    case = train_cases.of_config(cfg)
+    case = train_cases.config_case(cfg)
     (batch,) = case.batches(1)
     assert batch["tokens"].shape == (24, 8)
     assert batch["label"].shape == (24,)
@@ -198,8 +198,8 @@ def test_systems_alternate(monkeypatch):
             calls.append((self.name, method, count))
             return 0.5 * count, []
 
-    runs = {name: functools.partial(train.turn, Fake(name), 2) for name in "ab"}
-    seconds = turns.alternate(runs, rounds=3)
+    runs = {name: functools.partial(train.time_steps, Fake(name), 2) for name in "ab"}
+    seconds = turns.alternate_runs(runs, rounds=3)
     assert [name for name, _, _ in calls] == list("aabbbbaaaabb")
     assert [call[1:] for call in calls] == [("steps", 1), ("steps", 2)] * 6
     assert seconds == {"a": [1.0] * 3, "b": [1.0] * 3}

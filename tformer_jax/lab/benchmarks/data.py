@@ -35,14 +35,14 @@ def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]
             if workers and source == "prepared" and data.batching != "windows":
                 continue  # one thread reads them
             case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
-            result = measure(case, load_corpus(case, options.data), tokenizers, options.seconds)
+            result = measure_pipeline(case, load_corpus(case, options.data), tokenizers, options.seconds)
             speed, padding = result["tokens_per_second"], result["padding_percent"]
             print(f"{source}, {workers} workers: {speed:,.0f} tokens/s, {padding:.2f} % padding", flush=True)
             cases.append({"source": source, "workers": workers, "batching": cfg.data.batching, **result})
     return cases
 
 
-def measure(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, seconds: float) -> dict[str, float]:
+def measure_pipeline(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, seconds: float) -> dict[str, float]:
     """Measures real tokens per second, and the share of padding, over `seconds` of batches."""
     batches = train_batches(cfg, corpus, tokenizers)
     for _ in itertools.islice(batches, WARM_UP_BATCHES):

@@ -12,17 +12,17 @@ import jax
 import numpy as np
 from flax import linen as nn
 from rich.console import Console
-from rich.table import Table
 
 from tformer_jax import presets
 from tformer_jax.base import packages
 from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.cli.tables import make_table
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.fields import INT32_MAX, flag
 from tformer_jax.interop import hf
 from tformer_jax.lab.benchmarks import decode_systems
 from tformer_jax.lab.benchmarks.decode_systems import PEERS, Rows, System
-from tformer_jax.lab.benchmarks.turns import alternate, timed
+from tformer_jax.lab.benchmarks.turns import alternate_runs, time_second_call
 from tformer_jax.models import registry
 from tformer_jax.runs import provenance
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
@@ -82,9 +82,9 @@ class Workload:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for the sizes of model and workload."""
-    for name, one in FLAGS.items():
-        text = f"{one.meaning} (default: {one.default})"
-        parser.add_argument(flag(name), type=int, default=one.default, metavar="N", help=text)
+    for name, number in FLAGS.items():
+        text = f"{number.meaning} (default: {number.default})"
+        parser.add_argument(flag(name), type=int, default=number.default, metavar="N", help=text)
 
 
 def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
@@ -94,13 +94,13 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
         UserError: a flag is out of range, or JAX does not use the CPU.
         RunError: the outputs of a system differ from this library's.
     """
-    check(options)
+    check_options(options)
     threads = provenance.hardware()["cores"]
     systems = installed_systems(*random_model(options), options, threads)
     cases = []
     for workload in workloads(options):
-        cases.append(measure(workload, systems, options.rounds))
-        show(workload.title, cases[-1])
+        cases.append(measure_workload(workload, systems, options.rounds))
+        print_speeds(workload.title, cases[-1])
     return {
         "sizes": {name: vars(options)[name] for name in FLAGS},
         "threads": threads,
@@ -109,12 +109,12 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def check(options: argparse.Namespace) -> None:
+def check_options(options: argparse.Namespace) -> None:
     """Raises `UserError` if a flag is out of range or JAX does not use the CPU."""
-    for name, one in FLAGS.items():
+    for name, number in FLAGS.items():
         value = vars(options)[name]
-        if not one.lowest <= value <= one.highest:
-            raise UserError(f"{flag(name)} {value}: must be an integer from {one.lowest} to {one.highest}")
+        if not number.lowest <= value <= number.highest:
+            raise UserError(f"{flag(name)} {value}: must be an integer from {number.lowest} to {number.highest}")
     if options.dim % (2 * options.heads):
         raise UserError(f"--dim {options.dim}: must be a multiple of {2 * options.heads}, twice --heads")
     if jax.default_backend() != "cpu":
@@ -180,7 +180,7 @@ def workloads(options: argparse.Namespace) -> list[Workload]:
     return [Workload(name, rows, beams) for name, rows in sources.items() for beams in (1, options.beams)]
 
 
-def measure(workload: Workload, systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
+def measure_workload(workload: Workload, systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
     """Compares the outputs of the systems, then measures them alternately.
 
     The comparison also compiles; so does the engine's second call, which starts with the array sizes that the first one
@@ -189,7 +189,7 @@ def measure(workload: Workload, systems: Mapping[str, System], rounds: int) -> d
     runs = {name: system.prepare(workload.rows, workload.beams) for name, system in systems.items()}
     outputs = {name: system.tokens(runs[name]()) for name, system in systems.items()}
     equal = {name: equal_row_share(workload, name, outputs[OURS], outputs[name]) for name in systems if name != OURS}
-    seconds = alternate({name: timed(run) for name, run in runs.items()}, rounds)
+    seconds = alternate_runs({name: time_second_call(run) for name, run in runs.items()}, rounds)
     produced = outputs[OURS].size
     speeds = {name: produced / statistics.median(times) for name, times in seconds.items()}
     return {
@@ -219,13 +219,12 @@ def equal_row_share(workload: Workload, name: str, ours: np.ndarray, theirs: np.
     return float(equal.mean())
 
 
-def show(title: str, case: dict[str, Any]) -> None:
+def print_speeds(title: str, case: dict[str, Any]) -> None:
     """Prints a table with one row per system."""
-    table = Table("system", "tokens/s", f"{OURS} is", "equal rows", title=f"{title}: {case['tokens']:,} tokens")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for name, speed in case["tokens_per_second"].items():
         peer = name in case["equal_rows"]
         ratio = f"{case['times_as_fast'][name]:.2f} x as fast" if peer else ""
-        table.add_row(name, f"{speed:,.0f}", ratio, f"{case['equal_rows'][name]:.1%}" if peer else "")
-    Console().print(table)
+        rows.append((name, f"{speed:,.0f}", ratio, f"{case['equal_rows'][name]:.1%}" if peer else ""))
+    headings = ("system", "tokens/s", f"{OURS} is", "equal rows")
+    Console().print(make_table(headings, rows, title=f"{title}: {case['tokens']:,} tokens"))

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from tformer_jax.base.numbers import MIB
+from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.lab.benchmarks import train_cases
 from tformer_jax.lab.benchmarks.processes import Remote
@@ -61,12 +61,12 @@ def measure_growth(names: Sequence[str], steps: int) -> dict[str, Any]:
     """Measures each case in a separate process, prints a table per series, and returns the record for `--record`."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for name in names:
-        rows[name] = [{name: value} | measure(case, steps) for value, case in GROWTHS[name].cases(name)]
-        show(name, rows[name])
+        rows[name] = [{name: value} | measure_case(case, steps) for value, case in GROWTHS[name].cases(name)]
+        print_growth(name, rows[name])
     return {"growths": rows}
 
 
-def measure(case: Case, steps: int) -> dict[str, Any]:
+def measure_case(case: Case, steps: int) -> dict[str, Any]:
     """Measures milliseconds, tokens/s and peak memory of a step, after one warm-up step."""
     with Remote("tformer_jax.lab.benchmarks.train_systems:Ours", case) as ours:
         ours.call("steps", 1)
@@ -86,13 +86,11 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
     }
 
 
-def show(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def print_growth(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints a table with one row per value."""
-    table = Table(name, "rows x tokens", "ms/step", "ms/layer", "tokens/s", "GFLOP/s", "memory")
-    for column in table.columns:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(
+    headings = (name, "rows x tokens", "ms/step", "ms/layer", "tokens/s", "GFLOP/s", "memory")
+    cells = [
+        (
             f"{row[name]:,}",
             f"{row['rows']} x {row['length']:,}",
             f"{row['milliseconds']:.1f}",
@@ -101,4 +99,6 @@ def show(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['flops_per_second'] / 1e9:.1f}",
             f"{row['peak_bytes'] / MIB:,.0f} MiB",
         )
-    Console(width=100).print(table)
+        for row in rows
+    ]
+    Console(width=100).print(make_table(headings, cells, left=0))

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
+from tformer_jax.cli.tables import make_table
 from tformer_jax.lab.aot import hlo
 from tformer_jax.lab.benchmarks.processes import Remote
 from tformer_jax.lab.benchmarks.train_cases import Case
@@ -81,7 +81,7 @@ def measure_operations(cases: Sequence[Case], steps: int) -> dict[str, Any]:
         with Remote("tformer_jax.lab.benchmarks.operations:Traced", case) as traced:
             shape = {"case": case.name, "rows": case.rows, "length": case.length, "dtype": case.cfg.model.dtype}
             results.append(shape | traced.call("operations", steps))
-        show(results[-1])
+        print_operations(results[-1])
     return {"cases": results}
 
 
@@ -98,12 +98,14 @@ def iterate_events(path: Path) -> Iterator[tuple[str, float]]:
                     yield name, event.duration_ns / 1e6
 
 
-def table_rows(known: Mapping[str, Operation], events: Iterable[tuple[str, float]], steps: int) -> list[dict[str, Any]]:
-    """Groups events by operation, longest first; names missing from `known` belong to other programs."""
+def table_rows(
+    operations: Mapping[str, Operation], events: Iterable[tuple[str, float]], steps: int
+) -> list[dict[str, Any]]:
+    """Groups events by operation, longest first; names missing from `operations` belong to other programs."""
     spent: dict[Operation, float] = collections.defaultdict(float)
     count: collections.Counter[Operation] = collections.Counter()
     for name, milliseconds in events:
-        operation = known.get(name, UNKNOWN)
+        operation = operations.get(name, UNKNOWN)
         if operation.kind not in CONTROL_FLOW:
             spent[operation] += milliseconds / steps
             count[operation] += 1
@@ -169,15 +171,17 @@ def direction_and_module(op_name: str) -> tuple[str, str]:
     return direction, re.sub(r"layers_\d+", "layers_*", "/".join(scopes))
 
 
-def show(case: Mapping[str, Any]) -> None:
+def print_operations(case: Mapping[str, Any]) -> None:
     """Prints the longest operations, and their sum next to the time of the step."""
     wall, traced, total = (case[f"{kind}milliseconds"] for kind in ("", "traced_", "summed_"))
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
     caption = f"{wall:.1f} ms per step, {traced:.1f} with tracing; all operations, summed over threads: {total:.1f} ms"
-    table = Table("ms/step", "share", "count", "operation", "pass", "module", title=title, caption=caption)
-    for column in table.columns[:3]:
-        column.justify = "right"
-    for row in case["operations"][:MAX_ROWS]:
-        numbers = f"{row['milliseconds']:.2f}", f"{row['share']:.1%}", f"{row['count']:.0f}"
-        table.add_row(*numbers, row["kind"], row["direction"], row["module"])
-    Console(width=120).print(table)
+    headings = ("operation", "pass", "module", "ms/step", "share", "count")
+    rows = [
+        (
+            *(row["kind"], row["direction"], row["module"]),
+            *(f"{row['milliseconds']:.2f}", f"{row['share']:.1%}", f"{row['count']:.0f}"),
+        )
+        for row in case["operations"][:MAX_ROWS]
+    ]
+    Console(width=120).print(make_table(headings, rows, left=3, title=title, caption=caption))

@@ -17,7 +17,7 @@ from tformer_jax.base.numbers import MIB
 from tformer_jax.config import ModelConfig
 from tformer_jax.inference.engine import PAGE_SIZE
 from tformer_jax.inference.model_step import step_fn
-from tformer_jax.lab.benchmarks.turns import alternate, timed
+from tformer_jax.lab.benchmarks.turns import alternate_runs, time_second_call
 from tformer_jax.models import registry
 from tformer_jax.nn.decoder_cache import DecoderCache, paged_cache, row_cache
 from tformer_jax.nn.kv_cache import KeyValues
@@ -56,16 +56,18 @@ def measure_paged(options: argparse.Namespace) -> dict[str, Any]:
     if options.steps >= options.length:
         raise UserError(f"--steps {options.steps}: must be less than --length {options.length}")
     lengths = row_lengths(options.rows, options.length - options.steps)
-    cfg = model_config(options)
+    cfg = make_config(options)
     model: Any = registry.build(cfg)
     params = jax.jit(lambda key: nn.unbox(registry.init(model, key)))(jax.random.key(0))
-    caches = {"paged": paged(cfg, lengths, options), "dense": row_cache(cfg, options.rows, options.length)}
+    caches = {"paged": fill_page_table(cfg, lengths, options), "dense": row_cache(cfg, options.rows, options.length)}
     size = {name: sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers)) for name, cache in caches.items()}
-    runs = {name: decoding(model, params, filled(cache, lengths), options.steps) for name, cache in caches.items()}
+    runs = {
+        name: decode_steps(model, params, fill_cache(cache, lengths), options.steps) for name, cache in caches.items()
+    }
     difference = relative_difference(*(np.asarray(run()) for run in runs.values()))
     if not difference < TOLERANCE:
         raise RunError(f"the logits over a paged and a dense cache differ by {difference:.1e} of the largest one")
-    totals = alternate({name: timed(run) for name, run in runs.items()}, options.rounds)
+    totals = alternate_runs({name: time_second_call(run) for name, run in runs.items()}, options.rounds)
     seconds = {name: [time / options.steps for time in times] for name, times in totals.items()}
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     for name, median in medians.items():
@@ -86,7 +88,7 @@ def row_lengths(rows: int, longest: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(lengths)
 
 
-def model_config(options: argparse.Namespace) -> ModelConfig:
+def make_config(options: argparse.Namespace) -> ModelConfig:
     """Returns the config of a language model with the given sizes."""
     return ModelConfig(
         family="decoder_lm",
@@ -101,7 +103,7 @@ def model_config(options: argparse.Namespace) -> ModelConfig:
     )
 
 
-def paged(cfg: ModelConfig, lengths: np.ndarray, options: argparse.Namespace) -> DecoderCache:
+def fill_page_table(cfg: ModelConfig, lengths: np.ndarray, options: argparse.Namespace) -> DecoderCache:
     """Returns an empty paged cache with space for `options.steps` more tokens per row.
 
     Raises:
@@ -118,16 +120,16 @@ def paged(cfg: ModelConfig, lengths: np.ndarray, options: argparse.Namespace) ->
     table = np.zeros((options.rows, -(-options.length // PAGE_SIZE)), np.int32)
     table[np.arange(table.shape[1]) < counts[:, None]] = shuffled[: counts.sum()]
     cache = paged_cache(cfg, options.rows, pages=pages + 1, page_size=PAGE_SIZE, pages_per_row=table.shape[1])
-    slots: Any = {
-        kind: dataclasses.replace(of, table=jnp.asarray(table))
-        for kind, of in cache.slots.items()
-        if isinstance(of, PagedSlots)
+    tables: Any = {
+        kind: dataclasses.replace(slots, table=jnp.asarray(table))
+        for kind, slots in cache.slots.items()
+        if isinstance(slots, PagedSlots)
     }
-    return dataclasses.replace(cache, slots=slots)
+    return dataclasses.replace(cache, slots=tables)
 
 
 @jax.jit
-def filled(cache: DecoderCache, lengths: jax.Array) -> DecoderCache:
+def fill_cache(cache: DecoderCache, lengths: jax.Array) -> DecoderCache:
     """Returns the cache with random keys and values of `lengths` tokens, the same ones for each kind of cache."""
     rows, longest = len(lengths), next(iter(cache.slots.values())).tokens.positions.shape[1]
     cache, _, _ = cache.allocate(jnp.arange(longest) < lengths[:, None])
@@ -142,7 +144,7 @@ def filled(cache: DecoderCache, lengths: jax.Array) -> DecoderCache:
     return dataclasses.replace(cache, layers=tuple(layers), slots={"full": slots.end_call()})
 
 
-def decoding(model: Any, params: Any, cache: DecoderCache, steps: int) -> Run:
+def decode_steps(model: Any, params: Any, cache: DecoderCache, steps: int) -> Run:
     """Returns a function that decodes `steps` tokens per row, forgets them, and returns the last logits."""
     rows = len(cache.lengths)
 
@@ -166,6 +168,6 @@ def decoding(model: Any, params: Any, cache: DecoderCache, steps: int) -> Run:
     return run
 
 
-def relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
+def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
     """Returns the largest difference as a fraction of the largest expected magnitude."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from tformer_jax.base import packages
 from tformer_jax.base.errors import RunError
 from tformer_jax.base.numbers import MIB
+from tformer_jax.cli.tables import make_table
 from tformer_jax.lab.benchmarks import train_cases
 from tformer_jax.lab.benchmarks.processes import Remote
 from tformer_jax.lab.benchmarks.train_cases import Case
-from tformer_jax.lab.benchmarks.turns import alternate
+from tformer_jax.lab.benchmarks.turns import alternate_runs
 
 OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
 PEERS = (COMPILED, EAGER)
@@ -46,12 +46,12 @@ def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str
     """
     results = []
     for case in cases:
-        results.append(measure(case, rounds, steps))
-        show(results[-1])
+        results.append(measure_case(case, rounds, steps))
+        print_speeds(results[-1])
     return {"cases": results}
 
 
-def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
+def measure_case(case: Case, rounds: int, steps: int) -> dict[str, Any]:
     """Compares the losses of the systems on a case and measures their steps alternately."""
     compared = train_cases.without_dropout(case)
     losses: dict[str, list[float]] = {}
@@ -59,8 +59,8 @@ def measure(case: Case, rounds: int, steps: int) -> dict[str, Any]:
         first = {name: first_step(system) for name, system in systems.items()}
         if compared == case:
             losses = {name: [first[name][0], *remaining_losses(system)] for name, system in systems.items()}
-        turns = {name: functools.partial(turn, system, steps) for name, system in systems.items()}
-        seconds = alternate(turns, rounds)
+        turns = {name: functools.partial(time_steps, system, steps) for name, system in systems.items()}
+        seconds = alternate_runs(turns, rounds)
         facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
         work, backend = systems[OURS].call("work"), systems[OURS].call("hardware")["backend"]
         shapes = [(size, size, size) for size in SQUARES[backend]] + [case.product]
@@ -140,7 +140,7 @@ def product_dtype(dtype: str, backend: str) -> str:
     return "tensorfloat32" if (dtype, backend) == ("float32", "gpu") else dtype
 
 
-def turn(system: Remote, steps: int) -> float:
+def time_steps(system: Remote, steps: int) -> float:
     """Returns the mean seconds of a step; steps are not synchronized, so that a GPU need not wait for the host."""
     system.call("steps", WARM_UP_STEPS)
     seconds: float = system.call("steps", steps)[0]
@@ -190,17 +190,13 @@ def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance
     return differences
 
 
-def show(case: Mapping[str, Any]) -> None:
+def print_speeds(case: Mapping[str, Any]) -> None:
     """Prints a table with one row per system."""
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
     caption = "of peak: share of the FLOP/s of large square matmuls; first step: from process start, with empty caches"
-    columns = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
-    table = Table(*columns, title=title, caption=caption)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, facts in case["systems"].items():
-        ratio = case["times_as_fast"].get(name)
-        table.add_row(
+    headings = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
+    rows = [
+        (
             name,
             f"{case['milliseconds'][name]:.1f}",
             f"{case['tokens_per_second'][name]:,.0f}",
@@ -208,6 +204,8 @@ def show(case: Mapping[str, Any]) -> None:
             f"{case['share_of_product_rate'][name]:.0%}",
             f"{facts['peak_bytes'] / MIB:,.0f} MiB",
             f"{facts['first_step_seconds']:.1f} s",
-            "" if ratio is None else f"{ratio:.2f} x",
+            f"{case['times_as_fast'][name]:.2f} x" if name in case["times_as_fast"] else "",
         )
-    Console(width=100).print(table)
+        for name, facts in case["systems"].items()
+    ]
+    Console(width=100).print(make_table(headings, rows, title=title, caption=caption))

@@ -30,7 +30,7 @@ class BuiltIn(NamedTuple):
     length: int
     vocab_size: int
     dropout: bool = True
-    """Whether the config's own dropout is kept."""
+    """Whether the config's own dropout applies."""
 
 
 BUILT_IN = {
@@ -103,7 +103,7 @@ class Case:
         return {"source": source, "target_in": text[:, :-1], "target_out": text[:, 1:]}
 
 
-def built_in(name: str, cfg: Config) -> Case:
+def built_in_case(name: str, cfg: Config) -> Case:
     """Builds the case `name` of `BUILT_IN` from its config, with AdamW, which PyTorch has in a fused form."""
     _, rows, length, vocab_size, dropout = BUILT_IN[name]
     cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer="adamw"))
@@ -111,7 +111,7 @@ def built_in(name: str, cfg: Config) -> Case:
     return case if dropout else without_dropout(case)
 
 
-def published(name: str) -> Case:
+def published_case(name: str) -> Case:
     """Builds the case `name` of `PUBLISHED`."""
     settings, rows, length = PUBLISHED[name]
     model = ModelConfig(**settings)
@@ -120,7 +120,7 @@ def published(name: str) -> Case:
     return without_dropout(Case(name, for_timing(cfg, model.known("vocab_size")), rows, length))
 
 
-def of_config(cfg: Config) -> Case:
+def config_case(cfg: Config) -> Case:
     """Builds the case of a config with its batch size; with buckets, that of the middle one.
 
     Raises:

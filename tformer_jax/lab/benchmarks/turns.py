@@ -8,19 +8,19 @@ PAUSE = 0.3
 """Seconds before each measurement; idle threads of the previous system may spin this long."""
 
 
-def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def alternate_runs(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Returns what each run returns, such as seconds, by round; the run that starts a round rotates."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    results: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             time.sleep(PAUSE)
-            found[name].append(runs[name]())
-    return found
+            results[name].append(runs[name]())
+    return results
 
 
-def timed(run: Callable[[], Any]) -> Callable[[], float]:
+def time_second_call(run: Callable[[], Any]) -> Callable[[], float]:
     """Returns a function that calls `run` twice and returns the seconds of the second call.
 
     The first call loads code and weights into the caches, which other systems have used since.

@@ -55,7 +55,7 @@ def run_benchmark(options: argparse.Namespace, overrides: Sequence[str]) -> dict
 def training_cases(options: argparse.Namespace, overrides: Sequence[str]) -> list[Case]:
     """Returns the cases of `--case` or `--config`, with the dtype of `--dtype` if it is given."""
     if options.config:
-        cases = [train_cases.of_config(read_config(options.config, overrides))]
+        cases = [train_cases.config_case(read_config(options.config, overrides))]
     else:
         cases = [named_case(name) for name in options.case]
     return [train_cases.with_model(case, dtype=options.dtype or case.cfg.model.dtype) for case in cases]
@@ -64,8 +64,8 @@ def training_cases(options: argparse.Namespace, overrides: Sequence[str]) -> lis
 def named_case(name: str) -> Case:
     """Returns the case `name` of `--case`."""
     if name in train_cases.PUBLISHED:
-        return train_cases.published(name)
-    return train_cases.built_in(name, read_config(str(train_cases.CONFIGS / train_cases.BUILT_IN[name].config)))
+        return train_cases.published_case(name)
+    return train_cases.built_in_case(name, read_config(str(train_cases.CONFIGS / train_cases.BUILT_IN[name].config)))
 
 
 def parser() -> argparse.ArgumentParser:
