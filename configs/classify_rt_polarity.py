@@ -19,10 +19,10 @@ repeated and recorded.
 
 import dataclasses
 
-from bases import RT_POLARITY
+from ml_collections import ConfigDict
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, EvalConfig, ModelConfig, OptimConfig, TrainConfig
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 ONE_LAYER = Config(
     name="classify_rt_polarity",
@@ -42,7 +42,15 @@ ONE_LAYER = Config(
         dropout=0.5,
         token_dropout=0.3,
     ),
-    data=dataclasses.replace(RT_POLARITY, tokenizer="words", vocab_size=20_000, bucket_lengths=(24, 48, 96)),
+    data=DataConfig(
+        source="tsv",
+        train="rt_polarity/train.tsv",
+        validation="rt_polarity/dev.tsv",
+        tokenizer="words",
+        vocab_size=20_000,
+        bucket_lengths=(24, 48, 96),
+        batch_tokens=2048,
+    ),
     optim=OptimConfig(
         schedule="cosine",
         learning_rate=1e-2,
@@ -65,8 +73,8 @@ BAG_OF_WORDS = dataclasses.replace(
 VARIANTS = {"": ONE_LAYER, "bag_of_words": BAG_OF_WORDS}
 
 
-def get_config(variant: str = "") -> Config:
+def get_config(variant: str = "") -> ConfigDict:
     """Returns the config of a classifier with one layer, or of the mean of word embeddings."""
     if variant not in VARIANTS:
         raise UserError(f"variant {variant!r} of configs/classify_rt_polarity.py: write bag_of_words, or none")
-    return VARIANTS[variant]
+    return to_config_dict(VARIANTS[variant])

@@ -11,14 +11,13 @@ dropout of 0.4, that of `modern_gpu` is 1.47 after 1,500 steps with a weight dec
 has one held-out part, on which these settings were chosen.
 """
 
-import dataclasses
 from typing import NamedTuple
 
-from bases import TINY_SHAKESPEARE
+from ml_collections import ConfigDict
 
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, EvalConfig, ModelConfig, OptimConfig, TrainConfig
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 
 class Size(NamedTuple):
@@ -52,37 +51,46 @@ MODERN = presets.LAYERS_OF_QWEN3 | {"initializer": "fan_in"}
 """A gated FFN of two thirds of the width has no more parameters."""
 
 
-def get_config(variant: str = "cpu") -> Config:
+def get_config(variant: str = "cpu") -> ConfigDict:
     """Returns the config of a GPT-2-style decoder of size `variant`, or of a modern one with Muon."""
     if variant not in SIZES:
         raise UserError(f"variant {variant!r} of configs/lm_tiny_shakespeare.py: write one of {', '.join(SIZES)}")
     layers, heads, dim, context, batch_size, dropout, weight_decay = SIZES[variant]
     modern = variant.startswith("modern")
-    return Config(
-        name=f"lm_tiny_shakespeare_{variant}",
-        model=ModelConfig(
-            family="decoder_lm",
-            decoder_layers=layers,
-            num_heads=heads,
-            dim=dim,
-            ffn_dim=8 * dim // 3 if modern else 4 * dim,
-            max_length=context,
-            scale_embeddings=False,
-            dropout=dropout,
-            attention_dropout=0.0 if modern else dropout,
-            **(MODERN if modern else GPT2),
-        ),
-        data=dataclasses.replace(TINY_SHAKESPEARE, batch_size=batch_size, window=context),
-        optim=OptimConfig(
-            optimizer="muon" if modern else "adamw",
-            schedule="cosine",
-            learning_rate=1e-2 if modern else 2e-3,
-            final_fraction=0.0 if modern else 0.1,
-            warmup_steps=100,
-            beta2=0.99,
-            eps=1e-8,
-            weight_decay=weight_decay,
-        ),
-        train=TrainConfig(steps=STEPS, eval_every=500, checkpoint_every=500),
-        eval=EvalConfig(batch_size=128),
+    return to_config_dict(
+        Config(
+            name=f"lm_tiny_shakespeare_{variant}",
+            model=ModelConfig(
+                family="decoder_lm",
+                decoder_layers=layers,
+                num_heads=heads,
+                dim=dim,
+                ffn_dim=8 * dim // 3 if modern else 4 * dim,
+                max_length=context,
+                scale_embeddings=False,
+                dropout=dropout,
+                attention_dropout=0.0 if modern else dropout,
+                **(MODERN if modern else GPT2),
+            ),
+            data=DataConfig(
+                source="text",
+                train="tiny_shakespeare/input.txt",
+                tokenizer="characters",
+                batching="windows",
+                batch_size=batch_size,
+                window=context,
+            ),
+            optim=OptimConfig(
+                optimizer="muon" if modern else "adamw",
+                schedule="cosine",
+                learning_rate=1e-2 if modern else 2e-3,
+                final_fraction=0.0 if modern else 0.1,
+                warmup_steps=100,
+                beta2=0.99,
+                eps=1e-8,
+                weight_decay=weight_decay,
+            ),
+            train=TrainConfig(steps=STEPS, eval_every=500, checkpoint_every=500),
+            eval=EvalConfig(batch_size=128),
+        )
     )

@@ -8,6 +8,8 @@ python scripts/train.py --config configs/pretrain_stdlib.py:bert_base_mlm (or th
 The text depends on the version of Python, so no result is recorded.
 """
 
+from ml_collections import ConfigDict
+
 from tformer_jax import presets
 from tformer_jax.config import (
     Config,
@@ -17,6 +19,7 @@ from tformer_jax.config import (
     NoiseConfig,
     OptimConfig,
     TrainConfig,
+    to_config_dict,
 )
 
 SMALL = {
@@ -41,7 +44,7 @@ NOISE = {
 }
 
 
-def get_config(variant: str = "masked_tokens") -> Config:
+def get_config(variant: str = "masked_tokens") -> ConfigDict:
     """Returns the config of a small model with the objective `variant`, or of the preset `variant` with its own."""
     location, others = "configs/pretrain_stdlib.py", ", ".join(ARCHITECTURES)
     architecture = ARCHITECTURES.get(variant) or presets.of_variant(location, variant, ("masked_lm", "seq2seq"), others)
@@ -51,21 +54,23 @@ def get_config(variant: str = "masked_tokens") -> Config:
         objective = "masked_tokens"
     else:
         objective = "denoising" if variant.startswith("bart") else "span_corruption"
-    return Config(
-        name=f"pretrain_stdlib_{variant}",
-        model=ModelConfig(**architecture),
-        data=DataConfig(
-            source="stdlib_text",
-            objective=objective,
-            noise=NOISE[objective],
-            tokenizer="bpe",
-            vocab_size=2000,
-            tokenizer_examples=100,
-            batching="windows",
-            batch_size=16,
-            window=128,
-        ),
-        optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=100, weight_decay=0.1),
-        train=TrainConfig(steps=1000, eval_every=500, checkpoint_every=500),
-        eval=EvalConfig(batch_size=32, examples=20),
+    return to_config_dict(
+        Config(
+            name=f"pretrain_stdlib_{variant}",
+            model=ModelConfig(**architecture),
+            data=DataConfig(
+                source="stdlib_text",
+                objective=objective,
+                noise=NOISE[objective],
+                tokenizer="bpe",
+                vocab_size=2000,
+                tokenizer_examples=100,
+                batching="windows",
+                batch_size=16,
+                window=128,
+            ),
+            optim=OptimConfig(schedule="cosine", learning_rate=2e-3, warmup_steps=100, weight_decay=0.1),
+            train=TrainConfig(steps=1000, eval_every=500, checkpoint_every=500),
+            eval=EvalConfig(batch_size=32, examples=20),
+        )
     )

@@ -9,16 +9,16 @@ GPT-2's; the number of heads and the FFN width are proportional to the width. At
 same. With muP, the best learning rate should not depend on the width. `--config.optim.optimizer=muon` trains with Muon.
 """
 
-from bases import TINY_SHAKESPEARE
+from ml_collections import ConfigDict
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, EvalConfig, ModelConfig, OptimConfig, TrainConfig
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 BASE_DIM = 64
 HEAD_DIM = 16
 
 
-def get_config(variant: str = "mup:64") -> Config:
+def get_config(variant: str = "mup:64") -> ConfigDict:
     """Returns the config of PARAMETERIZATION:WIDTH."""
     parameterization, _, width = variant.partition(":")
     if parameterization not in ("standard", "mup") or not width.isdecimal() or not int(width) or int(width) % HEAD_DIM:
@@ -26,29 +26,38 @@ def get_config(variant: str = "mup:64") -> Config:
             f"variant {variant!r} of configs/transfer.py: write standard or mup, a colon and a multiple of {HEAD_DIM}"
         )
     dim = int(width)
-    return Config(
-        name=f"transfer_{parameterization}_{dim}",
-        model=ModelConfig(
-            family="decoder_lm",
-            decoder_layers=4,
-            num_heads=dim // HEAD_DIM,
-            head_dim=HEAD_DIM,
-            dim=dim,
-            ffn_dim=4 * dim,
-            max_length=64,
-            position="learned",
-            activation="gelu",
-            scale_embeddings=False,
-            initializer="normal",
-            tie_embeddings="none",
-            dropout=0.0,
-            parameterization=parameterization,
-            base_dim=BASE_DIM if parameterization == "mup" else None,
-        ),
-        data=TINY_SHAKESPEARE,
-        optim=OptimConfig(
-            schedule="cosine", learning_rate=4e-3, warmup_steps=100, final_fraction=0.0, beta2=0.99, eps=1e-8
-        ),
-        train=TrainConfig(steps=1000, eval_every=1000, checkpoint_every=1000),
-        eval=EvalConfig(batch_size=128, examples=0, samples=0),
+    return to_config_dict(
+        Config(
+            name=f"transfer_{parameterization}_{dim}",
+            model=ModelConfig(
+                family="decoder_lm",
+                decoder_layers=4,
+                num_heads=dim // HEAD_DIM,
+                head_dim=HEAD_DIM,
+                dim=dim,
+                ffn_dim=4 * dim,
+                max_length=64,
+                position="learned",
+                activation="gelu",
+                scale_embeddings=False,
+                initializer="normal",
+                tie_embeddings="none",
+                dropout=0.0,
+                parameterization=parameterization,
+                base_dim=BASE_DIM if parameterization == "mup" else None,
+            ),
+            data=DataConfig(
+                source="text",
+                train="tiny_shakespeare/input.txt",
+                tokenizer="characters",
+                batching="windows",
+                batch_size=12,
+                window=64,
+            ),
+            optim=OptimConfig(
+                schedule="cosine", learning_rate=4e-3, warmup_steps=100, final_fraction=0.0, beta2=0.99, eps=1e-8
+            ),
+            train=TrainConfig(steps=1000, eval_every=1000, checkpoint_every=1000),
+            eval=EvalConfig(batch_size=128, examples=0, samples=0),
+        )
     )

@@ -7,42 +7,48 @@ Expect about 98 % exact matches on the held-out phrases after two to three minut
 learning rate, the batch size and the number of steps were compared by the validation split of en-de.
 """
 
+from ml_collections import ConfigDict
+
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 
-def get_config(variant: str = "en-de") -> Config:
+def get_config(variant: str = "en-de") -> ConfigDict:
     """Returns the config of a small model that translates from the first locale of `variant` to the second."""
     source, dash, target = variant.partition("-")
     if not (source and dash and target):
         raise UserError(f"variant {variant!r} of configs/translate_cldr.py: write two CLDR locales, such as en-fr")
-    return Config(
-        name=f"translate_cldr_{source}_{target}",
-        model=ModelConfig(
-            family="seq2seq",
-            dim=128,
-            encoder_layers=2,
-            decoder_layers=2,
-            num_heads=4,
-            ffn_dim=344,
-            max_length=64,
-            tie_embeddings="all",
-            dropout=0.0,
-            **presets.LAYERS_OF_QWEN3,
-        ),
-        data=DataConfig(
-            source="cldr_translation",
-            source_language=source,
-            target_language=target,
-            tokenizer="bpe",
-            vocab_size=1000,
-            tokenizer_examples=20_000,
-            split_digits=True,
-            bucket_lengths=(7, 12, 22, 48),
-            batch_tokens=2048,
-        ),
-        optim=OptimConfig(optimizer="muon", schedule="cosine", learning_rate=3e-2, warmup_steps=50, final_fraction=0.0),
-        train=TrainConfig(steps=550, eval_every=275, checkpoint_every=275),
-        eval=EvalConfig(batch_size=64, examples=500),
+    return to_config_dict(
+        Config(
+            name=f"translate_cldr_{source}_{target}",
+            model=ModelConfig(
+                family="seq2seq",
+                dim=128,
+                encoder_layers=2,
+                decoder_layers=2,
+                num_heads=4,
+                ffn_dim=344,
+                max_length=64,
+                tie_embeddings="all",
+                dropout=0.0,
+                **presets.LAYERS_OF_QWEN3,
+            ),
+            data=DataConfig(
+                source="cldr_translation",
+                source_language=source,
+                target_language=target,
+                tokenizer="bpe",
+                vocab_size=1000,
+                tokenizer_examples=20_000,
+                split_digits=True,
+                bucket_lengths=(7, 12, 22, 48),
+                batch_tokens=2048,
+            ),
+            optim=OptimConfig(
+                optimizer="muon", schedule="cosine", learning_rate=3e-2, warmup_steps=50, final_fraction=0.0
+            ),
+            train=TrainConfig(steps=550, eval_every=275, checkpoint_every=275),
+            eval=EvalConfig(batch_size=64, examples=500),
+        )
     )

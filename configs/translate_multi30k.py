@@ -36,7 +36,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from bases import MULTI30K, MUON
+from ml_collections import ConfigDict
 
 from tformer_jax import presets
 from tformer_jax.config import (
@@ -47,12 +47,20 @@ from tformer_jax.config import (
     ModelConfig,
     OptimConfig,
     TrainConfig,
+    to_config_dict,
 )
 
-DATA = dataclasses.replace(
-    MULTI30K,
+DATA = DataConfig(
+    source="parallel_lines",
+    source_language="en",
+    target_language="de",
+    train="multi30k/train.{lang}.gz",
+    validation="multi30k/val.{lang}.gz",
+    test="multi30k/test_2016_flickr.{lang}.gz",
     tokenizer="bpe",
+    vocab_size=6000,
     bucket_lengths=(10, 12, 13, 14, 15, 16, 17, 19, 21, 23, 26, 30, 36, 48),
+    batch_tokens=2048,
 )
 SMALL = Config(
     name="translate_multi30k",
@@ -69,7 +77,7 @@ SMALL = Config(
         **presets.LAYERS_OF_QWEN3,
     ),
     data=DATA,
-    optim=MUON,
+    optim=OptimConfig(optimizer="muon", schedule="cosine", learning_rate=5e-3, warmup_steps=100, final_fraction=0.0),
     train=TrainConfig(steps=1500, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
     decode=DecodeConfig(strategy="beam", beams=5),
     eval=EvalConfig(examples=200),
@@ -153,18 +161,18 @@ PUBLISHED_VARIANTS = {
 OTHER_VARIANTS = f"two of en, de and fr, such as de-en, or baseline, {', '.join(PUBLISHED_VARIANTS)}"
 
 
-def get_config(variant: str = "") -> Config:
+def get_config(variant: str = "") -> ConfigDict:
     """Returns the config of a language pair, of the published setting or a variant of it, or of a preset."""
     if variant in PUBLISHED_VARIANTS:
-        return PUBLISHED_VARIANTS[variant]
+        return to_config_dict(PUBLISHED_VARIANTS[variant])
     name = f"{SMALL.name}_{variant.replace('-', '_')}" if variant else SMALL.name
     pair = re.fullmatch("(en|de|fr)-(en|de|fr)", variant)
     if pair and pair[1] != pair[2]:
         data = dataclasses.replace(DATA, source_language=pair[1], target_language=pair[2])
-        return dataclasses.replace(SMALL, name=name, data=data)
+        return to_config_dict(dataclasses.replace(SMALL, name=name, data=data))
     if not variant:
-        return SMALL
+        return to_config_dict(SMALL)
     if variant == "baseline":
-        return dataclasses.replace(BASELINE, name=name)
+        return to_config_dict(dataclasses.replace(BASELINE, name=name))
     architecture = presets.of_variant("configs/translate_multi30k.py", variant, ("seq2seq",), OTHER_VARIANTS)
-    return dataclasses.replace(BASELINE, name=name, model=ModelConfig(**architecture))
+    return to_config_dict(dataclasses.replace(BASELINE, name=name, model=ModelConfig(**architecture)))

@@ -24,7 +24,7 @@ def test_the_benchmark_measures_text_and_prepared_data(corpus_folder, tmp_path, 
         "from tformer_jax.config import *\n"
         "def get_config():\n"
         "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters', bucket_lengths=(64,))\n"
-        "    return Config(data=data)\n"
+        "    return to_config_dict(Config(data=data))\n"
     )
     record = tmp_path / "record.json"
     arguments = ["data", "--config", str(file), "--data", str(corpus_folder), "--workers", "0", "--seconds", "0.1"]
@@ -44,7 +44,7 @@ def test_the_command(corpus_folder, tmp_path, capsys):
         "from tformer_jax.config import *\n"
         "def get_config():\n"
         "    data = DataConfig(source='tsv', train='seq2seq.tsv', tokenizer='characters')\n"
-        "    return Config(data=data)\n"
+        "    return to_config_dict(Config(data=data))\n"
     )
     arguments = ["--config", str(file), "--data", str(corpus_folder), "--output", str(tmp_path / "p")]
     prepare_data.main(arguments)

@@ -16,9 +16,10 @@ from tformer_jax.config import Config, DataConfig, save
 
 CONFIG = """
 from tests.runs.conftest import small_config
+from tformer_jax.config import to_config_dict
 
 def get_config():
-    return small_config(steps=2, eval_every=2)
+    return to_config_dict(small_config(steps=2, eval_every=2))
 """
 
 
@@ -222,8 +223,8 @@ def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, m
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     path, folder, record = tmp_path / "small.py", tmp_path / "sweep", tmp_path / "record.json"
-    named = CONFIG.replace("get_config()", "get_config(variant)").replace("return small", "return replace(small")
-    path.write_text("from dataclasses import replace\n" + named.replace("=2)", "=2), name=variant)"))
+    named = "    result.name = variant\n    return result\n"
+    path.write_text(CONFIG.replace("get_config()", "get_config(variant)").replace("return ", "result = ") + named)
     settings = "variant=x,y; optim.learning_rate=1.5,2.5,9,1; seed=0,1"
     arguments = ["--config", f"{path}:z", "--data", str(corpus_folder), "--output", str(folder), "--jobs", "4"]
     with pytest.raises(UserError, match="--choose seed: must be a setting of --sweep other than seed"):

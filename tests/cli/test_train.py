@@ -11,7 +11,6 @@ from tformer_jax.cli import train
 from tformer_jax.cli.common import check_writable
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.train import main
-from tformer_jax.config import flat
 
 ROOT = Path(__file__).resolve().parents[2]
 CLDR = str(ROOT / "configs" / "translate_cldr.py")
@@ -28,28 +27,6 @@ def test_overrides_reach_the_config():
     assert cfg.name == "translate_cldr_en_fr"
     assert (cfg.train.steps, cfg.model.head_dim, cfg.data.bucket_lengths) == (7, 16, (8, 64))
     assert cfg.optim.learning_rate == 1.0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name", "value"),
-    [
-        (["--config.model.scan_layers"], "model.scan_layers", True),
-        (["--noconfig.data.split_digits"], "data.split_digits", False),
-        (["--config.model.scan_layers=true"], "model.scan_layers", True),
-        (["--config.seed", "5"], "seed", 5),
-        (["-config.seed=5"], "seed", 5),
-        (["--config.seed=1", "--config.seed=0x10"], "seed", 16),
-        (["--config.decode.stop=a"], "decode.stop", ("a",)),
-        (["--config.decode.stop=('a b','c')"], "decode.stop", ("a b", "c")),
-        (["--config.data.bucket_lengths=8,64"], "data.bucket_lengths", (8, 64)),
-        (["--config.data.bucket_lengths=[8]"], "data.bucket_lengths", (8,)),
-        (["--config.data.bucket_lengths=8"], "data.bucket_lengths", (8,)),
-        (["--config.decode.prefix=5"], "decode.prefix", "5"),
-        (["--config.decode.forbidden=x=y"], "decode.forbidden", ("x=y",)),
-    ],
-)
-def test_values_are_read_by_the_type_of_the_setting(overrides, name, value):
-    assert flat(read_config(CLDR, overrides))[name] == value
 
 
 def test_none_unsets_a_setting():
@@ -70,11 +47,6 @@ def test_none_unsets_a_setting():
         (["--config.model.dim=wide"], "model.dim='wide': must be a whole number, such as 1000"),
         (["--config.optim.learning_rate_factors=*embedding=None"], "learning_rate_factors=.*embedding=None"),
         (["--config.model.scan_layers=yes"], "model.scan_layers='yes': must be True or False"),
-        (["--config.train.steps=7.5"], "train.steps='7.5': must be a whole number, such as 1000"),
-        (["--config.optim.learning_rate=x"], "optim.learning_rate='x': must be a number, such as 0.001"),
-        (["--config.decode.stop=a b"], r"decode.stop='a b': must be values separated by commas, such as \('a b',\)"),
-        (["--config.model=3"], "model is a section: write --config.model.SETTING=VALUE"),
-        (["--config.seed"], "seed has no value; settings are written --config.SECTION.SETTING=VALUE"),
         (["--config.data.fields=(2,1)"], r"data.fields=\(2, 1\): must hold str, not int; write \('2', '1'\)"),
         (["--config.model.norm=layer"], "model.norm='layer': is not a known value; did you mean 'layernorm'?"),
         (["--resum"], "unknown flag '--resum'; settings are written --config.SECTION.SETTING=VALUE"),
@@ -93,45 +65,32 @@ def test_a_missing_config_lists_the_available_ones(tmp_path):
         read_config(str(tmp_path / "here.py"))
 
 
-FILE = """from tformer_jax.config import Config, change_settings
+FILE = """from tformer_jax.config import Config, to_config_dict
 def get_config():
-    cfg = Config(seed=0)
-    cfg = change_settings(cfg, {"seed": 1})
-    return cfg
+    config = to_config_dict(Config())
+    config.seed = 1
+    return config
 """
 
 
 @pytest.mark.parametrize(
     ("variant", "written", "instead", "sentence"),
     [
-        ("", '"seed"', '"model.dropuot"', r"unknown setting 'model.dropuot'; did you mean 'model.dropout'\?"),
-        ("", "seed=", "sede=", r"here.py, line 3: unknown setting 'sede'; did you mean 'seed'\?"),
-        (
-            "",
-            "seed=0",
-            "model=M(dropuot=0)",
-            r"here.py, line 3: unknown setting 'model.dropuot'; did you mean 'model.dr",
-        ),
-        (
-            "",
-            "return",
-            "cfg.seed = 1; return",
-            r"here.py, line 5: .*cannot assign to field 'seed': write change_settings",
-        ),
-        ("", "return cfg", "return {}", r"here.py: get_config must return a Config\(...\), not dict"),
+        ("", ".seed", ".model.dropuot", r"here.py: unknown setting 'dropuot'; did you mean 'dropout'\?"),
+        ("", ".seed", ".xyz", 'here.py, line 4: AttributeError: \'Key "xyz" does not exist and cannot be added'),
+        ("", "return config", "return {}", "here.py: get_config must return to_config_dict.*, not dict"),
         ("", "get_config", "make", "here.py has no function get_config"),
         ("", "get_config()", "get_config(variant)", "here.py needs a variant after a colon"),
         (":a", "", "", "here.py has no variants: leave out the colon"),
-        ("", ": 1", ": int('a')", "here.py, line 4: ValueError: invalid literal for int"),
+        ("", "seed = 1", "seed = int('a')", "here.py, line 4: ValueError: invalid literal for int"),
         ("", "import Config", "import Confgi", "here.py, line 1: ImportError: cannot import name 'Confgi'"),
         ("", "def get", "def (", "here.py, line 2: SyntaxError: invalid syntax"),
-        ("", "seed", "\udcff", "here.py, line 3: SyntaxError: .*utf-8"),
+        ("", "seed", "\udcff", "here.py, line 4: SyntaxError: .*utf-8"),
     ],
 )
 def test_mistakes_in_a_config_file(variant, written, instead, sentence, tmp_path):
     path = tmp_path / "here.py"
-    text = FILE.replace(written, instead).replace("M(", "__import__('tformer_jax.config').config.ModelConfig(")
-    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    path.write_text(FILE.replace(written, instead), encoding="utf-8", errors="surrogateescape")
     with pytest.raises(UserError, match=sentence) as caught:
         read_config(f"{path}{variant}")
     assert "\n" not in str(caught.value)
@@ -139,16 +98,8 @@ def test_mistakes_in_a_config_file(variant, written, instead, sentence, tmp_path
 
 def test_a_config_file_may_have_a_dataclass(tmp_path):
     extra = "from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A:\n    n: int = 2\n"
-    (tmp_path / "here.py").write_text(extra + FILE.replace(": 1", ": A().n"))
+    (tmp_path / "here.py").write_text(extra + FILE.replace("= 1", "= A().n"))
     assert read_config(str(tmp_path / "here.py")).seed == 2
-
-
-def test_a_config_file_may_import_a_file_beside_it(tmp_path, monkeypatch):
-    (tmp_path / "beside_here.py").write_text("SEED = 7\n")
-    (tmp_path / "here.py").write_text("from beside_here import SEED\n" + FILE.replace(": 1", ": SEED"))
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
-    assert read_config(str(tmp_path / "here.py")).seed == 7
-    assert str(tmp_path) not in sys.path
 
 
 def test_missing_data_says_what_to_download(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from ml_collections import config_dict
 
 from tformer_jax import config
 from tformer_jax.config import (
@@ -32,6 +33,11 @@ def test_every_setting_has_a_meaning():
             assert field.name in section.nested() or field.metadata["meaning"]
 
 
+def test_round_trip_through_a_config_dict():
+    cfg = Config(seed=3, model=ModelConfig(num_kv_heads=2), data=DataConfig(bucket_lengths=(8, 16)))
+    assert config.from_config_dict(config.to_config_dict(cfg)) == cfg
+
+
 def test_round_trip_through_json(tmp_path):
     cfg = Config(name="größe", optim=OptimConfig(learning_rate=1e-3))
     config.save(cfg, tmp_path / "config.json")
@@ -39,16 +45,21 @@ def test_round_trip_through_json(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["optim"]["learning_rate"] == 1e-3
 
 
-def test_settings_are_changed_by_their_full_names():
-    cfg = config.change_settings(
-        Config(), {"model.head_dim": 16, "optim.learning_rate": 1, "seed": 3, "decode.stop": "a"}
-    )
-    assert (cfg.model.head_size, cfg.optim.learning_rate, cfg.seed, cfg.decode.stop) == (16, 1.0, 3, ("a",))
-    assert config.change_settings(cfg, {}) == cfg
-    with pytest.raises(ConfigError, match="unknown setting 'model.dimm'; did you mean 'model.dim'?"):
-        config.change_settings(cfg, {"model.dimm": 3})
-    with pytest.raises(ConfigError, match="model.head_dim='sixteen': must be int or None, not str"):
-        config.change_settings(cfg, {"model.head_dim": "sixteen"})
+def test_a_config_dict_refuses_new_keys():
+    values = config.to_config_dict(Config())
+    with pytest.raises(AttributeError):
+        values.model.dimension = 3
+
+
+def test_unset_settings_accept_values_of_their_type():
+    values = config.to_config_dict(Config())
+    values.model.head_dim = 16
+    values.optim.learning_rate = 1e-3
+    cfg = config.from_config_dict(values)
+    assert (cfg.model.head_size, cfg.optim.learning_rate) == (16, 1e-3)
+    with pytest.raises(TypeError):
+        values.model.head_dim = "sixteen"
+    assert isinstance(config.to_config_dict(Config()), config_dict.ConfigDict)
 
 
 @pytest.mark.parametrize(

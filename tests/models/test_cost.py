@@ -232,7 +232,7 @@ def test_an_assumed_number_of_classes_is_said(tmp_path, capsys):
         "from tformer_jax.config import *\n"
         "def get_config():\n"
         "    model = ModelConfig(family='classifier', dim=8, encoder_layers=1)\n"
-        "    return Config(model=model, data=DataConfig(source='tsv', train='a.tsv'))\n"
+        "    return to_config_dict(Config(model=model, data=DataConfig(source='tsv', train='a.tsv')))\n"
     )
     arguments = ["--config", str(tmp_path / "here.py"), "--length", "8"]
     describe.main(arguments)

@@ -63,7 +63,7 @@ def test_uses_are_axes_of_the_mesh():
 def test_the_command_does_not_import_jax():
     code = (
         "import runpy, sys; sys.argv = ['xla_flags.py', 'gpu']; runpy.run_path('scripts/xla_flags.py', "
-        "run_name='__main__'); assert not {'jax', 'numpy'} & set(sys.modules)"
+        "run_name='__main__'); assert not {'jax', 'numpy', 'ml_collections'} & set(sys.modules)"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False)

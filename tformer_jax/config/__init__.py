@@ -1,6 +1,6 @@
 """Settings: declared once (`schema` and its parts), validated (`fields`) and converted (`convert`)."""
 
-from tformer_jax.config.convert import change_settings, differences, flat, load, save, to_dict
+from tformer_jax.config.convert import differences, flat, from_config_dict, load, save, to_config_dict, to_dict
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
@@ -33,11 +33,12 @@ __all__ = [
     "RelativeConfig",
     "RotaryConfig",
     "TrainConfig",
-    "change_settings",
     "differences",
     "flat",
+    "from_config_dict",
     "load",
     "read_mesh",
     "save",
+    "to_config_dict",
     "to_dict",
 ]

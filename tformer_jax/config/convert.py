@@ -1,18 +1,19 @@
-"""Changes settings, and converts them between frozen dataclasses and the JSON of run folders."""
+"""Converts settings between frozen dataclasses, the ConfigDict of config files, and the JSON of run folders."""
 
 import dataclasses
-import functools
 import json
 import logging
-import operator
-from collections.abc import Mapping
+import types
+import typing
 from pathlib import Path
 from typing import Any
+
+from ml_collections import ConfigDict, config_dict
 
 from tformer_jax.base.paths import write_text
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
-from tformer_jax.config.fields import ConfigError, Section, qualified
+from tformer_jax.config.fields import ConfigError, Section, allowed_types, qualified
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.schema import Config, EvalConfig
 
@@ -25,18 +26,29 @@ CHANGEABLE_SECTIONS: dict[str, type[Section]] = {
 """Sections that may differ each time a run is used."""
 
 
-def change_settings(cfg: Config, settings: Mapping[str, Any]) -> Config:
-    """Returns a config with other values of some settings, by full name, such as `model.dim`.
+def to_config_dict(section: Section) -> ConfigDict:
+    """Returns an editable ConfigDict with every setting of `section`, locked against other keys."""
+    annotations = typing.get_type_hints(type(section))
+    result = ConfigDict()
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            value = to_config_dict(value)
+        elif value is None:
+            kinds = [kind for kind in allowed_types(annotations[field.name]) if kind is not types.NoneType]
+            value = config_dict.placeholder(kinds[0])
+        result[field.name] = value
+    result.lock()
+    return result
+
+
+def from_config_dict(values: ConfigDict) -> Config:
+    """Builds the validated `Config` from the settings of a config file and the command line.
 
     Raises:
-        ConfigError: a setting is unknown, a value has the wrong type or range, or settings contradict each other.
+        ConfigError: a key is unknown, a value has the wrong type or range, or settings contradict each other.
     """
-    values = to_dict(cfg)
-    for name, value in settings.items():
-        Config.check_name(name)
-        *sections, last = name.split(".")
-        functools.reduce(operator.getitem, sections, values)[last] = value
-    return Config.from_dict(values)
+    return Config.from_dict(values.to_dict())
 
 
 def to_dict(section: Section) -> dict[str, Any]:

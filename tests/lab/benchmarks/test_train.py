@@ -23,12 +23,12 @@ from tformer_jax.lab.commands import benchmark
 from tformer_jax.models import cost, registry
 
 CONFIG = """
-from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig, to_config_dict
 
 def get_config():
     model = ModelConfig(family="decoder_lm", dim=8, decoder_layers=1, num_heads=2, ffn_dim=8, position="alibi")
     data = DataConfig(source="text", train="absent.txt", batching="windows", batch_size=2, window=4, vocab_size=20)
-    return Config(name="small", model=model, data=data)
+    return to_config_dict(Config(name="small", model=model, data=data))
 """
 
 

@@ -54,7 +54,7 @@ def test_an_assumed_number_of_classes_and_what_prepared_data_do_not_read(tmp_pat
         "def get_config():\n"
         "    data = DataConfig(source='prepared', train='p', tokenizer='file', tokenizer_file='lost.json')\n"
         "    model = ModelConfig(family='classifier', dim=8, encoder_layers=1, vocab_size=9)\n"
-        "    return Config(model=model, data=data)\n"
+        "    return to_config_dict(Config(model=model, data=data))\n"
     )
     with pytest.raises(SystemExit):
         main(["--config", str(tmp_path / "here.py")])

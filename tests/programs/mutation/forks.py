@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "mutation"
 LIBRARIES = (
     *("numpy", "jax", "jax.experimental.pallas", "flax.linen", "optax", "orbax.checkpoint", "grain.python"),
-    *("tokenizers", "sentencepiece", "tiktoken", "sacrebleu", "tensorflow_datasets", "babel"),
+    *("tokenizers", "sentencepiece", "tiktoken", "sacrebleu", "ml_collections", "tensorflow_datasets", "babel"),
     *("hypothesis", "pytest", "starlette.testclient", "uvicorn", "torch", "transformers"),
 )
 ENVIRONMENT = {
