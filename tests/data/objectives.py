@@ -5,17 +5,17 @@ from tformer_jax.data.objectives.denoising import Denoising
 from tformer_jax.data.objectives.masked_tokens import MaskedTokens
 from tformer_jax.data.objectives.span_corruption import SpanCorruption
 from tformer_jax.data.objectives.vocabulary import Vocabulary
-from tformer_jax.data.tokenizers import ExtendedTokenizer
-from tformer_jax.data.tokenizers.extended import ADDED
+from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.tokenizers.training import ADDED
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .!"
 KINDS = {"masked_tokens": MaskedTokens, "span_corruption": SpanCorruption, "denoising": Denoising}
 FIRST, MASK = 4, 4 + len(LETTERS)
 
 
-def extended(objective: str, inner=None) -> ExtendedTokenizer:
-    return ExtendedTokenizer(inner or CharacterTokenizer(LETTERS), ADDED[objective])
+def extended(objective: str, inner=None) -> Tokenizer:
+    return (inner or CharacterTokenizer(LETTERS)).extended(ADDED[objective])
 
 
 def built(objective: str, window: int = 64, inner=None, **noise):

@@ -2,11 +2,10 @@
 
 import pytest
 
-from tformer_jax.data.tokenizers.base import FIRST
-from tformer_jax.data.tokenizers.correspondence import correspondence
-from tformer_jax.data.tokenizers.extended import MASK, ExtendedTokenizer
+from tests.data.trained import trained_tokenizer
+from tformer_jax.data.tokenizers.base import FIRST, MASK
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
+from tformer_jax.data.tokenizers.tokens import correspondence
 
 SPECIAL = tuple(range(FIRST))
 TEXTS = {"some": ["the cat sat on the mat", "cats sat"] * 9, "more": ["the dog sat on the mat", "dogs ran"] * 9}
@@ -22,7 +21,7 @@ def test_characters_by_hand():
 
 def test_added_special_tokens_correspond_by_name():
     """The id of the mask token depends on the number of tokens before it."""
-    here, there = (ExtendedTokenizer(CharacterTokenizer(letters), [MASK]) for letters in ("abc", "b"))
+    here, there = (CharacterTokenizer(letters).extended([MASK]) for letters in ("abc", "b"))
     pairs = correspondence(here, there)
     assert dict(zip(pairs.here, pairs.there, strict=True))[FIRST + 3] == FIRST + 1
     assert len(pairs.here) == pairs.tokens_there == FIRST + 2
@@ -30,8 +29,8 @@ def test_added_special_tokens_correspond_by_name():
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
 def test_subwords_correspond_as_the_vocabulary_writes_them(kind):
-    some, more = (SubwordTokenizer.train(kind, texts, 300, split_digits=False) for texts in TEXTS.values())
-    pieces = [{i: piece for piece, i in tokenizer._tokenizer.get_vocab().items()} for tokenizer in (more, some)]
+    some, more = (trained_tokenizer(kind, texts, 300) for texts in TEXTS.values())
+    pieces = [{i: piece for piece, i in tokenizer.library.get_vocab().items()} for tokenizer in (more, some)]
     pairs = correspondence(more, some)
     shared = set(pieces[0].values()) & set(pieces[1].values())
     assert len(shared) == len(pairs.here) == len(set(pairs.here)) > FIRST

@@ -12,9 +12,6 @@ from tests.helpers import build, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
-from tformer_jax.data.tokenizers.dropout import is_bpe
-from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
-from tformer_jax.data.tokenizers.pair import normalization_of
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.outputs import Output
 from tformer_jax.tasks.evaluators.bleu import bleu_tokenizing, translation_metrics
@@ -57,14 +54,14 @@ def test_texts_are_normalized_in_training_and_encoding_and_after_a_round_trip():
     for found in (tokenizers, restored, pickle.loads(pickle.dumps(tokenizers))):
         assert found.source.decode(found.source.encode("The MAN's hat.")) == "the man &apos;s hat ."
         assert found.target.decode(found.target.encode_batch(["漢字"])[0]) == "汉 字"  # Moses separates them
-    assert not {"T", "„", "漢"} & {*tokenizers.source.tokenizer.pieces, *tokenizers.target.tokenizer.pieces}
+    assert not {"T", "„", "漢"} & {*tokenizers.source.pieces, *tokenizers.target.pieces}
 
 
 def test_source_and_target_have_tokenizers_of_their_own_kinds():
     tokenizers = trained(source_tokenizer="bpe", target_tokenizer="characters", shared_vocab=False)
-    assert tokenizers.source.tokenizer.kind == "bpe"
-    assert isinstance(tokenizers.target.tokenizer, CharacterTokenizer)
-    assert tokenizers.target.tokenizer.pieces == sorted(set(PAIRS[0]["target"]))
+    assert tokenizers.source.kind == "bpe"
+    assert isinstance(tokenizers.target, CharacterTokenizer)
+    assert tokenizers.target.pieces == sorted(set(PAIRS[0]["target"]))
 
 
 @pytest.mark.parametrize(("p", "pieces"), [(0.0, "encoded"), (1.0, "letters")])
@@ -73,10 +70,10 @@ def test_bpe_dropout_reads_normalized_text(p, pieces):
     text = "The MAN"
     expected = tokenizer.encode(text)
     if pieces == "letters":
-        vocabulary = tokenizer.tokenizer.to_json()["model"]["model"]["vocab"]
+        vocabulary = tokenizer.library.get_vocab()
         expected = [vocabulary[letter] for letter in "theĠman"]
-    for one in (tokenizer, ExtendedTokenizer.of(tokenizer, ("<mask>",))):
-        assert is_bpe(one)
+    for one in (tokenizer, tokenizer.extended(("<mask>",))):
+        assert one.is_bpe
         assert BpeDropout(one, p).encode_batch([text], np.random.default_rng(0)) == [expected]
 
 
@@ -119,14 +116,14 @@ def test_white_space_is_cleaned_by_default_except_for_documents_and_tokenizers_o
     assert pair.source.encode(" The\u3000MAN's\r\n") == pair.source.encode("The MAN's")
     assert Tokenizers.from_json(pair.to_json()).source.encode(" The  MAN") == pair.source.encode("The MAN")
     labeled = train_tokenizers(DataConfig(tokenizer="bytes"), [{"text": "a", "label": "b"}])
-    assert normalization_of(labeled.target) == ("whitespace",)
+    assert labeled.target.steps == ("whitespace",)
     documents = train_tokenizers(DataConfig(tokenizer="bytes"), [{"text": "def f():\n    pass"}])
     assert documents.target.decode(documents.target.encode("a\n  b ")) == "a\n  b "
     documents.save(tmp_path)
     of_run = DataConfig(tokenizer="file", tokenizer_file=str(tmp_path / "target.json"))
-    assert normalization_of(train_tokenizers(of_run, PAIRS).source) == ()
+    assert train_tokenizers(of_run, PAIRS).source.steps == ()
     cleaned = dataclasses.replace(of_run, clean_whitespace=True)
-    assert normalization_of(train_tokenizers(cleaned, PAIRS).source) == ("whitespace",)
+    assert train_tokenizers(cleaned, PAIRS).source.steps == ("whitespace",)
 
 
 def test_a_run_that_cleans_white_space_is_not_continued_without(tmp_path):

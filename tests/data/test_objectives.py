@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from tests.data.objectives import FIRST, KINDS, LETTERS, MASK, built, extended
+from tests.data.trained import trained_tokenizer
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, NoiseConfig
 from tformer_jax.data.objectives.denoising import Denoising, span_lengths
 from tformer_jax.data.objectives.span_corruption import SpanCorruption, random_parts
 from tformer_jax.data.objectives.vocabulary import Vocabulary
-from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, from_json, train_tokenizers
-from tformer_jax.data.tokenizers.extended import ADDED
+from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
+from tformer_jax.data.tokenizers.training import ADDED
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, SpecialTokens
 
 
@@ -203,7 +203,7 @@ class TestWholeWords:
     @pytest.mark.parametrize("kind", ["bytes", "bpe", "wordpiece", "unigram"])
     def test_words_are_masked_as_a_whole(self, kind):
         texts, size = (["the words", "tokens and numbers"], 300) if kind != "wordpiece" else ([self.TEXT], 60)
-        inner = ByteTokenizer() if kind == "bytes" else SubwordTokenizer.train(kind, texts, size, split_digits=False)
+        inner = ByteTokenizer() if kind == "bytes" else trained_tokenizer(kind, texts, size)
         words = " ".join(self.WORDS).replace("_", " _ ").split() if kind == "wordpiece" else self.WORDS
         objective = built("masked_tokens", 128, inner, whole_words=True, density=0.3)
         ids = np.array(inner.encode(self.TEXT), np.int32)
@@ -245,7 +245,7 @@ class TestTokenizer:
             special = SpecialTokens(((4, "[MASK]"), (5, "[SEP]")), start=7, eos=(5,), before=(6,), after=(5,))
 
         inner = Published("mebcdf")
-        tokenizer = ExtendedTokenizer.of(inner, ADDED["denoising"])
+        tokenizer = inner.extended(ADDED["denoising"])
         assert (tokenizer.vocab_size, tokenizer.id_of("<mask>")) == (inner.vocab_size, 4)
         vocabulary = Vocabulary(tokenizer)
         assert np.flatnonzero(~vocabulary.ordinary).tolist() == [4, 5]
@@ -258,7 +258,7 @@ class TestTokenizer:
         assert found["target_in"].tolist() == [7, 6, *ids]
         assert (found["source"][0], found["source"][-1]) == (6, 5) and 4 in found["source"]
         assert max(map(len, found.values())) <= objective.lengths["source"] == 8
-        spans = ExtendedTokenizer.of(inner, ADDED["span_corruption"])
+        spans = inner.extended(ADDED["span_corruption"])
         assert (spans.vocab_size, spans.special.name(spans.id_of("<extra_id_1>"))) == (
             inner.vocab_size + 100,
             "<extra_id_1>",

@@ -24,7 +24,7 @@ from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import _metadata, prepare
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
-from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS
+from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.data.windows import Windows, token_stream
@@ -294,7 +294,7 @@ def test_tokenizers_of_one_objective_prepare_another(corpus_folder, tmp_path):
     corpus = load_corpus(prepared(spans, tmp_path / "p"), None)
     found = Tokenizers.load(corpus.tokenizers)
     train_batches(prepared(spans, tmp_path / "p"), corpus, found).close()
-    assert found.target.added == ("<mask>", *SENTINEL_TOKENS)
+    assert found.target.extension == ("<mask>", *SENTINEL_TOKENS)
 
 
 @pytest.mark.parametrize("file", ["", "tokenizers/target.json"])

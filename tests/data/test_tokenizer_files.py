@@ -22,8 +22,8 @@ from tformer_jax.data.tokenizers import (
     load_checkpoint_tokenizers,
     train_tokenizers,
 )
-from tformer_jax.data.tokenizers.from_files import TiktokenTokenizer, load_tokenizer
-from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
+from tformer_jax.data.tokenizers.files import TiktokenTokenizer, load_tokenizer
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK, SpecialTokens
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog", "naïve 数字 123"] * 20
@@ -101,7 +101,7 @@ def test_a_tokenizer_json_of_our_own_keeps_its_ids(tmp_path):
 def test_fallback_bytes_are_known_by_their_names():
     vocab = {"<unk>": 0, "a": 1, "<0x41>": 2, "<0xFF>": 3, "<0xff>": 4}
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
-    assert CheckpointTokenizer(tokenizer, SpecialTokens()).fallback_bytes == {2, 3}
+    assert HFTokenizer(tokenizer, SpecialTokens()).fallback_bytes == {2, 3}
 
 
 def test_ranks_that_a_file_leaves_out_add_no_text():

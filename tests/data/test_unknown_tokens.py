@@ -9,10 +9,8 @@ import tokenizers as hf
 from tests.inference.test_stopping import bert, marian, metaspace, spiece
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizer, from_json, train_tokenizers
-from tformer_jax.data.tokenizers.alignment import copied_words, unknown_per_word
-from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
-from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
 from tformer_jax.special_tokens import UNK
 
 TEXTS = ["the cat sat", "the dog's mat", "a cat, a dog"]
@@ -33,8 +31,8 @@ LETTERS = CharacterTokenizer(" acehst")
         (WORDS, "the zebra sat zoo", "the <unk> sat <unk>", 2),
         (LETTERS, "the zebra", "the <unk>e<unk><unk>a", 3),
         (word_piece(*TEXTS), "the ζεβρα sat", "the <unk> sat", 1),
-        (NormalizedTokenizer(WORDS, ("lowercase",), "en"), "The Zebra", "the <unk>", 1),
-        (ExtendedTokenizer(WORDS, ("<mask>",)), "zebra the", "<unk> the", 1),
+        (WORDS.normalized(("lowercase",), "en"), "The Zebra", "the <unk>", 1),
+        (WORDS.extended(("<mask>",)), "zebra the", "<unk> the", 1),
         (spiece(vocab_size=60), "the ζ cat", None, 1),
         (marian(), "the ζ a", None, None),
         (bert(), "the ζ", None, None),
@@ -86,7 +84,7 @@ def test_a_token_with_other_meanings_is_not_an_unknown_token():
     [
         (WORDS, "the  Zebra, sat", ["the", "Zebra,", "sat"]),
         (word_piece(*TEXTS), "the Ζέβρα-X, sat", ["the", "Ζέβρα", "-", "X", ",", "sat"]),
-        (NormalizedTokenizer(WORDS, ("lowercase",), "en"), "The ZOO", ["the", "zoo"]),
+        (WORDS.normalized(("lowercase",), "en"), "The ZOO", ["the", "zoo"]),
         (ByteTokenizer(), "né à", ["né", "né", "né", "", "à", "à"]),
     ],
     ids=["words", "wordpiece", "normalized", "bytes"],

@@ -10,11 +10,9 @@ from tests.helpers import normal
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import train_tokenizers
-from tformer_jax.data.tokenizers.extended import ExtendedTokenizer
-from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
+from tformer_jax.data.tokenizers.checkpoints import characters
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
-from tformer_jax.data.tokenizers.standalone import characters
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import (
     Constraints,
@@ -207,10 +205,10 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
     tokenizer = hf.Tokenizer(model)
     tokenizer.add_special_tokens(pieces[:3])
     tokenizer.pre_tokenizer = hf.pre_tokenizers.Whitespace()
-    loaded = SubwordTokenizer("file", tokenizer)
+    loaded = HFTokenizer(tokenizer)
     assert (loaded.encode("zebra the"), loaded.special.unknown) == ([5, 8], 5)
     assert dict(loaded.special.names) | {4: "[PAD]", 5: "[UNK]", 6: "[MASK]"} == dict(loaded.special.names)
-    assert ExtendedTokenizer.of(loaded, ("<mask>",)).id_of("<mask>") == 6
+    assert loaded.extended(("<mask>",)).id_of("<mask>") == 6
     with pytest.raises(UserError, match="zebra"):
         Constraints.of(DecodeConfig(**{setting: value}), loaded)
 
@@ -234,8 +232,8 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
 )
 def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     """Regression test: such a stop text ended each output at once, or never."""
-    tokenizer = NormalizedTokenizer(characters("the cat sat on a mat"), ("lowercase",), "en")
-    for one in (tokenizer, ExtendedTokenizer.of(tokenizer, ("<mask>",))):
+    tokenizer = characters("the cat sat on a mat").normalized(("lowercase",), "en")
+    for one in (tokenizer, tokenizer.extended(("<mask>",))):
         with pytest.raises(UserError, match=sentence):
             Constraints.of(DecodeConfig(**settings), one)
         Constraints.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
@@ -249,7 +247,7 @@ def test_a_continuation_starts_with_the_prefix(prefix, decoded):
     library = hf.Tokenizer(hf.models.BPE(vocabulary, merges, unk_token="<unk>"))
     library.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="always")
     library.decoder = hf.decoders.Metaspace(prepend_scheme="always")
-    tokenizer = SubwordTokenizer("file", library)
+    tokenizer = HFTokenizer(library)
     forced = Constraints.of(DecodeConfig(prefix=prefix), tokenizer, continues=True).forced
     assert output_decoder(tokenizer, continues=True).decode(forced) == decoded
     text = Constraints.of(DecodeConfig(prefix=prefix), tokenizer).forced

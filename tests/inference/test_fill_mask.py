@@ -9,13 +9,13 @@ import scipy.special
 from tests.helpers import apply, build, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig
-from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.inference.fill_mask import MaskFiller
 
-TOKENIZER = ExtendedTokenizer.of(CharacterTokenizer("abcde "), ["<mask>"])
+TOKENIZER = CharacterTokenizer("abcde ").extended(["<mask>"])
 CFG = Config(
     model=tiny("masked_lm", vocab_size=TOKENIZER.vocab_size, head_transform=True),
     data=DataConfig(source="text", train="-", batching="windows", window=16, objective="masked_tokens"),
@@ -72,7 +72,7 @@ def test_a_mask_includes_the_space_before_it_as_the_tokens_of_training_do(kind):
     texts = [{"text": text} for text in ("import os", "import sys", "os sys import", "a a") * 20]
     data = dataclasses.replace(CFG.data, tokenizer=kind)
     words = train_tokenizers(dataclasses.replace(data, vocab_size=300), texts).target
-    tokenizer = ExtendedTokenizer.of(words, ["<mask>"])
+    tokenizer = words.extended(["<mask>"])
     cfg = dataclasses.replace(CFG, model=tiny("masked_lm", vocab_size=tokenizer.vocab_size), data=data)
     model, _ = build(cfg.model)
     encode, mask = MaskFiller(cfg, model, Tokenizers(tokenizer, tokenizer), top=1)._encode, tokenizer.id_of("<mask>")

@@ -14,9 +14,8 @@ from tests.inference.test_text import LETTERS, TOKENIZERS, setup
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
-from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer
-from tformer_jax.data.tokenizers.standalone import characters
+from tformer_jax.data.tokenizers.checkpoints import characters
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.inference import score
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.score import Scorer
@@ -99,10 +98,10 @@ def test_what_a_tokenizer_changes_is_not_dropped():
     tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.ByteLevel(), hf.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|user|>"])
     special = SpecialTokens(names=((256, "<|user|>"),), start=256, eos=(256,), bos=None, pad=None, unknown=None)
-    bytes_ = CheckpointTokenizer(tokenizer, special)
+    bytes_ = HFTokenizer(tokenizer, special)
     assert dropped_characters(bytes_, "<|user|> hé\n\n") == ""
-    assert dropped_characters(NormalizedTokenizer(characters("ab "), ("punctuation",), "en"), "a  b") == ""
-    assert dropped_characters(NormalizedTokenizer(characters("ab "), ("lowercase",), "en"), "A bC") == "c"
+    assert dropped_characters(characters("ab ").normalized(("punctuation",), "en"), "a  b") == ""
+    assert dropped_characters(characters("ab ").normalized(("lowercase",), "en"), "A bC") == "c"
 
 
 def test_skipped_results_are_left_out(scored):

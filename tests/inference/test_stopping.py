@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.helpers import rest_slow
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import FIRST, Tokenizer, train_tokenizers
-from tformer_jax.data.tokenizers.from_files import SentencePieceTokenizer, TiktokenTokenizer
-from tformer_jax.data.tokenizers.pretrained import PiecesTokenizer
+from tformer_jax.data.tokenizers.files import TiktokenTokenizer
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
+from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.inference.stopping import MAX_WAITING, TextBuffer, TextStream, cut, output_decoder
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS
 
@@ -57,7 +57,7 @@ def llama() -> Tokenizer:
         hf.decoders.Strip(" ", 1, 0),
     ]
     tokenizer.decoder = hf.decoders.Sequence(steps)
-    return SubwordTokenizer("file", tokenizer)
+    return HFTokenizer(tokenizer)
 
 
 def bert() -> Tokenizer:
@@ -66,14 +66,14 @@ def bert() -> Tokenizer:
     tokenizer = hf.Tokenizer(hf.models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
     tokenizer.add_special_tokens(["[CLS]", "[UNK]"])
     tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.Whitespace(), hf.decoders.WordPiece(cleanup=True)
-    return SubwordTokenizer("file", tokenizer)
+    return HFTokenizer(tokenizer)
 
 
 def metaspace() -> Tokenizer:
     pieces = ["<unk>", "▁", "▁▁a", "a", "t", "▁the", "数", "."]
     tokenizer = hf.Tokenizer(hf.models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
     tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.Metaspace(), hf.decoders.Metaspace()
-    return SubwordTokenizer("file", tokenizer)
+    return HFTokenizer(tokenizer)
 
 
 def word_ends() -> Tokenizer:
@@ -81,14 +81,14 @@ def word_ends() -> Tokenizer:
     vocab = {piece: number for number, piece in enumerate(["a", "t", "a</w>", "t</w>", "数</w>", "<unk>"])}
     tokenizer = hf.Tokenizer(hf.models.BPE(vocab, [], unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = hf.pre_tokenizers.Whitespace(), hf.decoders.BPEDecoder()
-    return SubwordTokenizer("file", tokenizer)
+    return HFTokenizer(tokenizer)
 
 
 def marian() -> Tokenizer:
     """A tokenizer whose decoded texts have no space at their ends, where the piece of a space may stand alone."""
     pieces = ["</s>", "<unk>", "▁", "▁the", "a", "t", "数", ".", "<pad>"]
     special = dataclasses.replace(DEFAULT_SPECIAL_TOKENS, names=((0, "</s>"), (8, "<pad>")), eos=(0,), unknown=1, pad=8)
-    return PiecesTokenizer(spiece_model(vocab_size=60), {piece: i for i, piece in enumerate(pieces)}, special)
+    return SentencePieceTokenizer(spiece_model(vocab_size=60), special, {piece: i for i, piece in enumerate(pieces)})
 
 
 IMPORTED = {

@@ -4,12 +4,11 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from tests.data.trained import trained_tokenizer
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
-from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
 from tformer_jax.runs import run_folder, weights
 
 LLAMA: dict[str, Any] = {
@@ -111,11 +110,7 @@ TEXTS = ["the cat sat on the mat", "der Hund, 1234 Ωμέγα 漢字 isn't", "\t
 @functools.cache
 def tokenizer(kind: str) -> Tokenizer:
     """Returns a tokenizer of this package that is trained on a few sentences."""
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind in ("characters", "words"):
-        return {"characters": CharacterTokenizer, "words": WordTokenizer}[kind].train(TEXTS, 400)
-    return SubwordTokenizer.train(kind, TEXTS, 400, split_digits=True)
+    return trained_tokenizer(kind, TEXTS, 400, split_digits=kind in ("bpe", "unigram"))
 
 
 def make(

@@ -10,9 +10,9 @@ import transformers
 
 from tests.parity import checkpoints
 from tests.parity.checkpoints import TEXTS
-from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.exported import save_tokenizers
-from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS
 
 T5 = {"model_type": "t5", "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
 LLAMA = {"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
@@ -143,7 +143,7 @@ def test_special_tokens_from_a_size_on_are_left_out(models, tmp_path):
 def test_span_corruption_uses_the_sentinels_of_t5(models, tmp_path):
     write(tmp_path, models["t5"], T5, {})
     tokenizer = load_checkpoint_tokenizers(tmp_path).target
-    extended = ExtendedTokenizer.of(tokenizer, SENTINEL_TOKENS)
+    extended = tokenizer.extended(SENTINEL_TOKENS)
     assert extended.vocab_size == tokenizer.vocab_size
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert [extended.id_of(name) for name in SENTINEL_TOKENS] == theirs.convert_tokens_to_ids([*SENTINEL_TOKENS])

@@ -6,16 +6,15 @@ import json
 import pytest
 import transformers
 
+from tests.data.trained import trained_tokenizer
 from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
-from tformer_jax.data.tokenizers.as_library import byte_names
+from tformer_jax.data.tokenizers.checkpoints import characters
 from tformer_jax.data.tokenizers.exported import save_tokenizers
-from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
-from tformer_jax.data.tokenizers.normalization import WHITESPACE, NormalizedTokenizer
-from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from tformer_jax.data.tokenizers.standalone import characters
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
+from tformer_jax.data.tokenizers.normalization import WHITESPACE
+from tformer_jax.data.tokenizers.simple import WordTokenizer, byte_names
+from tformer_jax.data.tokenizers.training import ADDED
 from tformer_jax.interop import hf
 
 TEXTS = ("the cat sat", " the </s> cat<pad><mask>", "a\u2028b", "<unk>", "<extra_id_0> on", "")
@@ -27,7 +26,7 @@ WRITTEN = (
 
 @pytest.fixture(scope="module", params=["bpe", "unigram", "wordpiece"])
 def own(request):
-    return SubwordTokenizer.train(request.param, ["the cat sat on the mat"] * 9, 300, split_digits=False)
+    return trained_tokenizer(request.param, ["the cat sat on the mat"] * 9, 300)
 
 
 KINDS = ("bpe", "unigram", "wordpiece", "bytes", "characters", "words")
@@ -37,16 +36,7 @@ SEQ2SEQ = ("t5", "bart", "marian")
 @functools.cache
 def trained(kind):
     texts = ["the cat sat on the mat", "der Hund, 1234 Ωμέγα 漢字 isn't", "\tnew <|endoftext|>"] * 9
-    if kind in SIMPLE:
-        return SIMPLE[kind](texts)
-    return SubwordTokenizer.train(kind, texts, 400, split_digits=True)
-
-
-SIMPLE = {
-    "bytes": lambda texts: ByteTokenizer(),
-    "characters": lambda texts: CharacterTokenizer.train(texts, 400),
-    "words": lambda texts: WordTokenizer.train(texts, 400),
-}
+    return trained_tokenizer(kind, texts, 400, split_digits=kind in ("bpe", "unigram"))
 
 
 def assert_equal_after_export(tokenizer, folder, model_type, family, texts=TEXTS):
@@ -84,8 +74,8 @@ def test_every_architecture_reads_the_same_ids(model_type, kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "bart"])
 def test_a_tokenizer_that_cleans_white_space(model_type, kind, tmp_path):
-    cleaning = NormalizedTokenizer(trained(kind), (WHITESPACE,), "")
-    extended = ExtendedTokenizer.of(cleaning, ADDED["masked_tokens"])
+    cleaning = trained(kind).normalized((WHITESPACE,), "")
+    extended = cleaning.extended(ADDED["masked_tokens"])
     family = "seq2seq" if model_type in SEQ2SEQ else "decoder_lm"
     theirs = assert_equal_after_export(extended, tmp_path, model_type, family, WRITTEN)
     assert theirs.convert_tokens_to_ids("<mask>") == extended.id_of("<mask>")
@@ -93,7 +83,7 @@ def test_a_tokenizer_that_cleans_white_space(model_type, kind, tmp_path):
 
 
 def test_the_steps_that_cannot_be_written_are_named(tmp_path):
-    normalized = NormalizedTokenizer(trained("bpe"), (WHITESPACE, "nfkc"), "")
+    normalized = trained("bpe").normalized((WHITESPACE, "nfkc"), "")
     why_not = save_tokenizers(tmp_path, Tokenizers(normalized, normalized), "llama", pair=False)
     assert why_not == "tokenizer.json cannot hold data.normalize=('nfkc',)"
 
@@ -146,7 +136,7 @@ def byte_level_vocabulary():
 
 
 def test_words_that_are_names_of_special_tokens_are_not_written(tmp_path):
-    tokenizer = WordTokenizer.train(["the <unk> cat"], 400)
+    tokenizer = WordTokenizer(["<unk>", "cat", "the"])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     why_not = save_tokenizers(tmp_path, Tokenizers(tokenizer, tokenizer), "gpt2", pair=False)
     assert why_not == "tokenizer.json cannot hold a tokenizer of the kind 'words' with these ids"
@@ -161,14 +151,14 @@ def test_names_of_special_tokens_in_a_text_are_text(own, model_type, family, tmp
 
 @pytest.mark.parametrize("objective", ["masked_tokens", "span_corruption"])
 def test_tokens_that_an_objective_added(own, objective, tmp_path):
-    extended = ExtendedTokenizer.of(own, ADDED[objective])
+    extended = own.extended(ADDED[objective])
     theirs = assert_equal_after_export(extended, tmp_path, "t5", "seq2seq")
     for name in ADDED[objective]:
         assert theirs.convert_tokens_to_ids(name) == extended.id_of(name)
 
 
 def test_a_tokenizer_that_an_objective_did_not_extend(own, tmp_path):
-    assert_equal_after_export(ExtendedTokenizer.of(own, ()), tmp_path, "bert", "masked_lm")
+    assert_equal_after_export(own.extended(()), tmp_path, "bert", "masked_lm")
 
 
 @pytest.mark.parametrize("text", ["abc", "0123"])

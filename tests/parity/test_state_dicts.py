@@ -363,7 +363,7 @@ def test_tokenizers_that_do_not_fit(tmp_path, text_file, word_files):
 
 
 def test_characters_are_nanogpts(text_file):
-    from tformer_jax.data.tokenizers.standalone import characters
+    from tformer_jax.data.tokenizers.checkpoints import characters
 
     tokenizer, known = characters(TEXT), sorted(set(TEXT))
     assert tokenizer.encode(PROMPT) == [known.index(character) for character in PROMPT]

@@ -15,9 +15,9 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, Pa
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import check_predictable
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import characters
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.data.tokenizers.standalone import characters
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import experiment, loop, run_folder
 from tformer_jax.runs.start_from import Report, check_tokenizers
@@ -301,7 +301,7 @@ def test_appended_tokens_are_not_other_tokens(corpus_folder, tmp_path):
     values["model"]["vocab_size"] = values["model"]["source_vocab_size"] = 25
     built = experiment.build(Config.from_dict(values), tmp_path / "first", data_root=corpus_folder)
     built.close()
-    more = ExtendedTokenizer(built.tokenizers.target, ["<mask>"])
+    more = built.tokenizers.target.extended(["<mask>"])
     assert check_tokenizers(built.cfg.train, built.cfg.model, Tokenizers(more, more), tmp_path / "first") is None
 
 
@@ -357,7 +357,7 @@ def test_documents_of_which_no_character_is_a_token_are_refused_before_training(
 
 def test_tied_embeddings_need_one_vocabulary():
     """Two vocabularies of equal size would pass for one."""
-    source, target = (CharacterTokenizer.train([letters], 16) for letters in ("abc", "xyz"))
+    source, target = (CharacterTokenizer(letters) for letters in ("abc", "xyz"))
     assert source.vocab_size == target.vocab_size
     cfg = Config(model=ModelConfig(tie_embeddings="all"))
     with pytest.raises(UserError, match="model.tie_embeddings='all': needs one vocabulary, but the tokenizers"):

@@ -140,7 +140,7 @@ def test_the_rows_of_classes_that_both_know_are_loaded(classifier):
 def with_letters(other, letters: str) -> tuple[Tokenizers, ModelConfig]:
     """Returns tokenizers of the pieces of a run's tokenizers and `letters`, in another order, and a padded model."""
     source, target = (
-        CharacterTokenizer([*letters, *reversed(getattr(side, "tokenizer", side).pieces)])
+        CharacterTokenizer([*letters, *reversed(side.pieces)])
         for side in (other.tokenizers.source, other.tokenizers.target)
     )
     sizes = {"vocab_size": target.vocab_size + 2, "source_vocab_size": source.vocab_size + 2}

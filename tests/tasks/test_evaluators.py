@@ -20,9 +20,9 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.objectives import covering_corrupted, objective_of
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import ExtendedTokenizer, Tokenizers
-from tformer_jax.data.tokenizers.extended import ADDED
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
+from tformer_jax.data.tokenizers.training import ADDED
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import RowDecoder
@@ -140,7 +140,7 @@ def test_prompts_leave_room_for_the_prefix_of_outputs():
 @pytest.mark.parametrize(("family", "objective"), [("masked_lm", "masked_tokens"), ("seq2seq", "span_corruption")])
 def test_pre_training_objectives(family, objective):
     """The mean negative log-likelihood and the accuracy of the labels of corrupted windows, in NumPy."""
-    tokenizer = ExtendedTokenizer(LETTERS, ADDED[objective])
+    tokenizer = LETTERS.extended(ADDED[objective])
     vocabularies = {"vocab_size": tokenizer.vocab_size, "tie_embeddings": "output"}
     if family == "seq2seq":
         vocabularies["source_vocab_size"] = tokenizer.vocab_size

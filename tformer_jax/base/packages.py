@@ -1,7 +1,9 @@
 """Packages that only some commands and settings need; the extras of pyproject.toml install them."""
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
+from typing import Any
 
 from tformer_jax.base.errors import UserError
 
@@ -10,6 +12,12 @@ def require(what: str, modules: Sequence[str], extra: str) -> None:
     """Raises `UserError`, which begins with `what`, if a module of an extra is not installed."""
     if missing := not_installed(modules):
         raise UserError(f'{what} needs {" and ".join(missing)}: pip install -e ".[{extra}]"')
+
+
+def import_extra(what: str, module: str, extra: str) -> Any:
+    """Imports a module of an extra; arguments and exceptions are those of `require`."""
+    require(what, (module,), extra)
+    return importlib.import_module(module)
 
 
 def not_installed(modules: Sequence[str]) -> list[str]:

@@ -17,8 +17,7 @@ from tformer_jax.base.paths import is_remote
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
-from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
-from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_standalone_tokenizers
 from tformer_jax.interop import companions, files, generation, hf, hub, sentence, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
@@ -163,7 +162,7 @@ def _fit_tokenizers(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tok
 def _limit_tokens(path: Path, tokenizer: Tokenizer, V: int) -> Tokenizer:
     if tokenizer.vocab_size <= V:
         return tokenizer
-    limited = tokenizer.without_added(V) if isinstance(tokenizer, CheckpointTokenizer | PiecesTokenizer) else tokenizer
+    limited = tokenizer.without_added(V)
     if limited.vocab_size > V or max(limited.special.used) >= V:
         raise UserError(f"{path}: its tokenizer has {tokenizer.vocab_size} tokens, and its model only {V}")
     return limited

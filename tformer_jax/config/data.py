@@ -3,14 +3,12 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from tformer_jax.config import kinds
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
 from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES
 
-TOKENIZERS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece", "file")
-SIZED = ("words", "bpe", "unigram", "wordpiece")
-"""Tokenizers with a vocabulary of at most `data.vocab_size`."""
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 READ_SOURCES = {"source": ("parallel_lines", "text", "lines", "tsv", "jsonl", "parquet", "prepared")}
 """`used_by` of settings about what this package reads from files."""
@@ -122,10 +120,14 @@ class DataConfig(Section):
     tokenizer: str = setting(
         "bpe",
         "kind of tokenizer; file: load tokenizer_file; training unigram again gives slightly different scores",
-        choices=TOKENIZERS,
+        choices=kinds.TOKENIZERS,
     )
-    source_tokenizer: str | None = setting(None, "kind of the source's tokenizer; None: tokenizer", choices=TOKENIZERS)
-    target_tokenizer: str | None = setting(None, "kind of the target's tokenizer; None: tokenizer", choices=TOKENIZERS)
+    source_tokenizer: str | None = setting(
+        None, "kind of the source's tokenizer; None: tokenizer", choices=kinds.TOKENIZERS
+    )
+    target_tokenizer: str | None = setting(
+        None, "kind of the target's tokenizer; None: tokenizer", choices=kinds.TOKENIZERS
+    )
     tokenizer_file: str | None = setting(
         None,
         "file: tokenizer.json, SentencePiece .model, .tiktoken ranks (texts are split as for GPT-2), a run's "
@@ -135,7 +137,7 @@ class DataConfig(Section):
         8000,
         "maximum size of a trained vocabulary, special tokens included (characters: all that occur)",
         low=8,
-        used_by={"tokenizer": SIZED},
+        used_by="tokenizer",
     )
     split_digits: bool = setting(False, "bpe and unigram: one token per digit (characters and bytes: always)")
     bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
@@ -145,7 +147,7 @@ class DataConfig(Section):
         "maximum number of training examples for the tokenizer, spread over all; alphabets (characters, wordpiece) are "
         "read from all examples, except those of generated data",
         low=1,
-        used_by={"tokenizer": ("characters", *SIZED)},
+        used_by="tokenizer",
     )
 
     batching: str = setting(
@@ -195,6 +197,8 @@ class DataConfig(Section):
 
     def values_of(self, switch: str) -> tuple[Any, ...]:
         """As `Section.values_of`; `tokenizer` has a value for each side."""
+        if switch in ("source_tokenizer", "target_tokenizer"):
+            return ()
         return self.tokenizer_kinds if switch == "tokenizer" else super().values_of(switch)
 
     def _check_source(self) -> None:
@@ -231,17 +235,21 @@ class DataConfig(Section):
             )
 
     def _check_tokenizer(self) -> None:
-        kinds = self.tokenizer_kinds
-        if "file" in kinds and self.tokenizer_file is None:
+        sides = self.tokenizer_kinds
+        if "file" in sides and self.tokenizer_file is None:
             raise self.error("tokenizer_file", "must name the file for data.tokenizer='file'")
-        if "file" not in kinds and self.tokenizer_file is not None:
-            raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {kinds[0]!r}; write None")
-        if self.split_digits and not {"bpe", "unigram", "characters", "bytes"} & {*kinds}:
-            raise self.error("split_digits", f"needs data.tokenizer='bpe' or 'unigram', not {kinds[0]!r}; write False")
-        if self.bpe_dropout and not {"bpe", "file"} & {*kinds}:
-            raise self.error("bpe_dropout", f"needs a BPE tokenizer, not {kinds[0]!r}; write 0.0")
-        if self.shared_vocab and len(set(kinds)) > 1:
+        if "file" not in sides and self.tokenizer_file is not None:
+            raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {sides[0]!r}; write None")
+        if self.split_digits and not self._is_used("split_digits"):
+            raise self.error("split_digits", f"needs data.tokenizer='bpe' or 'unigram', not {sides[0]!r}; write False")
+        if self.bpe_dropout and not self._is_used("bpe_dropout"):
+            raise self.error("bpe_dropout", f"needs a BPE tokenizer, not {sides[0]!r}; write 0.0")
+        if self.shared_vocab and len(set(sides)) > 1:
             raise self.error("shared_vocab", "must be False for tokenizers of different kinds")
+
+    def _is_used(self, name: str) -> bool:
+        """Returns whether a tokenizer uses the setting."""
+        return any(kind in kinds.Users(kinds.TOKENIZERS, name) for kind in self.tokenizer_kinds)
 
     def _check_batching(self) -> None:
         if self.workers and self.source == "prepared" and self.batching != "windows" and not self.bpe_dropout:

@@ -114,6 +114,16 @@ OPTIMIZERS = Kinds(
     muon="tformer_jax.train.muon:muon",
     schedule_free_adamw="tformer_jax.train.optimizer_kinds:schedule_free_adamw",
 )
+TOKENIZERS = Kinds(
+    bytes="tformer_jax.data.tokenizers.simple:ByteTokenizer",
+    characters="tformer_jax.data.tokenizers.simple:CharacterTokenizer",
+    words="tformer_jax.data.tokenizers.simple:WordTokenizer",
+    bpe="tformer_jax.data.tokenizers.huggingface:BPE",
+    unigram="tformer_jax.data.tokenizers.huggingface:Unigram",
+    wordpiece="tformer_jax.data.tokenizers.huggingface:WordPiece",
+    file="tformer_jax.data.tokenizers.huggingface:HFTokenizer",
+)
+"""Kinds of tokenizers; a `file` that is no `tokenizer.json` has a class of `data/tokenizers/files.py`."""
 POOLINGS = ("mean", "first", "last")
 """Poolings over the tokens of a text."""
 EMBEDDING_POOLINGS = (*POOLINGS, "max", "mean_sqrt", "weighted_mean")

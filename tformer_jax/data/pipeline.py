@@ -32,7 +32,7 @@ from tformer_jax.data.rows import (
     id_reader,
     pending_reader,
 )
-from tformer_jax.data.tokenizers import Tokenizers, is_bpe
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import Tokenized, document_end, evaluation_converter, feature_converter
 from tformer_jax.data.windows import Windows, covering_windows, token_stream
 
@@ -61,7 +61,7 @@ def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards
         DataError: raised by the iterator for a token id outside the vocabulary.
     """
     check_divisible(cfg, shards.count)
-    if cfg.data.bpe_dropout and not any(map(is_bpe, (tokenizers.source, tokenizers.target))):
+    if cfg.data.bpe_dropout and not (tokenizers.source.is_bpe or tokenizers.target.is_bpe):
         raise cfg.data.error("bpe_dropout", "needs a BPE tokenizer, which the data does not have; write 0.0")
     dataset = (_window_batches if cfg.data.batching == "windows" else _example_batches)(cfg, corpus, tokenizers, shards)
     return Prefetched(iter(dataset.map(functools.partial(_check_ids, tokenizers))), PREFETCHED_BATCHES)

@@ -12,7 +12,7 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
-from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers, is_bpe
+from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
 
@@ -46,8 +46,8 @@ class Tokenized:
     @functools.cached_property
     def _dropouts(self) -> dict[Tokenizer, BpeDropout]:
         """BPE-dropout of each tokenizer that is a BPE; empty without dropout."""
-        found = {self.tokenizers.source, self.tokenizers.target} if self.dropout else ()
-        return {tokenizer: BpeDropout(tokenizer, self.dropout) for tokenizer in found if is_bpe(tokenizer)}
+        both = {self.tokenizers.source, self.tokenizers.target} if self.dropout else ()
+        return {tokenizer: BpeDropout(tokenizer, self.dropout) for tokenizer in both if tokenizer.is_bpe}
 
 
 def tokenize(

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.data.tokenizers.extended import unextended
-from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among
 from tformer_jax.inference.stopping import output_decoder
@@ -202,8 +200,7 @@ def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
 
 def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
     """Checks texts as a tokenizer that normalizes writes them; `DecodeConfig.check` compares them as they are."""
-    tokenizer = unextended(tokenizer)
-    if not isinstance(tokenizer, NormalizedTokenizer):
+    if not tokenizer.steps:
         return
     for text in cfg.stop:
         if (written := tokenizer.normalize(text)) != text:

@@ -7,8 +7,6 @@ from typing import Any
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.data.tokenizers.extended import unextended
-from tformer_jax.data.tokenizers.normalization import NormalizedTokenizer
 
 ON_LONG = ("stop", "truncate", "skip")
 """What can be done with a text that is too long for the model."""
@@ -91,12 +89,8 @@ def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
     """Returns the characters of `text` that a tokenizer without unknown token leaves out, as those of nanoGPT do."""
     if tokenizer.special.unknown is not None:
         return ""
-    tokenizer = unextended(tokenizer)
-    if isinstance(tokenizer, NormalizedTokenizer):
-        text = tokenizer.normalize(text)
-        tokenizer = tokenizer.tokenizer
-    characters = list(dict.fromkeys(text))
-    return "".join(c for c, ids in zip(characters, tokenizer.encode_batch(characters), strict=True) if not ids)
+    characters = list(dict.fromkeys(tokenizer.normalize(text)))
+    return "".join(c for c, ids in zip(characters, tokenizer.encode_normalized(characters), strict=True) if not ids)
 
 
 def check_example(cfg: ModelConfig, index: int, example: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.tokenizers import Tokenizers, mask_of
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows, power_of_two
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.nn.sharding import replicate
@@ -42,7 +42,7 @@ class MaskFiller:
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, top: int):
         self.cfg, self.model, self.top, self._tokenizer = cfg, model, top, tokenizers.target
-        mask = mask_of(self._tokenizer.special)
+        mask = self._tokenizer.mask
         if mask is None:
             raise UserError("the tokenizer of this run has no mask token")
         if not 1 <= top <= self._tokenizer.vocab_size:

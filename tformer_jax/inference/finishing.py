@@ -11,8 +11,8 @@ from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
-from tformer_jax.data.tokenizers.alignment import copied_words, unknown_per_word
-from tformer_jax.data.tokenizers.detokenization import detokenizer
+from tformer_jax.data.tokenizers.normalization import detokenizer
+from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
 from tformer_jax.inference.batching import in_batches, pad_inputs
 from tformer_jax.inference.watch import check, watch
 from tformer_jax.models import registry
@@ -66,7 +66,8 @@ class Finisher:
 
     @functools.cached_property
     def _detokenize(self) -> Callable[[str], str]:
-        return detokenizer(self._tokenizers.target)
+        target = self._tokenizers.target
+        return detokenizer(target.steps, target.language)
 
     @functools.cached_property
     def _copies(self) -> bool:

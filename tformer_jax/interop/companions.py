@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.data.tokenizers.json_files import read_json
+from tformer_jax.base.json_files import read_json
 
 FILES = (
     *("chat_template.jinja", "modules.json", "config_sentence_transformers.json"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.tokenizers.json_files import read_json
+from tformer_jax.base.json_files import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.json_files import read_json
 from tformer_jax.config import DecodeConfig, ModelConfig
-from tformer_jax.data.tokenizers.json_files import read_json
 from tformer_jax.interop.architecture import Settings
 from tformer_jax.special_tokens import SpecialTokens
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.json_files import read_json
 from tformer_jax.config import EmbedConfig
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.data.tokenizers.json_files import read_json
 
 MODULES = "modules.json"
 SETTINGS = tuple(

@@ -5,8 +5,7 @@ import functools
 import numpy as np
 
 from tformer_jax.data.columns import TokenIds
-from tformer_jax.data.tokenizers import ExtendedTokenizer
-from tformer_jax.data.tokenizers.extended import MASK, SENTINEL_TOKENS
+from tformer_jax.data.tokenizers import MASK, SENTINEL_TOKENS, Tokenizer
 
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
@@ -14,7 +13,7 @@ SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 class Vocabulary:
     """Tables of the tokens of a tokenizer that has the special tokens of an objective."""
 
-    def __init__(self, tokenizer: ExtendedTokenizer):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
     @property

@@ -1,19 +1,32 @@
-"""The tokenizer interface."""
+"""The tokenizer interface: what each kind implements, and what all share."""
 
+import copy
 import dataclasses
-import importlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+import functools
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import tokenizers as hf
 
-from tformer_jax.base.errors import UserError
-from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, SPECIAL_TOKENS, UNK, SpecialTokens
+from tformer_jax.config import DataConfig
+from tformer_jax.config.noise import SENTINELS
+from tformer_jax.data.tokenizers.normalization import normalizer
+from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
 """Id of the first token that is not special in this package's tokenizers."""
 UNKNOWN_MARK = "\ufdd0"
 """A noncharacter of Unicode, which marks the place of an unknown token in a text while it is decoded."""
+MASK = "<mask>"
+SENTINEL = "<extra_id_{}>"
+"""Names of T5's sentinels, by number."""
+SENTINEL_TOKENS = tuple(map(SENTINEL.format, range(SENTINELS)))
+SYNONYMS = {MASK: "[MASK]"}
+"""Other names of these tokens in published vocabularies."""
+
+_cached_normalizer = functools.cache(normalizer)
 
 
 class Decoder(Protocol):
@@ -34,55 +47,159 @@ class Decoder(Protocol):
         ...
 
 
-class Tokenizer(Decoder, Protocol):
-    """Converts text to token ids and back."""
+class Tokenizer:
+    """Converts text to token ids and back.
 
-    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
-        """Decodes the ids before the first EOS token, skipping other special tokens.
+    A kind sets `vocab_size`, and the other attributes where they differ. It implements `encode_normalized`,
+    `decode_ordinary`, `describe` and `from_json`, and also `train` if it is a value of `data.tokenizer`.
+    """
+
+    kind: str = ""
+    """The name in `kinds.TOKENIZERS`, or of a format of files."""
+    settings: ClassVar[tuple[str, ...]] = ("vocab_size", "tokenizer_examples")
+    """The settings of `data` with `used_by="tokenizer"` that training uses."""
+    is_bpe: ClassVar[bool] = False
+    """Whether `BpeDropout` can segment texts."""
+    vocab_size: int
+    """Vocabulary size V: ids are in [0, V)."""
+    special: SpecialTokens = DEFAULT_SPECIAL_TOKENS
+    """The special tokens, those of `extension` included."""
+    fallback_bytes: frozenset[int] = frozenset()
+    """Ids of byte-fallback tokens: single bytes, of which a run is decoded at once."""
+    steps: tuple[str, ...] = ()
+    """Steps that normalize each text before it is encoded, in order."""
+    language: str = ""
+    """Code of the language whose rules the steps apply."""
+    extension: tuple[str, ...] = ()
+    """Names of the special tokens that `extended` appended to the vocabulary; texts never have them."""
+
+    @classmethod
+    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> "Tokenizer":
+        """Trains a tokenizer on normalized texts.
 
         Args:
-            unknown: text of an unknown token; empty: omit it.
+            texts: those of at most `cfg.tokenizer_examples` examples.
+            alphabet: those of all examples, for a vocabulary with each of their characters. Like `texts`, it can be
+                iterated once, and is read only then.
+
+        Raises:
+            UserError: `cfg.vocab_size` is too small.
         """
-        ...
+        raise NotImplementedError
+
+    def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text, which is normalized."""
+        raise NotImplementedError
+
+    def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
+        """Decodes ids without special tokens; if `unknown` is not empty, it is the text of `unknown_ids`."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the JSON from which `from_json` restores the tokenizer, without its normalization and extension."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Tokenizer":
+        """Restores a tokenizer from its description, to which `kind` is added."""
+        raise NotImplementedError
 
     @property
-    def vocab_size(self) -> int:
-        """Vocabulary size V: ids are in [0, V)."""
-        ...
+    def own_size(self) -> int:
+        """Vocabulary size without `extension`."""
+        return self.vocab_size - len(self.extension)
+
+    @property
+    def own_special(self) -> SpecialTokens:
+        """The special tokens without `extension`."""
+        names = self.special.names
+        return dataclasses.replace(self.special, names=names[: len(names) - len(self.extension)])
+
+    @property
+    def mask(self) -> tuple[int, str] | None:
+        """The id and the name of the mask token; None: there is none."""
+        ids = {name: i for i, name in self.special.names}
+        return next(((ids[name], name) for name in (MASK, SYNONYMS[MASK]) if name in ids), None)
+
+    @property
+    def unknown_ids(self) -> set[int]:
+        """Tokens that stand for text outside the vocabulary, and nothing else."""
+        unknown = self.special.shown_unknown
+        return set() if unknown is None else {unknown}
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text, without the special tokens around it.
 
         Names of special tokens are encoded as ordinary text, except by tokenizers of checkpoints, which read them.
         """
-        ...
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes each text as `encode` does."""
-        ...
+        return self.encode_normalized(list(map(self.normalize, texts)) if self.steps else texts)
+
+    def normalize(self, text: str) -> str:
+        """Applies the steps of normalization to a text."""
+        return _cached_normalizer(self.steps, self.language)(text)
+
+    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
+        """Decodes the ids before the first EOS token, skipping other special tokens and ids outside the vocabulary.
+
+        Invalid UTF-8 becomes U+FFFD.
+
+        Args:
+            unknown: text of an unknown token; empty: omit it.
+        """
+        hidden, eos, shown = self.special.name_of, self.special.eos, self.unknown_ids if unknown else ()
+        before_end = (int(i) for i in itertools.takewhile(lambda i: i not in eos, ids) if 0 <= i < self.own_size)
+        return self.decode_ordinary([i for i in before_end if i not in hidden or i in shown], unknown)
+
+    def normalized(self, steps: Sequence[str], language: str) -> Self:
+        """Returns a copy that normalizes texts by `steps`; arguments and exceptions are those of `normalizer`."""
+        changed = copy.copy(self)
+        changed.steps, changed.language = tuple(steps), language
+        _cached_normalizer(changed.steps, language)
+        return changed
+
+    def extended(self, names: Sequence[str]) -> Self:
+        """Returns a copy with those special tokens appended to the vocabulary that it does not have."""
+        present = {name for _, name in self.special.names}
+        missing = [name for name in names if not present & {name, SYNONYMS.get(name)}]
+        changed = copy.copy(self)
+        changed.extension, changed.vocab_size = (*self.extension, *missing), self.vocab_size + len(missing)
+        new = enumerate(missing, self.vocab_size)
+        changed.special = dataclasses.replace(self.special, names=(*self.special.names, *new))
+        return changed
+
+    def without_added(self, size: int) -> "Tokenizer":
+        """Returns a checkpoint's tokenizer without the added special tokens whose ids are `size` or more."""
+        return self
+
+    def id_of(self, name: str) -> int:
+        """Returns the id of a special token that `extended` was given."""
+        ids = {other: i for i, other in self.special.names}
+        return ids[name] if name in ids else ids[SYNONYMS[name]]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON from which `from_json` restores the tokenizer."""
-        ...
+        """Returns the JSON from which `tokenizers.from_json` restores the tokenizer."""
+        values = {"kind": self.kind, **self.describe()}
+        if self.steps:
+            values = {"kind": "normalized", "steps": list(self.steps), "language": self.language, "tokenizer": values}
+        if self.extension:
+            values = {"kind": "extended", "added": list(self.extension), "tokenizer": values}
+        return values
 
+    def to_library(self) -> hf.Tokenizer | None:
+        """Returns a tokenizer of the `tokenizers` library with the same ids and decoded texts; None: there is none.
 
-def ordinary(ids: Iterable[int], *, unknown: bool = False) -> Iterator[int]:
-    """Yields the ids before the first EOS, without special tokens, for this package's special tokens.
+        It is without the normalization and the extension.
+        """
+        return None
 
-    Args:
-        unknown: also yield the unknown token.
-    """
-    for i in ids:
-        if i == EOS:
-            return
-        if i >= FIRST or (unknown and i == UNK):
-            yield int(i)
-
-
-def decode_tokens(library: hf.Tokenizer, tokens: Sequence[str]) -> str:
-    """Decodes tokens, given as the library writes them in its vocabulary."""
-    decoder = library.decoder
-    return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+    def vocabulary(self) -> tuple[str, dict[str, int]]:
+        """Returns the notation of a vocabulary, and ids by token; tokens of the same notation are comparable."""
+        values = {"kind": self.kind, **self.describe()}
+        return json.dumps(values, sort_keys=True), {str(i): i for i in range(self.own_size)}
 
 
 def with_context(tokenizer: Tokenizer) -> SpecialTokens:
@@ -95,36 +212,7 @@ def with_context(tokenizer: Tokenizer) -> SpecialTokens:
     return dataclasses.replace(DEFAULT_SPECIAL_TOKENS, context=next((i for i in last if tokenizer.decode([i])), None))
 
 
-def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:
-    """Returns the text of each id alone; special tokens by their names."""
-    return [tokenizer.special.name(i) or tokenizer.decode([i]) for i in ids]
-
-
-def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Returns whether the ids that two tokenizers share have the same texts."""
-    ids = range(min(one.vocab_size, other.vocab_size))
-    return one is other or one.to_json() == other.to_json() or token_texts(one, ids) == token_texts(other, ids)
-
-
-class OneByOne:
-    """A tokenizer that encodes the texts of a batch one after another."""
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes a text."""
-        raise NotImplementedError
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes each text as `encode` does."""
-        return list(map(self.encode, texts))
-
-
-def import_library(name: str, what: str = "this tokenizer") -> Any:
-    """Imports a library of the extra `tokenizers`, which `what` needs.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f'{what} needs {name}: pip install -e ".[tokenizers]"') from None
+def special_from_json(values: dict[str, Any]) -> SpecialTokens:
+    """Restores special tokens from their fields, whose tuples JSON writes as lists."""
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list | tuple)}
+    return SpecialTokens(**{**values, **lists, "names": tuple((i, name) for i, name in values["names"])})

@@ -1,32 +1,39 @@
-"""Reads the tokenizer of a checkpoint folder in Hugging Face's format, with the ids and templates of transformers."""
+"""Reads the tokenizers of checkpoints, with the ids and templates of transformers: of folders, or of given files."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers as hf
 
 from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.base.json_files import Settings, read_json
 from tformer_jax.config.noise import SENTINELS
-from tformer_jax.data.tokenizers.added import Fields, read_added, special_token
-from tformer_jax.data.tokenizers.base import import_library
-from tformer_jax.data.tokenizers.declared import add_declared, content, special_names
-from tformer_jax.data.tokenizers.json_files import read_json
-from tformer_jax.data.tokenizers.pair import Tokenizers
-from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
-from tformer_jax.data.tokenizers.replaced_parts import (
-    Settings,
-    bert_normalizer,
+from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.classes import (
+    CLASS_ROLES,
+    add_declared,
+    add_named,
+    content,
     rebuilding_class,
     replace_ends,
     replace_parts,
+    special_names,
     surround,
+)
+from tformer_jax.data.tokenizers.files import Tokenizers, is_saved, load_tokenizer
+from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
+from tformer_jax.data.tokenizers.sentencepiece import (
+    Fields,
+    SentencePieceTokenizer,
+    load_model,
+    read_added,
+    special_token,
 )
 from tformer_jax.special_tokens import SpecialTokens
 
-BERT_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
 PAIRS = ("bart", "marian", "t5")
@@ -36,6 +43,13 @@ BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokeni
 OF_OUTPUTS = ("forced_bos_token_id", "force_bos_token_to_be_generated", "bad_words_ids", "suppress_tokens")
 """Fields about tokens of outputs alone, of `generation_config.json`, or of `config.json` if there is no such file."""
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+USUAL_NAMES = {
+    "bos": ("<s>", "<bos>", "[BOS]", "<sos>", "<|endoftext|>", "[CLS]"),
+    "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
+    "pad": ("<pad>", "[PAD]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+"""Names of special tokens; the first one that a vocabulary has is taken."""
 
 
 def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
@@ -52,30 +66,22 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
         generation = read_json(folder / "generation_config.json")
         settings = {name: value for name, value in settings.items() if name not in OF_OUTPUTS}
         settings |= {name: value for name, value in generation.items() if value is not None}
-    for name, load in LOADERS.items():
-        if (folder / name).is_file():
-            return _checked(folder / name, load, settings)
-    raise UserError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
-
-
-def _checked(path: Path, load: Callable[[Path, Settings], Tokenizers], settings: Settings) -> Tokenizers:
+    name = next((name for name in LOADERS if (folder / name).is_file()), None)
+    if name is None:
+        raise UserError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
     try:
-        return load(path.parent, settings)
+        return LOADERS[name](folder, settings)
     except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
-        reason = first_line(error, 200)
-        raise UserError(f"{path} is not a valid tokenizer ({reason})") from error
+        raise UserError(f"{folder / name} is not a valid tokenizer ({first_line(error, 200)})") from error
 
 
 def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
-    tokenizer = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    options, kind = read_json(folder / "tokenizer_config.json", {}), settings.get("model_type", "")
-    rebuilt = rebuilding_class(tokenizer, kind, options)
-    replace_parts(tokenizer, rebuilt, options)
-    tokenizer, options = add_declared(tokenizer, folder, options, rebuilt)
-    replace_ends(tokenizer, rebuilt, options)
-    return of_library(tokenizer, settings, options)
+    library = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    options = read_json(folder / "tokenizer_config.json", {})
+    kind = rebuilding_class(library, settings.get("model_type", ""), options)
+    return _rebuild(library, folder, settings, options, kind)
 
 
 def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
@@ -83,47 +89,45 @@ def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
     if settings.get("model_type") != "bert":
         raise UserError(f"{folder} has only vocab.txt, which is read for BERT: save its tokenizer.json")
     options = read_json(folder / "tokenizer_config.json", {})
-    names = BERT_TOKENS | {role: name for role, name in _named(options).items() if role in BERT_TOKENS}
+    names = CLASS_ROLES["BertTokenizer"] | _named(options)
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocab = {line: number for number, line in enumerate(lines)}  # a line may be U+2028, at which splitlines breaks
     if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
         raise UserError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
-    tokenizer = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
-    tokenizer.normalizer = bert_normalizer(options)
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = hf.decoders.WordPiece(prefix="##")
-    ends = names["cls"], names["sep"]
-    tokenizer.post_processor = hf.processors.TemplateProcessing(
-        single="{} $A {}".format(*ends), special_tokens=[(name, vocab[name]) for name in ends]
-    )
-    tokenizer, options = add_declared(tokenizer, folder, options, "BertTokenizer")
-    return of_library(tokenizer, settings, options)
+    library = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
+    return _rebuild(library, folder, settings, options, "BertTokenizer")
 
 
 def _vocab_and_merges(folder: Path, settings: Settings) -> Tokenizers:
     """Builds a byte-level BPE of GPT-2, BART or Qwen."""
     options = read_json(folder / "tokenizer_config.json", {})
-    model = hf.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    tokenizer = hf.Tokenizer(model)
-    kind = rebuilding_class(tokenizer, settings.get("model_type", ""), options)
+    library = hf.Tokenizer(hf.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    kind = rebuilding_class(library, settings.get("model_type", ""), options)
     if kind not in BYTE_LEVEL:
-        known = ", ".join(BYTE_LEVEL)
-        raise UserError(f"{folder} has only vocab.json and merges.txt, which are read for {known}: save tokenizer.json")
-    replace_parts(tokenizer, kind, options)
-    tokenizer, options = add_declared(tokenizer, folder, options, kind)
-    surround(tokenizer, *_own_ends(options))
-    replace_ends(tokenizer, kind, options)
-    return of_library(tokenizer, settings, options)
+        read = ", ".join(BYTE_LEVEL)
+        raise UserError(f"{folder} has only vocab.json and merges.txt, which are read for {read}: save tokenizer.json")
+    return _rebuild(library, folder, settings, options, kind, own_ends=True)
 
 
-def _own_ends(options: Settings) -> tuple[list[str], list[str]]:
-    """Returns the names of BOS and EOS if they surround texts, which without tokenizer.json is a setting."""
-    roles = [options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos")]
-    before, after = ([] if token is None else [content(token)] for token in roles)
-    return before, after
+def _rebuild(
+    library: hf.Tokenizer, folder: Path, settings: Settings, options: Settings, kind: str, *, own_ends: bool = False
+) -> Tokenizers:
+    """Completes a tokenizer as the class `kind` of transformers does, with the tokens of the JSON files beside it.
+
+    Args:
+        own_ends: whether `options` say if BOS and EOS surround texts, which transformers reads without tokenizer.json.
+    """
+    replace_parts(library, kind, options)
+    library, options = add_declared(library, folder, options, kind)
+    if own_ends:
+        tokens = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
+        surround(library, *([] if token is None else [content(token)] for token in tokens))
+    replace_ends(library, kind, options)
+    tokenizer = _wrap(library, settings, options)
+    return Tokenizers(tokenizer, tokenizer)
 
 
-def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> Tokenizers:
+def _wrap(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> HFTokenizer:
     """Wraps a tokenizer as transformers 5 does, which ignores `add_bos_token` and `add_eos_token` here.
 
     Args:
@@ -139,23 +143,24 @@ def of_library(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -
     probe = _probe(tokenizer)
     before, after = _template(tokenizer, probe)
     special = _special(settings, names, before, after, unknown and tokenizer.token_to_id(unknown))
-    found = CheckpointTokenizer(tokenizer, special, split_special_tokens=bool(options.get("split_special_tokens")))
-    found.special = dataclasses.replace(special, context=_context(found))
-    return Tokenizers(found, found)
+    split = bool(options.get("split_special_tokens"))
+    wrapped = HFTokenizer(tokenizer, special, split_special_tokens=split)
+    wrapped.special = dataclasses.replace(special, context=_context(wrapped))
+    return wrapped
 
 
-def _context(tokenizer: CheckpointTokenizer) -> int | None:
+def _context(tokenizer: HFTokenizer) -> int | None:
     """Returns a token after which others are decoded as within a text; None: they are always decoded alike.
 
     Some decoders leave out the space before the first word, also if it is the text of a token alone.
     """
     ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special.used]
-    texts = dict(zip(ids, tokenizer.decode_batch([[i] for i in ids]), strict=True))
+    texts = dict(zip(ids, tokenizer.library.decode_batch([[i] for i in ids]), strict=True))
     encoded = (i for text in ("a", *texts.values()) for i in tokenizer.encode(text)[-1:])
     context = next((i for i in encoded if i not in tokenizer.fallback_bytes and texts.get(i)), None)
     if context is None:
         return None
-    pairs = tokenizer.decode_batch([[context, i] for i in ids])
+    pairs = tokenizer.library.decode_batch([[context, i] for i in ids])
     alike = all(pair == texts[context] + texts[i] for i, pair in zip(ids, pairs, strict=True))
     return None if alike else context
 
@@ -186,13 +191,13 @@ def _marian(folder: Path, settings: Settings) -> Tokenizers:
     special = _special(settings, names, (), (vocab["</s>"],), vocab["<unk>"])
     models = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
     added = {i: special_token(name) for i, name in names.items()}
-    return Tokenizers(*(PiecesTokenizer(model, vocab, special, added) for model in models))
+    return Tokenizers(*(SentencePieceTokenizer(model, special, vocab, added) for model in models))
 
 
 def _pieces(folder: Path, settings: Settings) -> Tokenizers:
     """Builds the tokenizer of a SentencePiece model, with the tokens that its JSON files add."""
     raw = next(folder / name for name in PIECES if (folder / name).is_file()).read_bytes()
-    model = import_library("sentencepiece").SentencePieceProcessor(model_proto=raw)
+    model = load_model(raw)
     kind, options = settings.get("model_type"), read_json(folder / "tokenizer_config.json", {})
     begins = kind in BEGIN_WITH_BOS
     before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
@@ -201,8 +206,9 @@ def _pieces(folder: Path, settings: Settings) -> Tokenizers:
     names = {i: token["content"] for i, token in added.items() if token["special"]}
     special = _special(settings, names, before, after, model.unk_id())
     special = dataclasses.replace(special, context=_piece_context(model))
-    found = PiecesTokenizer(raw, None, special, added, spaced=not begins or bool(options.get("legacy")))
-    return Tokenizers(found, found)
+    spaced = not begins or bool(options.get("legacy"))
+    tokenizer = SentencePieceTokenizer(raw, special, added=added, spaced=spaced)
+    return Tokenizers(tokenizer, tokenizer)
 
 
 def _piece_context(model: Any) -> int | None:
@@ -221,6 +227,69 @@ def _added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[
     listed = read_json(folder / "added_tokens.json", {})
     declared = {i: special_token(name, special=name in names) for name, i in listed.items()}
     return read_added(model, names, declared, sentinels)
+
+
+def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenizers:
+    """Reads one tokenizer, or those of the source and the target.
+
+    A file is a `tokenizer.json`, a tokenizer of a run folder, or a `.txt`: the text whose sorted characters are the
+    vocabulary, without special tokens, as nanoGPT's character-level data has. The decoder of a pair starts with BOS,
+    and targets have no other tokens around them than EOS.
+
+    Raises:
+        UserError: a file is missing or damaged, or there are more files than tokenizers.
+    """
+    most = 2 if pair else 1
+    if len(files) > most:
+        raise UserError(f"{len(files)} tokenizers are given, but this model has {most}: leave out {files[most]}")
+    source, target = _load_standalone(files[0]), _load_standalone(files[-1])
+    if pair and target.kind == CHECKPOINT:
+        target.special = dataclasses.replace(target.special, before=(), after=())
+    return Tokenizers(source, target)
+
+
+def _load_standalone(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: name the file of a tokenizer")
+    if path.suffix == ".txt":
+        return _read_characters(path)
+    if is_saved(path):
+        return load_tokenizer(path)
+    try:
+        tokenizer = hf.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path} is not a valid tokenizer ({error})") from error
+    vocab = tokenizer.get_vocab()
+    roles = {role: name for role, names in USUAL_NAMES.items() for name in reversed(names) if name in vocab}
+    if "eos" not in roles:
+        raise UserError(f"{path} has no EOS token: one of {', '.join(USUAL_NAMES['eos'])}")
+    ids = {f"{role}_token_id": tokenizer.token_to_id(name) for role, name in roles.items()}
+    options = {f"{role}_token": name for role, name in roles.items()}
+    add_named(tokenizer, options)
+    return _wrap(tokenizer, ids, options)
+
+
+def _read_characters(path: Path) -> HFTokenizer:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+    if not text:
+        raise UserError(f"{path} is empty: name the text whose characters are the vocabulary")
+    return characters(text)
+
+
+def characters(text: str) -> HFTokenizer:
+    """Returns the tokenizer whose ids are the positions of the sorted characters of a text; it drops others.
+
+    Its EOS token is outside of the vocabulary: texts end only at their maximum length.
+    """
+    vocab = {character: number for number, character in enumerate(sorted(set(text)))}
+    tokenizer = hf.Tokenizer(hf.models.BPE(vocab, []))
+    tokenizer.decoder = hf.decoders.Fuse()
+    end = len(vocab)
+    special = SpecialTokens(names=(), start=end, eos=(end,), bos=None, pad=None, unknown=None, suppressed=())
+    return HFTokenizer(tokenizer, special)
 
 
 LOADERS: dict[str, Callable[[Path, Settings], Tokenizers]] = {
@@ -249,7 +318,7 @@ def _special(
         eos_ids = (size,)  # never predicted: outputs end at their maximum length
     if not eos_ids:
         raise UserError("config.json has no eos_token_id, with which outputs end")
-    start, forced = (_one(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
+    start, forced = (_single_id(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
     if forced is None and settings.get("force_bos_token_to_be_generated"):
         forced = bos
     if start is None and bos is None and settings.get("model_type") in PAIRS:
@@ -274,18 +343,18 @@ def _special(
     )
 
 
-def _one(settings: Settings, name: str) -> int | None:
+def _single_id(settings: Settings, name: str) -> int | None:
     """Returns the id `name`, for which config.json may have a list of one id.
 
     Raises:
         UserError: it is neither.
     """
-    found = settings.get(name)
-    if isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    if found is not None and not isinstance(found, int):
-        raise UserError(f"config.json: {name}={found!r} is not a token id")
-    return found
+    value = settings.get(name)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if value is not None and not isinstance(value, int):
+        raise UserError(f"config.json: {name}={value!r} is not a token id")
+    return value
 
 
 def _named(options: Settings) -> dict[str, str]:

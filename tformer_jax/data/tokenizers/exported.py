@@ -2,21 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import tokenizers as hf
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.tokenizers.as_library import library_of, with_clean_whitespace
-from tformer_jax.data.tokenizers.base import Tokenizer
-from tformer_jax.data.tokenizers.extended import SENTINEL_TOKENS, ExtendedTokenizer, mask_of, unextended
-from tformer_jax.data.tokenizers.normalization import WHITESPACE, NormalizedTokenizer
-from tformer_jax.data.tokenizers.pair import Tokenizers
-from tformer_jax.data.tokenizers.pretrained import CheckpointTokenizer, PiecesTokenizer
-from tformer_jax.data.tokenizers.replaced_parts import REBUILT, as_qwen2
-from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
-from tformer_jax.special_tokens import SpecialTokens
+from tformer_jax.data import characters
+from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS, Tokenizer
+from tformer_jax.data.tokenizers.classes import REBUILT, as_qwen2
+from tformer_jax.data.tokenizers.files import Tokenizers
+from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
+from tformer_jax.data.tokenizers.normalization import WHITESPACE
+from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 
 ROLES = ("bos", "eos", "unk", "pad")
 CLASSES = {"t5": "T5Tokenizer", "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
@@ -41,21 +38,19 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
     Returns:
         Why there is no such format for these tokenizers; None if they were written.
     """
-    source, target = (_without_added(tokenizer) for tokenizer in (tokenizers.source, tokenizers.target))
-    special = tokenizers.target.special
-    options: dict[str, Any] = _roles(special) | {"clean_up_tokenization_spaces": False}
-    if isinstance(source, PiecesTokenizer) and isinstance(target, PiecesTokenizer):
+    source, target = tokenizers.source, tokenizers.target
+    options: dict[str, Any] = _roles(target) | {"clean_up_tokenization_spaces": False}
+    if _is_model(source) and _is_model(target):
         _save_pieces(folder, source, target, model_type)
         options |= {"tokenizer_class": "MarianTokenizer"} if source.vocab is not None else _pieces(target, model_type)
-    elif tokenizers.source.to_json() != tokenizers.target.to_json():
+    elif source.to_json() != target.to_json():
         return "the source and the target have different tokenizers"
-    elif (library := _library(tokenizers.target)) is not None:
-        own = not isinstance(unextended(target), CheckpointTokenizer)
-        if own:
-            ends = [(options["eos_token"], special.eos[0])] if pair else []
+    elif (library := _library(target)) is not None:
+        if target.kind != CHECKPOINT:
+            ends = [(options["eos_token"], target.special.eos[0])] if pair else []
             template = " ".join(("$A", *(name for name, _ in ends)))
             library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
-        split = own or getattr(unextended(target), "split_special_tokens", False)
+        split = not isinstance(target, HFTokenizer) or target.split_special_tokens
         options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
         options |= _as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
         library.save(str(folder / "tokenizer.json"))
@@ -85,12 +80,13 @@ def _is_qwen2(library: hf.Tokenizer) -> bool:
     return rebuilt.to_str() == library.to_str()
 
 
-def _without_added(tokenizer: Tokenizer) -> Tokenizer:
-    """Removes the wrapper of a tokenizer to which an objective added no token."""
-    return tokenizer.tokenizer if isinstance(tokenizer, ExtendedTokenizer) and not tokenizer.added else tokenizer
+def _is_model(tokenizer: Tokenizer) -> TypeGuard[SentencePieceTokenizer]:
+    """Returns whether a tokenizer is a checkpoint's SentencePiece model, which nothing precedes or extends."""
+    plain = not tokenizer.steps and not tokenizer.extension
+    return isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.keeps_ids and plain
 
 
-def _save_pieces(folder: Path, source: PiecesTokenizer, target: PiecesTokenizer, model_type: str) -> None:
+def _save_pieces(folder: Path, source: SentencePieceTokenizer, target: SentencePieceTokenizer, model_type: str) -> None:
     if source.vocab is None:
         name = "spiece.model" if model_type == "t5" else "tokenizer.model"
         (folder / name).write_bytes(target.model)
@@ -100,7 +96,7 @@ def _save_pieces(folder: Path, source: PiecesTokenizer, target: PiecesTokenizer,
     (folder / "vocab.json").write_text(json.dumps(source.vocab, ensure_ascii=False), encoding="utf-8")
 
 
-def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
+def _pieces(tokenizer: SentencePieceTokenizer, model_type: str) -> dict[str, Any]:
     """Returns the fields of tokenizer_config.json about added tokens, those around a text, and spaces."""
     tokens = tokenizer.added.tokens
     sentinels = {fields["content"] for fields in tokens.values()} & {*SENTINEL_TOKENS}
@@ -115,43 +111,37 @@ def _pieces(tokenizer: PiecesTokenizer, model_type: str) -> dict[str, Any]:
 
 
 def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
-    """Returns a copy of the library's tokenizer, with the tokens that an objective added; None if there is none."""
-    inner = unextended(tokenizer)
-    library = _library_of(inner)
-    if library is None:
+    """Returns the tokenizer in the `tokenizers` library, with its normalization and extension; None if it cannot be."""
+    library = tokenizer.to_library()
+    if library is None or tokenizer.steps not in ((), (WHITESPACE,)):
         return None
-    if isinstance(tokenizer, ExtendedTokenizer):
-        library.add_special_tokens(list(tokenizer.added))
-        expected = range(inner.vocab_size, tokenizer.vocab_size)
-        if any(library.token_to_id(name) != i for name, i in zip(tokenizer.added, expected, strict=True)):
-            return None
-    return library
+    if tokenizer.steps:
+        _clean_whitespace(library)
+    library.add_special_tokens(list(tokenizer.extension))
+    ids = {name: library.token_to_id(name) for name in tokenizer.extension}
+    return library if all(tokenizer.id_of(name) == i for name, i in ids.items()) else None
 
 
-def _library_of(tokenizer: Tokenizer) -> hf.Tokenizer | None:
-    """Returns a copy of the library's tokenizer for one that no objective extends; None if there is none."""
-    if isinstance(tokenizer, NormalizedTokenizer):
-        library = _library_of(tokenizer.tokenizer) if tokenizer.steps == (WHITESPACE,) else None
-        return None if library is None else with_clean_whitespace(library)
-    if isinstance(tokenizer, ByteTokenizer | CharacterTokenizer):
-        return library_of(tokenizer)
-    if isinstance(tokenizer, CheckpointTokenizer) or (isinstance(tokenizer, SubwordTokenizer) and tokenizer.own_ids):
-        return hf.Tokenizer.from_str(json.dumps(tokenizer.to_json()["model"]))
-    return None
+def _clean_whitespace(library: hf.Tokenizer) -> None:
+    """Makes a tokenizer clean texts as `characters.clean_whitespace` does before everything else."""
+    rules = characters.rules(lambda code: f"\\x{{{code:x}}}")
+    steps = [*(hf.normalizers.Replace(hf.Regex(pattern), text) for pattern, text in rules), hf.normalizers.Strip()]
+    following = [] if library.normalizer is None else [library.normalizer]
+    library.normalizer = hf.normalizers.Sequence([*steps, *following])
 
 
 def _why_not(tokenizer: Tokenizer) -> str:
     """Returns why `_library` has no tokenizer."""
-    inner = unextended(tokenizer)
-    if isinstance(inner, NormalizedTokenizer) and inner.steps != (WHITESPACE,):
-        return f"tokenizer.json cannot hold data.normalize={tuple(s for s in inner.steps if s != WHITESPACE)!r}"
-    return f"tokenizer.json cannot hold a tokenizer of the kind {inner.to_json()['kind']!r} with these ids"
+    if steps := tuple(step for step in tokenizer.steps if step != WHITESPACE):
+        return f"tokenizer.json cannot hold data.normalize={steps!r}"
+    return f"tokenizer.json cannot hold a tokenizer of the kind {tokenizer.kind!r} with these ids"
 
 
-def _roles(special: SpecialTokens) -> dict[str, Any]:
+def _roles(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the names of special tokens by their roles, as in `tokenizer_config.json`."""
+    special = tokenizer.special
     ids = dict(zip(ROLES, (special.bos, special.eos[0], special.unknown, special.pad), strict=True))
-    found = {f"{role}_token": special.name(i) for role, i in ids.items() if i is not None}
-    if mask := mask_of(special):
-        found["mask_token"] = mask[1]
-    return {role: name for role, name in found.items() if name is not None}
+    names = {f"{role}_token": special.name(i) for role, i in ids.items() if i is not None}
+    if tokenizer.mask:
+        names["mask_token"] = tokenizer.mask[1]
+    return {role: name for role, name in names.items() if name is not None}

@@ -4,14 +4,14 @@ import functools
 import logging
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
-from typing import Any
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.packages import import_extra
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
 from tformer_jax.data.languages import read_language
-from tformer_jax.data.tokenizers.base import Tokenizer, import_library
 
 Step = Callable[[str], str]
 
@@ -29,7 +29,9 @@ ENTITIES = {
 ENTITY = re.compile("|".join(map(re.escape, ENTITIES)))
 WHITESPACE = "whitespace"
 """The step of `data.clean_whitespace`; the others are those of `data.normalize`."""
-BY_LANGUAGE = {"punctuation", "moses"}
+MOSES = "moses"
+"""The step that outputs can be freed of."""
+BY_LANGUAGE = {"punctuation", MOSES}
 """Steps whose rules depend on the language."""
 
 
@@ -47,42 +49,19 @@ def normalizer(steps: Sequence[str], language: str) -> Step:
     return lambda text: functools.reduce(lambda result, function: function(result), functions, text)
 
 
-class NormalizedTokenizer:
-    """Normalizes each text by `steps`, in order, before `tokenizer` encodes it; decodes as `tokenizer` does."""
+def detokenizer(steps: Sequence[str], language: str) -> Step:
+    """Returns Moses' detokenizer.perl, which undoes the step `moses` in outputs.
 
-    kind = "normalized"
-
-    def __init__(self, tokenizer: Tokenizer, steps: Sequence[str], language: str):
-        """Arguments and exceptions are those of `normalizer`."""
-        self.tokenizer, self.steps, self.language = tokenizer, tuple(steps), language
-        self.vocab_size, self.fallback_bytes = tokenizer.vocab_size, tokenizer.fallback_bytes
-        self.special = tokenizer.special
-        self.normalize = normalizer(steps, language)
-        """Applies the steps to a text."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return NormalizedTokenizer, (self.tokenizer, self.steps, self.language)  # OpenCC's converters are not pickled
-
-    def encode(self, text: str) -> list[int]:
-        """Encodes the normalized text."""
-        return self.tokenizer.encode(self.normalize(text))
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes each text as `encode` does."""
-        return self.tokenizer.encode_batch(list(map(self.normalize, texts)))
-
-    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
-        """Returns the normalized text of the ids."""
-        return self.tokenizer.decode(ids, unknown=unknown)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the kind, the steps, the language, and the JSON of the inner tokenizer."""
-        return {
-            "kind": self.kind,
-            "steps": list(self.steps),
-            "language": self.language,
-            "tokenizer": self.tokenizer.to_json(),
-        }
+    Raises:
+        UserError: `moses` is not among the steps, or sacremoses is not installed.
+    """
+    if MOSES not in steps:
+        raise UserError(
+            "decode.detokenize=True: outputs are not tokens of Moses (data.normalize has no 'moses'); write False"
+        )
+    library = import_extra("decode.detokenize=True", "sacremoses", "tokenizers")
+    moses = library.MosesDetokenizer(_moses_code(language))
+    return lambda text: moses.detokenize(text.split())
 
 
 def steps_of(cfg: DataConfig, keys: Collection[str]) -> tuple[str, ...]:
@@ -99,18 +78,18 @@ def signature(steps: Sequence[str]) -> str:
 
 def _moses(language: str) -> Step:
     """Moses' tokenizer.perl, which writes some characters as entities; those of the input are resolved first."""
-    moses = import_library("sacremoses", "data.normalize='moses'").MosesTokenizer(moses_code(language))
+    moses = import_extra("data.normalize='moses'", "sacremoses", "tokenizers").MosesTokenizer(_moses_code(language))
     return lambda text: moses.tokenize(ENTITY.sub(lambda match: ENTITIES[match[0]], text), return_str=True)
 
 
 def _punctuation(language: str) -> Step:
     """Moses' normalize-punctuation.perl."""
-    moses = import_library("sacremoses", "data.normalize='punctuation'")
-    normalize: Step = moses.MosesPunctNormalizer(moses_code(language)).normalize
+    moses = import_extra("data.normalize='punctuation'", "sacremoses", "tokenizers")
+    normalize: Step = moses.MosesPunctNormalizer(_moses_code(language)).normalize
     return normalize
 
 
-def moses_code(name: str) -> str:
+def _moses_code(name: str) -> str:
     """Returns the code by which sacremoses chooses its rules, which are those of English for other languages."""
     language = read_language(name)
     if language is None:
@@ -121,7 +100,7 @@ def moses_code(name: str) -> str:
 
 def _simplified(language: str) -> Step:
     """OpenCC's conversion of traditional Chinese characters; texts in other scripts stay as they are."""
-    convert: Step = import_library("opencc", "data.normalize='simplified'").OpenCC("t2s").convert
+    convert: Step = import_extra("data.normalize='simplified'", "opencc", "tokenizers").OpenCC("t2s").convert
     return convert
 
 
@@ -130,9 +109,9 @@ STEPS: dict[str, Callable[[str], Step]] = {
     "nfkc": lambda language: functools.partial(unicodedata.normalize, "NFKC"),
     "lowercase": lambda language: str.lower,
     "punctuation": _punctuation,
-    "moses": _moses,
+    MOSES: _moses,
     "simplified": _simplified,
 }
 """Functions that build a step for a language, by the step's name."""
-LIBRARIES = {"punctuation": "sacremoses", "moses": "sacremoses", "simplified": "opencc"}
+LIBRARIES = {"punctuation": "sacremoses", MOSES: "sacremoses", "simplified": "opencc"}
 """The distribution that implements a step."""

@@ -2,85 +2,121 @@
 
 import collections
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from tformer_jax.data.tokenizers.base import FIRST, OneByOne, ordinary, with_context
-from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, UNK
+import tokenizers as hf
+
+from tformer_jax.config import DataConfig
+from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, with_context
+from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
+
+WHITESPACE = r"\s\x1C-\x1F"
+"""What `str.split` splits at, within brackets; in the library's patterns, `\\s` lacks four separators of ASCII."""
 
 
-class ByteTokenizer(OneByOne):
+class ByteTokenizer(Tokenizer):
     """One token per UTF-8 byte; the encoding is lossless for valid Unicode."""
 
+    kind = "bytes"
+    settings = ("split_digits",)
     vocab_size = FIRST + 256
-    special = DEFAULT_SPECIAL_TOKENS
-    fallback_bytes: frozenset[int] = frozenset()
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the UTF-8 bytes of a text, shifted past the special tokens."""
-        return [FIRST + byte for byte in text.encode("utf-8", "surrogatepass")]
-
-    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
-        """Inverts `encode`; invalid UTF-8 becomes U+FFFD, and ids outside the vocabulary are left out."""
-        kept = (i for i in ordinary(ids, unknown=bool(unknown)) if i < self.vocab_size)
-        return b"".join(unknown.encode() if i == UNK else bytes([i - FIRST]) for i in kept).decode("utf-8", "replace")
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "ByteTokenizer":
-        """Restores the tokenizer from `to_json`."""
+    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
         return cls()
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the kind."""
-        return {"kind": "bytes"}
+    def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[FIRST + byte for byte in text.encode("utf-8", "surrogatepass")] for text in texts]
+
+    def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
+        pieces = (unknown.encode() if i == UNK else bytes([i - FIRST]) for i in ids)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        return cls()
+
+    def to_library(self) -> hf.Tokenizer:
+        library = _with_special_tokens(hf.models.BPE(_vocabulary(byte_names()), []))
+        library.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = hf.decoders.ByteLevel()
+        return library
 
 
-class CharacterTokenizer(OneByOne):
-    """One token per character of the training texts; other characters become UNK."""
+class PieceTokenizer(Tokenizer):
+    """Base class of tokenizers whose tokens are the pieces of training texts; other pieces become UNK."""
 
-    kind = "characters"
-    separator = ""
-    special = DEFAULT_SPECIAL_TOKENS
-    fallback_bytes: frozenset[int] = frozenset()
+    separator: ClassVar[str] = ""
+    """What decoding writes between pieces."""
 
     def __init__(self, pieces: Sequence[str]):
         self.pieces = list(pieces)
         self._ids = {piece: FIRST + number for number, piece in enumerate(self.pieces)}
         self.vocab_size = FIRST + len(self.pieces)
 
-    @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> "CharacterTokenizer":
-        """Builds the vocabulary of all characters that occur, by code point; `vocab_size` does not limit it."""
-        characters: set[str] = set()
-        for text in texts:
-            characters.update(text)
-        return cls(sorted(characters))
+    @staticmethod
+    def split(text: str) -> Sequence[str]:
+        """Splits a text into pieces."""
+        raise NotImplementedError
 
-    def encode(self, text: str) -> list[int]:
-        """Returns one id per piece."""
+    @classmethod
+    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+        """Builds the vocabulary of at most `cfg.vocab_size` tokens from the most frequent pieces."""
+        counts = collections.Counter(piece for text in texts for piece in cls.split(text))
+        ranked = sorted(counts, key=lambda piece: (-counts[piece], piece))
+        return cls(ranked[: max(cfg.vocab_size - FIRST, 0)])
+
+    def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
         ids = self._ids
-        return [ids.get(piece, UNK) for piece in self.split(text)]
+        return [[ids.get(piece, UNK) for piece in self.split(text)] for text in texts]
 
-    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
-        """Returns the pieces of the ids, without special tokens, joined by the separator."""
-        kept = (i for i in ordinary(ids, unknown=bool(unknown)) if i < self.vocab_size)
-        return self.separator.join(unknown if i == UNK else self.pieces[i - FIRST] for i in kept)
+    def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
+        return self.separator.join(unknown if i == UNK else self.pieces[i - FIRST] for i in ids)
+
+    def describe(self) -> dict[str, Any]:
+        return {"pieces": self.pieces}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "CharacterTokenizer":
-        """Restores the tokenizer from `to_json`."""
+    def from_json(cls, values: dict[str, Any]) -> Self:
         return cls(values["pieces"])
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the kind and the pieces in the order of their ids."""
-        return {"kind": self.kind, "pieces": self.pieces}
+    def vocabulary(self) -> tuple[str, dict[str, int]]:
+        return self.kind, self._ids
 
-    def split(self, text: str) -> Sequence[str]:
-        """Splits a text into pieces."""
+    def _is_written(self) -> bool:
+        """Returns whether the `tokenizers` library can hold the pieces: none has the name of a special token."""
+        return not {*self.pieces} & {*SPECIAL_TOKENS}
+
+
+class CharacterTokenizer(PieceTokenizer):
+    """One token per character of the training texts."""
+
+    kind = "characters"
+    settings = ("tokenizer_examples", "split_digits")
+
+    @classmethod
+    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+        """Builds the vocabulary of all characters that occur, by code point; `cfg.vocab_size` does not limit it."""
+        return cls(sorted({character for text in alphabet for character in text}))
+
+    @staticmethod
+    def split(text: str) -> Sequence[str]:
         return text
 
+    def to_library(self) -> hf.Tokenizer | None:
+        if not self._is_written():
+            return None
+        unknown = SPECIAL_TOKENS[UNK]
+        library = _with_special_tokens(hf.models.BPE(_vocabulary(self.pieces), [], unk_token=unknown))
+        library.decoder = hf.decoders.Fuse()
+        return library
 
-class WordTokenizer(CharacterTokenizer):
-    """One token per whitespace-separated word; unknown words become UNK, and decoding writes single spaces."""
+
+class WordTokenizer(PieceTokenizer):
+    """One token per whitespace-separated word; decoding writes single spaces."""
 
     kind = "words"
     separator = " "
@@ -89,13 +125,34 @@ class WordTokenizer(CharacterTokenizer):
         super().__init__(pieces)
         self.special = with_context(self)
 
-    @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> "WordTokenizer":
-        """Builds the vocabulary of at most `vocab_size` tokens from the most frequent words."""
-        counts = collections.Counter(word for text in texts for word in text.split())
-        ranked = sorted(counts, key=lambda word: (-counts[word], word))
-        return cls(ranked[: max(vocab_size - FIRST, 0)])
-
-    def split(self, text: str) -> Sequence[str]:
-        """Splits a text at whitespace."""
+    @staticmethod
+    def split(text: str) -> Sequence[str]:
         return text.split()
+
+    def to_library(self) -> hf.Tokenizer | None:
+        if not self._is_written():
+            return None
+        unknown = SPECIAL_TOKENS[UNK]
+        library = _with_special_tokens(hf.models.WordLevel(_vocabulary(self.pieces), unk_token=unknown))
+        reserved = "|".join(name for name in SPECIAL_TOKENS if name != unknown)
+        words = f"(?<![^{WHITESPACE}])({reserved})(?![^{WHITESPACE}])"  # unknown, although the vocabulary has them
+        library.normalizer = hf.normalizers.Replace(hf.Regex(words), unknown)
+        library.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(f"[{WHITESPACE}]+"), "removed")
+        return library  # without a decoder, the library joins tokens with spaces
+
+
+def byte_names() -> list[str]:
+    """Returns the character by which byte-level tokenizers write each byte ("Language Models are ...", 2019, code)."""
+    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in own else next(others)) for byte in range(256)]
+
+
+def _vocabulary(pieces: list[str]) -> dict[str, int]:
+    return {piece: i for i, piece in enumerate((*SPECIAL_TOKENS, *pieces))}
+
+
+def _with_special_tokens(model: hf.models.Model) -> hf.Tokenizer:
+    library = hf.Tokenizer(model)
+    library.add_special_tokens(list(SPECIAL_TOKENS))
+    return library

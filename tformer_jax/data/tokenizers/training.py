@@ -11,26 +11,19 @@ from rich.console import Console
 from rich.progress import track
 
 from tformer_jax.base import user_cache
-from tformer_jax.config import DataConfig
+from tformer_jax.config import DataConfig, kinds
 from tformer_jax.data import characters
 from tformer_jax.data.corpora.cldr import Phrases, is_endless
 from tformer_jax.data.corpora.corpus import Example
 from tformer_jax.data.corpora.splits import no_example
-from tformer_jax.data.tokenizers import normalization, simple, subword
-from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers import base, huggingface, normalization, simple
+from tformer_jax.data.tokenizers.base import MASK, SENTINEL_TOKENS, Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
-from tformer_jax.data.tokenizers.extended import ADDED, ExtendedTokenizer
-from tformer_jax.data.tokenizers.normalization import (
-    BY_LANGUAGE,
-    WHITESPACE,
-    NormalizedTokenizer,
-    normalizer,
-    steps_of,
-)
-from tformer_jax.data.tokenizers.pair import Tokenizers, is_saved, load_file, normalization_of
-from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from tformer_jax.data.tokenizers.subword import SubwordTokenizer
+from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
+from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, normalizer, steps_of
 
+ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoising": (MASK,)}
+"""Special tokens that each `data.objective` needs."""
 SETTINGS = (
     *("tokenizer", "source_tokenizer", "target_tokenizer", "vocab_size", "tokenizer_examples"),
     *("split_digits", "shared_vocab", "clean_whitespace", "normalize", "source_language", "target_language"),
@@ -55,16 +48,20 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
     """
     if cfg.tokenizer_file is not None and (folder := Path(root or "") / cfg.tokenizer_file).is_dir():
         return _of_folder(cfg, folder)
-    if not isinstance(train, Phrases) or "file" in cfg.tokenizer_kinds:
+    if not isinstance(train, Phrases) or any(map(_is_not_cached, cfg.tokenizer_kinds)):
         return _train_sides(cfg, train, root)
     key = {
         "examples": train.origin(),
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
         "tokenizers": hf.__version__,
         "normalization": normalization.signature(cfg.normalize),
-        "code": user_cache.source_digest(sys.modules[__name__], characters, normalization, simple, subword),
+        "code": user_cache.source_digest(sys.modules[__name__], characters, base, normalization, simple, huggingface),
     }
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
+
+
+def _is_not_cached(kind: str) -> bool:
+    return kind == "file" or kinds.is_outside(kinds.TOKENIZERS, kind)
 
 
 def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
@@ -76,28 +73,28 @@ def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     saved = folder / "tokenizers"
     if not (saved.is_dir() or (folder / "config.json").is_file()):
         raise cfg.error("tokenizer_file", f"{folder} is not the folder of a run or of a checkpoint")
-    found = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
-    for tokenizer in (found.source, found.target):
+    loaded = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
+    for tokenizer in (loaded.source, loaded.target):
         _check_normalization(cfg, tokenizer, f" for data.tokenizer_file={cfg.tokenizer_file!r}")
-    return _extended(cfg, found.source, found.target)
+    return _extended(cfg, loaded.source, loaded.target)
 
 
-def checked(cfg: DataConfig, found: Tokenizers) -> Tokenizers:
+def checked(cfg: DataConfig, given: Tokenizers) -> Tokenizers:
     """Returns given tokenizers for data that `cfg` describes, with the special tokens of its objective.
 
     Raises:
         UserError: they do not normalize as `cfg` says.
     """
-    for tokenizer in (found.source, found.target):
+    for tokenizer in (given.source, given.target):
         _check_normalization(cfg, tokenizer, ", as in the given tokenizers", unset=False)
-    return _extended(cfg, found.source, found.target)
+    return _extended(cfg, given.source, given.target)
 
 
 def _extended(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers:
     """Returns the tokenizers with the special tokens that `cfg.objective` needs; its texts have one tokenizer."""
     if cfg.objective is None:
         return Tokenizers(source, target)
-    extended = ExtendedTokenizer.of(target, ADDED[cfg.objective])
+    extended = target.extended(ADDED[cfg.objective])
     return Tokenizers(extended, extended)
 
 
@@ -113,7 +110,7 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
 
     def trained(kind: str, sides: Sequence[str]) -> Tokenizer:
         if kind == "file":
-            return load_file(_tokenizer_file(cfg, root))
+            return load_tokenizer(_tokenizer_file(cfg, root))
 
         def texts(limit: int | None) -> Iterator[str]:
             return (normalizers[side](example[side]) for example in _sample(train, limit) for side in sides)
@@ -121,13 +118,13 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
         return _train(cfg, kind, texts, None if not is_endless(train) else cfg.tokenizer_examples)
 
     if cfg.shared_vocab or len(sides) == 1:
-        found = [trained(cfg.tokenizer_kinds[0], sides)] * len(sides)
+        made = [trained(cfg.tokenizer_kinds[0], sides)] * len(sides)
     else:
-        found = [trained(kind, [side]) for kind, side in zip(cfg.tokenizer_kinds, sides, strict=True)]
+        made = [trained(kind, [side]) for kind, side in zip(cfg.tokenizer_kinds, sides, strict=True)]
     if cfg.tokenizer_file is not None and is_saved(_tokenizer_file(cfg, root)) and cfg.clean_whitespace is None:
         steps = cfg.normalize
-    source, target = (_normalized(cfg, steps, found[n], languages[sides[n]]) for n in (0, -1))
-    shared = found[0] is found[-1] and len({*languages.values()}) == 1
+    source, target = (_normalized(cfg, steps, made[n], languages[sides[n]]) for n in (0, -1))
+    shared = made[0] is made[-1] and len({*languages.values()}) == 1
     return _extended(cfg, source, source if shared else target)
 
 
@@ -138,10 +135,10 @@ def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:
 
 def _normalized(cfg: DataConfig, steps: tuple[str, ...], tokenizer: Tokenizer, language: str) -> Tokenizer:
     """Returns a tokenizer that normalizes texts by `steps`; a loaded one may have its own steps, which must agree."""
-    if normalization_of(tokenizer):
+    if tokenizer.steps:
         _check_normalization(cfg, tokenizer, f" for data.tokenizer_file={cfg.tokenizer_file!r}")
         return tokenizer
-    return NormalizedTokenizer(tokenizer, steps, language) if steps else tokenizer
+    return tokenizer.normalized(steps, language) if steps else tokenizer
 
 
 def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer, which: str, *, unset: bool = True) -> None:
@@ -151,8 +148,7 @@ def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer, which: str, *, u
         which: end of the message: why it must agree.
         unset: whether `data.normalize=()` fits every tokenizer.
     """
-    steps = normalization_of(tokenizer)
-    clean, others = WHITESPACE in steps, tuple(step for step in steps if step != WHITESPACE)
+    clean, others = WHITESPACE in tokenizer.steps, tuple(step for step in tokenizer.steps if step != WHITESPACE)
     if cfg.normalize != others and not (unset and cfg.normalize == ()):
         also = "() or " if unset and others else ""
         raise cfg.error("normalize", f"must be {also}{others!r}{which}")
@@ -167,15 +163,11 @@ def _train(cfg: DataConfig, kind: str, texts: Callable[[int | None], Iterator[st
         texts: returns the texts of at most this number of examples.
         every: number of examples whose characters an alphabet must have; None: all.
     """
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "characters":
-        return CharacterTokenizer.train(texts(every), cfg.vocab_size)
-    sample = texts(cfg.tokenizer_examples)
-    if kind == "words":
-        return WordTokenizer.train(sample, cfg.vocab_size)
-    alphabet = texts(every) if kind == "wordpiece" else ()
-    return SubwordTokenizer.train(kind, sample, cfg.vocab_size, split_digits=cfg.split_digits, alphabet=alphabet)
+    if kind in FORMATS:
+        raise cfg.error("tokenizer", "is the name of a format of files; register the kind by another name")
+    tokenizer = find_class(kind).train(cfg, texts(cfg.tokenizer_examples), texts(every))
+    tokenizer.kind = kind
+    return tokenizer
 
 
 def _sample(train: Iterable[Example], limit: int | None) -> Iterator[Example]:

@@ -6,7 +6,7 @@ Each decodes the same rows with the same weights. The measured time excludes the
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
-from tformer_jax.data.tokenizers import FIRST, Tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.lab.benchmarks.jitted_loop import row_keys, translate
 from tformer_jax.models.seq2seq import Seq2Seq
-from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
+from tformer_jax.special_tokens import EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
 Rows = Sequence[Sequence[int]]
 
@@ -84,24 +84,16 @@ class JittedLoop:
         return np.stack(output)
 
 
-class NumberTokenizer:
+class NumberTokenizer(Tokenizer):
     """A tokenizer whose texts are token ids in decimal."""
 
-    special = DEFAULT_SPECIAL_TOKENS
     vocab_size = 2**31 - 1
-    fallback_bytes: frozenset[int] = frozenset()
 
-    def encode(self, text: str) -> list[int]:
-        return [int(number) for number in text.split()]
+    def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[int(number) for number in text.split()] for text in texts]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
-        return "".join(f" {number}" for number in ids if number >= FIRST)
-
-    def to_json(self) -> dict[str, Any]:
-        return {}
+    def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
+        return "".join(f" {number}" for number in ids)
 
 
 class HuggingFace:

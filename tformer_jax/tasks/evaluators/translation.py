@@ -10,9 +10,8 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers, normalizer, signature
-from tformer_jax.data.tokenizers.alignment import unknown_per_word
-from tformer_jax.data.tokenizers.detokenization import MOSES
-from tformer_jax.data.tokenizers.pair import normalization_of
+from tformer_jax.data.tokenizers.normalization import MOSES
+from tformer_jax.data.tokenizers.tokens import unknown_per_word
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import count_limits, describe_limits
 from tformer_jax.inference.text import Translator
@@ -28,7 +27,7 @@ class TranslationEvaluator:
         self._unknown = unknown_per_word(tokenizers.target) > 0
         steps = _reference_steps(cfg)
         self._normalize = normalizer(steps, cfg.data.target_language)
-        self._tokenized = MOSES in normalization_of(tokenizers.target) and not cfg.decode.detokenize
+        self._tokenized = MOSES in tokenizers.target.steps and not cfg.decode.detokenize
         self._signatures = {"references": signature(steps)}
         self._warn(cfg)
         self._translate = Translator(cfg, model, tokenizers)

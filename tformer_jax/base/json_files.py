@@ -18,11 +18,11 @@ def read_json(path: Path, default: Settings | None = None) -> Settings:
     if default is not None and not path.is_file():
         return default
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise UserError(f"{path} is not a JSON object")
-    return found
+    return values

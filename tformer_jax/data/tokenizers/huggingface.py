@@ -1,0 +1,247 @@
+"""Tokenizers of Hugging Face's `tokenizers` library: trained, or loaded from a `tokenizer.json` or a checkpoint."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import tokenizers as hf
+
+from tformer_jax.config import DataConfig
+from tformer_jax.data.tokenizers.base import FIRST, UNKNOWN_MARK, Tokenizer, special_from_json, with_context
+from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
+
+LONGEST_WORD = 1000
+"""Maximum number of characters of a word that WordPiece splits; a longer one, which takes seconds, is unknown."""
+CHECKPOINT = "checkpoint"
+"""The kind whose ids and special tokens are a checkpoint's, as transformers reads them."""
+
+
+class HFTokenizer(Tokenizer):
+    """A tokenizer of the library, as in a `tokenizer.json`.
+
+    Ids of a library whose first tokens are not this package's special tokens are shifted past them. Its own special
+    tokens are never encoded from texts, except the unknown token. A checkpoint's tokenizer keeps its ids, and reads
+    names of special tokens in a text as these tokens, as transformers does.
+
+    Args:
+        special: the special tokens of a checkpoint; None: this package's.
+        split_special_tokens: a checkpoint's names of special tokens are split like other texts, as with this option of
+            transformers.
+    """
+
+    kind = "file"
+    settings: ClassVar[tuple[str, ...]] = ("bpe_dropout",)
+
+    def __init__(
+        self, library: hf.Tokenizer, special: SpecialTokens | None = None, *, split_special_tokens: bool = False
+    ):
+        self.kind = type(self).kind if special is None else CHECKPOINT
+        self.library = library
+        self.split_special_tokens = split_special_tokens or special is None
+        library.encode_special_tokens = self.split_special_tokens
+        library.no_truncation()
+        library.no_padding()
+        own = [library.token_to_id(name) for name in SPECIAL_TOKENS] == list(range(FIRST))
+        self._shift = 0 if own or special is not None else FIRST
+        self.vocab_size = self._shift + max(library.get_vocab().values()) + 1
+        byte_ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        self.fallback_bytes = frozenset(self._shift + i for i in byte_ids if i is not None)
+        self.special = special or self._with_library_tokens(with_context(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.library.encode_special_tokens = self.split_special_tokens  # the library does not pickle it
+
+    @property
+    def unknown_ids(self) -> set[int]:
+        return super().unknown_ids | ({UNK} if self._shift else set())
+
+    def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text, in parallel."""
+        rows = [encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False)]
+        return [[self._shift + i for i in row] for row in rows] if self._shift else rows
+
+    def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
+        shown = self.unknown_ids
+        if not unknown or shown.isdisjoint(ids):
+            return self.library.decode([i - self._shift for i in ids])
+        names = (UNKNOWN_MARK if i in shown else self.library.id_to_token(i - self._shift) for i in ids)
+        tokens, decoder = [name for name in names if name is not None], self.library.decoder
+        return (" ".join(tokens) if decoder is None else decoder.decode(tokens)).replace(UNKNOWN_MARK, unknown)
+
+    def without_added(self, size: int) -> Tokenizer:
+        if self.kind != CHECKPOINT:
+            return self
+        model = self._model()
+        model["added_tokens"] = [token for token in model["added_tokens"] if token["id"] < size or not token["special"]]
+        library = hf.Tokenizer.from_str(json.dumps(model))
+        split = self.split_special_tokens
+        return HFTokenizer(library, self.special.below(size), split_special_tokens=split)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        library = hf.Tokenizer.from_str(json.dumps(values["model"]))
+        special = special_from_json(values["special"]) if "special" in values else None
+        split = bool(values.get("split_special_tokens"))
+        return cls(library, special, split_special_tokens=split)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the library's JSON under `model`, and the special tokens of a checkpoint."""
+        if self.kind != CHECKPOINT:
+            return {"model": self._model()}
+        split = {"split_special_tokens": True} if self.split_special_tokens else {}
+        return {"model": self._model(), "special": dataclasses.asdict(self.own_special), **split}
+
+    def to_library(self) -> hf.Tokenizer | None:
+        return None if self._shift else hf.Tokenizer.from_str(self.library.to_str())
+
+    def vocabulary(self) -> tuple[str, dict[str, int]]:
+        notation = f"tokenizers {_decoder_types(self._model().get('decoder'))}"
+        return notation, {token: self._shift + i for token, i in self.library.get_vocab().items()}
+
+    def _model(self) -> dict[str, Any]:
+        model: dict[str, Any] = json.loads(self.library.to_str())
+        return model
+
+    def _with_library_tokens(self, special: SpecialTokens) -> SpecialTokens:
+        """Adds the special tokens and the unknown token of a library whose ids are shifted."""
+        if not self._shift:
+            return special
+        model = self._model()["model"]
+        unknown = model.get("unk_id")
+        if name := model.get("unk_token"):
+            unknown = self.library.token_to_id(name)
+        added = self.library.get_added_tokens_decoder()
+        names = ((self._shift + i, token.content) for i, token in added.items() if token.special)
+        return dataclasses.replace(
+            special,
+            names=(*special.names, *names),
+            unknown=special.unknown if unknown is None else self._shift + unknown,
+        )
+
+
+class BPE(HFTokenizer):
+    """Byte-level BPE, which is lossless."""
+
+    kind = "bpe"
+    settings = ("vocab_size", "tokenizer_examples", "split_digits", "bpe_dropout")
+    is_bpe = True
+
+    @classmethod
+    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the special tokens and the 256 bytes."""
+        return cls(_train_bytes(cfg, texts, hf.models.BPE(), hf.trainers.BpeTrainer))
+
+
+class Unigram(HFTokenizer):
+    """Byte-level Unigram, which is lossless."""
+
+    kind = "unigram"
+    settings = ("vocab_size", "tokenizer_examples", "split_digits")
+
+    @classmethod
+    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the special tokens and the 256 bytes."""
+        unknown = SPECIAL_TOKENS[UNK]
+        return cls(_train_bytes(cfg, texts, hf.models.Unigram(), hf.trainers.UnigramTrainer, unk_token=unknown))
+
+
+class WordPiece(HFTokenizer):
+    """WordPiece; words with other characters than those of the training texts are unknown."""
+
+    kind = "wordpiece"
+    settings = ("vocab_size", "tokenizer_examples")
+
+    @classmethod
+    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the characters of `texts` and `alphabet`.
+
+        The library numbers characters within words in the random order of a hash table, which also decides between
+        pairs of equal frequency; here they come first, in order.
+        """
+        texts, unknown = list(texts), SPECIAL_TOKENS[UNK]
+        words = hf.pre_tokenizers.BertPreTokenizer()
+        starts: set[str] = set()
+        within: set[str] = set()
+        for text in itertools.chain(texts, alphabet):
+            for word, _ in words.pre_tokenize_str(text):
+                starts.add(word[0])
+                within.update(word[1:])
+        first = [*SPECIAL_TOKENS, *(f"##{letter}" for letter in sorted(within))]
+        options = _options(cfg) | {"special_tokens": first, "initial_alphabet": sorted(starts)}
+        trained = hf.Tokenizer(hf.models.WordPiece(unk_token=unknown))
+        trained.pre_tokenizer = words
+        trained.train_from_iterator(texts, hf.trainers.WordPieceTrainer(**options))
+        vocab = trained.get_vocab()
+        if len(vocab) > cfg.vocab_size:
+            least = f"a WordPiece vocabulary of these texts needs at least {len(vocab)}"
+            raise cfg.error("vocab_size", f"{least}, for each character at the start of words and within them")
+        model = hf.models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
+        library = hf.Tokenizer(model)
+        library.pre_tokenizer = words
+        library.decoder = hf.decoders.WordPiece(cleanup=False)
+        library.add_special_tokens(list(SPECIAL_TOKENS))
+        return cls(library)
+
+
+class BpeDropout:
+    """Byte-level BPE that skips each merge with probability `p` at each step.
+
+    "BPE-Dropout: Simple and Effective Subword Regularization" (2020), algorithm 1. All randomness comes from the
+    generator passed to `encode_batch`, so that a resumed run draws the same segmentations as an uninterrupted one.
+
+    Args:
+        tokenizer: one that `is_bpe`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, p: float):
+        library = tokenizer.to_library()
+        assert library is not None
+        model = json.loads(library.to_str())["model"]
+        self._p, self._normalize, self._words = p, tokenizer.normalize, library.pre_tokenizer
+        self._ids: dict[str, int] = model["vocab"]
+        merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        self._ranks = {tuple(merge): rank for rank, merge in enumerate(merges)}
+
+    def encode_batch(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
+        """Encodes each text with a random segmentation."""
+        words = ((word for word, _ in self._words.pre_tokenize_str(self._normalize(text))) for text in texts)
+        return [[self._ids[piece] for word in row for piece in self._merge(list(word), rng)] for row in words]
+
+    def _merge(self, pieces: list[str], rng: np.random.Generator) -> list[str]:
+        while len(pieces) > 1:
+            allowed = rng.random(len(pieces) - 1) >= self._p
+            pairs = itertools.pairwise(pieces)
+            candidates = [(self._ranks[pair], i) for i, pair in enumerate(pairs) if allowed[i] and pair in self._ranks]
+            if not candidates:
+                break
+            _, i = min(candidates)
+            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+        return pieces
+
+
+def _train_bytes(cfg: DataConfig, texts: Iterable[str], model: Any, trainer: Any, **options: Any) -> hf.Tokenizer:
+    """Trains a byte-level model."""
+    alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
+    if cfg.vocab_size < len(alphabet) + FIRST:
+        raise cfg.error("vocab_size", f"a byte-level vocabulary needs at least {len(alphabet) + FIRST}")
+    library = hf.Tokenizer(model)
+    by_digit = [hf.pre_tokenizers.Digits(individual_digits=True)] if cfg.split_digits else []
+    by_word = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.pre_tokenizer = hf.pre_tokenizers.Sequence([*by_digit, by_word])
+    library.decoder = hf.decoders.ByteLevel()
+    library.train_from_iterator(texts, trainer(initial_alphabet=alphabet, **_options(cfg), **options))
+    return library
+
+
+def _options(cfg: DataConfig) -> dict[str, Any]:
+    """Returns the arguments of every trainer."""
+    return {"vocab_size": cfg.vocab_size, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
+
+
+def _decoder_types(decoder: Any) -> Any:
+    """Returns the type of a decoder of the library, and those of its parts."""
+    return decoder and (decoder["type"], [_decoder_types(part) for part in decoder.get("decoders", ())])

@@ -1,0 +1,188 @@
+"""Tokenizers of the `sentencepiece` library: a model's own ids, or those of a checkpoint, with its added tokens."""
+
+import base64
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
+
+import tokenizers as hf
+
+from tformer_jax.base.packages import import_extra
+from tformer_jax.data.tokenizers.base import (
+    FIRST,
+    SENTINEL,
+    UNKNOWN_MARK,
+    Tokenizer,
+    special_from_json,
+    with_context,
+)
+from tformer_jax.special_tokens import UNK, SpecialTokens
+
+Fields = dict[str, Any]
+"""A token as in `added_tokens_decoder` of tokenizer_config.json: its name is `content`."""
+NO_SPACE = "\ue000"
+"""A character that no model has: SentencePiece puts the space before it instead of before the text after it."""
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model.
+
+    Without `special`, ids are shifted past this package's special tokens, and the unknown piece becomes UNK. With it,
+    texts are read as transformers does: with the ids of a checkpoint's vocabulary, and names of special tokens as these
+    tokens. A language code at the beginning of a text, such as `>>fr<<`, is one piece if there is a vocabulary, as for
+    Marian's multilingual models.
+
+    Args:
+        model: the file.
+        special: the special tokens of a checkpoint; None: this package's.
+        vocab: ids by piece; None: those of the model.
+        added: added tokens by id.
+        spaced: a text after an added token is encoded as if a space were before it, like a whole text.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        special: SpecialTokens | None = None,
+        vocab: dict[str, int] | None = None,
+        added: Mapping[int, Fields] = MappingProxyType({}),
+        *,
+        spaced: bool = True,
+    ):
+        self.kind = "sentencepiece" if special is None else "checkpoint_pieces"
+        self._processor = load_model(model)
+        pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
+        shift = FIRST if special is None else 0
+        self.model, self.vocab, self.added, self.spaced = model, vocab, AddedTokens(added), spaced
+        self._ids = vocab or {piece: shift + i for i, piece in enumerate(pieces)}
+        self._pieces = {i: piece for piece, i in self._ids.items()}
+        self._pieces |= {i: fields["content"] for i, fields in added.items()}
+        if special is None:  # an unknown part of a text may look like a piece that texts never have
+            others = self._processor.is_unknown, self._processor.is_control, self._processor.is_unused
+            self._ids |= {piece: UNK for i, piece in enumerate(pieces) if any(other(i) for other in others)}
+        self.vocab_size = max(self._pieces) + 1
+        single_bytes = (piece for i, piece in enumerate(pieces) if self._processor.is_byte(i))
+        self.fallback_bytes = frozenset(self._ids[piece] for piece in single_bytes if piece in self._ids)
+        self.special = special or with_context(self)
+
+    def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
+        return list(map(self._encode, texts))
+
+    def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
+        shown = self.unknown_ids if unknown else ()
+        pieces = [UNKNOWN_MARK if i in shown else self._pieces[i] for i in ids if i in self._pieces or i in shown]
+        text: str = self._processor.decode_pieces(pieces)
+        text = text.replace(UNKNOWN_MARK, unknown) if unknown else text
+        return text if self.vocab is None else text.replace("▁", " ").strip()
+
+    def without_added(self, size: int) -> Tokenizer:
+        if self.keeps_ids:
+            added = {i: fields for i, fields in self.added.tokens.items() if i < size or not fields["special"]}
+            return SentencePieceTokenizer(self.model, self.special.below(size), self.vocab, added, spaced=self.spaced)
+        return self
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether ids are a checkpoint's."""
+        return self.kind == "checkpoint_pieces"
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        model = base64.b64decode(values["model"])
+        if "special" not in values:
+            return cls(model)
+        added = {int(i): fields for i, fields in values.get("added", {}).items()}
+        special = special_from_json(values["special"])
+        return cls(model, special, values["vocab"], added, spaced=values.get("spaced", True))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the model file in base 64, and for a checkpoint the arguments of the tokenizer."""
+        model = {"model": base64.b64encode(self.model).decode()}
+        if not self.keeps_ids:
+            return model
+        return model | {
+            "vocab": self.vocab,
+            "special": dataclasses.asdict(self.own_special),
+            "added": {str(i): fields for i, fields in self.added.tokens.items()},
+            "spaced": self.spaced,
+        }
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for number, part in enumerate(self.added.split(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encode_part(part, spaced=number == 0 or (self.spaced and not part.startswith(" ")))
+        return ids
+
+    def _encode_part(self, text: str, *, spaced: bool) -> list[int]:
+        """Encodes a text without added tokens; `spaced`: with the space that SentencePiece puts before texts."""
+        code, text = ([], text) if self.vocab is None else _language_code(text)
+        pieces = self._split(text) if spaced else self._split(NO_SPACE + text)[len(self._split(NO_SPACE)) :]
+        unknown = self.special.unknown
+        assert unknown is not None
+        return [self._ids.get(piece, unknown) for piece in (*code, *pieces)]
+
+    def _split(self, text: str) -> list[str]:
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
+
+
+class AddedTokens:
+    """Splits texts at names of tokens, with the rules of transformers about spaces around them."""
+
+    def __init__(self, tokens: Mapping[int, Fields]):
+        self.tokens = dict(tokens)
+        self._library = hf.Tokenizer(hf.models.WordLevel({"": 0}, unk_token=""))
+        self._library.add_tokens([hf.AddedToken(**fields) for fields in self.tokens.values()])
+        self._ids = {self._library.token_to_id(fields["content"]): i for i, fields in self.tokens.items()}
+
+    def split(self, text: str) -> list[int | str]:
+        """Returns the ids of the tokens in a text, and the texts between them."""
+        if not self.tokens:
+            return [text]
+        encoding = self._library.encode(text)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return [self._ids.get(number, text[slice(*place)]) for number, place in places]
+
+
+def load_model(model: bytes) -> Any:
+    """Returns the library's processor of a model file."""
+    library = import_extra("this tokenizer", "sentencepiece", "tokenizers")
+    return library.SentencePieceProcessor(model_proto=model)
+
+
+def read_added(model: Any, names: list[str], declared: Mapping[int, Fields], sentinels: int) -> dict[int, Fields]:
+    """Returns the added tokens of a SentencePiece model by id, with its own special pieces.
+
+    Args:
+        names: names of all special tokens; those that neither the model nor `declared` has are appended.
+        declared: tokens with their ids.
+        sentinels: number of T5's sentinels, which follow the pieces; the first one is the last.
+    """
+    size = model.get_piece_size()
+    own = (i for i in range(size) if model.is_control(i) or model.is_unknown(i))
+    added = {i: special_token(model.id_to_piece(i)) for i in own}
+    added |= {size + sentinels - 1 - i: special_token(SENTINEL.format(i)) for i in range(sentinels)}
+    for i, fields in declared.items():
+        added[i] = fields | {"special": fields.get("special", False) or fields["content"] in names}
+    present = {fields["content"] for fields in added.values()}
+    for name in names:
+        if name not in present:
+            place = model.piece_to_id(name)
+            added[max(size, *(i + 1 for i in added)) if place == model.unk_id() else place] = special_token(name)
+    return added
+
+
+def special_token(name: str, *, special: bool = True) -> Fields:
+    """Returns the fields of a token without rules about spaces around it."""
+    return {"content": name, "normalized": not special, "special": special}
+
+
+def _language_code(text: str) -> tuple[list[str], str]:
+    end = text.find("<<")
+    if not text.startswith(">>") or end < 0:
+        return [], text
+    return [text[: end + 2]], text[end + 2 :]

@@ -1,0 +1,80 @@
+"""What tokens stand for: in texts, and in the vocabularies of two tokenizers."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tformer_jax.data.tokenizers.base import Decoder, Tokenizer
+
+WORD = re.compile(r"\w+(?:['’\-]\w+)*")
+UNKNOWN_WORD = "\ue000\ue001"
+"""A word of private-use characters, which no vocabulary has."""
+
+
+class Correspondence(NamedTuple):
+    """Ids of the shared tokens in two vocabularies, in the order of the first one."""
+
+    here: tuple[int, ...]
+    there: tuple[int, ...]
+    tokens_there: int
+    """Number of tokens of the second vocabulary, shared or not."""
+
+
+def correspondence(here: Tokenizer, there: Tokenizer) -> Correspondence | None:
+    """Returns the tokens that two tokenizers share, special ones by their names; None if they are not comparable.
+
+    Tokens are compared as the vocabularies write them: "_the" at the start of a word is not "the" within one.
+    Vocabularies with another notation, such as those of byte-level BPE and WordPiece, are not comparable; those of
+    SentencePiece and tiktoken only with the same model.
+    """
+    (mine, ids), (theirs, others) = _vocabulary(here), _vocabulary(there)
+    if mine != theirs:
+        return None
+    shared = [(ids[token], others[token]) for token in ids if token in others]
+    return Correspondence(tuple(i for i, _ in shared), tuple(i for _, i in shared), len(others))
+
+
+def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:
+    """Returns the text of each id alone; special tokens by their names."""
+    return [tokenizer.special.name(i) or tokenizer.decode([i]) for i in ids]
+
+
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Returns whether the ids that two tokenizers share have the same texts."""
+    ids = range(min(one.vocab_size, other.vocab_size))
+    return one is other or one.to_json() == other.to_json() or token_texts(one, ids) == token_texts(other, ids)
+
+
+def copied_words(tokenizer: Tokenizer, text: str, *, whole_words: bool) -> list[str]:
+    """Returns for each token of a text what stands in the text for it: its characters, or the word that it is part of.
+
+    Args:
+        tokenizer: one whose ids of the first words of a text are, mostly, the first ids of the text.
+        text: is normalized first if the tokenizer normalizes.
+        whole_words: return the word of a token that is not unknown, instead of its characters.
+    """
+    text = tokenizer.normalize(text)
+    ids, *beginnings = tokenizer.encode_normalized([text, *(text[:length] for length in range(len(text) + 1))])
+    ends = {0: 0} | {len(some): length for length, some in enumerate(beginnings) if some == ids[: len(some)]}
+    words = [match.span() for match in WORD.finditer(text)] if whole_words else []
+    parts = []
+    for number, token in enumerate(ids):
+        start = max(end for count, end in ends.items() if count <= number)
+        stop = min((end for count, end in ends.items() if count > number), default=len(text))
+        if token != tokenizer.special.unknown:
+            start, stop = next(((a, b) for a, b in words if a < stop and start < b), (start, stop))
+        parts.append(text[start:stop].strip())
+    return parts
+
+
+def unknown_per_word(tokenizer: Tokenizer) -> int:
+    """Returns the number of unknown tokens of an unknown word of two letters: 0 if texts never have unknown tokens."""
+    return tokenizer.special.count_unknown(tokenizer.encode(UNKNOWN_WORD))
+
+
+def _vocabulary(tokenizer: Tokenizer) -> tuple[str, dict[tuple[str, str], int]]:
+    """Returns the notation of a vocabulary, and its ids by kind (special or not) and token."""
+    notation, pieces = tokenizer.vocabulary()
+    names = dict(tokenizer.special.names)
+    ordinary = {("ordinary", piece): i for piece, i in pieces.items() if i not in names}
+    return notation, {("special", name): i for i, name in names.items()} | ordinary
