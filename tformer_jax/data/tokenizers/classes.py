@@ -112,10 +112,10 @@ def _add(tokenizer: hf.Tokenizer, declared: Tokens, options: Settings, sentinels
 def _by_role(options: Settings) -> list[hf.AddedToken]:
     """Returns the special tokens with a role, also those with a role of one model, such as `image_token`."""
     others = [name for name in options if name.endswith("_token") and name not in ROLES]
-    found = [options.get(name) for name in (*ROLES, *others)]
+    tokens = [options.get(name) for name in (*ROLES, *others)]
     more = options.get("extra_special_tokens")
-    found += more.values() if isinstance(more, dict) else []
-    return [_token(value) for value in found if value and isinstance(value, str | dict)]
+    tokens += more.values() if isinstance(more, dict) else []
+    return [_token(value) for value in tokens if value and isinstance(value, str | dict)]
 
 
 def _extra(options: Settings, sentinels: list[str]) -> list[hf.AddedToken]:
@@ -131,13 +131,13 @@ def _sentinels(options: Settings) -> list[str]:
 
 
 def _special_tokens_map(folder: Path, options: Settings) -> Settings:
-    found = read_json(folder / "special_tokens_map.json", {})
-    is_token = {name: isinstance(value, dict) and name != "extra_special_tokens" for name, value in found.items()}
-    found = {name: value | {"special": True} if is_token[name] else value for name, value in found.items()}
-    more, own = found.get("extra_special_tokens"), options.get("extra_special_tokens")
+    listed = read_json(folder / "special_tokens_map.json", {})
+    is_token = {name: isinstance(value, dict) and name != "extra_special_tokens" for name, value in listed.items()}
+    listed = {name: value | {"special": True} if is_token[name] else value for name, value in listed.items()}
+    more, own = listed.get("extra_special_tokens"), options.get("extra_special_tokens")
     if isinstance(more, list) and isinstance(own, list):
-        found["extra_special_tokens"] = [*own, *(token for token in more if token not in own)]
-    return found
+        listed["extra_special_tokens"] = [*own, *(token for token in more if token not in own)]
+    return listed
 
 
 def _added_tokens(folder: Path, options: Settings) -> Tokens:

@@ -39,10 +39,10 @@ def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:
     return [tokenizer.special.name(i) or tokenizer.decode([i]) for i in ids]
 
 
-def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+def same_tokens(here: Tokenizer, there: Tokenizer) -> bool:
     """Returns whether the ids that two tokenizers share have the same texts."""
-    ids = range(min(one.vocab_size, other.vocab_size))
-    return one is other or one.to_json() == other.to_json() or token_texts(one, ids) == token_texts(other, ids)
+    ids = range(min(here.vocab_size, there.vocab_size))
+    return here is there or here.to_json() == there.to_json() or token_texts(here, ids) == token_texts(there, ids)
 
 
 def copied_words(tokenizer: Tokenizer, text: str, *, whole_words: bool) -> list[str]:
