@@ -21,7 +21,7 @@ from tformer_jax.lab.explain.topic import CFG, Example, Heat, vectors
 from tformer_jax.nn.norms import layer_norm
 
 TESTS = Path(__file__).resolve().parents[1]
-EXAMPLE = Example.of("the cat saw the <b>", "le chat vit")
+EXAMPLE = Example.from_text("the cat saw the <b>", "le chat vit")
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +158,8 @@ def test_the_page_is_complete_and_needs_no_network(topics):
 
 
 def test_tokens_of_a_text():
-    assert Example.of("It's 3.5 km, 你好!").source == ("It", "'", "s", "3", ".", "5", "km", ",", "你", "好", "!")
-    assert Example.of("a b c").target == ("c", "b", "a")
+    assert Example.from_text("It's 3.5 km, 你好!").source == ("It", "'", "s", "3", ".", "5", "km", ",", "你", "好", "!")
+    assert Example.from_text("a b c").target == ("c", "b", "a")
 
 
 @pytest.mark.parametrize(

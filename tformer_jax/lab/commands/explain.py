@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if unused := [name for name in ("step", "mesh") if getattr(options, name) is not None]:
             raise UserError(f"--{unused[0]} needs --run")
         text = TEXT if options.text is None else options.text
-        example = Example.of(text, TARGET if options.target is None and text == TEXT else options.target)
+        example = Example.from_text(text, TARGET if options.target is None and text == TEXT else options.target)
         trained = None
     else:
         run = load_run(options)

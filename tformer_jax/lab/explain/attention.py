@@ -13,9 +13,9 @@ from tformer_jax.lab.explain.topic import (
     Example,
     Heat,
     Lines,
-    Mistake,
     Shape,
     Topic,
+    make_topic,
     random_params,
     run_attention,
     vectors,
@@ -33,21 +33,17 @@ def dot_product(example: Example) -> Topic:
     """Explains `softmax(q k^T / sqrt(H)) v`, and why it is scaled."""
     x = example.x[:, :, None]
     plain, weights, out = jax.jit(_three_ways)(x)
-    return Topic(
-        title="Scaled dot product",
-        text="Each query is compared with all keys. The softmax of the scores gives weights that sum to 1, and the "
-        "output is the mean of the values, weighted by them. The dot product of two vectors of H independent numbers "
-        "has the variance H: without the division by its standard deviation, the softmax of large heads has almost "
-        "all its weight on one key, where its gradient vanishes.",
+    return make_topic(
+        "dot-product",
         formulas=(
             formula("out_t =", total("s", "w_{t s} v_s")),
             formula("w_{t s} = softmax_s", brackets(fraction("q_t k_s", root("H")))),
         ),
         shapes=(
-            Shape.of("q", "B T N H", x, "queries"),
-            Shape.of("k, v", "B S K H", x, "keys and values"),
-            Shape.of("w", "B N T S", weights, "weights"),
-            Shape.of("out", "B T N H", out, "output"),
+            Shape.from_array("q", "B T N H", x, "queries"),
+            Shape.from_array("k, v", "B S K H", x, "keys and values"),
+            Shape.from_array("w", "B N T S", weights, "weights"),
+            Shape.from_array("out", "B T N H", out, "output"),
         ),
         functions=(attention_weights, exponentials, scores, weighted_sum, BasicAttention),
         figures=(
@@ -59,16 +55,6 @@ def dot_product(example: Example) -> Topic:
                 "Attention without parameters, softmax(x xᵀ): nearly every word attends to itself alone.",
             ),
             _why_scaled(example),
-        ),
-        mistakes=(
-            Mistake(
-                "Dividing by H, or by its square, instead of its square root: the weights become uniform.",
-                "nn/test_attention_ops.py::test_scale_by_hand",
-            ),
-            Mistake(
-                "Summing the values with the scores instead of their softmax.",
-                "nn/test_attention_ops.py::test_basic_self_attention",
-            ),
         ),
     )
 
@@ -111,43 +97,28 @@ def heads(example: Example) -> Topic:
     params = random_params(module, example.x)
     out, operands, weights = run_attention(module, params, example.x)
     G = CFG.num_heads // CFG.kv_heads
-    return Topic(
-        title="Heads",
-        text="N heads attend at once, each with its own projection of the input to H features; the output projection "
-        "mixes their results. In grouped-query attention, G = N / K query heads share the keys and values of one head "
-        f"(here N = {CFG.num_heads}, K = {CFG.kv_heads}), which divides the KV cache by G. With K = 1, all heads do.",
+    return make_topic(
+        "heads",
         formulas=(
             formula("q = x W_q , k = x W_k , v = x W_v , head_n = attend ( q_n , k_{⌊n/G⌋} , v_{⌊n/G⌋} )"),
             formula("out = concat ( head_0 , … , head_{N-1} ) W_o"),
         ),
         shapes=(
-            Shape.of("x", "B T D", example.x, "input"),
-            Shape.of("q", "B T N H", operands.q, "queries"),
-            Shape.of("k, v", "B S K H", operands.k, "keys and values"),
-            Shape.of("w", "B N T S", weights, "weights"),
+            Shape.from_array("x", "B T D", example.x, "input"),
+            Shape.from_array("q", "B T N H", operands.q, "queries"),
+            Shape.from_array("k, v", "B S K H", operands.k, "keys and values"),
+            Shape.from_array("w", "B N T S", weights, "weights"),
             Shape("W_q", "D N H", params["query"]["kernel"].shape, "projection of queries"),
             Shape("W_k, W_v", "D K H", params["key"]["kernel"].shape, "projections of keys and values"),
             Shape("W_o", "N H D", params["output"]["kernel"].shape, "output projection"),
-            Shape.of("out", "B T D", out, "output"),
+            Shape.from_array("out", "B T D", out, "output"),
         ),
         functions=(Attention, scores),
         figures=[
             _weights(f"Head {n}", weights[0, n], example, f"Reads the keys of head {n // G}.")
             for n in range(CFG.num_heads)
         ],
-        mistakes=(
-            Mistake(
-                "Leaving out the output projection.", "nn/test_attention.py::test_attention_has_an_output_projection"
-            ),
-            Mistake(
-                "Reshaping [T, N H] to [N, T, H] without a transposition: a head then reads parts of several tokens.",
-                "nn/test_linear.py::test_splits_the_width_into_heads_and_joins_them_again",
-            ),
-            Mistake(
-                "Query head n reads key head n mod K instead of n // G.",
-                "nn/test_attention.py::test_gqa_equals_mha_with_repeated_heads",
-            ),
-        ),
+        values={"N": CFG.num_heads, "K": CFG.kv_heads},
     )
 
 
@@ -157,10 +128,8 @@ def masks(example: Example) -> Topic:
     dense, weights = _masked(example, {title: mask for title, (mask, _) in shown.items()})
     figures = [_mask(title, dense[title], example, caption) for title, (_, caption) in shown.items()]
     hidden = "The first key is hidden, too: the weights of the first query are 0, not NaN and not 1 / S."
-    return Topic(
-        title="Masks",
-        text="A mask says which keys a query may attend to. It is a conjunction of rules: padding, causality, windows, "
-        "segments of packed rows. The scores of the other keys become minus infinity before the softmax.",
+    return make_topic(
+        "masks",
         formulas=(
             formula(
                 "w_{t s} =",
@@ -170,22 +139,11 @@ def masks(example: Example) -> Topic:
         ),
         shapes=(
             Shape("padding_mask", "B S", (1, len(example.source)), "True for tokens that are not padding"),
-            Shape.of("m", "B 1 T S", dense["Causal"], "True = may attend; broadcast to N heads"),
-            Shape.of("w", "B N T S", weights, "weights"),
+            Shape.from_array("m", "B 1 T S", dense["Causal"], "True = may attend; broadcast to N heads"),
+            Shape.from_array("w", "B N T S", weights, "weights"),
         ),
         functions=(Mask, lookahead_mask, exponentials),
         figures=[*figures, _weights("A query without keys", weights[0, 0], example, hidden)],
-        mistakes=(
-            Mistake(
-                "Keeping the upper triangle, or the lower one without its diagonal.",
-                "nn/test_masks.py::test_causal_keeps_the_lower_triangle_with_its_diagonal",
-            ),
-            Mistake("Building a mask and not passing it on.", "models/test_properties.py::test_logits_are_causal"),
-            Mistake(
-                "Adding -1e9 or minus infinity to a row whose keys are all hidden: uniform weights, or NaN.",
-                "nn/test_attention_ops.py::test_hidden_rows_are_zero_in_value_and_gradient",
-            ),
-        ),
     )
 
 

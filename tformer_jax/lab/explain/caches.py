@@ -12,7 +12,7 @@ from tformer_jax.base.numbers import GIB
 from tformer_jax.config import ModelConfig
 from tformer_jax.inference.engine.page_table import Allocation, PageTable
 from tformer_jax.lab.explain.mathml import formula
-from tformer_jax.lab.explain.topic import CFG, Curve, Example, Heat, Lines, Mistake, Shape, Topic, random_params
+from tformer_jax.lab.explain.topic import CFG, Curve, Example, Heat, Lines, Shape, Topic, make_topic, random_params
 from tformer_jax.models import cost
 from tformer_jax.nn.attention import Attention
 from tformer_jax.nn.decoder_cache import empty_cache
@@ -30,18 +30,15 @@ def kv_cache(example: Example) -> Topic:
     """Explains the KV cache, and its ring for windows."""
     T = len(example.source)
     stored, difference = _step_by_step(example)
-    return Topic(
-        title="KV cache",
-        text="When a decoder generates token by token, the keys and values of earlier tokens do not change. "
-        "They are cached; each step computes those of one token only. Each slot stores the position of its token, so "
-        "that masks and positions do not depend on the layout. Layers with a window keep a ring of the newest tokens.",
+    return make_topic(
+        "kv-cache",
         formulas=(
             formula("out_t = attention ( q_t , [ k_1 … k_t ] , [ v_1 … v_t ] )"),
             formula("bytes of the cache = 2 · B · S · K · H · L · bytes of one number"),
         ),
         shapes=(
-            Shape.of("x", "B T D", example.x[:, :1], "one token"),
-            Shape.of("k, v", "B K S H", stored.k, "cached keys and values, also of empty slots"),
+            Shape.from_array("x", "B T D", example.x[:, :1], "one token"),
+            Shape.from_array("k, v", "B K S H", stored.k, "cached keys and values, also of empty slots"),
         ),
         functions=(KeyValues, DenseSlots, RingSlots),
         figures=(
@@ -57,16 +54,6 @@ def kv_cache(example: Example) -> Topic:
                 "GiB",
                 f"Largest difference between {T} cached steps of the sentence and one full pass: {difference:.0e}.",
                 log="xy",
-            ),
-        ),
-        mistakes=(
-            Mistake(
-                "Positions that begin again at 0 in each step, or a mask of the new tokens only.",
-                "models/test_cache.py::test_decoder_lm",
-            ),
-            Mistake(
-                "Padding on the left that counts as positions.",
-                "models/test_cache.py::test_left_padding_changes_nothing",
             ),
         ),
     )
@@ -132,11 +119,8 @@ def _gibibytes(kv_heads: int) -> list[float]:
 def paged_cache(example: Example) -> Topic:
     """Explains pages, shared prefixes and copies on write."""
     cache = _three_rows(example)
-    return Topic(
-        title="Paged cache",
-        text=f"The rows of a server differ in length. The cache is a pool of pages of a few tokens (here {PAGE}), and "
-        "a table lists the pages of each row. Rows that begin alike share full pages of the prompt; a row that "
-        "continues another copies the page that is only partly full, before it writes to it.",
+    return make_topic(
+        "paged-cache",
         formulas=(formula("slot of token t of row b = Z · table_{b, ⌊ t / Z ⌋} + t mod Z"),),
         shapes=(
             Shape(
@@ -145,7 +129,7 @@ def paged_cache(example: Example) -> Topic:
                 (cache.table.pages, CFG.kv_heads, PAGE, CFG.head_size),
                 "keys, and values, of all rows, by page",
             ),
-            Shape.of("table", "B P", cache.pages, "pages of each row"),
+            Shape.from_array("table", "B P", cache.pages, "pages of each row"),
         ),
         functions=(PageTable, PagedSlots),
         figures=(
@@ -159,13 +143,7 @@ def paged_cache(example: Example) -> Topic:
                 [[f"{page:.0f}" for page in row] for row in cache.pages],
             ),
         ),
-        mistakes=(
-            Mistake("Reading the pages of another row.", "nn/test_paged.py::test_rows_read_their_own_tokens"),
-            Mistake(
-                "Writing to a page that another row still reads.",
-                "inference/test_page_table.py::test_a_fork_copies_the_partly_filled_page",
-            ),
-        ),
+        values={"page": PAGE},
     )
 
 

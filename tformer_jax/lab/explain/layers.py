@@ -16,9 +16,9 @@ from tformer_jax.lab.explain.topic import (
     Example,
     Heat,
     Lines,
-    Mistake,
     Shape,
     Topic,
+    make_topic,
     random_params,
     vectors,
 )
@@ -59,19 +59,15 @@ def norms(example: Example) -> Topic:
     rows = {name: np.asarray(value)[0] for name, value in found.items()}
     means = [Curve(name, np.arange(T), value.mean(-1), example.source) for name, value in rows.items()]
     sizes = [Curve(name, np.arange(T), np.sqrt((value**2).mean(-1)), example.source) for name, value in rows.items()]
-    return Topic(
-        title="Norms",
-        text="A norm gives the features of each token the same scale, whatever their size. LayerNorm subtracts their "
-        "mean and divides by their standard deviation; RMSNorm only divides by the root of their mean square. The "
-        "variance is biased (divided by D), eps is added inside the square root, and the statistics are float32. Here "
-        "the embeddings have a different scale and mean for each word.",
+    return make_topic(
+        "norms",
         formulas=(
             formula("LayerNorm ( x ) = g", fraction("x - mean ( x )", root("var ( x ) + ε")), "+ b"),
             formula("RMSNorm ( x ) = g", fraction("x", root("mean ( x^2 ) + ε"))),
         ),
         shapes=(
-            Shape.of("x", "B T D", x, "input and output"),
-            Shape.of("g, b", "D", scale, "learned scale and bias"),
+            Shape.from_array("x", "B T D", x, "input and output"),
+            Shape.from_array("g, b", "D", scale, "learned scale and bias"),
         ),
         functions=(layer_norm, layer_norm.fwd, rms_norm, rms_norm.fwd),
         figures=(
@@ -85,16 +81,6 @@ def norms(example: Example) -> Topic:
             ),
             *(Heat(name, value, example.source, features) for name, value in rows.items()),
         ),
-        mistakes=(
-            Mistake(
-                "The unbiased standard deviation, or eps added outside of the root.",
-                "nn/test_norms.py::test_the_variance_is_biased_and_eps_is_inside_the_root",
-            ),
-            Mistake(
-                "Statistics in bfloat16.",
-                "nn/test_norms.py::test_statistics_are_float32_whatever_the_input",
-            ),
-        ),
     )
 
 
@@ -102,13 +88,10 @@ def placement(example: Example) -> Topic:
     """Explains where the norms of a residual connection are placed."""
     sizes = {name: _depth(name, example) for name in PLACEMENTS}
     depths = np.arange(DEPTH + 1)
-    return Topic(
-        title="Placement of norms",
-        text="Each sub-layer f adds to the residual stream x. The Transformer of 2017 normalizes the sum (post); later "
-        "models normalize the input of f (pre), so that the stream itself is a plain sum of all sub-layers and grows "
-        "with depth, and needs one norm at the end of the stack. With both, the output of f is normalized, too.",
+    return make_topic(
+        "placement",
         formulas=[formula(f"{name} : {text}") for name, text in PLACEMENTS.items()],
-        shapes=(Shape.of("x", "B T D", example.x, "residual stream"),),
+        shapes=(Shape.from_array("x", "B T D", example.x, "residual stream"),),
         functions=(Residual,),
         figures=(
             Lines(
@@ -117,13 +100,6 @@ def placement(example: Example) -> Topic:
                 "sub-layers",
                 "RMS",
                 "Each sub-layer multiplies by a random matrix that keeps the variance.",
-            ),
-        ),
-        mistakes=(
-            Mistake("Normalizing twice in one place.", "nn/test_layers.py::test_layer_with_cross_attention"),
-            Mistake(
-                "A pre-norm stack without its last norm, or a second one after a post-norm stack.",
-                "nn/test_layers.py::test_a_post_norm_stack_has_no_final_norm_by_default",
             ),
         ),
     )
@@ -163,20 +139,17 @@ def ffn(example: Example) -> Topic:
     hidden, activations = compute(example.x)
     features = [str(number) for number in range(CFG.ffn_dim)]
     idle = float((np.asarray(hidden["ReLU"]) == 0).mean())
-    return Topic(
-        title="Feed-forward network and gates",
-        text="After attention has mixed tokens, the feed-forward network computes F hidden features of each token "
-        "alone, and projects them back. A gated network multiplies them with an activation of a second projection; at "
-        "the same number of parameters, its F is two thirds.",
+    return make_topic(
+        "ffn",
         formulas=(
             formula("FFN ( x ) = act ( x W_1 + b_1 ) W_2 + b_2"),
             formula("GatedFFN ( x ) = ( act ( x W_g ) ⊙ x W_1 ) W_2"),
         ),
         shapes=(
-            Shape.of("x", "B T D", example.x, "input and output"),
+            Shape.from_array("x", "B T D", example.x, "input and output"),
             Shape("W_1, W_g", "D F", params["expand"]["kernel"].shape, "expand"),
             Shape("W_2", "F D", params["contract"]["kernel"].shape, "contract"),
-            Shape.of("hidden", "B T F", hidden["ReLU"], "hidden features"),
+            Shape.from_array("hidden", "B T F", hidden["ReLU"], "hidden features"),
         ),
         functions=(FFN, GatedFFN, gelu),
         figures=(
@@ -195,12 +168,6 @@ def ffn(example: Example) -> Topic:
             ),
             Heat("Hidden features with SwiGLU", np.asarray(hidden["SwiGLU"])[0], example.source, features),
         ),
-        mistakes=(
-            Mistake(
-                "A transposed second kernel, or the activation after the second layer.",
-                "nn/test_ffn.py::test_equals_the_formula",
-            ),
-        ),
     )
 
 
@@ -211,12 +178,8 @@ def experts(example: Example) -> Topic:
     logits = example.x @ router
     free, limited, balance = _routed(logits)
     shares = np.bincount(np.asarray(free.experts).ravel(), minlength=EXPERTS) / (T * CHOSEN)
-    return Topic(
-        title="Mixture of experts",
-        text=f"A router chooses k of E feed-forward networks for each token (here {CHOSEN} of {EXPERTS}), and sums "
-        "their outputs, weighted by its probabilities, which are normalized over the k: more parameters at the cost of "
-        "k networks. A loss keeps the use of the experts even. In training, an expert may have a capacity, beyond "
-        "which its tokens are dropped.",
+    return make_topic(
+        "experts",
         formulas=(
             formula("p = softmax ( x W_r ) , C = the k experts e with the largest p_e"),
             formula("out =", total("e ∈ C", "w_e FFN_e ( x )"), ", w_e =", fraction("p_e", row(total("i ∈ C", "p_i")))),
@@ -224,10 +187,10 @@ def experts(example: Example) -> Topic:
             formula("capacity ( n ) = min ( ⌈ c k n / E ⌉ , n ) after n tokens , c : capacity factor"),
         ),
         shapes=(
-            Shape.of("x", "B T D", example.x, "input and output"),
-            Shape.of("W_r", "D E", router, "router"),
-            Shape.of("logits", "B T E", logits, "scores of the experts"),
-            Shape.of("chosen", "B T k", free.experts, "experts of each token, and their weights"),
+            Shape.from_array("x", "B T D", example.x, "input and output"),
+            Shape.from_array("W_r", "D E", router, "router"),
+            Shape.from_array("logits", "B T E", logits, "scores of the experts"),
+            Shape.from_array("chosen", "B T k", free.experts, "experts of each token, and their weights"),
         ),
         functions=(route, capacity, balance_loss),
         figures=(
@@ -247,16 +210,7 @@ def experts(example: Example) -> Topic:
                 f"{EXPERTS} experts, {CHOSEN} for each token.",
             ),
         ),
-        mistakes=(
-            Mistake(
-                "A capacity that later tokens use up, so that the output of a token depends on its future.",
-                "nn/test_moe.py::test_tokens_do_not_depend_on_later_tokens",
-            ),
-            Mistake(
-                "Padding that takes capacity, or counts in the balance loss.",
-                "nn/test_moe.py::test_padding_takes_no_capacity_and_gets_zeros",
-            ),
-        ),
+        values={"chosen": CHOSEN, "experts": EXPERTS},
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tformer_jax.config import RelativeConfig
 from tformer_jax.lab.explain.mathml import formula, fraction, power, root
-from tformer_jax.lab.explain.topic import CFG, Curve, Example, Heat, Lines, Mistake, Shape, Topic, vectors
+from tformer_jax.lab.explain.topic import CFG, Curve, Example, Heat, Lines, Shape, Topic, make_topic, vectors
 from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.attention_ops.reference import scores
 from tformer_jax.nn.attention_positions import (
@@ -39,19 +39,15 @@ def sinusoids(example: Example) -> Topic:
     error = np.abs(shifted - far[SHIFT:]).max()
     encodings = far[:T]
     starts = (0, DISTANCES // 4, DISTANCES // 2)
-    return Topic(
-        title="Sinusoidal positions",
-        text="Attention alone does not see the order of its keys. A fixed vector is added to the embedding at each "
-        "position: sines and cosines of D / 2 frequencies, from one radian per token to one in about 10,000. A shift "
-        "by k tokens rotates each pair by the angle k r, wherever it begins, so that the dot product of two positions "
-        "depends only on their distance.",
+    return make_topic(
+        "sinusoids",
         formulas=(
             formula("PE_{p,2i} = sin ( p · r_i ) , PE_{p,2i+1} = cos ( p · r_i )"),
             formula("r_i =", power("10000", "-2 i / D"), ", PE_{p+k} = R_k PE_p"),
         ),
         shapes=(
-            Shape.of("p", "T", positions[:T], "positions"),
-            Shape.of("PE", "T D", encodings, "added to the embeddings [B, T, D]"),
+            Shape.from_array("p", "T", positions[:T], "positions"),
+            Shape.from_array("PE", "T D", encodings, "added to the embeddings [B, T, D]"),
         ),
         functions=(sinusoid, sinusoidal, Rotation),
         figures=(
@@ -79,17 +75,6 @@ def sinusoids(example: Example) -> Topic:
                 f"Largest difference from PE(p + {SHIFT}): {error:.0e}, for p below {DISTANCES - SHIFT}.",
             ),
         ),
-        mistakes=(
-            Mistake("An exponent of i / D instead of 2 i / D.", "nn/test_positions.py::test_worked_example"),
-            Mistake(
-                "Angles computed in low precision, which fail at large positions.",
-                "nn/test_positions.py::test_equals_the_formula_at_large_positions",
-            ),
-            Mistake(
-                "Reading a learned table beyond its last position, which repeats the last vector.",
-                "nn/test_positions.py::test_positions_beyond_the_table_give_nan",
-            ),
-        ),
     )
 
 
@@ -113,21 +98,17 @@ def rope(example: Example) -> Topic:
     rotation, turned, plain, table = _rotations(q)
     frequencies = rotary_frequencies(ROTARY, window=False)
     points = [f"{n} {word}" for n, word in enumerate(example.source)]
-    return Topic(
-        title="Rotary positions (RoPE)",
-        text="Instead of adding a vector to the embedding, each pair of features of q and k is rotated by an angle "
-        "proportional to the position. The rotations of a query and a key leave only the difference of their angles "
-        "in the dot product. Values are not rotated. Feature i is paired with i + H / 2 here; other models pair "
-        "neighbors, and their weights are ordered otherwise.",
+    return make_topic(
+        "rope",
         formulas=(
             formula("q_p = R_p q , k_s = R_s k , q_p k_s = q^T R_{s-p} k"),
             formula("R_p ( a , b ) = ( a cos p r_i - b sin p r_i , a sin p r_i + b cos p r_i )"),
             formula("r_i =", power("base", "-2 i / H")),
         ),
         shapes=(
-            Shape.of("q", "B T N H", q, "queries of one head"),
+            Shape.from_array("q", "B T N H", q, "queries of one head"),
             Shape("cos, sin", "B T 1 H/2", rotation.cos.shape, "one angle for each position and pair"),
-            Shape.of("R q", "B T N H", turned, "rotated queries"),
+            Shape.from_array("R q", "B T N H", turned, "rotated queries"),
         ),
         functions=(Rotary, rotary_frequencies, Rotation),
         figures=(
@@ -149,16 +130,6 @@ def rope(example: Example) -> Topic:
                 "Equal along each diagonal: the score depends only on the distance.",
             ),
             Lines("Score by distance", [Curve("first word", np.arange(T), table[0])], "distance", "score"),
-        ),
-        mistakes=(
-            Mistake(
-                "Pairs of neighbors where the weights expect halves, or the other way round.",
-                "nn/test_attention_positions.py::test_rotary_equals_the_formula",
-            ),
-            Mistake(
-                "Rotating only the queries, or keys from another start: the score then depends on the position.",
-                "nn/test_attention_positions.py::test_scores_depend_only_on_the_distance",
-            ),
         ),
     )
 
@@ -198,19 +169,16 @@ def alibi(example: Example) -> Topic:
         return weights, bias.block(positions[:T], positions[:T]), bias.block(positions[:1], positions)[:, 0]
 
     weights, bias, far = compute(np.zeros((1, T, N, CFG.head_size), np.float32))
-    return Topic(
-        title="ALiBi",
-        text="A penalty proportional to the distance is added to the scores, with a slope for each head: heads with "
-        "large slopes read their neighborhood, heads with small slopes read far. There is nothing to train, and longer "
-        "rows than those of training need no new parameters.",
+    return make_topic(
+        "alibi",
         formulas=(
             formula("score_{n t s} =", fraction("q_t k_s", root("H")), "- m_n | t - s |"),
             formula("m_n =", power("2", "-8 ( n + 1 ) / N"), ", n = 0 , … , N - 1 , for N = 2^i"),
         ),
         shapes=(
             Shape("m", "N", slopes.shape, "slopes"),
-            Shape.of("bias", "N T S", bias, "added to the scores"),
-            Shape.of("w", "B N T S", weights, "weights"),
+            Shape.from_array("bias", "N T S", bias, "added to the scores"),
+            Shape.from_array("w", "B N T S", weights, "weights"),
         ),
         functions=(alibi_slopes, AlibiBias),
         figures=(
@@ -231,16 +199,6 @@ def alibi(example: Example) -> Topic:
                 for n in (0, N - 1)
             ),
         ),
-        mistakes=(
-            Mistake(
-                "Slopes for a number of heads that is not a power of two.",
-                "nn/test_attention_positions.py::test_alibi_slopes_by_hand",
-            ),
-            Mistake(
-                "A bias with the wrong sign, or one that is not symmetric in an encoder.",
-                "nn/test_attention_positions.py::test_alibi_bias",
-            ),
-        ),
     )
 
 
@@ -257,12 +215,8 @@ def buckets(example: Example) -> Topic:
         return both, relative_bucket(between, *sizes, bidirectional=True)
 
     both, table = compute(offsets, positions[None] - positions[:, None])
-    return Topic(
-        title="Buckets of T5",
-        text="Each head learns one number for each bucket of distances, which is added to the scores. Near distances "
-        "have a bucket each; farther ones share buckets that grow logarithmically, and the last one holds all the "
-        "rest. In an encoder each direction has half of the buckets; a causal decoder uses all for earlier keys. T5 "
-        "does not divide the scores by √H, but draws W_q with a standard deviation smaller by a factor of √H.",
+    return make_topic(
+        "t5-buckets",
         formulas=(
             formula("score_{n t s} = q_t k_s + table_{b(s-t),n}"),
             formula("decoder : b ( s - t ) = bucket ( max ( t - s , 0 ) ) , e = buckets / 2"),
@@ -273,7 +227,7 @@ def buckets(example: Example) -> Topic:
                 "⌋ , 2 e - 1 )",
             ),
         ),
-        shapes=(Shape.of("b", "T S", table, "bucket of each query and key"),),
+        shapes=(Shape.from_array("b", "T S", table, "bucket of each query and key"),),
         functions=(relative_bucket,),
         figures=(
             Lines(
@@ -283,15 +237,6 @@ def buckets(example: Example) -> Topic:
                 "bucket",
             ),
             Heat("Buckets of the sentence", np.asarray(table, np.float64), example.source, example.source),
-        ),
-        mistakes=(
-            Mistake(
-                "Query − key instead of key − query, or a bucket too few at the borders.",
-                "nn/test_attention_positions.py::test_buckets_by_hand",
-            ),
-            Mistake(
-                "One table for all heads, or the wrong axis.", "nn/test_attention_positions.py::test_relative_bias"
-            ),
         ),
     )
 

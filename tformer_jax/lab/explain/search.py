@@ -12,7 +12,7 @@ from tformer_jax.inference.beam import WORST, BeamState, length_penalty
 from tformer_jax.inference.constraints import NO_CONSTRAINTS
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.lab.explain.mathml import formula, fraction, total
-from tformer_jax.lab.explain.topic import Curve, Example, Heat, Lines, Mistake, Shape, Topic, cell_texts
+from tformer_jax.lab.explain.topic import Curve, Example, Heat, Lines, Shape, Topic, cell_texts, make_topic
 from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 BEAMS, STEPS = 3, 6
@@ -32,20 +32,16 @@ def beams(example: Example) -> Topic:
     sums, rows = _search(logits)
     outputs = _outputs(rows)
     scores = by_alpha([len(output) for output in outputs], [sums[output] for output in outputs])
-    return Topic(
-        title="Beam search",
-        text=f"The k most probable hypotheses are extended together (here k = {BEAMS}, at most {STEPS} tokens): of all "
-        "their continuations the best k remain. Those that end are set aside, with the sum of their log-probabilities "
-        "divided by a penalty, because longer outputs have smaller sums. The model here counts which word of the "
-        "sentence follows which.",
+    return make_topic(
+        "beams",
         formulas=(
             formula("score =", fraction(total("t", "log p ( y_t | y_{<t} )"), "length^α")),
             formula("GNMT : ( 5 + length )^α / 6^α instead of length^α"),
         ),
         shapes=(
             Shape("logits", "B k V", (1, BEAMS, len(names)), "scores of the next token of each beam"),
-            Shape.of("sums", "B k", rows.sums, "sums of log-probabilities"),
-            Shape.of("running", "B k T", rows.running, "tokens of each beam"),
+            Shape.from_array("sums", "B k", rows.sums, "sums of log-probabilities"),
+            Shape.from_array("running", "B k T", rows.running, "tokens of each beam"),
         ),
         functions=(BeamState, length_penalty),
         figures=(
@@ -65,13 +61,7 @@ def beams(example: Example) -> Topic:
                 cell_texts(scores),
             ),
         ),
-        mistakes=(
-            Mistake(
-                "Comparing outputs of different lengths by their sums, or stopping at the first that ends.",
-                "inference/test_beam.py::test_a_wide_beam_equals_exhaustive_search",
-            ),
-            Mistake("A beam of one that is not greedy decoding.", "inference/test_beam.py::test_one_beam_is_greedy"),
-        ),
+        values={"beams": BEAMS, "steps": STEPS},
     )
 
 

@@ -13,9 +13,9 @@ from tformer_jax.lab.explain.topic import (
     Example,
     Heat,
     Lines,
-    Mistake,
     Shape,
     Topic,
+    make_topic,
     random_params,
     run_attention,
     vectors,
@@ -37,21 +37,18 @@ def encoder_decoder(example: Example) -> Topic:
     params = random_params(module, x, memory)
     _, operands, weights = run_attention(module, params, x, memory)
     read = (SPECIAL_TOKENS[BOS], *example.target)
-    return Topic(
-        title="Encoder and decoder",
-        text="The encoder reads the whole source; its output, the memory, is computed once. The decoder predicts the "
-        "target token by token: it attends to the target tokens so far (causal self-attention) and to the memory "
-        "(cross-attention, whose queries come from the decoder, and keys and values from the memory).",
+    return make_topic(
+        "encoder-decoder",
         formulas=(
             formula("memory = encoder ( source )"),
             formula("p ( target | source ) = ∏_t p ( target_t | target_{<t} , memory )"),
         ),
         shapes=(
-            Shape.of("memory", "B S D", memory, "output of the encoder"),
-            Shape.of("x", "B T D", x, "input of the decoder"),
-            Shape.of("q", "B T N H", operands.q, "queries"),
-            Shape.of("k, v", "B S K H", operands.k, "keys and values"),
-            Shape.of("w", "B N T S", weights, "weights of cross-attention"),
+            Shape.from_array("memory", "B S D", memory, "output of the encoder"),
+            Shape.from_array("x", "B T D", x, "input of the decoder"),
+            Shape.from_array("q", "B T N H", operands.q, "queries"),
+            Shape.from_array("k, v", "B S K H", operands.k, "keys and values"),
+            Shape.from_array("w", "B N T S", weights, "weights of cross-attention"),
         ),
         functions=(Seq2Seq, Attention),
         figures=[
@@ -64,16 +61,6 @@ def encoder_decoder(example: Example) -> Topic:
             )
             for n in (0, CFG.num_heads - 1)
         ],
-        mistakes=(
-            Mistake(
-                "Feeding the same tokens to the encoder and to the decoder, which shows the answer.",
-                "models/test_models.py::test_the_decoder_reads_the_shifted_target_and_never_the_labels",
-            ),
-            Mistake(
-                "A padding mask of the source that cross-attention does not get.",
-                "models/test_models.py::test_seq2seq_equals_the_formulas",
-            ),
-        ),
     )
 
 
@@ -86,12 +73,8 @@ def teacher_forcing(example: Example) -> Topic:
     T, V = len(read), len(names)
     seen = np.asarray(Mask(causal=True).dense(T, T))[0, 0]
     texts = [[word if visible else "" for word, visible in zip(read, row, strict=True)] for row in seen]
-    return Topic(
-        title="Teacher forcing",
-        text="In training, the decoder reads the reference target, shifted by one: it begins with <s>, and each "
-        "position predicts the next token; the last one predicts </s>. The causal mask hides the answer, so that all "
-        "positions are trained at once. The loss is the cross-entropy of the logits, summed over the real labels and "
-        "divided once.",
+    return make_topic(
+        "teacher-forcing",
         formulas=(
             formula(
                 "loss = -", fraction("1", "labels"), total("t", "log p_t ( label_t )"), ", p_t = softmax ( logits_t )"
@@ -119,17 +102,6 @@ def teacher_forcing(example: Example) -> Topic:
                 "nats",
                 f"V = {V}. With probabilities in place of logits, the loss cannot fall below log(1 + (V − 1) / e).",
             ),
-        ),
-        mistakes=(
-            Mistake(
-                "Returning probabilities where the loss expects logits.",
-                "models/test_models.py::test_logits_are_not_normalized",
-            ),
-            Mistake(
-                "Token ids outside the vocabulary, which JAX would silently clamp.",
-                "nn/test_embeddings.py::test_ids_outside_the_vocabulary_give_nan",
-            ),
-            Mistake("Padding that counts in the loss.", "models/test_losses.py::test_ignored_labels_have_no_gradient"),
         ),
     )
 

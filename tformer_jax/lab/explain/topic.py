@@ -5,8 +5,10 @@ import functools
 import inspect
 import re
 import textwrap
+import tomllib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import jax
@@ -33,23 +35,23 @@ _TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """The sentence of the figures and its translation, in tokens: those of `of`, or those of a run's tokenizer."""
+    """The sentence of the figures and its translation, in tokens: of `from_text`, or of a run's tokenizer."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str, target: str | None = None) -> "Example":
+    def from_text(cls, text: str, target: str | None = None) -> "Example":
         """Splits the texts into words, punctuation and Chinese characters; without a target, it is the text backwards.
 
         Raises:
             UserError: a text has fewer than `MIN_TOKENS` or more than `MAX_TOKENS` tokens.
         """
         source = tuple(_TOKEN.findall(text))
-        return cls.checked(source, source[::-1] if target is None else tuple(_TOKEN.findall(target)), WORDS)
+        return cls.from_tokens(source, source[::-1] if target is None else tuple(_TOKEN.findall(target)), WORDS)
 
     @classmethod
-    def checked(
+    def from_tokens(
         cls, source: Sequence[str], target: Sequence[str], kind: str, translated: str | None = None
     ) -> "Example":
         """Returns the example with these tokens.
@@ -59,7 +61,7 @@ class Example:
             translated: the target as text if a run has translated the source; None: the user wrote it.
 
         Raises:
-            UserError: as for `of`.
+            UserError: as for `from_text`.
         """
         by_run = "" if translated is None else f", in place of the run's translation {translated!r}"
         for name, tokens in (("--text", source), (f"--target{by_run}", target)):
@@ -112,7 +114,7 @@ class Shape:
     meaning: str
 
     @classmethod
-    def of(cls, name: str, letters: str, array: Any, meaning: str = "") -> "Shape":
+    def from_array(cls, name: str, letters: str, array: Any, meaning: str = "") -> "Shape":
         """Describes an array."""
         return cls(name, letters, tuple(array.shape), meaning)
 
@@ -213,6 +215,23 @@ class Topic:
         return [
             (f"{one.__module__}.{one.__qualname__}", textwrap.dedent(inspect.getsource(one)).strip()) for one in plain
         ]
+
+
+def make_topic(name: str, *, values: Mapping[str, Any] | None = None, **parts: Any) -> Topic:
+    """Returns a topic with the title, the text and the mistakes that `topics.toml` has for `name`.
+
+    Args:
+        values: numbers in the text, by their names in braces.
+        parts: the other fields of `Topic`.
+    """
+    prose = _read_prose()[name]
+    text = prose["text"].format(**values) if values else prose["text"]
+    return Topic(prose["title"], text, mistakes=[Mistake(*mistake) for mistake in prose["mistakes"]], **parts)
+
+
+@functools.cache
+def _read_prose() -> dict[str, Any]:
+    return tomllib.loads((resources.files("tformer_jax.lab.explain") / "topics.toml").read_text(encoding="utf-8"))
 
 
 def cell_texts(values: np.ndarray) -> list[list[str]]:

@@ -130,7 +130,7 @@ def trained_example(run: tj.Run, text: str, target: str | None) -> tuple[Example
     tokens = {stack: list(map(visible, texts)) for stack, texts in attention_page.read_tokens(run, watched).items()}
     source = token_pieces(run.tokenizers.source if translates else run.tokenizers.target, text)
     other = source[::-1] if target is None else token_pieces(run.tokenizers.target, target)
-    example = Example.checked(source, other, "of the run's tokenizer", translated)
+    example = Example.from_tokens(source, other, "of the run's tokenizer", translated)
     return example, TrainedFigures(run.path.name, watched, tokens, search_outputs(run, text))
 
 
