@@ -55,7 +55,7 @@ def test_facts_of_all_runs_are_recorded_once():
     assert [{**found["common"], **run}["test"]["loss"] for run in found["runs"]] == [1.0, 2.0, 3.0]
     (group,) = found["groups"]
     assert (group["seeds"], group["parameters"], group["mean"]) == (3, 10, {"loss": 2.0})
-    limited = sweeps.record({("a=1",): result(1.0), ("a=2",): result(2.0)}, "loss", of={("a=2",)})
+    limited = sweeps.record({("a=1",): result(1.0), ("a=2",): result(2.0)}, "loss", only={("a=2",)})
     assert [group["settings"] for group in limited["groups"]] == [("a=2",)] and len(limited["runs"]) == 2
 
 

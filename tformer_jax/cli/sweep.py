@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_same_data(folder, dict(zip(combinations, configs, strict=True)))
     if results and best != set():
         facts = {"name": name, "command": provenance.command(), "metric": metric, "chosen": options.choose}
-        write(options, facts | sweeps.record(results, metric, of=best) | {"failed": failed})
+        write(options, facts | sweeps.record(results, metric, only=best) | {"failed": failed})
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
 

@@ -48,7 +48,7 @@ def render(
     kinds = [kind for kind in SIDES if kind in watched.weights]
     attentions = [_attention(kind, np.asarray(watched.weights[kind]), shown, layer, head, with_heads) for kind in kinds]
     masks = [packed(np.packbits(watched.masks[kind]).tobytes()) for kind in kinds]
-    data = [{key: one[key] for key in ("name", "queries", "keys", "layers", "heads")} for one in attentions]
+    data = [{key: attention[key] for key in ("name", "queries", "keys", "layers", "heads")} for attention in attentions]
     residuals = [norms(stack, watched, shown) for stack in shown]
     return render_page(
         "attention",

@@ -55,26 +55,26 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
     that is from 0 (Efron and Tibshirani, 1993, chapter 16). sacreBLEU's rejects about twice as often, because it takes
     absolute differences before it centers them.
     """
-    found: dict[str, list[Estimate]] = {}
+    results: dict[str, list[Estimate]] = {}
     labels = systems[0].labels
     if len(labels) and all(np.array_equal(system.labels, labels) for system in systems):
-        found["loss"] = ratio([system.nll for system in systems], labels, resamples)
+        results["loss"] = ratio([system.nll for system in systems], labels, resamples)
     if task.references is None or not systems[0].texts:
-        return found
+        return results
     name = "accuracy" if task.references == "labels" else "exact_match"
-    found[name] = share([system.hits for system in systems], resamples)
+    results[name] = share([system.hits for system in systems], resamples)
     if task.references == "labels":
-        return found
+        return results
     metrics: dict[str, Any] = {"chrf": sacrebleu.CHRF()}
     if bleu := bleu_of(systems[0].signatures):
         metrics = {"bleu": bleu, **metrics}
-    return {name: _by_sacrebleu(systems, metric, resamples) for name, metric in metrics.items()} | found
+    return {name: _by_sacrebleu(systems, metric, resamples) for name, metric in metrics.items()} | results
 
 
 def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> list[Estimate]:
-    found = [metric._extract_corpus_statistics(system.texts, [systems[0].references]) for system in systems]
-    scores = [metric._aggregate_and_compute(statistics).score for statistics in found]
-    arrays = [np.array(statistics, np.float32) for statistics in found]
+    extracted = [metric._extract_corpus_statistics(system.texts, [systems[0].references]) for system in systems]
+    scores = [metric._aggregate_and_compute(statistics).score for statistics in extracted]
+    arrays = [np.array(statistics, np.float32) for statistics in extracted]
 
     def score(statistics: np.ndarray) -> float:
         return metric._compute_score_from_stats(statistics.sum(0)).score

@@ -101,8 +101,8 @@ def _layers(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     for prefix, title in (("grad_norm/", "Gradient norm by layer"), ("param_norm/", "Parameter norm by layer")):
         for number, run in enumerate(runs):
             names = [name for name in run.train.columns if name.startswith(prefix)]
-            of = f" of {run.name}" if len(runs) > 1 else ""
-            chart = Chart(f"{prefix[:-1]}_{number}", title + of, "", "training", log=True)
+            suffix = f" of {run.name}" if len(runs) > 1 else ""
+            chart = Chart(f"{prefix[:-1]}_{number}", title + suffix, "", "training", log=True)
             for at, name in enumerate(names):
                 line = _line(run, number, run.train.steps, run.train.columns[name], name.removeprefix(prefix))
                 chart.traces.append(line | {"shade": at / max(len(names) - 1, 1)})
@@ -111,8 +111,8 @@ def _layers(runs: Sequence[RunFiles]) -> Iterator[Chart]:
 
 
 def _evaluation(runs: Sequence[RunFiles]) -> Iterator[Chart]:
-    found = {name for run in runs for name in run.group("validation").columns}
-    for name in ordered(found - {"loss"}):
+    names = {name for run in runs for name in run.group("validation").columns}
+    for name in ordered(names - {"loss"}):
         title, unit = TITLES.get(name, (_readable(name), ""))
         lines = _validation_lines(runs, name)
         if lines:
@@ -124,7 +124,7 @@ def _histograms(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     having = [(number, run, run.outputs[run.split]) for number, run in enumerate(runs) if run.split]
     if not having:
         return
-    translations = [one for one in having if one[1].task.references == "texts"]
+    translations = [shown for shown in having if shown[1].task.references == "texts"]
     columns = [(number, run.name, lengths(outputs.texts)) for number, run, outputs in having if _has_lengths(run)]
     if columns:
         outputs = next(outputs for _, run, outputs in having if _has_lengths(run))
@@ -158,10 +158,10 @@ def _bars(key: str, title: str, unit: str, columns: Sequence[tuple[int, str, np.
 
 
 def _line(run: RunFiles, number: int, steps: np.ndarray, values: np.ndarray, name: str) -> dict[str, Any]:
-    kept = downsampled(values)
-    line: dict[str, Any] = {"run": number, "name": name, "y": _numbers(values[kept])}
-    line |= {axis: _numbers(run.axis(axis, steps[kept])) for axis in AXES}
-    if len(kept) < len(values):
+    places = downsampled(values)
+    line: dict[str, Any] = {"run": number, "name": name, "y": _numbers(values[places])}
+    line |= {axis: _numbers(run.axis(axis, steps[places])) for axis in AXES}
+    if len(places) < len(values):
         line["mean"] = _numbers(bucket_means(values))
     return line
 
@@ -177,12 +177,12 @@ def _validation_lines(runs: Sequence[RunFiles], name: str) -> list[dict[str, Any
 
 
 def _marks(run: RunFiles, number: int) -> list[dict[str, Any]]:
-    found = [event for event in run.events if event["kind"] in MARKED]
-    steps = np.array([event["step"] for event in found], np.int64)
+    marked = [event for event in run.events if event["kind"] in MARKED]
+    steps = np.array([event["step"] for event in marked], np.int64)
     places = [_numbers(run.axis(axis, steps)) for axis in AXES]
     return [
         {"run": number, "kind": event["kind"], **dict(zip(AXES, place, strict=True))}
-        for event, *place in zip(found, *places, strict=True)
+        for event, *place in zip(marked, *places, strict=True)
     ]
 
 

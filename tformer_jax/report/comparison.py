@@ -153,8 +153,8 @@ def _same_examples(a: Outputs, b: Outputs) -> bool:
 def _same_documents(a: Outputs, b: Outputs) -> bool:
     """Returns whether the parts have equal numbers of labels, and samples show the same documents, split anywhere."""
     first, second = (
-        ["".join((prompt + rest).split()) for prompt, rest in zip(one.sources, one.references, strict=True)]
-        for one in (a, b)
+        ["".join((prompt + rest).split()) for prompt, rest in zip(side.sources, side.references, strict=True)]
+        for side in (a, b)
     )
     alike = all(x.startswith(y) or y.startswith(x) for x, y in zip(first, second, strict=False))
     return alike and np.array_equal(a.labels, b.labels)

@@ -36,14 +36,16 @@ class Outputs:
     """int64 [parts]: numbers of labels."""
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "Outputs":
+    def from_json(cls, contents: dict[str, Any]) -> "Outputs":
         """Builds the outputs from the contents of `outputs/SPLIT.json`."""
-        rows = found.get("outputs", [])
+        rows = contents.get("outputs", [])
         names = "source", "reference", "output", "score"
         sources, references, texts, scores = ([row.get(name) for row in rows] for name in names)
-        losses = found.get("losses", {"nll": [], "labels": []})
+        losses = contents.get("losses", {"nll": [], "labels": []})
         nll, labels = np.array(losses["nll"], np.float64), np.array(losses["labels"], np.int64)
-        return cls(found.get("step", 0), found.get("signatures", {}), sources, references, texts, scores, nll, labels)
+        return cls(
+            contents.get("step", 0), contents.get("signatures", {}), sources, references, texts, scores, nll, labels
+        )
 
     @functools.cached_property
     def hits(self) -> np.ndarray:
@@ -105,16 +107,16 @@ def _common(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int]]:
     for i in reversed(range(len(left))):
         matched = most[i + 1, 1:] + len(left[i]) * (ids == numbers[left[i]])
         most[i, :-1] = np.maximum.accumulate(np.maximum(most[i + 1, :-1], matched)[::-1])[::-1]
-    found, i, j = [], 0, 0
+    pairs, i, j = [], 0, 0
     while most[i, j]:
         if left[i] == right[j]:
-            found.append((i, j))
+            pairs.append((i, j))
             i, j = i + 1, j + 1
         elif most[i + 1, j] == most[i, j]:
             i += 1
         else:
             j += 1
-    return found
+    return pairs
 
 
 def _pieces(tokens: Sequence[str], common: set[int]) -> list[Piece]:

@@ -133,9 +133,9 @@ def load(folder: Path, name: str) -> RunFiles:
         metrics=_metrics(folder / "metrics.jsonl"),
         events=_events(events.path(folder)),
         outputs={
-            path.stem: Outputs.from_json(found)
+            path.stem: Outputs.from_json(contents)
             for path in sorted((folder / "outputs").glob("*.json"))
-            if (found := _json(path))
+            if (contents := _json(path))
         },
         running=guards.is_locked(folder),
     )
@@ -148,10 +148,10 @@ def _setting(value: Any) -> Any:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return contents if isinstance(contents, dict) else {}
 
 
 def _metrics(path: Path) -> dict[str, Series]:
@@ -163,13 +163,13 @@ def _metrics(path: Path) -> dict[str, Series]:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """Returns the events in order; of the spikes and skips that a resumed run repeats, only the last."""
-    found: dict[Any, dict[str, Any]] = {}
+    unique: dict[Any, dict[str, Any]] = {}
     for number, event in enumerate(read_records(path)):
         repeatable = event.get("kind") in ("spike", "skipped")
         key = (event["kind"], event["step"]) if repeatable else number
-        found.pop(key, None)
-        found[key] = event
-    return list(found.values())
+        unique.pop(key, None)
+        unique[key] = event
+    return list(unique.values())
 
 
 def differing(rows: Iterable[dict[str, Any]]) -> list[str]:

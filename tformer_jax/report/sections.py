@@ -65,7 +65,9 @@ def metric_rows(runs: Sequence[RunFiles]) -> dict[str, list[MetricRow]]:
     return {title: rows for title, rows in result.items() if rows}
 
 
-def _metric_row(run: RunFiles, number: int, name: str, found: dict[str, dict[str, list[Estimate]]]) -> MetricRow:
+def _metric_row(
+    run: RunFiles, number: int, name: str, estimates_by_split: dict[str, dict[str, list[Estimate]]]
+) -> MetricRow:
     series = run.group("validation")
     points = [
         (value, int(step))
@@ -74,7 +76,7 @@ def _metric_row(run: RunFiles, number: int, name: str, found: dict[str, dict[str
     ]
     choose_best = min if name in LOWER_IS_BETTER else max
     best, step = choose_best(points, key=lambda point: point[0], default=(None, None))
-    current = {split: one for split, one in found.items() if run.is_current(split)}
+    current = {split: metrics for split, metrics in estimates_by_split.items() if run.is_current(split)}
     return MetricRow(
         name,
         number,
@@ -88,14 +90,14 @@ def _metric_row(run: RunFiles, number: int, name: str, found: dict[str, dict[str
 
 def signatures(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     """Returns the distinct sacreBLEU signatures by metric, and how references were normalized, if they were."""
-    found: dict[str, dict[str, None]] = {}
+    distinct: dict[str, dict[str, None]] = {}
     for run in runs:
         evaluated = run.outputs[run.split].signatures if run.split else {}
         for name, signature in (run.result.get("signatures") or evaluated).items():
             if (name, signature) != ("references", "raw"):
                 title = "references normalized by" if name == "references" else TITLES.get(name, (name, ""))[0]
-                found.setdefault(title, {})[signature] = None
-    return {name: list(values) for name, values in found.items()}
+                distinct.setdefault(title, {})[signature] = None
+    return {name: list(values) for name, values in distinct.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +189,7 @@ def parameters(runs: Sequence[RunFiles]) -> dict[str, list[int | None]]:
 
 def downloads(runs: Sequence[RunFiles]) -> list[tuple[int, str, str, str]]:
     """Returns the number of the run, the label, the file name and the contents of each CSV file."""
-    found = []
+    tables = []
     for number, run in enumerate(runs):
         prefix = run.name.replace("/", "_")
         files = [
@@ -197,12 +199,12 @@ def downloads(runs: Sequence[RunFiles]) -> list[tuple[int, str, str, str]]:
             columns = (outputs.sources, outputs.references, outputs.texts, outputs.scores)
             names = ("source", "reference", "output", "score")
             rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-            kept = _fitting(rows)
+            fitting = _fitting(rows)
             label = f"{split} outputs".capitalize()
-            label += f" (the first {len(kept):,} of {len(rows):,})" if len(kept) < len(rows) else ""
-            files.append((label, f"{split}_outputs.csv", kept))
-        found += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
-    return found
+            label += f" (the first {len(fitting):,} of {len(rows):,})" if len(fitting) < len(rows) else ""
+            files.append((label, f"{split}_outputs.csv", fitting))
+        tables += [(number, label, f"{prefix}_{file}", to_csv(rows)) for label, file, rows in files if rows]
+    return tables
 
 
 def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -57,15 +57,15 @@ def downsampled(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
     """
     if len(values) <= limit:
         return np.arange(len(values))
-    kept = {0, len(values) - 1}
+    places = {0, len(values) - 1}
     for bucket in _buckets(len(values), limit):
         here = values[bucket]
         finite = np.isfinite(here)
         if finite.any():
-            kept |= {int(bucket[np.nanargmin(here)]), int(bucket[np.nanargmax(here)])}
+            places |= {int(bucket[np.nanargmin(here)]), int(bucket[np.nanargmax(here)])}
         if not finite.all():
-            kept.add(int(bucket[np.argmin(finite)]))
-    return np.array(sorted(kept))
+            places.add(int(bucket[np.argmin(finite)]))
+    return np.array(sorted(places))
 
 
 def bucket_means(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:

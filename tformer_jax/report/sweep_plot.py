@@ -71,7 +71,7 @@ def _swept(record: Mapping[str, Any]) -> dict[str, list[str]]:
         for name, value in _settings(group):
             if name != record["chosen"] and value not in values.setdefault(name, []):
                 values[name].append(value)
-    return {name: found for name, found in values.items() if len(found) > 1}
+    return {name: distinct for name, distinct in values.items() if len(distinct) > 1}
 
 
 def _is_positive(text: str) -> bool:

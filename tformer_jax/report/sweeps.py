@@ -66,7 +66,7 @@ def formatted(mean: float | None, half: float | None) -> str:
     return f"{mean:.4g}" + (f" ± {half:.2g}" if half is not None else "")
 
 
-def record(results: Results, metric: str, *, of: Collection[Combination] | None = None) -> dict[str, Any]:
+def record(results: Results, metric: str, *, only: Collection[Combination] | None = None) -> dict[str, Any]:
     """Returns the statistics of each group and the facts of each run.
 
     Args:
@@ -83,12 +83,12 @@ def record(results: Results, metric: str, *, of: Collection[Combination] | None 
     for combination, result in results.items():
         members.setdefault(without(combination, "seed"), []).append(result)
     facts = [{name: value for name, value in result.items() if name != "command"} for result in results.values()]
-    common = {name: value for name, value in facts[0].items() if all(one.get(name) == value for one in facts)}
+    common = {name: value for name, value in facts[0].items() if all(fact.get(name) == value for fact in facts)}
     runs = [
-        {"settings": combination, **{name: value for name, value in one.items() if name not in common}}
-        for combination, one in zip(results, facts, strict=True)
+        {"settings": combination, **{name: value for name, value in fact.items() if name not in common}}
+        for combination, fact in zip(results, facts, strict=True)
     ]
-    members = {combination: group for combination, group in members.items() if of is None or combination in of}
+    members = {combination: group for combination, group in members.items() if only is None or combination in only}
     groups = [_group(combination, group) for combination, group in members.items()]
     seconds, values = at_equal_time(list(members.values()), metric)
     for group, at in zip(groups, values, strict=False):
@@ -130,17 +130,17 @@ def _group(settings: Combination, results: Sequence[Mapping[str, Any]]) -> dict[
         "seeds": len(results),
         "parameters": results[0]["parameters"],
         "tokens_per_second": statistics.mean(result["tokens_per_second"] for result in results),
-        "mean": {name: _mean(of) for name, of in values.items()},
-        "deviation": {name: _deviation(of) for name, of in values.items()},
-        "interval": {name: interval(of) for name, of in values.items()},
+        "mean": {name: _mean(results) for name, results in values.items()},
+        "deviation": {name: _deviation(results) for name, results in values.items()},
+        "interval": {name: interval(results) for name, results in values.items()},
     }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if len(known) == len(values) else None
+    finite = [value for value in values if value is not None]
+    return statistics.mean(finite) if len(finite) == len(values) else None
 
 
 def _deviation(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.stdev(known) if len(known) == len(values) > 1 else None
+    finite = [value for value in values if value is not None]
+    return statistics.stdev(finite) if len(finite) == len(values) > 1 else None

@@ -54,31 +54,31 @@ def collectives(text: str, devices: int) -> list[Collective]:
     for name, times in _times(lines, entry).items():
         for number, line in enumerate(lines[name]):
             if operation := _COLLECTIVE.search(line):
-                one, source = _collective(operation, line, devices), _SOURCE.search(line)
+                collective, source = _collective(operation, line, devices), _SOURCE.search(line)
                 if name in scattered:
                     shape, size = _shape(_arrays(scattered[name]))
-                    one = one._replace(kind="reduce-scatter", shape=shape, size=size)
+                    collective = collective._replace(kind="reduce-scatter", shape=shape, size=size)
                 # an operation spread over several fusions keeps its channel and source, and counts once
-                key = (one.kind, one.shape, *source.groups()) if source else (name, str(number))
-                operations[key] = one, times
-    found: Counter[Collective] = Counter()
-    for one, times in operations.values():
-        found[one] += times
-    merged = [one._replace(times=times) for one, times in found.items()]
-    return sorted(merged, key=lambda one: one.bytes_sent, reverse=True)
+                key = (collective.kind, collective.shape, *source.groups()) if source else (name, str(number))
+                operations[key] = collective, times
+    counts: Counter[Collective] = Counter()
+    for collective, times in operations.values():
+        counts[collective] += times
+    merged = [collective._replace(times=times) for collective, times in counts.items()]
+    return sorted(merged, key=lambda collective: collective.bytes_sent, reverse=True)
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
     """Returns the lines of each computation by its name, and the name of the entry computation."""
-    found: dict[str, list[str]] = {}
+    named: dict[str, list[str]] = {}
     lines, entry = [], ""
     for line in text.splitlines():
         if heading := _COMPUTATION.match(line):
-            lines = found.setdefault(heading["name"], [])
+            lines = named.setdefault(heading["name"], [])
             entry = heading["name"] if heading["entry"] else entry
         else:
             lines.append(line)
-    return found, entry
+    return named, entry
 
 
 def _times(lines: dict[str, list[str]], entry: str) -> dict[str, int]:
@@ -102,7 +102,7 @@ def _calls(lines: dict[str, list[str]], name: str) -> Iterator[tuple[str, int]]:
             limits = (_LIMIT.search(condition) for condition in lines[loop["condition"]])
             factor = max((int(limit["limit"]) for limit in limits if limit), default=1)
         for called in _CALLED.findall(line):
-            yield from ((one.strip().lstrip("%"), factor) for one in called.split(","))
+            yield from ((computation.strip().lstrip("%"), factor) for computation in called.split(","))
 
 
 def _collective(operation: re.Match[str], line: str, devices: int) -> Collective:

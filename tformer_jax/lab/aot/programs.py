@@ -57,7 +57,7 @@ class Program:
 
     def seconds_sending(self, chip: Chip) -> float:
         """Returns the time to communicate with all ICI links of the chip saturated, in seconds."""
-        return sum(one.bytes_sent for one in self.collectives) / chip.ici
+        return sum(collective.bytes_sent for collective in self.collectives) / chip.ici
 
     def utilization(self, chip: Chip, *, overlap: bool) -> float:
         """Returns an upper bound on the model FLOPs utilization (MFU).

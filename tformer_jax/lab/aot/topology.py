@@ -46,7 +46,7 @@ def devices(name: str) -> Sequence[jax.Device]:
     from jax.experimental import topologies
 
     try:
-        found: Sequence[jax.Device] = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        devices: Sequence[jax.Device] = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except (RuntimeError, ValueError) as error:
         raise UserError(f"--topology {name}: libtpu cannot describe it: {first_line(error)}") from error
-    return found
+    return devices

@@ -74,15 +74,15 @@ def _why_scaled(example: Example) -> Lines:
 
     @jax.jit
     def largest(pairs: list[list[jax.Array]]) -> dict[str, list[jax.Array]]:
-        def of(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
+        def mean_of_largest(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
             return attention_weights(Operands.of(q, k, k, scale=scale)).max(-1).mean()
 
-        return {name: [of(q, k, scale(q.shape[-1])) for q, k in pairs] for name, scale in scales.items()}
+        return {name: [mean_of_largest(q, k, scale(q.shape[-1])) for q, k in pairs] for name, scale in scales.items()}
 
-    found = largest(pairs)
+    weights = largest(pairs)
     return Lines(
         "Largest weight of a query, by head size",
-        [Curve(f"scale {name}", HEAD_SIZES, values) for name, values in found.items()],
+        [Curve(f"scale {name}", HEAD_SIZES, values) for name, values in weights.items()],
         "H",
         "weight",
         f"Mean over the {len(tokens)} distinct words, with independent queries and keys. Only 1 / √H keeps the weights "

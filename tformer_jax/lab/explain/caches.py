@@ -165,7 +165,7 @@ class PagedRows:
     @property
     def pages(self) -> np.ndarray:
         """The page table: float [rows, pages], 0 after the last page of a row."""
-        return _padded([one.pages for one in self.allocations.values()])
+        return _padded([allocation.pages for allocation in self.allocations.values()])
 
 
 def _three_rows(example: Example) -> PagedRows:
@@ -221,7 +221,7 @@ def _pool(
     copies: Sequence[tuple[int, int]],
 ) -> np.ndarray:
     """Writes the token ids of all rows through `PagedSlots`: int [pages, size], EMPTY where nothing was written."""
-    widest = max(len(one.pages) for one in allocations.values())
+    widest = max(len(allocation.pages) for allocation in allocations.values())
 
     @jax.jit
     def write() -> jax.Array:

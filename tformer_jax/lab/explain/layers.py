@@ -54,9 +54,9 @@ def norms(example: Example) -> Topic:
     def compute(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return layer_norm(x, scale, bias, EPS), rms_norm(x, scale, EPS)
 
-    found = dict(zip(("input", "LayerNorm", "RMSNorm"), (x, *compute(x)), strict=True))
+    normed = dict(zip(("input", "LayerNorm", "RMSNorm"), (x, *compute(x)), strict=True))
     features = [str(number) for number in range(D)]
-    rows = {name: np.asarray(value)[0] for name, value in found.items()}
+    rows = {name: np.asarray(value)[0] for name, value in normed.items()}
     means = [Curve(name, np.arange(T), value.mean(-1), example.source) for name, value in rows.items()]
     sizes = [Curve(name, np.arange(T), np.sqrt((value**2).mean(-1)), example.source) for name, value in rows.items()]
     return make_topic(
@@ -96,7 +96,10 @@ def placement(example: Example) -> Topic:
         figures=(
             Lines(
                 f"Residual stream of a stack of {DEPTH} random sub-layers",
-                [Curve(f"{name}: {PLACEMENTS[name]}", depths, found) for name, found in sizes.items()],
+                [
+                    Curve(f"{name}: {PLACEMENTS[name]}", depths, sizes_by_depth)
+                    for name, sizes_by_depth in sizes.items()
+                ],
                 "sub-layers",
                 "RMS",
                 "Each sub-layer multiplies by a random matrix that keeps the variance.",
@@ -118,7 +121,7 @@ def _depth(name: str, example: Example) -> list[float]:
         return after, after
 
     _, after = jax.jit(lambda x, kernels: jax.lax.scan(layer, x, kernels))(example.x, kernels.astype(np.float32))
-    return [float(np.sqrt(np.mean(np.square(one)))) for one in (example.x, *np.asarray(after))]
+    return [float(np.sqrt(np.mean(np.square(stream)))) for stream in (example.x, *np.asarray(after))]
 
 
 def ffn(example: Example) -> Topic:
@@ -133,7 +136,7 @@ def ffn(example: Example) -> Topic:
     @jax.jit
     def compute(x: jax.Array) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         modules = {"ReLU": plain, "SwiGLU": gated}
-        hidden = {name: one.apply({"params": params}, x, method="hidden") for name, one in modules.items()}
+        hidden = {name: module.apply({"params": params}, x, method="hidden") for name, module in modules.items()}
         return hidden, {name: act(jnp.asarray(grid)) for name, act in ACTIVATIONS.items()}
 
     hidden, activations = compute(example.x)
@@ -227,6 +230,6 @@ def _routed(logits: np.ndarray) -> tuple[Routing, Routing, jax.Array]:
 
 def _routing(title: str, routing: Routing, example: Example, caption: str) -> Heat:
     weights = np.full((len(example.source), EXPERTS), np.nan)
-    experts, found = np.asarray(routing.experts)[0], np.asarray(routing.weights)[0]
-    np.put_along_axis(weights, experts, np.where(found > 0, found, np.nan), axis=1)
+    experts, chosen = np.asarray(routing.experts)[0], np.asarray(routing.weights)[0]
+    np.put_along_axis(weights, experts, np.where(chosen > 0, chosen, np.nan), axis=1)
     return Heat(title, weights, example.source, EXPERT_NAMES, caption)

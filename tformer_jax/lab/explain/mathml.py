@@ -43,17 +43,17 @@ def power(base: str, exponent: str) -> Math:
     return Math(f"<msup>{row(base)}{row(exponent)}</msup>")
 
 
-def total(below: str, of: str) -> Math:
+def total(below: str, summand: str) -> Math:
     """Returns a sum, with its index below the sign."""
-    return Math(f"<mrow><munder><mo>∑</mo>{row(below)}</munder>{row(of)}</mrow>")
+    return Math(f"<mrow><munder><mo>∑</mo>{row(below)}</munder>{row(summand)}</mrow>")
 
 
 def _terms(text: str) -> str:
-    return "".join(_term(found) for found in _TERM.finditer(text))
+    return "".join(_term(match) for match in _TERM.finditer(text))
 
 
-def _term(found: re.Match[str]) -> str:
-    base, *scripts, space = found.groups()
+def _term(match: re.Match[str]) -> str:
+    base, *scripts, space = match.groups()
     if base is None:
         return '<mspace width="0.2em"/>' if space else ""
     below, above = scripts[0] or scripts[1], scripts[2] or scripts[3]

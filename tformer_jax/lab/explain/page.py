@@ -65,12 +65,12 @@ def build(
         if name not in TOPICS:
             raise UserError(f"unknown topic {name!r}: write one or more of {', '.join(TOPICS)}")
     wanted = names or TOPICS
-    found = {
+    chosen = {
         group: {name: topic(example) for name, topic in topics.items() if name in wanted}
         for group, topics in GROUPS.items()
     }
     add = trained.add if trained else dict
-    return {group: add(topics) for group, topics in found.items() if topics}
+    return {group: add(topics) for group, topics in chosen.items() if topics}
 
 
 def render(groups: dict[str, dict[str, Topic]], example: Example, command: str, run: str = "") -> str:

@@ -232,7 +232,10 @@ def buckets(example: Example) -> Topic:
         figures=(
             Lines(
                 f"Bucket by offset, for {BUCKETS.buckets} buckets up to distance {BUCKETS.distance}",
-                [Curve(name, offsets, found) for name, found in zip(("encoder", "decoder"), both, strict=True)],
+                [
+                    Curve(name, offsets, numbers_of_buckets)
+                    for name, numbers_of_buckets in zip(("encoder", "decoder"), both, strict=True)
+                ],
                 "key − query",
                 "bucket",
             ),

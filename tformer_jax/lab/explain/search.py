@@ -78,7 +78,9 @@ def by_alpha(lengths: Sequence[int], sums: Sequence[float]) -> np.ndarray:
 
 def _paths(sums: dict[Prefix, float], names: Sequence[str]) -> list[Curve]:
     """Returns a line for each beam that was not extended: the sums of its prefixes."""
-    leaves = [one for one in sums if one and not any(other[: len(one)] == one != other for other in sums)]
+    leaves = [
+        prefix for prefix in sums if prefix and not any(other[: len(prefix)] == prefix != other for other in sums)
+    ]
     paths = [[leaf[:length] for length in range(len(leaf) + 1)] for leaf in leaves]
     return [
         Curve(
@@ -127,5 +129,5 @@ def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], BeamState]:
 
 def _outputs(rows: BeamState) -> list[Prefix]:
     """Returns the tokens of the finished outputs, best first."""
-    found = [tuple(number for number in row if number != PAD) for row in np.asarray(rows.finished.tokens)[0].tolist()]
-    return [output for output in found if output]
+    outputs = [tuple(number for number in row if number != PAD) for row in np.asarray(rows.finished.tokens)[0].tolist()]
+    return [output for output in outputs if output]

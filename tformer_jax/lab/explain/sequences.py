@@ -97,7 +97,7 @@ def teacher_forcing(example: Example) -> Topic:
             ),
             Lines(
                 "Loss by the margin of the right logit",
-                [Curve(name, MARGINS, found) for name, found in _losses(V, ids[0]).items()],
+                [Curve(name, MARGINS, values) for name, values in _losses(V, ids[0]).items()],
                 "margin",
                 "nats",
                 f"V = {V}. With probabilities in place of logits, the loss cannot fall below log(1 + (V − 1) / e).",
@@ -121,4 +121,4 @@ def _losses(V: int, label: int) -> dict[str, np.ndarray]:
             "probabilities, by mistake": losses(jax.nn.softmax(logits)),
         }
 
-    return {name: np.asarray(found) for name, found in compute(MARGINS[:, None] * (np.arange(V) == label)).items()}
+    return {name: np.asarray(values) for name, values in compute(MARGINS[:, None] * (np.arange(V) == label)).items()}

@@ -173,16 +173,17 @@ class Lines:
     def data(self) -> dict[str, Any]:
         """Returns what the page's script needs, ready for JSON."""
         curves = [
-            {"name": one.name, "x": numbers(one.x), "y": numbers(one.y), "texts": one.texts} for one in self.curves
+            {"name": curve.name, "x": numbers(curve.x), "y": numbers(curve.y), "texts": curve.texts}
+            for curve in self.curves
         ]
         return {"kind": self.kind, "curves": curves, "x": self.x, "y": self.y, "log": self.log, "square": self.square}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Returns the headings and rows of the table below the figure."""
         rows = [
-            [one.name, *(f"{value:.4g}" for value in point), *([one.texts[number]] if one.texts else [""])]
-            for one in self.curves
-            for number, point in enumerate(zip(one.x, one.y, strict=True))
+            [curve.name, *(f"{value:.4g}" for value in point), *([curve.texts[number]] if curve.texts else [""])]
+            for curve in self.curves
+            for number, point in enumerate(zip(curve.x, curve.y, strict=True))
         ]
         return ["line", self.x, self.y, ""], rows
 
@@ -211,9 +212,10 @@ class Topic:
 
     def sources(self) -> list[tuple[str, str]]:
         """Returns the qualified name and the source of each function."""
-        plain = [inspect.unwrap(one) for one in self.functions]
+        plain = [inspect.unwrap(function) for function in self.functions]
         return [
-            (f"{one.__module__}.{one.__qualname__}", textwrap.dedent(inspect.getsource(one)).strip()) for one in plain
+            (f"{function.__module__}.{function.__qualname__}", textwrap.dedent(inspect.getsource(function)).strip())
+            for function in plain
         ]
 
 

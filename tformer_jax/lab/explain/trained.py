@@ -56,7 +56,7 @@ class TrainedFigures:
         layer = len(self.watched.weights[kind]) - 1
         weights = np.asarray(self.watched.weights[kind])[-1, :MAX_HEADS]
         caption = f"{TITLES[kind]} of layer {layer}, the last one."
-        return [self._map(f"Head {n} of {self.name}", kind, one, caption) for n, one in enumerate(weights)]
+        return [self._map(f"Head {n} of {self.name}", kind, head, caption) for n, head in enumerate(weights)]
 
     def _cross(self) -> list[Heat | Lines]:
         if "cross" not in self.watched.weights:
