@@ -145,6 +145,38 @@ def test_pages_of_rows_that_have_ended_may_belong_to_others():
     np.testing.assert_array_equal(keys_of_rows(cache, pages=True)[0, :4], [0, 2, 3, 4])
 
 
+def keys_of_row(keys: KeyValues, slots: RowSlots, row: int) -> np.ndarray:
+    """Returns the keys [S, K, H] in the slots of a row, read through its table of pages if it has one."""
+    k = np.asarray(keys.unpack("float32")[0])
+    return np.concatenate(k[np.asarray(slots.table[row])]) if isinstance(slots, PagedSlots) else k[row]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_forked_row_reads_the_keys_of_its_source(paged, dtype):
+    """Row 1 shares the full page of row 0 and gets a copy of the partly filled one; dense rows are copied whole."""
+    slots, copies = RowSlots.empty(2, 8), jnp.zeros((1, 2), jnp.int32)
+    if paged:
+        slots = PagedSlots.without_pages(2, pages=2, size=4).set_tables(jnp.array([0]), jnp.array([[1, 2]]))
+        copies = jnp.array([[2, 4]])
+    shape = (5, 4, 2, 3) if paged else (2, 8, 2, 3)
+    cache = KeyValues.pack(normal(*shape), normal(*shape, seed=1)).stored(dtype)
+    positions = jnp.array([[0, 1, 2, 3, 4], [EMPTY] * 5])
+    slots, _ = slots.allocate(Tokens.of_call(positions))
+    cache, _ = cache.extend(KeyValues.pack(normal(2, 5, 2, 3, seed=2), normal(2, 5, 2, 3, seed=3)), slots)
+    slots = slots.end_call()
+    before = keys_of_row(cache, slots, 0)
+    forked = cache.fork(slots, jnp.int32(0), jnp.int32(1), copies)
+    after = slots.fork(jnp.int32(0), jnp.int32(1), jnp.array([1, 4]))
+    for row in (0, 1):
+        np.testing.assert_array_equal(keys_of_row(forked, after, row)[:5], before[:5])
+    assert after.index.tolist() == [5, 5]
+    after, _ = after.allocate(Tokens.of_call(jnp.array([[EMPTY], [5]])))
+    written, _ = forked.extend(KeyValues.pack(normal(2, 1, 2, 3, seed=4), normal(2, 1, 2, 3, seed=5)), after)
+    np.testing.assert_array_equal(keys_of_row(written, after, 0), keys_of_row(forked, after, 0))
+    assert (keys_of_row(written, after, 1)[5] != keys_of_row(forked, after, 1)[5]).any()
+
+
 def test_int8_is_within_half_a_step():
     x = normal(2, 3, 4, 8) * jnp.array([1.0, 1e-3, 1e3, 0.0])[:, None]
     stored = jax.jit(Quantized.of)(x)

@@ -134,7 +134,15 @@ class Attention(Module):
             bias=None if position is None else position.bias,
             sinks=self.sinks.astype(jnp.float32) if self.cfg.attention_sinks else None,
         )
-        return self.output(out), kept
+        return self.output(self.transform_heads(out, query)), kept
+
+    @nn.nowrap
+    def transform_heads(self, heads: jax.Array, x: jax.Array) -> jax.Array:
+        """Changes the outputs of the heads, [B, T, N, H], before their projection; here, returns them unchanged.
+
+        Subclasses gate or normalize them, given x [B, T, D], the input of the queries.
+        """
+        return heads
 
     def keys_values(
         self, key: jax.Array, value: jax.Array | None = None, position: RotationOrBias | None = None

@@ -10,7 +10,6 @@ from tformer_jax.nn.attention_ops.paged import attend_pages
 from tformer_jax.nn.attention_ops.select import backend_for_cache
 from tformer_jax.nn.kv_cache import TokenCache
 from tformer_jax.nn.masks import Mask, as_mask
-from tformer_jax.nn.row_slots import PagedSlots
 from tformer_jax.nn.slots import Slots
 from tformer_jax.nn.watch import watch
 
@@ -52,7 +51,7 @@ def attend_with_cache(
     if cache is not None and slots is not None:
         kept, attended = cache.extend(new, slots)
     mask = as_mask(mask)
-    if isinstance(slots, PagedSlots):
+    if slots is not None and slots.in_place:
         return attend_pages(q, kept, slots, mask, **scoring), kept
     k, v = attended.unpack(dtype)
     if watched is not None:

@@ -1,7 +1,7 @@
 """Slot layouts whose rows start, end and are copied independently, for continuous batching."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import flax
 import jax
@@ -30,6 +30,7 @@ def pad_axis(array: jax.Array, length: int, axis: int, value: int = 0) -> jax.Ar
 class RowSlots:
     """Consecutive slots with one index per row: a call writes its real tokens to the next slots of each row."""
 
+    in_place: ClassVar[bool] = False
     tokens: Tokens
     index: jax.Array
     """int32 [B]: slots written so far."""
@@ -132,6 +133,7 @@ class RowSlots:
 class PagedSlots(RowSlots):
     """Pages of a shared pool, assigned to rows by a table ("PagedAttention", 2023); page 0 is reserved."""
 
+    in_place: ClassVar[bool] = True
     table: jax.Array
     """int32 [B, P]: pages of each row; 0 for unassigned entries."""
 

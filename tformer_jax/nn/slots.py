@@ -5,7 +5,7 @@ The arrays of `extend` have their slots on axis 2: [B, K, S, ...], or [pages, K,
 """
 
 import dataclasses
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import flax
 import jax
@@ -41,6 +41,8 @@ class Slots(Protocol):
     """A slot layout. Each call runs `allocate`, then `extend` for every array of keys or values, then `end_call`."""
 
     tokens: Tokens
+    in_place: ClassVar[bool]
+    """Whether attention reads the stored entries in place, by `paged.attend_pages`."""
 
     def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
         """Assigns slots to T tokens, at consecutive positions or, if `same_position`, all at one position of their row.
@@ -67,6 +69,7 @@ class Slots(Protocol):
 class DenseSlots:
     """Consecutive slots with one index shared by all rows: a call writes the next T slots of every row."""
 
+    in_place: ClassVar[bool] = False
     tokens: Tokens
     index: jax.Array
     """int32 scalar: slots written so far."""
@@ -106,6 +109,7 @@ class RingSlots:
     the ring before the call and to each other, because the last of them may overwrite what the first still attends to.
     """
 
+    in_place: ClassVar[bool] = False
     tokens: Tokens
     added: jax.Array
     """int32 [B, T]: slots of the current call's tokens, S for tokens that are not stored; [B, 0] between calls."""

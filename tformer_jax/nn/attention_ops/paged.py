@@ -98,7 +98,7 @@ class Blocks:
 def attend_pages(
     q: jax.Array,
     pool: TokenCache,
-    slots: PagedSlots,
+    slots: Any,
     mask: jax.Array | Mask | None,
     *,
     bias: Bias | None = None,
@@ -113,7 +113,7 @@ def attend_pages(
     Args:
         q: [B, T, N, H].
         pool: what `pool.unpack` converts to keys and values, each [pages, K, page size, ...].
-        slots: the layout after it has allocated slots for the T tokens.
+        slots: `PagedSlots`, after it has allocated slots for the T tokens.
         mask: over the slots [B, S] of each row.
         bias, sinks, scale, softcap: as in `attend`.
 
