@@ -1,6 +1,7 @@
-"""The example of tformer_jax/README.md: kinds of norm and FFN that are not part of the package."""
+"""Kinds that are not part of the package: `tests/outside` has one file each, the first of which the README shows."""
 
-import functools
+import json
+import sys
 from pathlib import Path
 
 import jax
@@ -8,43 +9,163 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tformer_jax as tj
 from tests.helpers import apply, assert_close, build, tiny
+from tformer_jax import config
 from tformer_jax.base.errors import UserError
+from tformer_jax.cli import evaluate, generate, train
 from tformer_jax.config import kinds
 
 ROOT = Path(__file__).resolve().parents[1]
+OUTSIDE = ROOT / "tests" / "outside"
+MODULES = {
+    "gated_heads": (kinds.ATTENTIONS, "gated_heads"),
+    "scale_norm": (kinds.NORMS, "scalenorm"),
+    "signum": (kinds.OPTIMIZERS, "signum"),
+}
 TOKENS = np.array([[5, 6, 7, 8]], np.int32)
+CONFIG = """
+from tformer_jax.config import (
+    Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+)
+
+def get_config():
+    sizes = {"dim": 8, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16, "dropout": 0.0}
+    return Config(
+        model=ModelConfig(family="decoder_lm", **sizes),
+        data=DataConfig(
+            source="text", train="text.txt", tokenizer="characters", batching="windows", window=8, batch_size=2
+        ),
+        optim=OptimConfig(schedule="constant", learning_rate=1e-2, warmup_steps=1),
+        train=TrainConfig(steps=3, log_every=1),
+        parallel=ParallelConfig(data=1),
+        eval=EvalConfig(batch_size=4, samples=0),
+    )
+"""
 
 
-def example() -> str:
-    """Returns the Python block below the heading."""
-    text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8")
-    return text.partition("## Add a kind")[2].partition("```python\n")[2].partition("```")[0]
-
-
-@functools.cache
-def scale_norm():
-    """Runs the example and returns its norm."""
-    exec(example(), {})
-    return kinds.NORMS.pop("scalenorm")
+def forget() -> None:
+    """Removes the modules of `tests/outside` and their kinds, as in a new process."""
+    for module, (registry, name) in MODULES.items():
+        sys.modules.pop(module, None)
+        registry.pop(name, None)
 
 
 @pytest.fixture
-def added(monkeypatch):
-    """Registers the example's norm during one test."""
-    monkeypatch.setitem(kinds.NORMS, "scalenorm", scale_norm())
+def outside(monkeypatch):
+    """Makes the modules importable during one test."""
+    monkeypatch.syspath_prepend(OUTSIDE)
+    yield
+    forget()
 
 
-def test_the_readme_example_is_short():
-    assert 10 < len(example().splitlines()) <= 30
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory) -> Path:
+    """A run with three kinds of other code, trained by the command."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(CONFIG)
+    (folder / "text.txt").write_text("abc bca cabb ac bb cc aabb b ca acab " * 5)
+    chosen = ("model.attention=gated_heads", "model.norm=scalenorm", "optim.optimizer=signum")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(OUTSIDE)
+        flags = [f"--import={module}" for module in MODULES] + [f"--config.{setting}" for setting in chosen]
+        train.main(["--config", f"{folder}/own.py", "--run", f"{folder}/run", "--data", str(folder), *flags])
+    forget()
+    return folder / "run"
 
 
-@pytest.mark.usefixtures("added")
-def test_a_registered_norm_works_everywhere():
+@pytest.mark.usefixtures("outside")
+def test_a_run_with_kinds_of_other_code_is_opened_by_its_imports(own_run):
+    """Its attention decodes with a cache as in one pass."""
+    run = tj.load(own_run)
+    assert run.config.imports == tuple(MODULES)
+    assert run.params["decoder"]["layers_0"]["self_attention"]["gate"]["kernel"].shape == (8, 2)
+    assert len(run.generate(["ab"], max_new_tokens=3)) == 1
+    full = apply(run.model, run.params, TOKENS)
+    variables, cache = {"params": run.params}, run.model.init_cache(1, 4)
+    for position in range(4):
+        step, cache = run.model.apply(variables, TOKENS[:, position : position + 1], cache, method="decode_step")
+        assert_close(step, full[:, position : position + 1], 1e-5)
+
+
+def test_a_run_whose_imports_are_missing_says_what_to_write(own_run, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="module 'gated_heads', which registers kinds, is not in the current folder"):
+        tj.load(own_run)
+    settings = json.loads((own_run / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"imports": []}))
+    sentence = "config.json: model.attention='gated_heads': is not a known value; .*--import MODULE registers others"
+    with pytest.raises(UserError, match=sentence) as caught:
+        config.load(tmp_path / "config.json")
+    assert "another version" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("outside")
+def test_commands_import_the_modules_that_they_are_given(own_run, tmp_path, capsys):
+    for path in own_run.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "config.json").unlink()
+    settings = json.loads((own_run / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"imports": []}))
+    with pytest.raises(UserError, match="--import MODULE registers others"):
+        evaluate.main(["--run", str(tmp_path), "--data", str(own_run.parent)])
+    flags = [f"--import={module}" for module in MODULES]
+    evaluate.main(["--run", str(tmp_path), "--data", str(own_run.parent), *flags])
+    assert "perplexity" in capsys.readouterr().out
+    forget()
+    (tmp_path / "prompts").write_text("ab\n")
+    generate.main(["--run", str(tmp_path), "--input", f"{tmp_path}/prompts", *flags])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_kind_that_no_module_gives_is_not_trained(tmp_path):
+    """A config file may register a kind, but other commands could not open the run."""
+    register = "from tformer_jax.config import kinds\nkinds.NORMS['scalenorm'] = object()\n"
+    (tmp_path / "own.py").write_text(register + CONFIG)
+    with pytest.raises(UserError, match=r"model.norm='scalenorm': no module is recorded .*; write --import MODULE, or"):
+        train.main(["--config", f"{tmp_path}/own.py", "--config.model.norm=scalenorm"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "module 'own_kind', which registers kinds, is not in the current folder or on Python's path"),
+        (
+            "import no_such_module",
+            "module 'own_kind' cannot be imported: ModuleNotFoundError: No module named",
+        ),
+        ("1 / 0", "module 'own_kind' cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(text, sentence, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    if text is not None:
+        (tmp_path / "own_kind.py").write_text(text)
+    with pytest.raises(UserError, match=sentence) as caught:
+        kinds.import_modules(["own_kind"])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_readme_shows_the_attention():
+    text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8")
+    example = text.partition("## Add a kind")[2].partition("```python\n")[2].partition("```")[0]
+    assert example == (OUTSIDE / "gated_heads.py").read_text(encoding="utf-8")
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+
+
+@pytest.fixture
+def scale_norm(outside):
+    kinds.import_modules(["scale_norm"])
+    return kinds.NORMS["scalenorm"]
+
+
+def test_a_registered_norm_works_everywhere(scale_norm):
     cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", qk_norm=True)
     model, params = build(cfg)
     assert params["decoder"]["norm"]["scale"].shape == (1,)
     assert np.isfinite(apply(model, params, TOKENS)).all()
+    x = jnp.array([3.0, 4.0])
+    assert_close(scale_norm(cfg).apply({"params": {"scale": jnp.array([10.0])}}, x), [6, 8], 1e-5)
 
 
 def test_a_registered_activation_and_ffn(monkeypatch):
@@ -70,8 +191,7 @@ def test_an_unknown_kind_is_refused_when_the_config_is_built():
         tiny("decoder_lm", norm="scalenrm")
 
 
-@pytest.mark.usefixtures("added")
-def test_a_registered_norm_is_finite_for_zeros():
+def test_a_registered_norm_is_finite_for_zeros(scale_norm):
     """Experts return zeros for padding, which the second norm of a sub-layer must handle."""
     cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", ffn="moe", moe={"num_experts": 3})
     model, params = build(cfg)

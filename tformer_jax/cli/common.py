@@ -22,6 +22,7 @@ from tformer_jax.base.workarounds import silence_orbax
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
 from tformer_jax.config.fields import INT32_MAX
+from tformer_jax.config.kinds import import_modules
 from tformer_jax.runs.provenance import program
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
     """
     import tformer_jax
 
+    import_modules(options.imports)
     run_in_calling_thread()
     run = tformer_jax.load(options.run, mesh=options.mesh, step=options.step)
     if needs_head:
@@ -129,7 +131,7 @@ def run_parser(command: str, description: str) -> argparse.ArgumentParser:
 def add_run(
     parser: argparse.ArgumentParser, *, required: bool = True, meaning: str = "run folder of scripts/train.py"
 ) -> None:
-    """Adds the flags `--run`, `--step` and `--mesh`, which `load_run` reads."""
+    """Adds the flags `--run`, `--step`, `--mesh` and `--import`, which `load_run` reads."""
     parser.add_argument("--run", type=run_path, required=required, metavar="DIR", help=meaning)
     parser.add_argument(
         "--step",
@@ -139,6 +141,19 @@ def add_run(
         "weights, or the newest checkpoint of a run that has not finished)",
     )
     add_mesh(parser)
+    add_imports(parser)
+
+
+def add_imports(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag `--import`."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module that registers kinds, from the current folder or Python's path; a run records it",
+    )
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,6 @@
 """Reads config files and overrides of their settings; each mistake is reported in one sentence."""
 
+import argparse
 import contextlib
 import importlib.machinery
 import inspect
@@ -17,7 +18,9 @@ from ml_collections import ConfigDict, config_flags
 from tformer_jax import config
 from tformer_jax.base.errors import UserError, one_line
 from tformer_jax.config import Config
+from tformer_jax.cli.common import add_imports
 from tformer_jax.config.fields import Section
+from tformer_jax.config.kinds import import_modules
 
 EXPECTED = {
     int: "must be a whole number, such as 1000",
@@ -30,14 +33,20 @@ EXPECTED = {
 def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     """Reads and validates the config of a file, `FILE[:VARIANT]`, with `--config.SECTION.SETTING=VALUE` overrides.
 
+    `--import MODULE` among the overrides imports a module that registers kinds, and adds it to `imports`.
+
     Raises:
-        UserError: the file is missing, a setting or flag is unknown, or a value is invalid.
+        UserError: the file is missing, a setting or flag is unknown, a value is invalid, or no module is recorded that
+            registers a kind of other code.
     """
     name, colon, variant = location.partition(":")
     path = Path(name)
     if not path.is_file():
         problem = "is a folder; name a file in it" if path.is_dir() else f"does not exist{_available_configs(path)}"
         raise UserError(f"config file {path} {problem}")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_imports(parser)
+    options, overrides = parser.parse_known_args(overrides)
     for override in overrides:
         if setting := re.match(r"--?(no)?config\.(?P<name>[^=]*)", override):
             Config.check_name(setting["name"])
@@ -48,6 +57,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     values = flags.FlagValues()
     overrides, unset = _split(overrides)
     arguments = ["train.py", *overrides]
+    import_modules(options.imports)
     found = run(path, [variant] if colon else [])
     try:
         config_flags.DEFINE_config_dict("config", found, flag_values=values, sys_argv=arguments)
@@ -65,7 +75,13 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     if unexpected:
         raise UserError(f"unexpected argument {unexpected[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values.config.update_from_flattened_dict(dict.fromkeys(unset))
-    return config.from_config_dict(values.config)
+    if options.imports:
+        values.config.imports = tuple(dict.fromkeys((*values.config.imports, *options.imports)))
+    cfg = config.from_config_dict(values.config)
+    if not cfg.imports and (outside := next(cfg.outside_kinds(), None)):
+        problem = "no module is recorded from which other commands get this kind"
+        raise UserError(f"{outside}: {problem}; write --import MODULE, or imports=('MODULE',) in the config")
+    return cfg
 
 
 def _is_section(name: str) -> bool:

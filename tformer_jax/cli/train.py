@@ -66,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     result = new_parser(
         "train",
         "Trains the experiment that a config file describes, then evaluates it.",
-        epilog="Every setting of the config can be changed: --config.train.steps=100 --config.model.dim=64",
+        epilog="Every setting of the config can be changed: --config.train.steps=100 --config.model.dim=64. "
+        "--import MODULE imports a module that registers kinds, and the run records it.",
     )
     result.add_argument(
         "--config", required=True, metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py"

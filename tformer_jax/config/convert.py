@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, config_dict
 from tformer_jax.base.paths import write_text
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
-from tformer_jax.config.fields import ConfigError, Section, allowed_types, qualified
+from tformer_jax.config.fields import ConfigError, Section, UnknownKindError, allowed_types, qualified
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.schema import Config, EvalConfig
 
@@ -65,7 +65,8 @@ def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE_SECTIONS`, with a warning.
 
     Raises:
-        ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version.
+        ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version, or a kind
+            that no import registers.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -79,6 +80,8 @@ def load(path: Path) -> Config:
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
         return Config.from_dict(values)
+    except UnknownKindError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except ConfigError as error:
         version = path.with_name("provenance.json")
         raise ConfigError(

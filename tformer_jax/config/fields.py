@@ -266,10 +266,23 @@ class Section:
 
     def kinds_in_use(self) -> Iterator[tuple[str, str, Any]]:
         """Yields `(switch, name, kind)` of each kind that a setting of this section, the switch, names."""
+        for switch, choices, name in self._kind_names():
+            yield switch, name, kinds.load(choices, name)
+
+    def outside_kinds(self) -> Iterator[str]:
+        """Yields each setting that names a kind of other code, as `model.norm='own'`, in nested sections too."""
+        for switch, choices, name in self._kind_names():
+            if kinds.is_outside(choices, name):
+                yield f"{qualified(self.path, switch)}={name!r}"
+        for nested in self.nested():
+            yield from getattr(self, nested).outside_kinds()
+
+    def _kind_names(self) -> Iterator[tuple[str, kinds.Kinds, str]]:
         for field in dataclasses.fields(self):
             if isinstance(choices := field.metadata.get("choices"), kinds.Kinds):
-                for name in filter(None, self.values_of(field.name)):
-                    yield field.name, name, kinds.load(choices, name)
+                for value in self.values_of(field.name):
+                    names = value if isinstance(value, tuple) else (value,)
+                    yield from ((field.name, choices, name) for name in names if name is not None)
 
     def changed_settings(self) -> Iterator[str]:
         """Yields the names of all settings that differ from their defaults, such as `dim` and `rotary.base`."""

@@ -191,6 +191,6 @@ def import_modules(names: Iterable[str]) -> None:
             if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
                 raise UserError(
                     f"module {name!r}, which registers kinds, is not in the current folder or on Python's path: "
-                    f"run the command in the folder with {name.partition('.')[0]}, or set PYTHONPATH to it"
+                    f"run the command in the folder of {name.partition('.')[0]}, or set PYTHONPATH to it"
                 ) from None
             raise UserError(f"module {name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error

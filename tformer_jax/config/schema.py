@@ -1,7 +1,8 @@
 """The settings of an experiment; those of its larger sections are declared in the other modules of this package."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from tformer_jax.config import effects, kinds
 from tformer_jax.config.data import DataConfig
@@ -51,6 +52,11 @@ class Config(Section):
     task: str | None = setting(
         None, "what the model is trained for; None: by model.family and data.objective", choices=kinds.TASKS
     )
+    imports: tuple[str, ...] = setting(
+        (),
+        "modules of other code that register kinds; imported when the run is used",
+        resumable=SAME_TRAINING,
+    )
     model: ModelConfig = section(ModelConfig)
     data: DataConfig = section(DataConfig)
     optim: OptimConfig = section(OptimConfig)
@@ -59,6 +65,16 @@ class Config(Section):
     decode: DecodeConfig = section(DecodeConfig)
     eval: EvalConfig = section(EvalConfig)
     embed: EmbedConfig = section(EmbedConfig)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """As `Section.from_dict`, after the `imports` of the values.
+
+        Raises:
+            UserError: a module cannot be imported.
+        """
+        kinds.import_modules(values.get("imports", ()))
+        return super().from_dict(values)
 
     def without_effect(self) -> list[str]:
         """As `Section.without_effect`."""
