@@ -81,10 +81,11 @@ def test_a_run_with_kinds_of_other_code_is_opened_by_its_imports(own_run):
     assert run.config.imports == tuple(MODULES)
     assert run.params["decoder"]["layers_0"]["self_attention"]["gate"]["kernel"].shape == (8, 2)
     assert len(run.generate(["ab"], max_new_tokens=3)) == 1
-    full = apply(run.model, run.params, TOKENS)
-    variables, cache = {"params": run.params}, run.model.init_cache(1, 4)
+    tokens = np.array([[4, 5, 6, 7]], np.int32)
+    full, cache = apply(run.model, run.params, tokens), run.model.apply({}, 1, 4, method="init_cache")
     for position in range(4):
-        step, cache = run.model.apply(variables, TOKENS[:, position : position + 1], cache, method="decode_step")
+        token = tokens[:, position : position + 1]
+        step, cache = run.model.apply({"params": run.params}, token, cache, method="decode_step")
         assert_close(step, full[:, position : position + 1], 1e-5)
 
 
