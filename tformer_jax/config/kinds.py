@@ -180,9 +180,9 @@ def import_modules(names: Iterable[str]) -> None:
     Raises:
         UserError: there is no such module, or it fails.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     for name in names:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
         try:
             importlib.import_module(name)
         except UserError:

@@ -8,7 +8,7 @@ from tformer_jax.config import effects, kinds
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
-from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
+from tformer_jax.config.fields import SAME_TRAINING, Section, coerce, section, setting
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.task import task_of
@@ -73,7 +73,9 @@ class Config(Section):
         Raises:
             UserError: a module cannot be imported.
         """
-        kinds.import_modules(values.get("imports", ()))
+        imports = coerce(tuple[str, ...], values.get("imports", ()))
+        if isinstance(imports, tuple):  # else an error of `Section.from_dict`
+            kinds.import_modules(name for name in imports if isinstance(name, str))
         return super().from_dict(values)
 
     def without_effect(self) -> list[str]:
