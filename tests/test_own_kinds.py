@@ -26,12 +26,12 @@ MODULES = {
 TOKENS = np.array([[5, 6, 7, 8]], np.int32)
 CONFIG = """
 from tformer_jax.config import (
-    Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+    Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig, to_config_dict
 )
 
 def get_config():
     sizes = {"dim": 8, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16, "dropout": 0.0}
-    return Config(
+    cfg = Config(
         model=ModelConfig(family="decoder_lm", **sizes),
         data=DataConfig(
             source="text", train="text.txt", tokenizer="characters", batching="windows", window=8, batch_size=2
@@ -41,6 +41,7 @@ def get_config():
         parallel=ParallelConfig(data=1),
         eval=EvalConfig(batch_size=4, samples=0),
     )
+    return to_config_dict(cfg)
 """
 
 

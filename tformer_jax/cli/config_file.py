@@ -17,8 +17,8 @@ from ml_collections import ConfigDict, config_flags
 
 from tformer_jax import config
 from tformer_jax.base.errors import UserError, one_line
-from tformer_jax.config import Config
 from tformer_jax.cli.common import add_imports
+from tformer_jax.config import Config
 from tformer_jax.config.fields import Section
 from tformer_jax.config.kinds import import_modules
 
