@@ -19,10 +19,11 @@ repeated and recorded.
 
 import dataclasses
 
+from bases import RT_POLARITY
 from ml_collections import ConfigDict
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.config import Config, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 ONE_LAYER = Config(
     name="classify_rt_polarity",
@@ -42,15 +43,7 @@ ONE_LAYER = Config(
         dropout=0.5,
         token_dropout=0.3,
     ),
-    data=DataConfig(
-        source="tsv",
-        train="rt_polarity/train.tsv",
-        validation="rt_polarity/dev.tsv",
-        tokenizer="words",
-        vocab_size=20_000,
-        bucket_lengths=(24, 48, 96),
-        batch_tokens=2048,
-    ),
+    data=dataclasses.replace(RT_POLARITY, tokenizer="words", vocab_size=20_000, bucket_lengths=(24, 48, 96)),
     optim=OptimConfig(
         schedule="cosine",
         learning_rate=1e-2,

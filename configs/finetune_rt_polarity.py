@@ -10,11 +10,12 @@ CHECKPOINT is a folder in Hugging Face's format. With sentence-transformers/all-
 import dataclasses
 from pathlib import Path
 
+from bases import RT_POLARITY
 from ml_collections import ConfigDict
 
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, EvalConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.config import Config, EvalConfig, OptimConfig, TrainConfig, to_config_dict
 
 
 def get_config(run: str = "runs/minilm") -> ConfigDict:
@@ -28,10 +29,8 @@ def get_config(run: str = "runs/minilm") -> ConfigDict:
         Config(
             name="finetune_rt_polarity",
             model=dataclasses.replace(encoder, num_classes=None, pooling="mean", pooler=False),
-            data=DataConfig(
-                source="tsv",
-                train="rt_polarity/train.tsv",
-                validation="rt_polarity/dev.tsv",
+            data=dataclasses.replace(
+                RT_POLARITY,
                 tokenizer="file",
                 tokenizer_file=str(Path(run).resolve()),
                 bucket_lengths=(20, 32, 48, 96),

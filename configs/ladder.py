@@ -19,12 +19,12 @@ trials of 2,000 steps, 1e-3 was worse than 3e-3 on every rung up to `no_bias`.
 import dataclasses
 from typing import Any
 
+from bases import MULTI30K, TINY_SHAKESPEARE
 from ml_collections import ConfigDict
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import (
     Config,
-    DataConfig,
     DecodeConfig,
     EvalConfig,
     ModelConfig,
@@ -33,7 +33,12 @@ from tformer_jax.config import (
     to_config_dict,
 )
 
-LAYERS_OF_2017 = {
+MODEL_OF_2017 = {
+    "decoder_layers": 4,
+    "num_heads": 4,
+    "dim": 128,
+    "ffn_dim": 512,
+    "max_length": 64,
     "norm_placement": "post",
     "norm": "layernorm",
     "position": "sinusoidal",
@@ -42,58 +47,21 @@ LAYERS_OF_2017 = {
     "tie_embeddings": "none",
 }
 SHAKESPEARE = Config(
-    model=ModelConfig(
-        family="decoder_lm",
-        decoder_layers=4,
-        num_heads=4,
-        dim=128,
-        ffn_dim=512,
-        max_length=64,
-        dropout=0.0,
-        **LAYERS_OF_2017,
-    ),
-    data=DataConfig(
-        source="text",
-        train="tiny_shakespeare/input.txt",
-        tokenizer="characters",
-        batching="windows",
-        batch_size=12,
-        window=64,
-    ),
+    model=ModelConfig(**MODEL_OF_2017 | {"family": "decoder_lm", "dropout": 0.0}),
+    data=TINY_SHAKESPEARE,
     optim=OptimConfig(schedule="inverse_sqrt", learning_rate=3e-3, warmup_steps=100),
     train=TrainConfig(steps=1000, eval_every=100, checkpoint_every=1000),
     eval=EvalConfig(batch_size=128, examples=0, samples=0),
 )
-MULTI30K = Config(
-    model=ModelConfig(
-        family="seq2seq",
-        encoder_layers=2,
-        decoder_layers=2,
-        num_heads=4,
-        dim=128,
-        ffn_dim=512,
-        max_length=64,
-        dropout=0.1,
-        **LAYERS_OF_2017,
-    ),
-    data=DataConfig(
-        source="parallel_lines",
-        source_language="en",
-        target_language="de",
-        train="multi30k/train.{lang}.gz",
-        validation="multi30k/val.{lang}.gz",
-        test="multi30k/test_2016_flickr.{lang}.gz",
-        tokenizer="bpe",
-        vocab_size=4000,
-        bucket_lengths=(16, 24, 48),
-        batch_tokens=2048,
-    ),
+TRANSLATION = Config(
+    model=ModelConfig(**MODEL_OF_2017 | {"encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1}),
+    data=dataclasses.replace(MULTI30K, tokenizer="bpe", vocab_size=4000),
     optim=SHAKESPEARE.optim,
     train=TrainConfig(steps=500, label_smoothing=0.1, metric="bleu", eval_every=100, checkpoint_every=1000),
     decode=DecodeConfig(max_new_tokens=64),
     eval=EvalConfig(batch_size=256, examples=0, samples=0),
 )
-TASKS = {"shakespeare": SHAKESPEARE, "multi30k": MULTI30K}
+TASKS = {"shakespeare": SHAKESPEARE, "multi30k": TRANSLATION}
 
 Changes = dict[str, Any]
 """New values by setting, such as `model.norm`."""
@@ -120,14 +88,14 @@ def _rungs(start: ModelConfig) -> dict[str, Changes]:
 def get_config(variant: str = "shakespeare") -> ConfigDict:
     """Returns the config of TASK:RUNG, or of the last rung of TASK."""
     task, _, rung = variant.partition(":")
-    known = f"write TASK:RUNG with TASK one of {', '.join(TASKS)}"
+    syntax = f"write TASK:RUNG with TASK one of {', '.join(TASKS)}"
     if task not in TASKS:
-        raise UserError(f"variant {variant!r} of configs/ladder.py: {known}")
+        raise UserError(f"variant {variant!r} of configs/ladder.py: {syntax}")
     rungs = _rungs(TASKS[task].model)
     names = list(rungs)
     rung = rung or names[-1]
     if rung not in names:
-        raise UserError(f"variant {variant!r} of configs/ladder.py: {known} and RUNG one of {', '.join(names)}")
+        raise UserError(f"variant {variant!r} of configs/ladder.py: {syntax} and RUNG one of {', '.join(names)}")
     result = to_config_dict(dataclasses.replace(TASKS[task], name=f"ladder_{variant.replace(':', '_')}"))
     for name in names[: names.index(rung) + 1]:
         result.update_from_flattened_dict(rungs[name])

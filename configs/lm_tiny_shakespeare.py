@@ -11,13 +11,15 @@ dropout of 0.4, that of `modern_gpu` is 1.47 after 1,500 steps with a weight dec
 has one held-out part, on which these settings were chosen.
 """
 
+import dataclasses
 from typing import NamedTuple
 
+from bases import TINY_SHAKESPEARE
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.config import Config, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 
 class Size(NamedTuple):
@@ -72,14 +74,7 @@ def get_config(variant: str = "cpu") -> ConfigDict:
                 attention_dropout=0.0 if modern else dropout,
                 **(MODERN if modern else GPT2),
             ),
-            data=DataConfig(
-                source="text",
-                train="tiny_shakespeare/input.txt",
-                tokenizer="characters",
-                batching="windows",
-                batch_size=batch_size,
-                window=context,
-            ),
+            data=dataclasses.replace(TINY_SHAKESPEARE, batch_size=batch_size, window=context),
             optim=OptimConfig(
                 optimizer="muon" if modern else "adamw",
                 schedule="cosine",

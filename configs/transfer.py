@@ -9,10 +9,11 @@ GPT-2's; the number of heads and the FFN width are proportional to the width. At
 same. With muP, the best learning rate should not depend on the width. `--config.optim.optimizer=muon` trains with Muon.
 """
 
+from bases import TINY_SHAKESPEARE
 from ml_collections import ConfigDict
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
+from tformer_jax.config import Config, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
 BASE_DIM = 64
 HEAD_DIM = 16
@@ -46,14 +47,7 @@ def get_config(variant: str = "mup:64") -> ConfigDict:
                 parameterization=parameterization,
                 base_dim=BASE_DIM if parameterization == "mup" else None,
             ),
-            data=DataConfig(
-                source="text",
-                train="tiny_shakespeare/input.txt",
-                tokenizer="characters",
-                batching="windows",
-                batch_size=12,
-                window=64,
-            ),
+            data=TINY_SHAKESPEARE,
             optim=OptimConfig(
                 schedule="cosine", learning_rate=4e-3, warmup_steps=100, final_fraction=0.0, beta2=0.99, eps=1e-8
             ),

@@ -36,6 +36,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+from bases import MULTI30K, MUON
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
@@ -50,17 +51,10 @@ from tformer_jax.config import (
     to_config_dict,
 )
 
-DATA = DataConfig(
-    source="parallel_lines",
-    source_language="en",
-    target_language="de",
-    train="multi30k/train.{lang}.gz",
-    validation="multi30k/val.{lang}.gz",
-    test="multi30k/test_2016_flickr.{lang}.gz",
+DATA = dataclasses.replace(
+    MULTI30K,
     tokenizer="bpe",
-    vocab_size=6000,
     bucket_lengths=(10, 12, 13, 14, 15, 16, 17, 19, 21, 23, 26, 30, 36, 48),
-    batch_tokens=2048,
 )
 SMALL = Config(
     name="translate_multi30k",
@@ -77,7 +71,7 @@ SMALL = Config(
         **presets.LAYERS_OF_QWEN3,
     ),
     data=DATA,
-    optim=OptimConfig(optimizer="muon", schedule="cosine", learning_rate=5e-3, warmup_steps=100, final_fraction=0.0),
+    optim=MUON,
     train=TrainConfig(steps=1500, label_smoothing=0.1, eval_every=1000, checkpoint_every=500),
     decode=DecodeConfig(strategy="beam", beams=5),
     eval=EvalConfig(examples=200),

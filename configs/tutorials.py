@@ -14,29 +14,16 @@ README.md shows the results, which take 20 seconds to 7 minutes on two CPU cores
 data is downloaded by `python scripts/prepare_data.py --config configs/tutorials.py:imdb --download`.
 """
 
+import dataclasses
 from typing import Any
 
+from bases import MULTI30K, MUON, RT_POLARITY, TATOEBA, TINY_SHAKESPEARE
 from ml_collections import ConfigDict
 
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
-SHAKESPEARE = DataConfig(
-    source="text",
-    train="tiny_shakespeare/input.txt",
-    tokenizer="characters",
-    batching="windows",
-    batch_size=12,
-    window=64,
-)
-REVIEWS = DataConfig(
-    source="tsv",
-    train="rt_polarity/train.tsv",
-    validation="rt_polarity/dev.tsv",
-    bucket_lengths=(24, 40, 96),
-    batch_tokens=2048,
-)
 IMDB = DataConfig(
     source="tfds",
     dataset="imdb_reviews",
@@ -47,45 +34,22 @@ IMDB = DataConfig(
     bucket_lengths=(128, 256, 512),
     batch_tokens=8192,
 )
-TATOEBA = DataConfig(
-    source="tsv",
-    source_language="en",
-    target_language="zh",
-    train="tatoeba_en_zh/train.tsv",
-    validation="tatoeba_en_zh/dev.tsv",
-    target_tokenizer="characters",
-    vocab_size=4000,
-    shared_vocab=False,
-    bucket_lengths=(12, 20, 64),
-    batch_tokens=2048,
-)
-CAPTIONS = DataConfig(
-    source="parallel_lines",
-    source_language="en",
-    target_language="de",
-    train="multi30k/train.{lang}.gz",
-    validation="multi30k/val.{lang}.gz",
-    test="multi30k/test_2016_flickr.{lang}.gz",
-    vocab_size=6000,
-    bucket_lengths=(16, 24, 48),
-    batch_tokens=2048,
-)
 TRANSLATOR = {"dim": 256, "num_heads": 4, "head_dim": None, "ffn_dim": 1024, "max_length": 64}
 ENCODER = {"encoder_layers": 2, "num_heads": 4, "ffn_dim": 256, "max_length": 96, "dropout": 0.5}
 ADAMW = OptimConfig(schedule="cosine", learning_rate=1e-3, warmup_steps=200, final_fraction=0.02)
-MUON = OptimConfig(optimizer="muon", schedule="cosine", learning_rate=5e-3, warmup_steps=100, final_fraction=0.02)
+TRANSLATION_MUON = dataclasses.replace(MUON, final_fraction=0.02)
 """Reaches the loss of AdamW in a third of the steps here."""
 THREE_LAYERS = TRANSLATOR | {"encoder_layers": 3, "decoder_layers": 3}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any], DataConfig, int]] = {
     # preset, changes of it, data, steps
-    "gpt": ("gpt_tutorial", {"dim": 128, "decoder_layers": 4, "num_heads": 4, "ffn_dim": 512}, SHAKESPEARE, 2000),
-    "basic_attention": ("sequence_classifier", ENCODER | {"attention": "basic", "num_heads": 1}, REVIEWS, 600),
-    "classifier": ("sequence_classifier", ENCODER, REVIEWS, 600),
+    "gpt": ("gpt_tutorial", {"dim": 128, "decoder_layers": 4, "num_heads": 4, "ffn_dim": 512}, TINY_SHAKESPEARE, 2000),
+    "basic_attention": ("sequence_classifier", ENCODER | {"attention": "basic", "num_heads": 1}, RT_POLARITY, 600),
+    "classifier": ("sequence_classifier", ENCODER, RT_POLARITY, 600),
     "imdb": ("sequence_classifier", ENCODER | {"max_length": 512}, IMDB, 3000),
     "rmsnorm": ("rmsnorm_post_translator", TRANSLATOR | {"dropout": 0.3}, TATOEBA, 900),
-    "transformer": ("vaswani2017_base", THREE_LAYERS | {"dropout": 0.2}, CAPTIONS, 900),
-    "pre_norm": ("pre_norm_translator", THREE_LAYERS, CAPTIONS, 900),
+    "transformer": ("vaswani2017_base", THREE_LAYERS | {"dropout": 0.2}, MULTI30K, 900),
+    "pre_norm": ("pre_norm_translator", THREE_LAYERS, MULTI30K, 900),
 }
 
 
@@ -103,7 +67,7 @@ def get_config(variant: str = "gpt") -> ConfigDict:
             name=f"tutorials_{variant}",
             model=ModelConfig(**model),
             data=data,
-            optim=MUON if translates else ADAMW,
+            optim=TRANSLATION_MUON if translates else ADAMW,
             train=TrainConfig(
                 steps=steps,
                 label_smoothing=0.1 if translates else 0.0,

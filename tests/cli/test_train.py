@@ -102,6 +102,14 @@ def test_a_config_file_may_have_a_dataclass(tmp_path):
     assert read_config(str(tmp_path / "here.py")).seed == 2
 
 
+def test_a_config_file_may_import_a_file_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "beside_here.py").write_text("SEED = 7\n")
+    (tmp_path / "here.py").write_text("from beside_here import SEED\n" + FILE.replace("= 1", "= SEED"))
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    assert read_config(str(tmp_path / "here.py")).seed == 7
+    assert str(tmp_path) not in sys.path
+
+
 def test_missing_data_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.delenv("TFORMER_DATA", raising=False)
     arguments = ["--config", str(ROOT / "configs" / "translate_multi30k.py"), "--run", str(tmp_path / "run")]

@@ -55,12 +55,12 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
         elif flag := re.match(r"--?([a-z]\w*)", override):
             raise UserError(f"unknown flag {flag[0]!r}; settings are written --config.SECTION.SETTING=VALUE")
     values = flags.FlagValues()
-    overrides, unset = _split(overrides)
+    overrides, unset = _split_off_none(overrides)
     arguments = ["train.py", *overrides]
     import_modules(options.imports)
-    found = run(path, [variant] if colon else [])
+    values_of_file = run_file(path, [variant] if colon else [])
     try:
-        config_flags.DEFINE_config_dict("config", found, flag_values=values, sys_argv=arguments)
+        config_flags.DEFINE_config_dict("config", values_of_file, flag_values=values, sys_argv=arguments)
         unexpected = values(arguments)[1:]
     except (AttributeError, KeyError) as error:
         raise UserError(
@@ -69,7 +69,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     except (flags.Error, ValueError) as error:
         problem = one_line(error, None)
         flag = re.match(r"flag --config\.(?P<name>[\w.]+)=(?P<value>.*?): ", problem)
-        if flag and (expected := EXPECTED.get(type(operator.attrgetter(flag["name"])(found)))):
+        if flag and (expected := EXPECTED.get(type(operator.attrgetter(flag["name"])(values_of_file)))):
             problem = f"{flag['name']}={flag['value']!r}: {expected}"
         raise UserError(problem) from error
     if unexpected:
@@ -91,7 +91,7 @@ def _is_section(name: str) -> bool:
     return kind is not None
 
 
-def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_off_none(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the overrides with values, and the settings that `--config.SECTION.SETTING=None` sets to None.
 
     absl has no syntax for None. The last override of a setting counts.
@@ -107,8 +107,8 @@ def _split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     return [override for override in joined if override != f"{override.partition('=')[0]}=None"], unset
 
 
-def run(path: Path, variant: Sequence[str]) -> ConfigDict:
-    """Returns the result of `get_config` in a config file.
+def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
+    """Returns the result of `get_config` in a config file, which may import files beside it.
 
     Args:
         variant: the arguments of `get_config`: the name of a variant, or none.
@@ -120,7 +120,7 @@ def run(path: Path, variant: Sequence[str]) -> ConfigDict:
     module = types.ModuleType(loader.name)
     module.__file__ = str(path)
     sys.modules[loader.name] = module  # where the decorator of a dataclass in the file looks for it
-    with mistakes(path):
+    with mistakes_in(path), _importing_from(path.parent):
         loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
     if get_config is None:
@@ -130,16 +130,26 @@ def run(path: Path, variant: Sequence[str]) -> ConfigDict:
     except TypeError:
         problem = "has no variants: leave out the colon" if variant else "needs a variant after a colon"
         raise UserError(f"{path} {problem}") from None
-    with mistakes(path):
-        found = get_config(*variant)
-    if not isinstance(found, ConfigDict):
-        returned = type(found).__name__
+    with mistakes_in(path):
+        values = get_config(*variant)
+    if not isinstance(values, ConfigDict):
+        returned = type(values).__name__
         raise UserError(f"{path}: get_config must return to_config_dict(Config(...)), a ConfigDict, not {returned}")
-    return found
+    return values
 
 
 @contextlib.contextmanager
-def mistakes(path: Path) -> Iterator[None]:
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Context in which the modules of a folder can be imported."""
+    sys.path.insert(0, str(folder.absolute()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.absolute()))
+
+
+@contextlib.contextmanager
+def mistakes_in(path: Path) -> Iterator[None]:
     """Context manager that reports an exception in a config file as a `UserError` with its line."""
     try:
         yield
