@@ -15,7 +15,7 @@ from tformer_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
-from tformer_jax.runs import experiment, loop
+from tformer_jax.runs import experiment, initial_state, training
 
 SMALL = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16}
 
@@ -31,9 +31,9 @@ def finish(family: str, folder: Path, data: DataConfig) -> Path:
         eval=EvalConfig(batch_size=4, samples=1),
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(loop, "compiling", lambda *_: contextlib.nullcontext()))
+        stack.enter_context(mock.patch.object(initial_state, "compiling", lambda *_: contextlib.nullcontext()))
         built = stack.enter_context(contextlib.closing(experiment.build(cfg, folder / family, data_root=folder)))
-        trainer = stack.enter_context(contextlib.closing(loop.Trainer(built)))
+        trainer = stack.enter_context(contextlib.closing(training.Training(built)))
         trainer.save()
         trainer.finish()
     return folder / family

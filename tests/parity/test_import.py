@@ -24,7 +24,7 @@ from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.interop import files, hf
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.runs import experiment, loop
+from tformer_jax.runs import experiment, training
 
 PROMPTS = ["the cat", "a dog and the", "der Hund"]
 NEW = 6
@@ -211,7 +211,7 @@ def test_a_run_tuned_with_lora_is_exported_merged(imported, tmp_path):
         parallel=ParallelConfig(data=1),
         eval=EvalConfig(batch_size=4, examples=4, samples=0),
     )
-    assert loop.run(experiment.build(cfg, tmp_path / "tuned", data_root=tmp_path))
+    assert training.run(experiment.build(cfg, tmp_path / "tuned", data_root=tmp_path))
     export_hf.main(["--run", str(tmp_path / "tuned"), "--model-type", "llama", str(tmp_path / "out")])
     tuned = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ids = their_tokenizer(folder)(PROMPTS[0], return_tensors="pt")["input_ids"]

@@ -43,7 +43,7 @@ from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.inference.engine import Engine
-from tformer_jax.runs import experiment, loop, run_folder, weights
+from tformer_jax.runs import experiment, run_folder, training, weights
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
 
@@ -156,7 +156,7 @@ class Fuzz:
         steps = max(len(self.texts) // ROWS, 30)
         cfg = config(DataConfig(source="jsonl", train=("raw.jsonl",), validation_fraction=0.01, **BATCHES), steps)
         with contextlib.redirect_stdout(io.StringIO()):
-            result = loop.run(experiment.build(cfg, folder, data_root=self.folder))
+            result = training.run(experiment.build(cfg, folder, data_root=self.folder))
         assert result is not None
         lines = list(map(json.loads, read_lines(folder / "metrics.jsonl")))
         if not all(np.isfinite(line["loss"]) for line in lines if "loss" in line):

@@ -18,7 +18,7 @@ from tformer_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
-from tformer_jax.runs import experiment, loop, weights
+from tformer_jax.runs import experiment, initial_state, training, weights
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,7 @@ def small_config(*, bucket_lengths: tuple[int, ...] = (12,), **train: Any) -> Co
 def compiled_by_the_first_step() -> Iterator[None]:
     """Trainers that make no step compile none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "compiling", lambda *_: contextlib.nullcontext())
+        patch.setattr(initial_state, "compiling", lambda *_: contextlib.nullcontext())
         yield
 
 
@@ -72,7 +72,7 @@ def first(tmp_path_factory, corpus_folder, compiled_by_the_first_step) -> Path:
     """A run with a checkpoint and final weights: the initial parameters."""
     folder = tmp_path_factory.mktemp("runs") / "first"
     built = experiment.build(small_config(steps=1), folder, data_root=corpus_folder)
-    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
-        trainer.save()
-        weights.save(folder, trainer.state.params, "last", [0], 0)
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        started.save()
+        weights.save(folder, started.trainer.state.params, "last", [0], 0)
     return folder

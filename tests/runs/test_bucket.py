@@ -29,7 +29,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.lab.commands import explain
 from tformer_jax.parallel import multihost
-from tformer_jax.runs import experiment, loop, metrics, run_folder, weights
+from tformer_jax.runs import experiment, metrics, run_folder, training, weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.events import EventLog
 
@@ -172,7 +172,7 @@ def test_a_run_in_a_bucket_equals_a_local_one(run, corpus_folder, tmp_path, monk
     def train(cfg: Config, folder: Path, **options) -> None:
         built = experiment.build(cfg, folder, data_root=corpus_folder, **options)
         assert (built.lock is None) == is_remote(folder)
-        loop.run(built)
+        training.run(built)
 
     train(small_config(), tmp_path / "local")
     train(small_config(steps=4), run)

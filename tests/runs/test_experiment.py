@@ -19,7 +19,7 @@ from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import characters
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.runs import experiment, loop, run_folder
+from tformer_jax.runs import experiment, initial_state, run_folder
 from tformer_jax.runs.start_from import Report, check_tokenizers
 from tformer_jax.tasks.translation import TRANSLATION
 
@@ -281,10 +281,10 @@ def test_a_run_is_kept_if_another_process_refuses_its_replacement(corpus_folder,
 
 def said(built: experiment.Experiment, run: Path) -> list[str]:
     """Returns what a run prints when it starts from the parameters of another, none of which is really loaded."""
-    trainer = mock.MagicMock(spec=loop.Trainer, experiment=built, cfg=built.cfg, view=mock.MagicMock())
-    with mock.patch.object(loop, "load_matching", return_value=({}, Report((), (), (), ()))):
-        loop.Trainer._loaded(trainer, run, {})
-    return [call.args[0] for call in trainer.view.say.call_args_list]
+    lines: list[str] = []
+    with mock.patch.object(initial_state, "load_matching", return_value=({}, Report((), (), (), ()))):
+        initial_state.load_initial(dataclasses.replace(built, start_from=run), {}, lines.append)
+    return lines
 
 
 def test_embeddings_of_another_width_need_no_tokenizers(corpus_folder, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +19,12 @@ from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import failures, guards
-from tformer_jax.runs.guards import HUNG, FolderLock, SpikeDetector
+from tformer_jax.runs.guards import HUNG, FolderLock
 from tformer_jax.runs.interrupt import GracefulStop
-from tformer_jax.runs.loop import Trainer
+from tformer_jax.runs.training import Training
 from tformer_jax.train import non_finite
 from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
 
 
 def test_the_first_interrupt_is_answered(capfd):
@@ -133,29 +135,34 @@ def test_a_detector_continues_where_it_stopped():
     assert not resumed.detect(math.nan)
 
 
-def started_seven_steps() -> mock.MagicMock:
-    """Returns a trainer that has fetched the metrics of four steps."""
-    cfg = Config(seed=3, train=TrainConfig(max_skipped_steps=2))
-    trainer = mock.MagicMock(spec=Trainer, fetched=4, step=7, cfg=cfg)
-    for name in ("spikes", "view", "events", "writer", "experiment", "checkpointer", "state", "watchdog"):
-        setattr(trainer, name, mock.MagicMock())
-    trainer.watchdog.paused = contextlib.nullcontext
-    trainer.spikes.detect.return_value, trainer.checkpointer.latest_step.return_value = None, 4
-    trainer.state.params, trainer.recent = {}, [{"step": np.array(step)} for step in (3, 4, 5, 6, 7)]
-    trainer._not_finite = lambda steps: Trainer._not_finite(trainer, steps)
-    return trainer
+def not_finite_at_step_six() -> NotFinite:
+    """Returns the error of a monitor that has checked four of seven steps that were started."""
+    monitor = StepMonitor(SpikeDetector(), checked=4, skipped=2, report=lambda *_: None)
+    for step in range(1, 8):
+        monitor.remember(step, {"step": np.array(step)})
+    with pytest.raises(NotFinite) as ended:
+        monitor.check([{"loss": math.nan, "skipped": count} for count in (1, 2, 3)])
+    return ended.value
+
+
+def explained(error: NotFinite) -> str:
+    """Returns the message of a run that ends with this error."""
+    run = mock.MagicMock(spec=Training, cfg=Config(seed=3))
+    for name in ("experiment", "trainer", "checkpointer", "watchdog"):
+        setattr(run, name, mock.MagicMock())
+    run.trainer.state.params, run.watchdog.paused = {}, contextlib.nullcontext
+    run.checkpointer.latest_step.return_value = 4
+    return str(Training._explained(run, error))
 
 
 def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(monkeypatch):
     """Of seven steps that were started, the sixth is the second in a row that was skipped."""
-    trainer = started_seven_steps()
     looked_at = mock.Mock(return_value="output of decoder/norm")
     monkeypatch.setattr(non_finite, "first_non_finite", looked_at)
     sentence = (
         "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 4"
     )
-    with pytest.raises(RunError, match=sentence):
-        Trainer._record_finished(trainer, [{"loss": math.nan, "skipped": count} for count in (1, 2, 3)])
+    assert re.match(sentence, explained(not_finite_at_step_six()))
     (_, _, batch, key, _), _ = looked_at.call_args
     assert batch == {"step": 6}
     assert key == jax.random.fold_in(jax.random.key(3), 5)  # of the state before the step
@@ -166,7 +173,7 @@ FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9\nof 8 GiB")
 
 def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
     monkeypatch.setattr(non_finite, "first_non_finite", mock.Mock(side_effect=FULL))
-    found = str(started_seven_steps()._not_finite(2))
+    found = explained(not_finite_at_step_six())
     assert (
         "(the search for the first non-finite value failed: RESOURCE_EXHAUSTED: 9 of 8 GiB; last checkpoint: step 4"
         in found

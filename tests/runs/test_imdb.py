@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from tests.helpers import with_settings
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.runs import experiment, loop
+from tformer_jax.runs import experiment, training
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "tutorials.py"
 LONGEST = 700
@@ -38,6 +38,6 @@ def test_the_imdb_config_learns_made_reviews(tmp_path):
         optim=dataclasses.replace(cfg.optim, learning_rate=1e-2, warmup_steps=5),
     )
     with tfds.testing.mock_data(as_data_source_fn=reviews):
-        loop.run(experiment.build(cfg, tmp_path / "run"))
+        training.run(experiment.build(cfg, tmp_path / "run"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["test"]["accuracy"] > 90

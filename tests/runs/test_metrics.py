@@ -16,8 +16,8 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.runs import metrics, run_folder
 from tformer_jax.runs.events import EventLog
-from tformer_jax.runs.loop import Trainer
 from tformer_jax.runs.metrics import MetricsWriter
+from tformer_jax.runs.training import Training
 
 
 def lines(run) -> list[dict]:
@@ -84,16 +84,13 @@ def test_a_flush_writes_the_records(tmp_path, monkeypatch):
 
 def test_a_save_flushes_the_metrics_first():
     """So that a run resumed from the checkpoint has all records before it."""
-    trainer = mock.MagicMock(
-        spec=Trainer, evaluated_at=0, last_evaluation={}, step=2, fingerprint=1, cfg=small_config()
-    )
-    calls = mock.Mock()
-    trainer.writer, trainer.checkpointer = calls.writer, calls.checkpointer
-    for name in ("batches", "meter", "spikes", "best", "watchdog", "state", "changes"):
-        setattr(trainer, name, mock.MagicMock())
-    trainer.batches.get_state.return_value = {}
-    Trainer.save(trainer)
-    assert [call[0] for call in calls.mock_calls] == ["writer.flush", "checkpointer.save"]
+    run, calls = mock.MagicMock(spec=Training, cfg=small_config()), mock.Mock()
+    for name in ("trainer", "record", "evaluations", "watchdog", "changes"):
+        setattr(run, name, mock.MagicMock())
+    run.record.metrics, run.checkpointer = calls.metrics, calls.checkpointer
+    run.trainer.batches.get_state.return_value = {}
+    Training.save(run)
+    assert [call[0] for call in calls.mock_calls] == ["metrics.flush", "checkpointer.save"]
 
 
 def test_damaged_records_are_left_out(tmp_path):

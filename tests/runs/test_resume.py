@@ -12,11 +12,12 @@ import pytest
 from flax import linen as nn
 
 from tests.runs.conftest import small_config
+from tests.runs.test_run import act_after
 from tformer_jax import config
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.config import Config, kinds
 from tformer_jax.models import registry
-from tformer_jax.runs import experiment, loop
+from tformer_jax.runs import experiment, training
 from tformer_jax.train import optimizers
 
 
@@ -62,17 +63,14 @@ def test_a_diverged_run_trains_on_as_its_message_advises(corpus_folder, tmp_path
     cfg, folder = small_config(steps=6, checkpoint_every=2, max_skipped_steps=1), tmp_path / "run"
 
     def run(cfg: Config, **options):
-        return loop.run(experiment.build(cfg, folder, data_root=corpus_folder, **options))
+        return training.run(experiment.build(cfg, folder, data_root=corpus_folder, **options))
 
-    advance = loop.Trainer.advance
-
-    def diverge(self):
-        if self.step == 3:
-            self.state = self.state.replace(params=jax.tree.map(lambda x: x * jnp.nan, self.state.params))
-        advance(self)
+    def diverge(started: training.Training) -> None:
+        state = started.trainer.state
+        started.trainer.state = state.replace(params=jax.tree.map(lambda x: x * jnp.nan, state.params))
 
     with monkeypatch.context() as patch, pytest.raises(RunError) as ended:
-        patch.setattr(loop.Trainer, "advance", diverge)
+        act_after(3, diverge, patch)
         run(cfg)
     message = str(ended.value)
     assert "repeat the command with --resume" in message
@@ -122,9 +120,9 @@ def test_what_may_not_change_is_refused_by_name(settings, first, corpus_folder):
 def test_what_may_change(settings, corpus_folder, tmp_path, compiled_by_the_first_step):
     folder = tmp_path / "run"
     built = experiment.build(small_config(), folder, data_root=corpus_folder)
-    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
-        trainer.save()
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        started.save()
     resumed = experiment.build(changed(small_config(), settings), folder, data_root=corpus_folder, resume=True)
-    with contextlib.closing(resumed), contextlib.closing(loop.Trainer(resumed)) as trainer:
-        assert {text.partition(":")[0] for text in trainer.changes.texts} == {*settings}
-        assert trainer.changes.of_training(trainer.step) == []  # no step was trained yet
+    with contextlib.closing(resumed), contextlib.closing(training.Training(resumed)) as started:
+        assert {text.partition(":")[0] for text in started.changes.texts} == {*settings}
+        assert started.changes.of_training(started.trainer.step) == []  # no step was trained yet

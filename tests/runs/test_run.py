@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -20,15 +21,16 @@ from tests.runs.conftest import small_config
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
-from tformer_jax.runs import experiment, guards, loop, run_folder
+from tformer_jax.runs import experiment, guards, initial_state, run_folder, training
 from tformer_jax.runs.trained import load_trained
+from tformer_jax.train.loop import Trainer
 from tformer_jax.train.meter import STEPS_AHEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(cfg: Config, folder: Path, data: Path, **options) -> dict | None:
-    return loop.run(experiment.build(cfg, folder, data_root=data, **options))
+    return training.run(experiment.build(cfg, folder, data_root=data, **options))
 
 
 def records(folder: Path) -> list[dict]:
@@ -45,13 +47,22 @@ KEPT: list[int] = []
 @pytest.fixture(scope="module", autouse=True)
 def traced_once():
     """Trainers with the same settings share one step, so that a resumed run traces nothing again."""
-    make, jitted, made = loop.make_train_step, loop.jitted, {}
+    make, jitted, made = initial_state.make_train_step, initial_state.jitted, {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            loop, "make_train_step", lambda *parts, **options: made.setdefault(parts[-1], make(*parts, **options))
+            initial_state,
+            "make_train_step",
+            lambda *parts, **options: made.setdefault(parts[-1], make(*parts, **options)),
         )
-        patch.setattr(loop, "jitted", lambda step, *place: made.setdefault(step, jitted(step, *place)))
+        patch.setattr(initial_state, "jitted", lambda step, *place: made.setdefault(step, jitted(step, *place)))
         yield made
+
+
+def act_after(step: int, action: Callable[[training.Training], None], patch: pytest.MonkeyPatch) -> None:
+    """Adds an action after a step, after the others."""
+    actions = training.Training.actions
+    due = lambda done: done == step  # noqa: E731
+    patch.setattr(training.Training, "actions", lambda self: [*actions(self), (due, lambda: action(self))])
 
 
 def two_shapes(**train: int) -> Config:
@@ -61,15 +72,15 @@ def two_shapes(**train: int) -> Config:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    finish = loop.Trainer.finish
+    finish = training.Training.finish
 
     def counted(self):
-        COMPILED.append(self.train_step._cache_size())
-        KEPT.append(len(self.recent))
+        COMPILED.append(self.trainer.train_step._cache_size())
+        KEPT.append(len(self.trainer.monitor._batches))
         return finish(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "finish", counted)
+        patch.setattr(training.Training, "finish", counted)
         run(two_shapes(), folder, corpus_folder)
     return folder
 
@@ -155,14 +166,7 @@ def test_a_run_keeps_the_outputs_of_its_last_evaluations(uninterrupted):
 
 def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, monkeypatch, capsys, traced_once):
     folder = tmp_path / "stopped"
-    advance = loop.Trainer.advance
-
-    def advance_and_interrupt(self):
-        advance(self)
-        if self.step == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(loop.Trainer, "advance", advance_and_interrupt)
+    act_after(3, lambda _: signal.raise_signal(signal.SIGINT), monkeypatch)
     assert run(two_shapes(), folder, corpus_folder) is None
     assert "Stopped at step 3; the same command with --resume continues from there." in capsys.readouterr().out
     monkeypatch.undo()
@@ -181,15 +185,12 @@ def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
     """With accumulation, a moving average and records every three steps: metrics not yet averaged are saved, too."""
     cfg = small_config(steps=7, log_every=3, eval_every=7, checkpoint_every=4, accumulate=2, ema_decay=0.5)
     run(cfg, tmp_path / "whole", corpus_folder)
-    advance = loop.Trainer.advance
 
-    def advance_and_break(self):
-        advance(self)
-        if self.step == 5:
-            self.checkpointer.wait()
-            raise KeyboardInterrupt
+    def end(started: training.Training) -> None:
+        started.checkpointer.wait()
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop.Trainer, "advance", advance_and_break)
+    act_after(5, end, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         run(cfg, tmp_path / "stopped", corpus_folder)
     monkeypatch.undo()
@@ -200,7 +201,7 @@ def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_trace_is_written(corpus_folder, tmp_path):
     built = experiment.build(small_config(steps=12, eval_every=12), tmp_path / "run", data_root=corpus_folder)
-    loop.run(built, profile=True)
+    training.run(built, profile=True)
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
@@ -209,9 +210,9 @@ def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
     folder = tmp_path / "killed"
     program = (
         "import sys; from pathlib import Path; from tests.runs.conftest import small_config;"
-        "from tformer_jax.train import experiment, loop;"
+        "from tformer_jax.runs import experiment, training;"
         "cfg = small_config(bucket_lengths=(6, 12), checkpoint_every=4);"
-        "loop.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2])))"
+        "training.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2])))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(folder), str(corpus_folder)], cwd=ROOT, stdout=subprocess.DEVNULL
@@ -227,7 +228,7 @@ def test_killed_and_resumed(uninterrupted, corpus_folder, tmp_path):
 def test_resuming_a_finished_run_does_nothing(uninterrupted, corpus_folder, tmp_path, monkeypatch, capsys):
     folder = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(loop, "Trainer", None)
+    monkeypatch.setattr(training, "Training", None)
     result = run(two_shapes(), folder, corpus_folder, resume=True)
     assert result == json.loads((folder / "result.json").read_text())
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -277,13 +278,13 @@ def test_the_watchdog_does_not_watch_the_end_of_a_run(uninterrupted, corpus_fold
         return delayed
 
     monkeypatch.setattr(guards.os, "_exit", ended.append)
-    monkeypatch.setattr(loop.weights, "save", slow(loop.weights.save))
-    monkeypatch.setattr(loop.Checkpointer, "wait", slow(loop.Checkpointer.wait))
+    monkeypatch.setattr(training.weights, "save", slow(training.weights.save))
+    monkeypatch.setattr(training.Checkpointer, "wait", slow(training.Checkpointer.wait))
     assert run(two_shapes(hang_seconds=1), folder, corpus_folder, resume=True)
     assert not ended
 
 
-def set_params(trainer: loop.Trainer, params) -> None:
+def set_params(trainer: Trainer, params) -> None:
     placed = jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), params, trainer.state.params)
     trainer.state = dataclasses.replace(trainer.state, params=placed)
 
@@ -294,13 +295,13 @@ def test_the_logged_learning_rate_is_the_one_applied(corpus_folder, tmp_path):
     plain = {"optimizer": "sgd", "beta1": 0.0, "clip_norm": 0.0, "warmup_steps": 20}
     cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, **plain))
     built = experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
-    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
-        applied = {}
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        trainer, applied = started.trainer, {}
         for step in range(1, 6):
             before = jax.device_get(trainer.state.params)
             if step == 3:
                 set_params(trainer, jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), before))
-            trainer.advance()
+            trainer.run(started.actions(), lambda step=step: trainer.step == step)
             if step == 3:
                 set_params(trainer, before)
             moved = jax.tree.map(np.subtract, jax.device_get(trainer.state.params), before)

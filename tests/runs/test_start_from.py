@@ -21,7 +21,7 @@ from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.runs import experiment, loop, start_from
+from tformer_jax.runs import experiment, start_from, training
 from tformer_jax.runs.start_from import load_matching
 from tformer_jax.runs.trained import load_trained
 from tformer_jax.train import optimizers
@@ -100,8 +100,8 @@ def classifier(tmp_path_factory):
     model = ModelConfig(family="classifier", dim=16, encoder_layers=1, num_heads=2, ffn_dim=16, max_length=16)
     cfg = dataclasses.replace(base, model=model, data=dataclasses.replace(base.data, train="ab.tsv"))
     built = experiment.build(cfg, folder / "run", data_root=folder)
-    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
-        trainer.save()
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        started.save()
     return cfg, folder / "run"
 
 
@@ -237,8 +237,8 @@ def test_the_optimizer_starts_from_the_loaded_parameters(first, corpus_folder, t
     cfg = small_config(start_from=str(first), ema_decay=0.9)
     free = dataclasses.replace(cfg, seed=3, optim=dataclasses.replace(cfg.optim, optimizer="schedule_free_adamw"))
     built = experiment.build(free, tmp_path / "second", data_root=corpus_folder)
-    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
-        initial = trainer.state
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        initial = started.trainer.state
         jax.tree.map(np.testing.assert_array_equal, initial.params, loaded)
         jax.tree.map(np.testing.assert_array_equal, initial.ema, loaded)
         averages = jax.jit(optimizers.evaluation_params)(initial.opt_state, initial.params)

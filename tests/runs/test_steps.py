@@ -15,7 +15,7 @@ import tformer_jax as tj
 from tests.runs.conftest import small_config
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
-from tformer_jax.runs import experiment, loop, run_folder, weights
+from tformer_jax.runs import experiment, run_folder, training, weights
 from tformer_jax.runs.start_from import check
 from tformer_jax.runs.trained import load_trained
 
@@ -27,14 +27,15 @@ def several(tmp_path_factory, corpus_folder) -> Path:
     """A run whose checkpoint of step N has N in all parameters and -N in their EMA; its final weights are 7."""
     folder = tmp_path_factory.mktemp("runs") / "several"
     built = experiment.build(small_config(steps=3, ema_decay=0.5), folder, data_root=corpus_folder)
-    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        trainer = started.trainer
         for step in (1, 2, 3):
             params = jax.tree.map(lambda leaf, step=step: jnp.full_like(leaf, step), trainer.state.params)
             mean = jax.tree.map(lambda leaf, step=step: jnp.full_like(leaf, -step), trainer.state.ema)
             trainer.state = trainer.state.replace(step=jnp.int32(step), params=params, ema=mean)
             trainer.step = step
-            trainer.save()
-        trainer.checkpointer.wait()
+            started.save()
+        started.checkpointer.wait()
         final = jax.tree.map(lambda leaf: jnp.full_like(leaf, 7), trainer.state.params)
         weights.save(folder, final, "average_last", [3, 2], 3)
     return folder
@@ -85,8 +86,8 @@ def with_train(cfg: Config, **changes) -> Config:
 def test_a_run_starts_from_the_checkpoint_of_a_step(several, corpus_folder, tmp_path):
     cfg = with_train(small_config(steps=1), start_from=str(several), start_from_step=2)
     built = experiment.build(cfg, tmp_path / "tuned", data_root=corpus_folder)
-    with contextlib.closing(built), contextlib.closing(loop.Trainer(built)) as trainer:
-        assert values(trainer.state.params) == {2}
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        assert values(started.trainer.state.params) == {2}
     record = json.loads((tmp_path / "tuned" / "start_from.json").read_text())
     assert record["weights"] == {"kind": "checkpoint", "steps": [2]}
 

@@ -21,19 +21,19 @@ from tests.runs.test_checkpoint import made
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.runs import announcement, experiment, loop, weights
+from tformer_jax.runs import announcement, experiment, training, weights
 from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.setting_changes import SettingChanges
 from tformer_jax.runs.start_from import load_matching
 from tformer_jax.runs.trained import load_trained
-from tformer_jax.tasks.evaluators.evaluation import Evaluation
 from tformer_jax.train import optimizers, state
 
 pytestmark = pytest.mark.usefixtures("compiled_by_the_first_step")
 
 
 def run(cfg, folder, data, **options):
-    return loop.run(experiment.build(cfg, folder, data_root=data, **options))
+    return training.run(experiment.build(cfg, folder, data_root=data, **options))
 
 
 def checkpoint(folder, step: int) -> state.TrainState:
@@ -162,20 +162,18 @@ def test_intact_weights_of_another_model_are_not_called_damaged(tmp_path):
 
 @pytest.mark.parametrize(("fingerprint", "since"), [(7, 1), (8, 0)])
 def test_early_stopping_starts_anew_if_settings_of_its_scores_change(fingerprint, since):
-    trainer = mock.MagicMock(spec=loop.Trainer, cfg=small_config(patience=1), fingerprint=fingerprint)
     best = {"score": 1.0, "evaluations_since": 1}
-    loop.Trainer._start(trainer, mock.MagicMock(), {"meter": {}, "spikes": {}, "best": best, "fingerprint": 7})
-    assert trainer.best.evaluations_since == since
+    assert training.best_so_far({"best": best, "fingerprint": 7}, fingerprint).get("evaluations_since", 0) == since
 
 
 @pytest.mark.slow
 def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys, monkeypatch):
-    losses, evaluate = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5}, loop.Trainer.evaluate
+    losses, evaluate = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5}, Evaluations._evaluate
 
-    def scripted(self, split, evaluators, params):
-        return evaluate(self, split, evaluators, params) | ({"loss": losses[self.step]} if split != "test" else {})
+    def scripted(self, step, split, evaluators, params):
+        return evaluate(self, step, split, evaluators, params) | ({"loss": losses[step]} if split != "test" else {})
 
-    monkeypatch.setattr(loop.Trainer, "evaluate", scripted)
+    monkeypatch.setattr(Evaluations, "_evaluate", scripted)
     cfg = small_config(
         steps=20, log_every=100, eval_every=2, patience=2, keep_best=1, keep_checkpoints=1, weights="best"
     )
@@ -196,34 +194,36 @@ def test_the_best_checkpoint_and_early_stopping(corpus_folder, tmp_path, capsys,
     ("train", "steps", "events", "evaluated"),
     [
         ({}, [8], ["finished"], ["test"]),
-        ({"weights": "best", "keep_best": 1}, [4], ["finished"], ["validators", "test"]),
+        ({"weights": "best", "keep_best": 1}, [4], ["finished"], ["validation", "test"]),
         (
             {"weights": "average_last", "average": 3, "keep_checkpoints": 3},
             [8, 6],
             ["fewer_averaged", "finished"],
-            ["validators", "test"],
+            ["validation", "test"],
         ),
     ],
 )
 def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
     tmp_path, monkeypatch, train, steps, events, evaluated
 ):
-    trainer = mock.MagicMock(spec=loop.Trainer, cfg=small_config(**train), step=8)
-    for name in ("view", "events", "best", "checkpointer", "state", "experiment", "meter"):
-        setattr(trainer, name, mock.MagicMock())
-    trainer.experiment.folder, trainer.best.exhausted, done = tmp_path, False, []
-    trainer.meter.totals.return_value, trainer.state.params = {"seconds": 1.0}, {}
-    trainer.signatures, trainer.remarks, trainer.changes = {}, (), SettingChanges(0, [], [])
-    trainer._measured = lambda evaluators, params: (done.append("validators"), Evaluation({"loss": 1.0}))[1]
-    trainer.evaluate = lambda split, evaluators, params: done.append(split)
+    run, done = mock.MagicMock(spec=training.Training, cfg=small_config(**train)), []
+    for name in ("record", "evaluations", "checkpointer", "trainer", "experiment"):
+        setattr(run, name, mock.MagicMock())
+    run.experiment.folder, run.evaluations.best.exhausted, run.changes = tmp_path, False, SettingChanges(0, [], [])
+    run.trainer.step, run.trainer.state.params = 8, {}
+    run.evaluations.validate_final = lambda kind, params: (done.append("validation"), {"loss": 1.0})[1]
+    run.evaluations.test = lambda step, params: done.append("test")
+    run._facts.return_value = {"seconds": 1.0}
     monkeypatch.setattr(announcement, "attention_backends", lambda _: {})
     monkeypatch.setattr(weights, "final_params", lambda *_: ({}, steps))
     monkeypatch.setattr(weights, "save", lambda *_: None)
-    result = loop.Trainer.finish(trainer)
+    result = training.Training.finish(run)
     assert done == evaluated
-    assert result.get("validation") == ({"loss": 1.0} if "validators" in evaluated else None)
-    assert [call.args[1] for call in trainer.events.write.call_args_list] == events
-    said = [call.args[0] for call in trainer.view.say.call_args_list]
+    assert result.get("validation") == ({"loss": 1.0} if "validation" in evaluated else None)
+    announced = [call.args for call in run.record.announce.call_args_list]
+    written = [kind for _, kind, _ in announced] + [call.args[1] for call in run.record.events.write.call_args_list]
+    assert written == events
+    said = [text for _, _, text in announced]
     assert any("averages 2 checkpoints instead of train.average=3" in text for text in said) == (
         "fewer_averaged" in events
     )

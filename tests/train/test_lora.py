@@ -21,11 +21,12 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ModelConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.models.losses import batch_loss
+from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.runs import experiment, loop, weights
+from tformer_jax.runs import experiment, training, weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.train import lora, optimizers, state
-from tformer_jax.train.step import make_train_step
+from tformer_jax.train.step import jitted, make_train_step
 
 ALPHA, RANK = 6.0, 2
 MODELS = {
@@ -182,7 +183,7 @@ def test_checkpoints_hold_the_base_and_the_factors(tmp_path):
 def finished(corpus_folder, tmp_path_factory):
     """The folder of a run without LoRA."""
     folder = tmp_path_factory.mktemp("runs") / "base"
-    loop.run(experiment.build(small_config(steps=1), folder, data_root=corpus_folder))
+    training.run(experiment.build(small_config(steps=1), folder, data_root=corpus_folder))
     return folder
 
 
@@ -191,7 +192,7 @@ def finished(corpus_folder, tmp_path_factory):
 def test_a_run_from_another_run_is_saved_merged(corpus_folder, finished, tmp_path, train):
     """The final weights differ from those of the other run by a matrix of the rank, in the kernels alone."""
     cfg = small_config(steps=2, checkpoint_every=1, lora_rank=RANK, start_from=str(finished), **train)
-    assert loop.run(experiment.build(cfg, tmp_path / "tuned", data_root=corpus_folder))
+    assert training.run(experiment.build(cfg, tmp_path / "tuned", data_root=corpus_folder))
     before, after = (flat(api.load(folder).params) for folder in (finished, tmp_path / "tuned"))
     for path, leaf in before.items():
         update = np.asarray(after[path], np.float64) - np.asarray(leaf, np.float64)
@@ -210,9 +211,9 @@ def test_killed_and_resumed(corpus_folder, finished, tmp_path):
     """Equal bit for bit to an uninterrupted run, with a moving average of the factors."""
     program = (
         "import sys; from pathlib import Path; from tests.runs.conftest import small_config;"
-        "from tformer_jax.train import experiment, loop;"
+        "from tformer_jax.runs import experiment, training;"
         f"cfg = small_config(lora_rank={RANK}, ema_decay=0.9, weights='ema', start_from=sys.argv[3]);"
-        "loop.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2]), resume='-r' in sys.argv))"
+        "training.run(experiment.build(cfg, Path(sys.argv[1]), data_root=Path(sys.argv[2]), resume='-r' in sys.argv))"
     )
 
     def start(folder, *flags):
@@ -240,9 +241,9 @@ def test_a_sharded_step_equals_that_of_one_device():
         optimizer = optimizers.build(cfg, registry.shapes(model))
         mesh = make_mesh(parallel)
         start = state.create(model, optimizer, cfg, mesh)
-        step = loop.jitted(make_train_step(model, optimizer, cfg), start, mesh)
+        step = jitted(make_train_step(model, optimizer, cfg), start, mesh)
         for seed in range(2):
-            start, _ = step(start, loop.placement.shard_batch(mesh, batch(seed=seed)))
+            start, _ = step(start, placement.shard_batch(mesh, batch(seed=seed)))
         found.append(flat(weights.to_evaluate(cfg, start)))
     for path, leaf in found[0].items():
         assert_close(found[1][path], leaf, 1e-4)

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
     from tformer_jax.report import html
-    from tformer_jax.runs import curves, experiment, loop, profiler, run_folder
+    from tformer_jax.runs import curves, experiment, profiler, run_folder, training
 
     if options.profile and cfg.train.steps < profiler.NEEDED:
         problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cfg, folder, data_root=options.data, resume=options.resume, overwrite=options.overwrite, group=group
     )
     try:
-        result = loop.run(built, profile=options.profile)
+        result = training.run(built, profile=options.profile)
     finally:
         if cfg.train.report and group.first:
             write_report(folder)

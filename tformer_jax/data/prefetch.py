@@ -46,6 +46,11 @@ class Prefetched(Iterator[Batch]):
             self._peeked = self._peeked or self._get()
             return self._peeked[0]
 
+    def take_waited(self) -> float:
+        """Returns the seconds waited for batches since the last call."""
+        waited, self.waited = self.waited, 0.0
+        return waited
+
     def get_state(self) -> Any:
         """Returns the state after the last batch returned."""
         return self._state

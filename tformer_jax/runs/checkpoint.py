@@ -58,7 +58,7 @@ class Checkpointer:
             group: all processes of the run; each saves and restores its own shards.
         """
         self.folder, self._group, self._seconds = resolved(folder), group, seconds
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._late_scores: dict[int, float] = {}
         if keep is None:
             options = ocp.CheckpointManagerOptions(
@@ -114,7 +114,7 @@ class Checkpointer:
         """
         metrics = None
         if score is not None:
-            metrics = {"score": score if math.isfinite(score) else NOT_FINITE, "fingerprint": self._fingerprint}
+            metrics = {"score": score if math.isfinite(score) else NOT_FINITE, "fingerprint": self.fingerprint}
         if step == self._manager.latest_step():
             self._late_scores = {step: metrics["score"]} if metrics else {}
             return
@@ -183,7 +183,7 @@ class Checkpointer:
             raise self._not_saved(error) from error
 
     def _score(self, metrics: dict[str, float]) -> float:
-        comparable = metrics.get("fingerprint", self._fingerprint) == self._fingerprint
+        comparable = metrics.get("fingerprint", self.fingerprint) == self.fingerprint
         return metrics["score"] if comparable else NOT_FINITE
 
     def _not_saved(self, error: Exception) -> RunError:

@@ -1,16 +1,14 @@
-"""Safeguards of long runs: a lock on the run folder, a watchdog for hung steps, and a detector of loss spikes."""
+"""Safeguards of long runs: a lock on the run folder, and a watchdog for hung steps."""
 
 import contextlib
 import faulthandler
 import fcntl
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
@@ -109,39 +107,3 @@ class Watchdog:
                 )
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
                 os._exit(HUNG)
-
-
-class SpikeDetector:
-    """Detects losses far above the recent ones, by their running mean and standard deviation.
-
-    `MAX_SPIKES` consecutive spikes count as a lasting rise: the statistics restart from the next loss, and the warnings
-    end. Most spikes are shorter.
-    """
-
-    DECAY, DEVIATIONS, MIN_STEPS, MIN_RISE, MAX_SPIKES = 0.9, 6.0, 50, 0.5, 20
-
-    def __init__(self, *, mean: float = 0.0, variance: float = 0.0, count: int = 0, spikes: int = 0):
-        self._mean, self._variance, self._count, self._spikes = mean, variance, count, spikes
-
-    def state(self) -> dict[str, Any]:
-        """Returns the keyword arguments that recreate this detector."""
-        return {"mean": self._mean, "variance": self._variance, "count": self._count, "spikes": self._spikes}
-
-    def detect(self, loss: float) -> str | None:
-        """Returns a warning if `loss` is a spike, else None; spikes and non-finite losses do not enter the mean."""
-        if not math.isfinite(loss):
-            return None
-        bound = self._mean + max(self.DEVIATIONS * math.sqrt(self._variance), self.MIN_RISE)
-        if self._count >= self.MIN_STEPS and loss > bound:
-            warning = f"loss {loss:.4f} is far above the {self._mean:.4f} of the preceding steps"
-            self._spikes += 1
-            if self._spikes == self.MAX_SPIKES:
-                self._count = self._spikes = 0
-            return warning
-        self._spikes = 0
-        self._count += 1
-        keep = min(self.DECAY, 1 - 1 / self._count)
-        difference = loss - self._mean
-        self._mean += (1 - keep) * difference
-        self._variance = keep * (self._variance + (1 - keep) * difference**2)
-        return None

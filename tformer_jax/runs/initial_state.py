@@ -1,0 +1,74 @@
+"""The state that a run starts from: new parameters, those of another run, or a checkpoint."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from tformer_jax.models import registry
+from tformer_jax.parallel import placement
+from tformer_jax.runs import run_folder
+from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.runs.experiment import Experiment
+from tformer_jax.runs.start_from import find_mismatches, load_matching
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.state import TrainState
+from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
+
+
+def start_or_restore(
+    experiment: Experiment, checkpointer: Checkpointer, say: Callable[[str], None]
+) -> tuple[Callable[..., Any], TrainState, dict[str, Any]]:
+    """Returns the jitted step, the state of the newest checkpoint, or a new one, and the host data beside it.
+
+    Prefetching of batches starts. A new state is computed while the step compiles, and `say` shows where its
+    parameters come from.
+    """
+    cfg, model, mesh, batches = experiment.cfg, experiment.model, experiment.mesh, experiment.batches
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    abstract = state.abstract(model, optimizer, cfg, mesh)
+    step = jitted(make_train_step(model, optimizer, cfg, smoothed=experiment.smoothed_tokens), abstract, mesh)
+    host: dict[str, Any] = {"meter": {}, "spikes": {}, "best": {}, "settings": {}}
+    host |= {"fingerprint": checkpointer.fingerprint}
+
+    def placed_first() -> Any:
+        return placement.shard_batch(mesh, batches.peek() or {}, experiment.shards.own)
+
+    if checkpointer.latest_step() is None:
+        with compiling(step, abstract, placed_first):
+            start = _new_state(experiment, optimizer, say)
+            if batches.peek():
+                training_flops(cfg.model, placed_first())  # traced while the step compiles
+    else:
+        saved = run_folder.load_settings(experiment.folder) if experiment.group.first else {}
+        start, restored = checkpointer.restore(abstract, quarantine=True)
+        host |= {"settings": saved} | restored
+    if "batches" in host:
+        batches.set_state(host["batches"])
+    batches.start()
+    return step, start, host
+
+
+def _new_state(
+    experiment: Experiment, optimizer: optax.GradientTransformation, say: Callable[[str], None]
+) -> TrainState:
+    cfg, model, mesh = experiment.cfg, experiment.model, experiment.mesh
+    params = None
+    if experiment.start_from is not None:
+        params = load_initial(experiment, state.initial_params(model, optimizer, cfg, mesh), say)
+    return state.create(model, optimizer, cfg, mesh, params)
+
+
+def load_initial(experiment: Experiment, fresh: Any, say: Callable[[str], None]) -> Any:
+    """Replaces the parameters `fresh` by those of `train.start_from` that match, and reports which."""
+    cfg, run, group = experiment.cfg, experiment.start_from, experiment.group
+    assert run is not None
+    step, labels, tokenizers = cfg.train.start_from_step, experiment.corpus.labels, experiment.tokenizers
+    params, report = load_matching(fresh, cfg.model, run, group, labels=labels, step=step, tokenizers=tokenizers)
+    if group.first:
+        record = {"weights": run_folder.weights_of(run, step), **vars(report)}
+        run_folder.write_json(experiment.folder / "start_from.json", record)
+    say(f"From {run}{'' if step is None else f', step {step}'}: {report}")
+    for warning in find_mismatches(cfg.train, cfg.model, tokenizers, run):
+        say(warning)
+    return params

@@ -1,0 +1,59 @@
+"""What a run writes and shows while it trains: metrics, events, outputs and lines on the terminal."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tformer_jax.runs import run_folder
+from tformer_jax.runs.events import EventLog
+from tformer_jax.runs.experiment import Experiment
+from tformer_jax.runs.metrics import MetricsWriter
+from tformer_jax.runs.progress import ProgressView
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
+
+
+class Record:
+    """The files and the terminal of a run; only process 0 writes and shows anything."""
+
+    def __init__(self, experiment: Experiment, view: ProgressView, resume_step: int):
+        first, folder = experiment.group.first, experiment.folder
+        self.folder, self.view, self._writes = folder, view, first
+        self.metrics = MetricsWriter(folder, experiment.cfg, resume_step=resume_step, recording=first)
+        self.events = EventLog(folder, recording=first)
+
+    def report(self, step: int, kind: str, message: str) -> None:
+        """Shows and records an event of a step."""
+        self.view.say(f"step {step}: {message}")
+        self.events.write(step, kind, message)
+
+    def announce(self, step: int, kind: str, message: str) -> None:
+        """Shows and records an event as a sentence of its own."""
+        self.view.say(message)
+        self.events.write(step, kind, message)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes a JSON file of the run folder."""
+        if self._writes:
+            run_folder.write_json(self.folder / name, value)
+
+    def write_evaluation(
+        self, step: int, split: str, title: str, evaluation: Evaluation, signatures: Mapping[str, str]
+    ) -> None:
+        """Records an evaluation of a split, whose name for people is `title`, with its outputs and losses."""
+        self.metrics.write(step, split, evaluation.metrics)
+        if self._writes:
+            outputs = [vars(output) for output in evaluation.outputs]
+            record = {"step": step, "split": title, "signatures": signatures, "outputs": outputs}
+            record |= {"remarks": evaluation.remarks}
+            record |= {"losses": vars(evaluation.losses)} if evaluation.losses else {}
+            run_folder.write_outputs(self.folder, split, record)
+
+    @contextlib.contextmanager
+    def failure_recorded(self, step: Callable[[], int]) -> Iterator[None]:
+        """Records the error that ends the block; `step` returns the last step that was done."""
+        with self.events.failure_recorded(step):
+            yield
+
+    def close(self) -> None:
+        """Closes the files of metrics."""
+        self.metrics.close()

@@ -1,0 +1,294 @@
+"""Trains an experiment in its run folder: the loop, and the actions that use the clock, the disk and the terminal."""
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+
+from tformer_jax.base.errors import RunError
+from tformer_jax.config import Config
+from tformer_jax.data.pending import jsonable
+from tformer_jax.parallel import placement
+from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, weights
+from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.runs.evaluations import Evaluations
+from tformer_jax.runs.experiment import Experiment
+from tformer_jax.runs.guards import Watchdog
+from tformer_jax.runs.initial_state import start_or_restore
+from tformer_jax.runs.interrupt import GracefulStop
+from tformer_jax.runs.profiler import Profiler
+from tformer_jax.runs.progress import Figures, ProgressView
+from tformer_jax.runs.record import Record
+from tformer_jax.runs.setting_changes import SettingChanges
+from tformer_jax.train import lora, non_finite, schedules
+from tformer_jax.train.loop import Action, Trainer
+from tformer_jax.train.meter import Meter
+from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
+
+
+def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
+    """Trains from the newest checkpoint, or from the start, to the last step; then evaluates on the test split.
+
+    A finished run is left unchanged.
+
+    Args:
+        profile: write a profiler trace of some steps into the run folder.
+
+    Returns:
+        The contents of the run folder's `result.json`; None if a signal stopped the run before its end.
+
+    Raises:
+        RunError: the run cannot continue.
+    """
+    if experiment.finished is not None:
+        _report_finished(experiment, experiment.finished["steps"])
+        return experiment.finished
+    with (
+        failures.as_run_errors(experiment.group),
+        contextlib.closing(experiment),
+        contextlib.closing(Training(experiment, profile=profile)) as training,
+        training.record.failure_recorded(lambda: training.trainer.step),
+    ):
+        with GracefulStop(several=experiment.group.count > 1) as stop, training.record.view:
+            training.begin()
+            training.train(stop)
+        if not training.done:
+            step = training.trainer.step
+            training.record.events.write(step, "stopped", "by a signal")
+            training.record.view.say(f"Stopped at step {step}; the same command with --resume continues from there.")
+            return None
+        return training.finish()
+
+
+def _report_finished(experiment: Experiment, steps: int) -> None:
+    experiment.close()
+    if experiment.group.first:
+        stopped_early = steps < experiment.cfg.train.steps
+        how, setting = ("was stopped early", "patience") if stopped_early else ("finished", "steps")
+        print(f"{experiment.folder} {how} at step {steps}; increase train.{setting} to continue")
+
+
+def best_so_far(host: Mapping[str, Any], fingerprint: int) -> dict[str, Any]:
+    """Returns the state of `BestMetric` in a checkpoint, if its scores are of settings with this fingerprint."""
+    return host["best"] if host["fingerprint"] == fingerprint else {}
+
+
+class Training:
+    """A trainer with the components of its run, and the actions between steps."""
+
+    def __init__(self, experiment: Experiment, *, profile: bool = False):
+        cfg, train, folder = experiment.cfg, experiment.cfg.train, experiment.folder
+        self.experiment = experiment
+        self.checkpointer = Checkpointer(
+            run_folder.checkpoints(folder),
+            keep=train.keep_checkpoints,
+            every=train.checkpoint_every,
+            seconds=train.checkpoint_seconds,
+            permanent_every=train.permanent_every,
+            keep_best=train.keep_best,
+            fingerprint=run_folder.score_fingerprint(cfg),
+            group=experiment.group,
+        )
+        view = ProgressView(steps=train.steps, console=None if experiment.group.first else Console(quiet=True))
+        train_step, state, host = start_or_restore(experiment, self.checkpointer, view.say)
+        step = int(state.step)
+        self.record, self.watchdog = Record(experiment, view, step), Watchdog(train.hang_seconds)
+        monitor = StepMonitor(
+            SpikeDetector(**host["spikes"]), checked=step, skipped=train.max_skipped_steps, report=self.record.report
+        )
+        place = functools.partial(placement.shard_batch, experiment.mesh, own=experiment.shards.own)
+        meter = Meter(**host["meter"])
+        self.trainer = Trainer(cfg.model, train_step, state, experiment.batches, place, meter=meter, monitor=monitor)
+        best, evaluated_at = best_so_far(host, self.checkpointer.fingerprint), host.get("evaluated_at", step)
+        self.evaluations = Evaluations(experiment, self.record, self.watchdog, best, evaluated_at)
+        changed = run_folder.changed_settings(host["settings"], cfg)
+        self.changes = SettingChanges(step, changed, host.get("changes", []))
+        self.profiler = Profiler(folder / "profile", first_step=step, wanted=profile and experiment.group.first)
+
+    @property
+    def cfg(self) -> Config:
+        """The config of the run."""
+        return self.experiment.cfg
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step is done, or early stopping ends the run."""
+        return self.trainer.step >= self.cfg.train.steps or self.evaluations.best.exhausted
+
+    def begin(self) -> None:
+        """Writes the config and facts into the run folder, prints the first lines, and records the start."""
+        experiment, record, step = self.experiment, self.record, self.trainer.step
+        if experiment.group.first:
+            run_folder.adopt(experiment.folder, self.cfg)
+            record.write_json("model.json", announcement.model_facts(experiment, self.trainer.state.params))
+            record.write_json("data.json", announcement.data_facts(experiment))
+        record.view.begin(step)
+        record.view.say(announcement.first_line(experiment, self.trainer.state.params, step))
+        record.events.write(step, "resume" if step else "start", announcement.devices(experiment))
+        if text := "; ".join(self.changes.texts):
+            record.view.say(f"Changed settings from step {step} on: {text}")
+            record.events.write(step, "settings", text)
+        short = self.profiler.shortage(self.cfg.train.steps)
+        data = announcement.data_lines(experiment)
+        for warning in (*data, *self.cfg.without_effect(), *hardware.dtype_warnings(self.cfg), short):
+            if warning:
+                record.view.say(warning)
+
+    def train(self, stop: GracefulStop) -> None:
+        """Trains until the run is done or stopped, and saves the last step."""
+        group, trainer = self.experiment.group, self.trainer
+        try:
+            trainer.run(self.actions(), lambda: self.done or group.should_stop(trainer.step, stop.requested))
+            if trainer.step == self.cfg.train.steps != self.evaluations.evaluated_at:  # resumed at the last step
+                if trainer.meter.unread:
+                    self.log()
+                self.validate()
+            self.save()
+        except NotFinite as error:
+            raise self._explained(error) from error
+        self.watchdog.close()
+        self.checkpointer.wait()
+
+    def actions(self) -> list[Action]:
+        """Returns the actions between steps, in order, each with the steps after which it is due."""
+        return [
+            (lambda step: True, self.watchdog.beat),
+            (lambda step: True, self._profile),
+            (self._logs, self.log),
+            (self._validates, self.validate),
+            (self._saves, self.save),
+        ]
+
+    def _logs(self, step: int) -> bool:
+        last_evaluation = self._validates(step) and bool(self.cfg.train.patience)  # it may be
+        return step == self.cfg.train.steps or step % self.cfg.train.log_every == 0 or last_evaluation
+
+    def _validates(self, step: int) -> bool:
+        return step == self.cfg.train.steps or step % self.cfg.train.eval_every == 0
+
+    def _saves(self, step: int) -> bool:
+        train = self.cfg.train
+        if train.keep_best and self._validates(step):
+            return True
+        if step == train.steps:  # saved after the loop
+            return False
+        scheduled = step % train.checkpoint_every == 0 or (train.permanent_every and step % train.permanent_every == 0)
+        return bool(scheduled) or (step % train.log_every == 0 and self.checkpointer.overdue(step))
+
+    def _profile(self) -> None:
+        self.profiler.after_step(self.trainer.step, self.trainer.state)
+
+    def log(self) -> None:
+        """Records and shows the metrics of the steps since the last record."""
+        trainer, meter = self.trainer, self.trainer.meter
+        trainer.check_all()
+        updates = trainer.step - meter.skipped_steps
+        devices = list(self.experiment.mesh.devices.flat)
+        memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
+        metrics = meter.read() | {
+            "learning_rate": float(self._schedule(max(updates - 1, 0))),
+            "tokens": meter.tokens,
+            "seconds": meter.seconds,
+            "memory_bytes": memory,
+        }
+        self.record.metrics.write(trainer.step, "train", metrics)
+        every, steps = self.cfg.train.eval_every, self.cfg.train.steps
+        next_evaluation = min(trainer.step + every - trainer.step % every, steps) if trainer.step < steps else None
+        self.record.view.update(Figures(trainer.step, metrics, memory, peak, next_evaluation))
+
+    @functools.cached_property
+    def _schedule(self) -> Any:
+        return jax.jit(schedules.build(self.cfg))
+
+    def validate(self) -> None:
+        """Evaluates the newest weights on the validation split, for `train.metric`."""
+        self.trainer.check_all()
+        self.evaluations.validate(self.trainer.step, weights.to_evaluate(self.cfg, self.trainer.state))
+        self.trainer.meter.restart()
+
+    def save(self) -> None:
+        """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
+        trainer = self.trainer
+        trainer.check_all()
+        self.record.metrics.flush()
+        host = {
+            "batches": jsonable(trainer.batches.get_state()),
+            "meter": trainer.meter.state(),
+            "spikes": trainer.monitor.spikes.state(),
+            "best": self.evaluations.best.state(),
+            "fingerprint": self.checkpointer.fingerprint,
+            "evaluated_at": self.evaluations.evaluated_at,
+            "settings": run_folder.resumable_settings(self.cfg),
+            "changes": self.changes.of_training(trainer.step),
+        }
+        with self.watchdog.paused():
+            score = self.evaluations.score(trainer.step)
+            self.checkpointer.save(trainer.step, trainer.state, host, score=score)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluates the final weights on the test split, saves them and writes `result.json`.
+
+        Weights of other steps than the last are evaluated on the validation split, too, without a record in the
+        metrics.
+        """
+        experiment, kind, step = self.experiment, self.cfg.train.weights, self.trainer.step
+        reason = ""
+        if (best := self.evaluations.best).exhausted:
+            reason = f"{self.cfg.train.metric} has not improved in {best.evaluations_since} evaluations"
+            self.record.view.say(f"Stopped at step {step}: {reason}")
+        params, steps = weights.final_params(self.cfg, self.trainer.state, self.checkpointer)
+        if shortage := weights.shortage(self.cfg.train, steps):
+            self.record.announce(step, "fewer_averaged", shortage)
+        weights.save(experiment.folder, params, kind, steps, step, experiment.group)
+        result = self._facts(kind, steps)
+        if kind not in weights.LAST_STEP:
+            result["validation"] = self.evaluations.validate_final(kind, params)
+        result["test"] = self.evaluations.test(step, params)
+        result |= {"signatures": self.evaluations.signatures, "remarks": self.evaluations.remarks}
+        result["data"] = announcement.data_facts(experiment) if experiment.group.first else {}
+        self.record.write_json("result.json", result)
+        self.record.events.write(step, "finished", reason)
+        path = experiment.folder / "result.json"
+        self.record.view.say(f"Trained {step} steps in {result['seconds']:.0f} s; result in {path}")
+        return result
+
+    def _facts(self, kind: str, steps: list[int]) -> dict[str, Any]:
+        """Returns what the result says of the run, without its metrics."""
+        step = self.trainer.step
+        changes = self.changes.of_training(step)
+        return {
+            "name": self.cfg.name,
+            **provenance.collect(),
+            "seed": self.cfg.seed,
+            "parameters": optax.tree.size(lora.base(self.trainer.state.params)),
+            "steps": step,
+            "weights": {"kind": kind, "steps": steps},
+            "attention_backends": announcement.attention_backends(self.experiment),
+            **({"changed_settings": changes} if changes else {}),
+            **self.trainer.meter.totals(),
+        }
+
+    def _explained(self, error: NotFinite) -> RunError:
+        """Returns the error of a run that diverged, with the first value that is not finite and what to change."""
+        params = placement.to_host(self.trainer.state.params)
+        batch: Mapping[str, np.ndarray] = placement.to_host(error.batch)
+        key = jax.random.fold_in(jax.random.key(self.cfg.seed), error.step - 1)
+        with self.watchdog.paused():
+            first = non_finite.origin(self.experiment.model, params, batch, key, self.cfg)
+        saved = self.checkpointer.latest_step()
+        return RunError(
+            f"{error} ({first}; last checkpoint: {f'step {saved}' if saved else 'none'}); repeat the command with "
+            f"--resume and such settings as {non_finite.milder_flags(self.cfg)}"
+        )
+
+    def close(self) -> None:
+        """Stops the watchdog and the profiler, and waits for pending writes."""
+        self.watchdog.close()
+        self.profiler.close()
+        self.checkpointer.close()
+        self.record.close()

@@ -1,0 +1,73 @@
+"""The training loop, which knows no file: whatever writes, prints or evaluates is one of its actions."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.data.prefetch import Batch, Prefetched
+from tformer_jax.train.meter import Meter
+from tformer_jax.train.monitor import StepMonitor
+from tformer_jax.train.state import TrainState
+from tformer_jax.train.step import training_flops
+
+Action = tuple[Callable[[int], bool], Callable[[], None]]
+"""When an action is due, given the number of steps done, and the action."""
+
+
+class Trainer:
+    """The state of training, which `run` advances.
+
+    Args:
+        train_step: the jitted step: (state, batch) -> (state, metrics).
+        place: puts a batch of this process onto its devices.
+    """
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        train_step: Callable[..., Any],
+        state: TrainState,
+        batches: Prefetched,
+        place: Callable[[Batch], Mapping[str, jax.Array]],
+        *,
+        meter: Meter,
+        monitor: StepMonitor,
+    ):
+        self.cfg, self.train_step, self.state = cfg, train_step, state
+        self.batches, self.place = batches, place
+        self.meter, self.monitor = meter, monitor
+        self.step = int(state.step)
+
+    def run(self, actions: Sequence[Action], ended: Callable[[], bool]) -> None:
+        """Repeats the step, and runs the actions that are due after each one, in order, until `ended`.
+
+        Does not wait for a step: the next batch is transferred to the device while this one is computed (`Meter.add`
+        bounds the number of steps in flight).
+
+        Raises:
+            NotFinite: too many successive steps had a non-finite loss or gradient.
+        """
+        self.batches.take_waited()  # before the first step
+        for batch in self._batches_until(ended):
+            self.state, metrics = self.train_step(self.state, batch)
+            self.finish_step(batch, metrics)
+            for due, action in actions:
+                if due(self.step):
+                    action()
+
+    def finish_step(self, batch: Mapping[str, jax.Array], metrics: Any) -> None:
+        """Counts a step, and checks those whose metrics are ready."""
+        self.step += 1
+        self.monitor.remember(self.step, batch)
+        flops = training_flops(self.cfg, batch)
+        self.monitor.check(self.meter.add(metrics, flops=flops, waited=self.batches.take_waited()))
+
+    def check_all(self) -> None:
+        """Waits for all steps, and checks them."""
+        self.monitor.check(self.meter.fetch_all())
+
+    def _batches_until(self, ended: Callable[[], bool]) -> Iterator[Mapping[str, jax.Array]]:
+        while not ended():
+            yield self.place(next(self.batches))
