@@ -9,7 +9,6 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 import dataclasses
 import functools
 import itertools
-import operator
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs
+from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
 from tformer_jax.inference.embed import Embedder
 from tformer_jax.inference.encoding import check_example, encode_one, prompt_length
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
@@ -36,7 +35,6 @@ from tformer_jax.inference.watch import Watched, watch, weight_shapes, without_p
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.runs.trained import load_trained
 
 
@@ -135,7 +133,7 @@ class Run:
         self.require_head("logits")
         rows = [self._inputs(number, example) for number, example in enumerate(_examples(examples))]
         key = self.model.inputs[-1]
-        found = self._in_batches(_apply, rows)
+        found = self._compute(_apply, rows)
         return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, rows, strict=True)]
 
     def watch(self, examples: Iterable[Any]) -> Iterator[Watched]:
@@ -146,7 +144,7 @@ class Run:
         self.require_head("watch")
 
         def run(rows: list[dict[str, list[int]]]) -> Iterator[Watched]:
-            for found, row in zip(self._in_batches(watch, rows), rows, strict=True):
+            for found, row in zip(self._compute(watch, rows), rows, strict=True):
                 lengths = {key: len(ids) for key, ids in row.items()}
                 yield without_padding(found, type(self.model), lengths)
 
@@ -240,18 +238,8 @@ class Run:
         if self.config.embed.only:
             raise UserError(f"{use}: {self.path} has no trained output head and only embeds texts: use embed")
 
-    def _in_batches(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
-        """Yields the row of each leaf of `function(model, params, batch)`, as NumPy arrays, in the order of `rows`."""
-        cfg, mesh = self.config, mesh_of(self.params)
-
-        def run(indices: np.ndarray, T: int) -> Iterator[Any]:
-            batch = pad_inputs([rows[index] for index in indices], len(indices), T)
-            with everywhere(mesh):
-                found = jax.device_get(function(self.model, self.params, shard_batch(mesh, batch)))
-            return (jax.tree.map(operator.itemgetter(number), found) for number in range(len(indices)))
-
-        lengths = [max(map(len, row.values())) for row in rows]
-        return in_batches(lengths, run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
+    def _compute(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
+        return compute_rows(function, self.model, self.params, rows, self.config.eval.batch_size)
 
     def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         max_length = self.config.model.max_length

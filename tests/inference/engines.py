@@ -82,7 +82,7 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 
     run = jitted_loop.translate if translates else jitted_loop.continue_text
     row = pad_rows([encode(text, cfg.model.family)], 1, 32, pad_left=not translates)
     keys, options = jitted_loop.row_keys(seed, np.array([index])), {"length": decode.max_new_tokens, "cfg": decode}
-    outputs = run(model, params, row, keys, constraints=Constraints.of(decode, LETTERS), **options)
+    outputs = run(model, params, row, keys, constraints=Constraints.from_config(decode, LETTERS), **options)
     (output,) = np.asarray(outputs)
     return LETTERS.decode(output, unknown="<unk>")
 

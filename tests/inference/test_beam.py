@@ -169,7 +169,7 @@ def test_missing_outputs_are_empty(stopping):
     cases = {(4, 5, 4): [[4, 5, 4]], (): [[2], [5], [3], [4]]}  # without padding and BOS, which are never generated
     for forced, outputs in cases.items():
         length = len(outputs[0])
-        settings, constraints = RowSettings.of(cfg, 1), Constraints(forced=forced)
+        settings, constraints = RowSettings.from_config(cfg, 1), Constraints(forced=forced)
         state = beam.BeamState.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
         advance = jax.jit(beam.BeamState.advance)
         for _ in range(length):
@@ -191,7 +191,7 @@ def test_scores_do_not_count_the_tokens_of_a_prefix(kind, stopping):
     for prefix in ((), (4, 5, 4)):
         constraints = Constraints(forced=prefix, prefix_tokens=len(prefix))
         length = len(prefix) + 3
-        settings = RowSettings.of(cfg, 1)
+        settings = RowSettings.from_config(cfg, 1)
         state = beam.BeamState.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
         for _ in range(length):
             state = jax.jit(beam.BeamState.advance)(state, np.broadcast_to(logits, (1, 2, VOCAB)))
@@ -213,7 +213,7 @@ def test_the_first_token_of_a_checkpoint_counts_in_the_length_of_a_score():
     special = dataclasses.replace(tokenizer.special, forced=(EOS,))
     tokenizer.special = special
     for prefix, tokens in {"": 0, "ab": 2}.items():
-        constraints = Constraints.of(DecodeConfig(prefix=prefix), tokenizer)
+        constraints = Constraints.from_config(DecodeConfig(prefix=prefix), tokenizer)
         assert (len(constraints.forced), constraints.prefix_tokens) == (1 + tokens, tokens)
 
 
@@ -221,7 +221,7 @@ def test_beams_without_a_hypothesis_end_the_search():
     """Both outputs of one token end at once if no other token is allowed."""
     cfg, one = DecodeConfig(strategy="beam", beams=3), np.array([1])
     constraints = Constraints(eos=(EOS, 5), forbidden=((3,), (4,)))
-    state = beam.BeamState.start(one, one, one * 9, RowSettings.of(cfg, 1), constraints, length=9, cfg=cfg)
+    state = beam.BeamState.start(one, one, one * 9, RowSettings.from_config(cfg, 1), constraints, length=9, cfg=cfg)
     state = jax.jit(beam.BeamState.advance)(state, np.zeros((1, 3, VOCAB), np.float32))
     assert state.done.all()
     assert (state.finished.scores[0] > beam.WORST).tolist() == [True, True, False]
@@ -230,7 +230,9 @@ def test_beams_without_a_hypothesis_end_the_search():
 def test_a_longer_state_keeps_its_tokens():
     """Tokens, hypotheses and ancestors are followed by PAD, PAD and 0."""
     cfg, number = DecodeConfig(strategy="beam", beams=2), np.array([5])
-    start = beam.BeamState.start(number, number, number, RowSettings.of(cfg, 1), Constraints(), length=2, cfg=cfg)
+    start = beam.BeamState.start(
+        number, number, number, RowSettings.from_config(cfg, 1), Constraints(), length=2, cfg=cfg
+    )
     tokens = np.array([[[3, 4], [4, 5]]], np.int32)
     state = dataclasses.replace(
         start,

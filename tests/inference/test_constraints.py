@@ -39,7 +39,7 @@ def constrained(
     for row, ids in enumerate(histories):
         history[row, : len(ids)] = ids
     run = jax.jit(constrain, static_argnames="constraints")
-    settings = RowSettings.of(DecodeConfig(**cfg), 3)
+    settings = RowSettings.from_config(DecodeConfig(**cfg), 3)
     return np.asarray(run(LOGITS, history, counts, np.array(made or counts), settings, constraints=constraints))
 
 
@@ -53,7 +53,7 @@ def excluded(*arguments, **options) -> list[list[int]]:
 
 def test_without_constraints_nothing_changes():
     assert not Constraints().need_history
-    settings = RowSettings.of(DecodeConfig(), 3)
+    settings = RowSettings.from_config(DecodeConfig(), 3)
     nothing = jnp.zeros((3, 0), jnp.int32)
     found = constrain(LOGITS, nothing, jnp.zeros(3, int), jnp.zeros(3, int), settings, Constraints())
     np.testing.assert_array_equal(found, LOGITS)
@@ -122,7 +122,7 @@ def test_the_first_tokens_are_forced():
 def test_a_row_without_allowed_tokens_ends():
     everything = tuple((token,) for token in range(3, V))
     found = constrained(Constraints(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
-    settings = RowSettings.of(DecodeConfig(), 3)
+    settings = RowSettings.from_config(DecodeConfig(), 3)
     keys = jax.random.split(jax.random.key(0), 3)
     assert jax.jit(sampling.choose)(forbid(found, Constraints()), settings, keys).tolist() == [EOS] * 3
 
@@ -150,9 +150,9 @@ class TestConstraintsOfAConfig:
     words = WordTokenizer(["a", "b", "the"])
 
     def test_disabled_constraints_add_no_operations(self):
-        found = Constraints.of(DecodeConfig(), self.letters)
+        found = Constraints.from_config(DecodeConfig(), self.letters)
         assert found == Constraints(vocab_size=8)
-        assert hash(found) == hash(Constraints.of(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
+        assert hash(found) == hash(Constraints.from_config(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
         programs = [
             str(jax.make_jaxpr(lambda logits, rules=rules: forbid(logits, rules))(jnp.zeros(8)))
             for rules in (found, Constraints())
@@ -162,21 +162,21 @@ class TestConstraintsOfAConfig:
     def test_settings(self):
         cfg = DecodeConfig(repetition_penalty=1.1, no_repeat_ngram=3, forbidden=("ab", "c"), prefix="ba")
         expected = Constraints(True, 3, forbidden=((5, 6), (7,)), forced=(6, 5), prefix_tokens=2, vocab_size=8)
-        found = Constraints.of(cfg, self.letters)
+        found = Constraints.from_config(cfg, self.letters)
         assert found == expected  # " ab" ends in "ab", which is forbidden already
         assert found.need_history
-        assert Constraints.of(DecodeConfig(repetition_penalty=1.1), self.letters).need_history
-        assert Constraints.of(DecodeConfig(no_repeat_ngram=1), self.letters).need_history
+        assert Constraints.from_config(DecodeConfig(repetition_penalty=1.1), self.letters).need_history
+        assert Constraints.from_config(DecodeConfig(no_repeat_ngram=1), self.letters).need_history
 
     def test_a_text_is_forbidden_after_a_space_too(self):
         texts = [{"text": "cat a cat b cat c"}] * 9
         bpe = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=264), texts).target
         alone, inside = bpe.encode("cat"), bpe.encode(" cat")
         assert len(alone) == len(inside) == 1
-        assert Constraints.of(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
+        assert Constraints.from_config(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
 
     def test_texts_with_some_unknown_tokens_are_forbidden(self):
-        assert Constraints.of(DecodeConfig(forbidden=("aΩ",)), self.letters).forbidden == ((5, UNK),)
+        assert Constraints.from_config(DecodeConfig(forbidden=("aΩ",)), self.letters).forbidden == ((5, UNK),)
 
     @pytest.mark.parametrize(
         ("settings", "sentence"),
@@ -193,7 +193,7 @@ class TestConstraintsOfAConfig:
     )
     def test_mistakes(self, settings, sentence):
         with pytest.raises(UserError, match=sentence) as caught:
-            Constraints.of(DecodeConfig(**settings), self.words)
+            Constraints.from_config(DecodeConfig(**settings), self.words)
         assert "\n" not in str(caught.value)
 
 
@@ -210,7 +210,7 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
     assert dict(loaded.special.names) | {4: "[PAD]", 5: "[UNK]", 6: "[MASK]"} == dict(loaded.special.names)
     assert loaded.extended(("<mask>",)).id_of("<mask>") == 6
     with pytest.raises(UserError, match="zebra"):
-        Constraints.of(DecodeConfig(**{setting: value}), loaded)
+        Constraints.from_config(DecodeConfig(**{setting: value}), loaded)
 
 
 @pytest.mark.parametrize("setting", ["forbidden", "prefix"])
@@ -218,8 +218,8 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
     """Tokenizers of nanoGPT's character models have no unknown token."""
     tokenizer = characters("the cat sat on a mat")
     with pytest.raises(UserError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
-        Constraints.of(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
-    Constraints.of(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
+        Constraints.from_config(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
+    Constraints.from_config(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     tokenizer = characters("the cat sat on a mat").normalized(("lowercase",), "en")
     for one in (tokenizer, tokenizer.extended(("<mask>",))):
         with pytest.raises(UserError, match=sentence):
-            Constraints.of(DecodeConfig(**settings), one)
-        Constraints.of(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
+            Constraints.from_config(DecodeConfig(**settings), one)
+        Constraints.from_config(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
 
 
 @pytest.mark.parametrize(("prefix", "decoded"), [("ld", "ld"), (" ld", " ld"), ("lo ld", "lo ld")])
@@ -248,14 +248,15 @@ def test_a_continuation_starts_with_the_prefix(prefix, decoded):
     library.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="always")
     library.decoder = hf.decoders.Metaspace(prepend_scheme="always")
     tokenizer = HFTokenizer(library)
-    forced = Constraints.of(DecodeConfig(prefix=prefix), tokenizer, continues=True).forced
+    forced = Constraints.from_config(DecodeConfig(prefix=prefix), tokenizer, continues=True).forced
     assert output_decoder(tokenizer, continues=True).decode(forced) == decoded
-    text = Constraints.of(DecodeConfig(prefix=prefix), tokenizer).forced
+    text = Constraints.from_config(DecodeConfig(prefix=prefix), tokenizer).forced
     assert tokenizer.decode(text) == prefix.strip()
 
 
 def test_a_prefix_that_every_continuation_separates_is_refused():
     words = WordTokenizer(["hello", "world"])
     with pytest.raises(UserError, match="decode.prefix='world': .* can only start with ' world'; write that"):
-        Constraints.of(DecodeConfig(prefix="world"), words, continues=True)
-    assert Constraints.of(DecodeConfig(prefix=" world"), words, continues=True).forced == tuple(words.encode("world"))
+        Constraints.from_config(DecodeConfig(prefix="world"), words, continues=True)
+    forced = Constraints.from_config(DecodeConfig(prefix=" world"), words, continues=True).forced
+    assert forced == tuple(words.encode("world"))

@@ -33,7 +33,7 @@ def keys(count: int, seed: int = 0) -> jax.Array:
 def rows(count: int, **changes) -> RowSettings:
     """Returns sampling settings, given for all rows or for each row."""
     given = {name: jnp.asarray(value) for name, value in changes.items()}
-    usual = RowSettings.of(DecodeConfig(strategy="sample"), count)
+    usual = RowSettings.from_config(DecodeConfig(strategy="sample"), count)
     return usual.replace(
         **{name: jnp.broadcast_to(value, count).astype(getattr(usual, name).dtype) for name, value in given.items()}
     )
@@ -50,7 +50,7 @@ keep_top_k, keep_top_p = jax.jit(sampling.keep_top_k), jax.jit(sampling.keep_top
 
 
 def test_greedy_selects_the_most_probable_token():
-    chosen = choose(LOGITS, RowSettings.of(DecodeConfig(), 3), keys(3))
+    chosen = choose(LOGITS, RowSettings.from_config(DecodeConfig(), 3), keys(3))
     expected = np.where(NEVER, -np.inf, LOGITS).argmax(-1)
     np.testing.assert_array_equal(chosen, expected)
     assert chosen.dtype == jnp.int32
@@ -116,7 +116,7 @@ def test_top_k_never_sorts_all_values():
 @pytest.mark.parametrize("strategy", ["greedy", "sample"])
 def test_pad_and_bos_are_never_chosen(strategy):
     logits = jnp.zeros((200, 5)).at[:, jnp.array([PAD_TOKEN, BOS])].set(50.0)
-    chosen = choose(logits, RowSettings.of(DecodeConfig(strategy=strategy), 200), keys(200))
+    chosen = choose(logits, RowSettings.from_config(DecodeConfig(strategy=strategy), 200), keys(200))
     assert not np.isin(chosen, (PAD_TOKEN, BOS)).any()
 
 
@@ -252,7 +252,7 @@ def test_rows_of_a_config():
         min_new_tokens=4,
         beams=5,
     )
-    found = jax.tree.map(lambda leaf: leaf.tolist(), RowSettings.of(cfg, 2))
+    found = jax.tree.map(lambda leaf: leaf.tolist(), RowSettings.from_config(cfg, 2))
     assert dataclasses.asdict(found) == {
         "sample": [True] * 2,
         "temperature": [0.5] * 2,
@@ -263,6 +263,6 @@ def test_rows_of_a_config():
         "min_tokens": [4] * 2,
         "beams": [5] * 2,
     }
-    assert RowSettings.of(DecodeConfig(top_p=0.0), 1).top_p == 0
+    assert RowSettings.from_config(DecodeConfig(top_p=0.0), 1).top_p == 0
     for strategy in ("greedy", "beam"):
-        assert not RowSettings.of(DecodeConfig(strategy=strategy, temperature=0.5), 2).sample.any()
+        assert not RowSettings.from_config(DecodeConfig(strategy=strategy, temperature=0.5), 2).sample.any()

@@ -112,9 +112,9 @@ def test_skipped_results_are_left_out(scored):
 def test_logits_are_computed_for_few_positions_at_once(scored, monkeypatch):
     cfg, model, params, examples, found = scored
     monkeypatch.setattr(score, "POSITIONS_AT_ONCE", 3)
-    score._of_labels.clear_cache()
+    score._label_scores.clear_cache()
     parts = list(Scorer(cfg, model, TOKENIZERS).stream(params, examples))
-    score._of_labels.clear_cache()
+    score._label_scores.clear_cache()
     for mine, theirs in zip(found, parts, strict=True):
         assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
 

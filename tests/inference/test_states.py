@@ -54,7 +54,7 @@ def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
         row[: len(whole)] = whole
     logits = np.asarray(apply(model, params, rows), np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    forbidden = list(Constraints.of(settings, LETTERS).suppressed)
+    forbidden = list(Constraints.from_config(settings, LETTERS).suppressed)
     for row, (key, tokens) in enumerate(ids.items()):
         at = np.arange(len(tokens)) + starts[key] - 1
         np.testing.assert_allclose(scores[key], log_p[row, at, tokens].sum(), rtol=1e-4)

@@ -43,7 +43,7 @@ def by_row(processors: list) -> np.ndarray:
 
 
 def settings(**changes: np.ndarray) -> RowSettings:
-    return RowSettings.of(DecodeConfig(strategy="sample"), B).replace(
+    return RowSettings.from_config(DecodeConfig(strategy="sample"), B).replace(
         **{name: jnp.asarray(value) for name, value in changes.items()}
     )
 
@@ -73,7 +73,7 @@ def test_all_restrictions_in_their_order():
         ]
     )
     cfg = DecodeConfig(strategy="sample", temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
-    found = sampling.restrict(jnp.asarray(LOGITS), RowSettings.of(cfg, B))
+    found = sampling.restrict(jnp.asarray(LOGITS), RowSettings.from_config(cfg, B))
     expected = by_row([pipeline] * B)
     assert len(np.unique((expected > -np.inf).sum(axis=1))) > 2
     compare(found, expected, "temperature, top_k, top_p, min_p", theirs.LogitsProcessorList)
@@ -140,5 +140,5 @@ def test_all_rules_in_their_order():
             theirs.MinNewTokensLengthLogitsProcessor(0, 9, EOS),
         ]
     )
-    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, RowSettings.of(cfg, B), constraints=constraints)
+    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, RowSettings.from_config(cfg, B), constraints=constraints)
     compare(found, by_row([pipeline] * B), "all rules", theirs.LogitsProcessorList)

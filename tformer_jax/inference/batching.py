@@ -2,12 +2,16 @@
 
 import collections
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
+from flax import linen as nn
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
 
 Item = TypeVar("Item")
@@ -36,7 +40,7 @@ def in_batches(
 ) -> Iterator[Result]:
     """Calls `run` on batches of rows of similar length, and yields its results in the order of the rows.
 
-    A result is yielded as soon as those of all earlier rows are known.
+    A result is yielded as soon as all earlier rows have theirs.
 
     Args:
         lengths: number of tokens of each row, from 0 to `max_length`.
@@ -52,11 +56,37 @@ def in_batches(
     for start in range(0, len(order), size):
         indices = order[start : start + size]
         T = min(power_of_two(max(lengths[indices[-1]], MIN_LENGTH)), max_length)
-        found = run(np.resize(np.array(indices, np.int32), size), T)
-        results.update(zip(indices, found, strict=False))
+        results.update(zip(indices, run(np.resize(np.array(indices, np.int32), size), T), strict=False))
         while done in results:
             yield results.pop(done)
             done += 1
+
+
+def compute_rows(
+    function: Callable[[nn.Module, Any, Mapping[str, Any]], Any],
+    model: nn.Module,
+    params: Any,
+    rows: Sequence[Mapping[str, Sequence[int]]],
+    batch_size: int,
+) -> Iterator[Any]:
+    """Yields the row of each leaf of `function(model, params, batch)`, as NumPy arrays, in the order of the rows.
+
+    Args:
+        function: called with batches of token ids, int32 [B, T] by batch key with PAD on the right, on the mesh of
+            `params`; returns arrays [B, ...].
+        rows: token ids of each row by batch key; `prefix` has one number.
+        batch_size: maximum B.
+    """
+    mesh = mesh_of(params)
+
+    def run(indices: np.ndarray, T: int) -> Iterator[Any]:
+        batch = pad_inputs([rows[index] for index in indices], len(indices), T)
+        with everywhere(mesh):
+            results = jax.device_get(function(model, params, shard_batch(mesh, batch)))
+        return (jax.tree.map(operator.itemgetter(number), results) for number in range(len(indices)))
+
+    lengths = [max(map(len, row.values())) for row in rows]
+    return in_batches(lengths, run, size=batch_size, max_length=model.cfg.max_length)
 
 
 def in_chunks(
@@ -72,8 +102,8 @@ def in_chunks(
     Args:
         read: maps the index of an item, from 0, and the item to a row.
         run: maps rows to one result per row; each is yielded as soon as `run` does.
-        skip: number of first results to omit; the others are bit-identical to those without `skip` if the results of
-            a chunk do not depend on other chunks.
+        skip: number of first results to omit; `skip` does not change a bit of the others if the results of a
+            chunk do not depend on other chunks.
         size: default: `ROWS_PER_CHUNK`.
 
     Raises:

@@ -39,7 +39,7 @@ class Constraints:
     """Number of tokens of the tokenizer: later rows of a padded vocabulary are never generated, except `eos`."""
 
     @classmethod
-    def of(cls, cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool = False) -> "Constraints":
+    def from_config(cls, cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool = False) -> "Constraints":
         """Builds the constraints of a config.
 
         Args:

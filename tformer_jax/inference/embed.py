@@ -13,11 +13,11 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.config.kinds import EMBEDDING_POOLINGS, POOLINGS
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
+from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
 from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.models import registry
 from tformer_jax.models.classifier import pool
 from tformer_jax.nn.sharding import replicate
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
 
 
@@ -27,9 +27,9 @@ class Embedder:
     The special tokens around a text count as its tokens.
 
     Args:
-        pooling: a value of `embed.pooling`; None: that of `cfg`.
+        pooling: a value of `embed.pooling`; None: as `cfg` says.
         normalize: divide each embedding by its Euclidean norm; None: as `cfg` says.
-        prompt: name of a prompt of `embed.prompts`, which is put before each text; "": none; None: that of `cfg`.
+        prompt: name of a prompt of `embed.prompts`, which is put before each text; "": none; None: as `cfg` says.
 
     Raises:
         UserError: `pooling` or `prompt` is unknown.
@@ -86,21 +86,15 @@ def embed_rows(
     pooling: str = "mean",
     normalize: bool = False,
 ) -> Iterator[np.ndarray]:
-    """Yields the embedding of each row of token ids, float32 [D]; `pooling` and `normalize` are those of `Embedder`."""
-    mesh = mesh_of(params)
-
-    def run(indices: np.ndarray, T: int) -> np.ndarray:
-        tokens = pad_rows([rows[index] for index in indices], len(indices), T)
-        with everywhere(mesh):
-            batch = shard_batch(mesh, {"tokens": tokens})
-            return np.asarray(embeddings(model, params, **batch, pooling=pooling, normalize=normalize))
-
-    return in_batches(list(map(len, rows)), run, size=batch_size, max_length=model.cfg.max_length)
+    """Yields the embedding of each row of token ids, float32 [D]; `pooling` and `normalize` are as for `Embedder`."""
+    function = functools.partial(embeddings, pooling=pooling, normalize=normalize)
+    return compute_rows(function, model, params, [{"tokens": row} for row in rows], batch_size)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "pooling", "normalize"))
-def embeddings(model: nn.Module, params: Any, tokens: jax.Array, *, pooling: str, normalize: bool) -> jax.Array:
+def embeddings(model: nn.Module, params: Any, batch: registry.Batch, *, pooling: str, normalize: bool) -> jax.Array:
     """Returns embeddings, float32 [B, D], of tokens int [B, S] with PAD on the right; those of empty rows are 0."""
+    tokens = batch["tokens"]
     real = tokens != PAD
     if model.reads_source:
         x: Any = model.apply({"params": params}, tokens, real, right_padded=True, method="encode")

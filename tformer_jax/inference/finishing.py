@@ -13,11 +13,10 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.normalization import detokenizer
 from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
-from tformer_jax.inference.batching import in_batches, pad_inputs
+from tformer_jax.inference.batching import compute_rows
 from tformer_jax.inference.watch import check, watch
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 
 
 @dataclasses.dataclass
@@ -83,8 +82,8 @@ class Finisher:
     def _with_copied_words(self, outputs: Sequence[Unfinished]) -> list[str]:
         """Returns the texts with the word of the source that each unknown token attends to most.
 
-        It is the one with the largest mean weight, over the heads, of cross-attention in the last layer, where the
-        token is predicted. The name of the token stands for it if the text of the source is not known.
+        Weights are means over the heads of the last layer's cross-attention, where the token is predicted. Without
+        the text of the source, the name of the token stands for the word.
         """
         marked = [output for output in outputs if UNKNOWN_MARK in output.text]
         weights = cross_attention(self._model, self._params, *self._rows(marked), self._batch_size) if marked else []
@@ -122,17 +121,9 @@ def cross_attention(
     Returns:
         float32 [T, S] for each pair, without padding.
     """
-    mesh = mesh_of(params)
-
-    def run(indices: np.ndarray, T: int) -> list[np.ndarray]:
-        rows = [{"source": sources[index], "target_in": targets[index]} for index in indices]
-        with everywhere(mesh):
-            batch = shard_batch(mesh, pad_inputs(rows, len(rows), T))
-            found = jax.device_get(_mean_weights(model, params, batch))
-        return [x[: len(row["target_in"]), : len(row["source"])] for x, row in zip(found, rows, strict=True)]
-
-    lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-    return list(in_batches(lengths, run, size=batch_size, max_length=model.cfg.max_length))
+    rows = [{"source": source, "target_in": target} for source, target in zip(sources, targets, strict=True)]
+    weights = compute_rows(_mean_weights, model, params, rows, batch_size)
+    return [x[: len(row["target_in"]), : len(row["source"])] for x, row in zip(weights, rows, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnames="model")

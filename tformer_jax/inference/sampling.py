@@ -44,12 +44,12 @@ class RowSettings:
         return self.sample & (self.temperature > 0)
 
     @classmethod
-    def of(cls, cfg: DecodeConfig, rows: int) -> "RowSettings":
+    def from_config(cls, cfg: DecodeConfig, rows: int) -> "RowSettings":
         """Returns the settings of `rows` rows with the same config."""
-        return cls.of_each([cfg] * rows)
+        return cls.from_configs([cfg] * rows)
 
     @classmethod
-    def of_each(cls, configs: Sequence[DecodeConfig]) -> "RowSettings":
+    def from_configs(cls, configs: Sequence[DecodeConfig]) -> "RowSettings":
         """Returns the settings of one row per config."""
 
         def column(dtype: str, value: Callable[[DecodeConfig], float]) -> Any:

@@ -1,6 +1,7 @@
 """Log-probabilities of the tokens of given outputs, from one forward pass."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,13 +13,12 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_inputs, pad_rows
+from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
 from tformer_jax.inference.encoding import LongTexts, TextError, check_example, dropped_characters, prompt_length
 from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
-from tformer_jax.special_tokens import BOS, IGNORED, PAD
+from tformer_jax.special_tokens import BOS, IGNORED
 
 POSITIONS_AT_ONCE = 64
 """Number of positions per row whose logits are in memory at once."""
@@ -133,45 +133,35 @@ def score_rows(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: i
     Args:
         top: number of most probable tokens to return at each position.
     """
-    mesh = mesh_of(params)
-
-    def run(indices: np.ndarray, T: int) -> list[Scored]:
-        B = len(indices)
-        chosen = [rows[index] for index in indices]
-        labels = pad_rows([row.labels for row in chosen], B, T)
-        labels = np.where(labels == PAD, IGNORED, labels)
-        batch = pad_inputs([row.inputs for row in chosen], B, T)
-        batch[model.labels] = labels
-        with everywhere(mesh):
-            found = jax.device_get(_of_labels(model, params, shard_batch(mesh, batch), top))
-        return [_scored(*row) for row in zip(labels, *found, strict=True)]
-
-    lengths = [max(map(len, row.inputs.values())) for row in rows]
-    return in_batches(lengths, run, size=batch_size, max_length=model.cfg.max_length)
+    function = functools.partial(_label_scores, top=top)
+    scores = compute_rows(
+        function, model, params, [row.inputs | {model.labels: row.labels} for row in rows], batch_size
+    )
+    return itertools.starmap(_scored, zip(rows, scores, strict=True))
 
 
-def _scored(labels: np.ndarray, values: np.ndarray, *top: np.ndarray) -> Scored:
-    """Returns the scores of a row: labels int [T], log-probabilities [T], and the `top` ones [T, k] with their ids."""
-    kept = labels != IGNORED
-    best = zip(*(part[kept].tolist() for part in top), strict=True)
-    named = [dict(zip(ids, log_p, strict=True)) for log_p, ids in best]
-    return Scored(labels[kept].tolist(), values[kept].tolist(), named)
+def _scored(row: Row, scores: tuple[np.ndarray, ...]) -> Scored:
+    """Returns the scores of a row, given results of `_label_scores`, [T] and [T, top]."""
+    labels = np.array(row.labels, np.int32)
+    values, *top = (part[: len(labels)][labels != IGNORED].tolist() for part in scores)
+    best = [dict(zip(ids, log_p, strict=True)) for log_p, ids in zip(*top, strict=True)]
+    return Scored(labels[labels != IGNORED].tolist(), values, best)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "top"))
-def _of_labels(model: nn.Module, params: Any, batch: registry.Batch, top: int) -> tuple[jax.Array, ...]:
+def _label_scores(model: nn.Module, params: Any, batch: registry.Batch, top: int) -> tuple[jax.Array, ...]:
     """Returns log-probabilities of labels, float32 [B, T], meaningless where IGNORED; `batch` is as for `forward`.
 
     If `top` is not 0, also returns the largest log-probabilities, float32 [B, T, top], and their tokens, int32.
     """
     features, labels, _ = registry.forward(model, params, batch, method="features")
 
-    def at(position: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    def score(position: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         x, label = position
         logits: Any = model.apply({"params": params}, x, method="logits")
         log_p = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
         chosen = jnp.take_along_axis(log_p, jnp.maximum(label, 0)[:, None], axis=-1)[:, 0]
         return (chosen, *(top_k(log_p, min(top, log_p.shape[-1])) if top else ()))
 
-    found = jax.lax.map(at, (features.swapaxes(0, 1), labels.swapaxes(0, 1)), batch_size=POSITIONS_AT_ONCE)
-    return jax.tree.map(lambda part: replicate(part.swapaxes(0, 1)), found)
+    scores = jax.lax.map(score, (features.swapaxes(0, 1), labels.swapaxes(0, 1)), batch_size=POSITIONS_AT_ONCE)
+    return jax.tree.map(lambda part: replicate(part.swapaxes(0, 1)), scores)

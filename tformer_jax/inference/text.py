@@ -12,12 +12,12 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows
+from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
 from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits, describe_unknown
+from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
 
 
@@ -150,7 +150,8 @@ class TextGenerator(_Generator):
     @functools.cached_property
     def _forced(self) -> int:
         """Number of tokens with which every output starts."""
-        return len(Constraints.of(self.cfg.decode, self.tokenizers.target, continues=self.model.continues).forced)
+        decode, tokenizer = self.cfg.decode, self.tokenizers.target
+        return len(Constraints.from_config(decode, tokenizer, continues=self.model.continues).forced)
 
 
 class LabelClassifier:
@@ -191,26 +192,20 @@ class LabelClassifier:
         return encode
 
     def _classify(self, params: Any, rows: Sequence[list[int]]) -> Iterator[tuple[str, float]]:
-        for found in classify_rows(self.model, params, rows, self.cfg.eval.batch_size):
-            yield self.labels[int(found.argmax())], float(found.max())
+        for probabilities in classify_rows(self.model, params, rows, self.cfg.eval.batch_size):
+            yield self.labels[int(probabilities.argmax())], float(probabilities.max())
 
 
 def classify_rows(
     model: nn.Module, params: Any, rows: Sequence[Sequence[int]], batch_size: int
 ) -> Iterator[np.ndarray]:
     """Yields the label probabilities of each row of token ids, float32 [classes], with a `Classifier` model."""
-    mesh = mesh_of(params)
-
-    def run(indices: np.ndarray, T: int) -> np.ndarray:
-        tokens = pad_rows([rows[index] for index in indices], len(indices), T)
-        with everywhere(mesh):
-            return np.asarray(label_probabilities(model, params, **shard_batch(mesh, {"tokens": tokens})))
-
-    return in_batches(list(map(len, rows)), run, size=batch_size, max_length=model.cfg.max_length)
+    return compute_rows(label_probabilities, model, params, [{"tokens": row} for row in rows], batch_size)
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def label_probabilities(model: nn.Module, params: Any, tokens: jax.Array) -> jax.Array:
+def label_probabilities(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Array:
     """Returns label probabilities, float32 [B, classes], for tokens int [B, S] with PAD on the right."""
+    tokens = batch["tokens"]
     logits: Any = model.apply({"params": params}, tokens, padding_mask=tokens != PAD, right_padded=True)
     return replicate(jax.nn.softmax(logits, axis=-1))

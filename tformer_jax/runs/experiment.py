@@ -184,7 +184,7 @@ def _check(built: Experiment, *, resume: bool) -> None:
 def _check_prefix(cfg: Config, tokenizer: Tokenizer) -> None:
     """Raises `UserError` if `decode.prefix` leaves no room for an output, or for a prompt."""
     continues = cfg.model.model_class.continues
-    used = len(Constraints.of(cfg.decode, tokenizer, continues=continues).forced)
+    used = len(Constraints.from_config(cfg.decode, tokenizer, continues=continues).forced)
     used += tokenizer.special.added if continues else 0
     if used >= cfg.model.max_length:
         other = "a prompt" if continues else "other tokens"

@@ -108,7 +108,8 @@ class ServedModel:
         """Number of tokens of the prefix of every output; 0 without one."""
         if not self.decode.prefix:
             return 0
-        return len(Constraints.of(self.decode, self.tokenizers.target, continues=self.model_class.continues).forced)
+        continues = self.model_class.continues
+        return len(Constraints.from_config(self.decode, self.tokenizers.target, continues=continues).forced)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -65,7 +65,7 @@ def empty(plan: Plan, size: Size) -> State:
         scored=zeros > 0,
         tables=zeros[:, None],
         filled=zeros,
-        settings=RowSettings.of(plan.decode, B),
+        settings=RowSettings.from_config(plan.decode, B),
         sources=None,
     )
     return constrain_state(plan, State(cache, initial_rows(plan, unused_rows, size.output)))

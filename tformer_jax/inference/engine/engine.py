@@ -275,7 +275,7 @@ class Engine:
         if decode not in self._kinds:
             if len(self._kinds) == MAX_CACHED_KINDS:
                 self._kinds.clear()
-            constraints = Constraints.of(decode, self._tokenizers.target, continues=self._model.continues)
+            constraints = Constraints.from_config(decode, self._tokenizers.target, continues=self._model.continues)
             names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
             given = {name: getattr(decode, name) for name in names}
             if self._few_shapes and decode.strategy == "beam":

@@ -376,7 +376,7 @@ class Lane:
             "scored": np.array([row.scored for row in rows] + [False] * filler, bool),
             "tables": tables,
             "filled": np.array([row.allocation.filled for row in rows] + [0] * filler, np.int32),
-            "settings": RowSettings.of_each([row.decode for row in rows] + [plan.decode] * filler),
+            "settings": RowSettings.from_configs([row.decode for row in rows] + [plan.decode] * filler),
             "sources": sources,
         }
         return NewRows(**host)

@@ -122,7 +122,7 @@ def start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length:
 def search(start: Start, length: int, cfg: DecodeConfig, constraints: Constraints) -> Hypotheses:
     """Returns the `cfg.beams` best outputs of beam search."""
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
-    settings = RowSettings.of(cfg, start.max_new_tokens.shape[0])
+    settings = RowSettings.from_config(cfg, start.max_new_tokens.shape[0])
     history = _left_aligned(start.prompt, counts, length) if constraints.need_history else None
     sizes: Any = {"length": length, "cfg": cfg}
     rows = BeamState.start(
@@ -137,7 +137,7 @@ def _decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, const
         return search(start, length, cfg, constraints).tokens[:, 0]
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     history = _left_aligned(start.prompt, counts, length)
-    settings = RowSettings.of(cfg, keys.shape[0])
+    settings = RowSettings.from_config(cfg, keys.shape[0])
     rows = SamplingState.start(
         start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, constraints, history=history
     )

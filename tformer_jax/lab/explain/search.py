@@ -107,7 +107,9 @@ def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], BeamState]:
     @jax.jit
     def start() -> BeamState:
         last, counts, limit = (jnp.full((1,), number) for number in (BOS, 1, STEPS))
-        return BeamState.start(last, counts, limit, RowSettings.of(CFG, 1), NO_CONSTRAINTS, length=STEPS, cfg=CFG)
+        return BeamState.start(
+            last, counts, limit, RowSettings.from_config(CFG, 1), NO_CONSTRAINTS, length=STEPS, cfg=CFG
+        )
 
     @jax.jit
     def advance(rows: BeamState) -> BeamState:

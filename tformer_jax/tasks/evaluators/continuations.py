@@ -28,7 +28,7 @@ class ContinuationEvaluator:
         max_length = cfg.model.max_length
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
-        forced = Constraints.of(cfg.decode, tokenizers.target, continues=True).forced
+        forced = Constraints.from_config(cfg.decode, tokenizers.target, continues=True).forced
         self._cfg = dataclasses.replace(cfg, decode=_short(cfg.decode, len(forced)))
         room = max_length - tokenizers.target.special.added - len(forced)
         prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)
