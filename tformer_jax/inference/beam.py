@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import Constraints, constrain, forbid
-from tformer_jax.inference.decoding_state import StepResult
+from tformer_jax.inference.decoding_state import DecodingState, StepResult
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.nn.padding import take_per_row
@@ -32,21 +32,22 @@ class Hypotheses(NamedTuple):
 
 
 @flax.struct.dataclass
-class BeamState:
+class BeamState(DecodingState):
     """State of beam search, which extends the `cfg.beams` most probable hypotheses of each row until none can improve.
 
-    A hypothesis that ends (with one of e EOS tokens, or at the maximum length) among the k best candidates of a step is
-    finished, with the score `sum of log p / penalty(tokens)`, its end included and the tokens of `decode.prefix`
-    excluded; the k best others continue ("Sequence Transduction with Recurrent Neural Networks", 2012; length penalties
-    of GNMT, 2016, equation 14). Of (1 + e) k candidates, at least k do not end. `cfg.early_stopping` determines when a
-    row is done: `first`, once it has k
-    outputs; `heuristic`, once its best running hypothesis, if it ended now, would not be better than the k-th output;
-    `never`, once that holds for every remaining length.
+    A step has (1 + e) k candidates for e EOS tokens, so that at least k do not end ("Sequence Transduction with
+    Recurrent Neural Networks", 2012). A hypothesis that ends among the k best candidates is finished. Its score is
+    `sum of log p / penalty(tokens)`, with its end and without the tokens of `decode.prefix` (length penalties of GNMT,
+    2016, equation 14). The k best others continue. `cfg.early_stopping` determines when a row is done:
+
+    - `first`: it has k outputs;
+    - `heuristic`: its best running hypothesis, if it ended now, would not be better than the k-th output;
+    - `never`: the same, for every remaining length.
 
     The beams of a row are k tokens of one call that attend only to their ancestors: no cache is copied, and shared
     tokens (the prompt, the encoder output) are stored once. `DecoderCache.compact` removes tokens without running
-    descendants. Arrays have k = `cfg.beams` beams; a row uses the first `settings.beams` of them, with the same outputs
-    as in a step compiled for that width. See also `decoding_state.DecodingState`.
+    descendants. Arrays have k = `cfg.beams` beams. A row uses the first `settings.beams` beams, with the same outputs
+    as in a step compiled for that width.
     """
 
     prompt_end: jax.Array
@@ -138,20 +139,13 @@ class BeamState:
             finished=finished,
         )
 
-    def mark_done(self, rows: jax.Array) -> "BeamState":
-        """See `decoding_state.DecodingState`."""
-        return dataclasses.replace(self, done=self.done | rows)
-
     @property
     def length(self) -> int:
-        """See `decoding_state.DecodingState`."""
         return self.running.shape[2]
 
     def extended(self, length: int) -> "BeamState":
-        """See `decoding_state.DecodingState`."""
-
-        def pad(kept: jax.Array, value: int) -> jax.Array:
-            return jnp.pad(kept, ((0, 0), (0, 0), (0, length - kept.shape[2])), constant_values=value)
+        def pad(tokens: jax.Array, value: int) -> jax.Array:
+            return jnp.pad(tokens, ((0, 0), (0, 0), (0, length - tokens.shape[2])), constant_values=value)
 
         return dataclasses.replace(
             self,
@@ -161,7 +155,6 @@ class BeamState:
         )
 
     def result(self) -> StepResult:
-        """See `decoding_state.DecodingState`."""
         return StepResult(self.next_tokens()[0][:, 0], self.sums[:, 0], self.done)
 
     def _used(self) -> jax.Array:
@@ -182,9 +175,9 @@ class BeamState:
         values, tokens = sampling.top_k(allowed, min(n * k, logits.shape[-1]))
         B, _, width = values.shape
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
-        best, found = sampling.top_k(sums, n * k)
+        best, indices = sampling.top_k(sums, n * k)
         best = jnp.where(jnp.arange(n * k) < n * self.settings.beams[:, None], best, UNUSED)
-        return best, found // width, jnp.take_along_axis(tokens.reshape(B, k * width), found, axis=1)
+        return best, indices // width, jnp.take_along_axis(tokens.reshape(B, k * width), indices, axis=1)
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
         """Applies the constraints to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
@@ -226,7 +219,7 @@ class BeamState:
         return exists & (~full | (best_sum / self._penalty(length) > scores.min(axis=1)))
 
     def _penalty(self, generated: jax.Array) -> jax.Array:
-        """Returns `length_penalty` for int [B] generated tokens, of which those of `decode.prefix` do not count."""
+        """Returns `length_penalty` for int [B] generated tokens; those of `decode.prefix` do not count."""
         return length_penalty(jnp.maximum(generated - self.constraints.prefix_tokens, 1), self.cfg)
 
 

@@ -1,10 +1,17 @@
-"""The state of a decoding strategy: greedy decoding, sampling and beam search."""
+"""States of decoding: the interface of a strategy, and greedy decoding and sampling."""
 
-from typing import NamedTuple, Protocol, Self
+import abc
+import dataclasses
+from typing import Any, NamedTuple, Self
 
+import flax
 import jax
+import jax.numpy as jnp
 
+from tformer_jax.inference.constraints import Constraints, constrain, forbid
+from tformer_jax.inference.sampling import RowSettings, among, choose
 from tformer_jax.nn.kv_cache import BeamAncestry
+from tformer_jax.special_tokens import PAD
 
 
 class StepResult(NamedTuple):
@@ -18,7 +25,7 @@ class StepResult(NamedTuple):
     """bool [B]."""
 
 
-class DecodingState(Protocol):
+class DecodingState(abc.ABC):
     """State of a decoding strategy: a pytree of arrays whose first axis is rows; the KV cache is separate.
 
     Initially, all prompt tokens except the last one are in the cache.
@@ -27,21 +34,134 @@ class DecodingState(Protocol):
     done: jax.Array
     """bool [B]: rows that are finished, or padding."""
 
+    @abc.abstractmethod
     def next_tokens(self) -> tuple[jax.Array, BeamAncestry | None]:
         """Returns the next inputs of the model, int [B, T], PAD in rows that are done, and their ancestry."""
 
+    @abc.abstractmethod
     def advance(self, logits: jax.Array) -> Self:
         """Chooses the next tokens, given logits, float32 [B, T, V]; rows that are done do not change."""
 
     def mark_done(self, rows: jax.Array) -> Self:
         """Marks `rows`, bool [B], as done."""
+        state: Any = self
+        return dataclasses.replace(state, done=self.done | rows)
 
     @property
+    @abc.abstractmethod
     def length(self) -> int:
         """Size of the token arrays; only beam search extends them."""
 
+    @abc.abstractmethod
     def extended(self, length: int) -> Self:
         """Extends the arrays to `length` generated tokens."""
 
+    @abc.abstractmethod
     def result(self) -> StepResult:
         """Returns the results of the last step."""
+
+
+@flax.struct.dataclass
+class SamplingState(DecodingState):
+    """State of greedy decoding or sampling: one output per row, token by token."""
+
+    last: jax.Array
+    """int32 [B]: the token to read next."""
+    history: jax.Array
+    """int32 [B, L]: prompt and generated tokens, then PAD; L may be 0 unless `constraints.need_history`."""
+    counts: jax.Array
+    """int32 [B]: number of tokens of the prompt and the output."""
+    generated: jax.Array
+    """int32 [B]: number of generated tokens."""
+    max_new_tokens: jax.Array
+    """int32 [B]: maximum number of tokens to generate."""
+    done: jax.Array
+    scored: jax.Array
+    """bool [B]: rows whose `scores` are computed, at the cost of a pass over the logits."""
+    scores: jax.Array
+    """float32 [B]: sum of the log-probabilities of the generated tokens, forced ones excluded; 0 unless `scored`."""
+    keys: jax.Array
+    """[B] PRNG keys; ignored by greedy decoding."""
+    settings: RowSettings
+    constraints: Constraints = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def start(
+        cls,
+        last: jax.Array,
+        counts: jax.Array,
+        max_new_tokens: jax.Array,
+        keys: jax.Array,
+        settings: RowSettings,
+        constraints: Constraints,
+        *,
+        history: jax.Array,
+        scored: jax.Array | None = None,
+    ) -> "SamplingState":
+        """Returns the initial state.
+
+        Args:
+            last: int32 [B], last token of the prompt.
+            counts: int32 [B], number of tokens of the prompt.
+            max_new_tokens: int32 [B], maximum number of tokens to generate; 0 for padding rows.
+            history: int32 [B, L], the prompt, then PAD; L is 0, or at least the largest `counts + max_new_tokens`.
+            scored: bool [B], rows whose log-probabilities are summed; None: no row.
+        """
+        return cls(
+            last=last,
+            history=history,
+            counts=counts,
+            generated=jnp.zeros_like(counts),
+            max_new_tokens=max_new_tokens,
+            done=max_new_tokens <= 0,
+            scored=jnp.zeros(counts.shape, bool) if scored is None else scored,
+            scores=jnp.zeros(counts.shape),
+            keys=keys,
+            settings=settings,
+            constraints=constraints,
+        )
+
+    def next_tokens(self) -> tuple[jax.Array, None]:
+        """Returns the newest token of each row, int32 [B, 1]."""
+        return jnp.where(self.done, PAD, self.last)[:, None], None
+
+    def advance(self, logits: jax.Array) -> "SamplingState":
+        """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
+        logits = logits[:, 0]
+        allowed = forbid(logits, self.constraints)
+        allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.constraints)
+        keys = jax.vmap(jax.random.fold_in)(self.keys, self.generated)
+        tokens = choose(allowed, self.settings, keys)
+        active = ~self.done
+        generated = self.generated + active
+        columns = jnp.where(active, self.counts, self.history.shape[1])
+        return dataclasses.replace(
+            self,
+            last=jnp.where(active, tokens, self.last),
+            history=self.history.at[jnp.arange(len(tokens)), columns].set(tokens, mode="drop"),
+            counts=self.counts + active,
+            generated=generated,
+            done=self.done | among(tokens, self.constraints.eos) | (generated >= self.max_new_tokens),
+            scores=self._scores(logits, tokens),
+        )
+
+    def _scores(self, logits: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Adds the log-probabilities of tokens [B], given logits [B, V], to `scores`."""
+        counts = self.scored & ~self.done & (self.generated >= len(self.constraints.forced))
+
+        def added() -> jax.Array:
+            chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+            return self.scores + jnp.where(counts, chosen - jax.nn.logsumexp(logits, axis=1), 0)
+
+        return jax.lax.cond(counts.any(), added, lambda: self.scores)
+
+    @property
+    def length(self) -> int:
+        return self.history.shape[1]
+
+    def extended(self, length: int) -> "SamplingState":
+        """Returns the state itself: histories have their full length from the start."""
+        return self
+
+    def result(self) -> StepResult:
+        return StepResult(self.last, self.scores, self.done)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.inference.beam import BeamState, Hypotheses
-from tformer_jax.inference.decoding_state import DecodingState, StepResult
+from tformer_jax.inference.decoding_state import DecodingState, SamplingState, StepResult
 from tformer_jax.inference.engine.state import (
     NewRows,
     Plan,
@@ -21,7 +21,6 @@ from tformer_jax.inference.engine.state import (
 )
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.nn.decoder_cache import DecoderCache, empty_entries, paged_cache, row_cache
 from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.row_slots import ALL, set_rows

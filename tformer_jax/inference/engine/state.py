@@ -10,9 +10,8 @@ from tformer_jax import axes
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import BeamState
 from tformer_jax.inference.constraints import Constraints
-from tformer_jax.inference.decoding_state import DecodingState
+from tformer_jax.inference.decoding_state import DecodingState, SamplingState
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.decoder_cache import DecoderCache

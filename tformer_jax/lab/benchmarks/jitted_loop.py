@@ -15,11 +15,10 @@ import numpy as np
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
-from tformer_jax.inference.decoding_state import DecodingState
+from tformer_jax.inference.decoding_state import DecodingState, SamplingState
 from tformer_jax.inference.layout import unrolled
 from tformer_jax.inference.model_step import Step, prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.sampling_state import SamplingState
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.decoder_cache import DecoderCache
