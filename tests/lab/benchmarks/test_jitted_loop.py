@@ -7,7 +7,7 @@ import pytest
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
 from tformer_jax.config import DecodeConfig
-from tformer_jax.inference import sampling_state
+from tformer_jax.inference import decoding_state
 from tformer_jax.lab.benchmarks import jitted_loop
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 
@@ -121,8 +121,8 @@ def test_finished_rows_take_no_steps(monkeypatch):
         jax.debug.callback(lambda: calls.append(1))
         return choose(*arguments, **options)
 
-    choose = sampling_state.choose
-    monkeypatch.setattr(sampling_state, "choose", counted)
+    choose = decoding_state.choose
+    monkeypatch.setattr(decoding_state, "choose", counted)
     model, params = build(tiny("seq2seq", output_bias=True, dim=4))
     for bias, steps in ((-1e4, LENGTH), (1e4, 1)):
         params["head"]["bias"] = params["head"]["bias"].at[EOS].set(bias)
