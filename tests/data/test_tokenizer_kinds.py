@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ import tformer_jax as tj
 from tests.runs.conftest import small_config, write_pairs
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import score, translate
-from tformer_jax.config import DataConfig, kinds
+from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS
 from tformer_jax.data.tokenizers.simple import PieceTokenizer
@@ -59,22 +60,36 @@ def test_the_text_is_normalized_and_the_vocabulary_extended():
     assert (again.encode("AB"), again.vocab_size, again.steps) == ([4], 9, ("whitespace", "lowercase"))
 
 
-def test_a_run_trains_with_it_and_every_command_loads_it(tmp_path, capsys):
+MODULE = """
+from tests.data.test_tokenizer_kinds import LetterPairs
+from tformer_jax.config import kinds
+
+kinds.TOKENIZERS["pairs_of_a_module"] = LetterPairs
+"""
+
+
+def test_a_run_trains_with_it_and_every_command_loads_it(tmp_path, capsys, monkeypatch):
+    """The run names the module that registers the kind."""
+    (tmp_path / "letter_pairs_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
     write_pairs(tmp_path)
-    small = small_config(steps=2)
-    data = dataclasses.replace(small.data, tokenizer="letter_pairs", vocab_size=130)
-    loop.run(experiment.build(dataclasses.replace(small, data=data), tmp_path / "run", data_root=tmp_path))
-    run = tj.load(tmp_path / "run")
-    assert type(run.tokenizers.target) is LetterPairs
+    settings = dataclasses.asdict(small_config(steps=2)) | {"imports": ("letter_pairs_module",)}
+    settings["data"] |= {"tokenizer": "pairs_of_a_module", "vocab_size": 130}
+    folder = tmp_path / "run"
+    loop.run(experiment.build(Config.from_dict(settings), folder, data_root=tmp_path))
+    del kinds.TOKENIZERS["pairs_of_a_module"], sys.modules["letter_pairs_module"]
+    run = tj.load(folder)
+    assert type(run.tokenizers.target).__name__ == "LetterPairs"
     assert run.tokenizers.target.vocab_size == run.config.model.vocab_size == 130
     (written,) = run.translate(["abcd"])
     capsys.readouterr()
     (tmp_path / "in.txt").write_text("abcd\n")
-    translate.main(["--run", str(tmp_path / "run"), "--input", str(tmp_path / "in.txt")])
+    translate.main(["--run", str(folder), "--input", str(tmp_path / "in.txt")])
     assert capsys.readouterr().out == f"{written}\n"
     (tmp_path / "pair.tsv").write_text("abcd\tABCD\n")
-    score.main(["--run", str(tmp_path / "run"), "--input", str(tmp_path / "pair.tsv")])
+    score.main(["--run", str(folder), "--input", str(tmp_path / "pair.tsv")])
     assert capsys.readouterr().out
+    del kinds.TOKENIZERS["pairs_of_a_module"]
 
 
 def test_without_its_registration_a_run_is_refused(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from tests.helpers import normal
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import train_tokenizers
-from tformer_jax.data.tokenizers.checkpoints import characters
+from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.inference import sampling
@@ -216,7 +216,7 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
 @pytest.mark.parametrize("setting", ["forbidden", "prefix"])
 def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
     """Tokenizers of nanoGPT's character models have no unknown token."""
-    tokenizer = characters("the cat sat on a mat")
+    tokenizer = character_tokenizer("the cat sat on a mat")
     with pytest.raises(UserError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
         Constraints.from_config(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
     Constraints.from_config(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
@@ -232,7 +232,7 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
 )
 def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     """Regression test: such a stop text ended each output at once, or never."""
-    tokenizer = characters("the cat sat on a mat").normalized(("lowercase",), "en")
+    tokenizer = character_tokenizer("the cat sat on a mat").normalized(("lowercase",), "en")
     for one in (tokenizer, tokenizer.extended(("<mask>",))):
         with pytest.raises(UserError, match=sentence):
             Constraints.from_config(DecodeConfig(**settings), one)

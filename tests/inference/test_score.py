@@ -14,7 +14,7 @@ from tests.inference.test_text import LETTERS, TOKENIZERS, setup
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.checkpoints import characters
+from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.inference import score
 from tformer_jax.inference.encoding import dropped_characters
@@ -84,7 +84,7 @@ def test_scores_do_not_depend_on_other_rows(scored):
 
 def test_a_text_with_a_character_outside_of_the_vocabulary_has_no_score():
     """Regression test: a tokenizer without unknown token dropped it, and the score was that of another text."""
-    scorer = Scorer(setup("decoder_lm"), None, Tokenizers(*[characters("abcdefg ")] * 2))
+    scorer = Scorer(setup("decoder_lm"), None, Tokenizers(*[character_tokenizer("abcdefg ")] * 2))
     for example, character in ((("ab", "zc"), "z"), (("ab\n",), "\n"), (("abé",), "é")):
         with pytest.raises(UserError, match=re.escape(f"text 1: has no probability: {character!r} is not in the voc")):
             list(scorer.stream(None, [example]))
@@ -100,8 +100,8 @@ def test_what_a_tokenizer_changes_is_not_dropped():
     special = SpecialTokens(names=((256, "<|user|>"),), start=256, eos=(256,), bos=None, pad=None, unknown=None)
     bytes_ = HFTokenizer(tokenizer, special)
     assert dropped_characters(bytes_, "<|user|> hé\n\n") == ""
-    assert dropped_characters(characters("ab ").normalized(("punctuation",), "en"), "a  b") == ""
-    assert dropped_characters(characters("ab ").normalized(("lowercase",), "en"), "A bC") == "c"
+    assert dropped_characters(character_tokenizer("ab ").normalized(("punctuation",), "en"), "a  b") == ""
+    assert dropped_characters(character_tokenizer("ab ").normalized(("lowercase",), "en"), "A bC") == "c"
 
 
 def test_skipped_results_are_left_out(scored):

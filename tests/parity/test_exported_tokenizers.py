@@ -10,7 +10,7 @@ from tests.data.trained import trained_tokenizer
 from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
-from tformer_jax.data.tokenizers.checkpoints import characters
+from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.data.tokenizers.normalization import WHITESPACE
 from tformer_jax.data.tokenizers.simple import WordTokenizer, byte_names
@@ -164,6 +164,6 @@ def test_a_tokenizer_that_an_objective_did_not_extend(own, tmp_path):
 @pytest.mark.parametrize("text", ["abc", "0123"])
 def test_characters_without_an_end_are_read_again(text, tmp_path):
     """As of nanoGPT: no token ends a text, and there may be no letter a."""
-    tokenizer = characters(text)
+    tokenizer = character_tokenizer(text)
     assert_equal_after_export(tokenizer, tmp_path, "gpt2", "decoder_lm", [text, text[1:] * 2])
     assert load_checkpoint_tokenizers(tmp_path).target.special.eos == (len(text),)

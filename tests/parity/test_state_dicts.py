@@ -363,9 +363,9 @@ def test_tokenizers_that_do_not_fit(tmp_path, text_file, word_files):
 
 
 def test_characters_are_nanogpts(text_file):
-    from tformer_jax.data.tokenizers.checkpoints import characters
+    from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 
-    tokenizer, known = characters(TEXT), sorted(set(TEXT))
+    tokenizer, known = character_tokenizer(TEXT), sorted(set(TEXT))
     assert tokenizer.encode(PROMPT) == [known.index(character) for character in PROMPT]
     assert tokenizer.decode(tokenizer.encode(PROMPT)) == PROMPT
     np.testing.assert_array_equal(tokenizer.encode("\n \t"), tokenizer.encode(" "))

@@ -16,7 +16,7 @@ from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import check_predictable
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.checkpoints import characters
+from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import experiment, initial_state, run_folder
@@ -350,7 +350,7 @@ def test_documents_of_which_no_character_is_a_token_are_refused_before_training(
     (tmp_path / "a.txt").write_text("xyz" * 99)
     data = DataConfig(source="lines", train="a.txt", validation="a.txt", batching="packed", window=8, batch_size=2)
     cfg = Config(model=ModelConfig(family="decoder_lm", max_length=8), data=data, parallel=ParallelConfig(data=1))
-    corpus, tokenizer = load_corpus(cfg, tmp_path), characters("abc")
+    corpus, tokenizer = load_corpus(cfg, tmp_path), character_tokenizer("abc")
     with pytest.raises(DataError, match="all examples of split train are empty or have no token"):
         check_predictable(cfg, corpus, Tokenizers(tokenizer, tokenizer))
 

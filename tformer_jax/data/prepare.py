@@ -29,7 +29,7 @@ from tformer_jax.data.corpora.prepared import (
 )
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.training import checked
+from tformer_jax.data.tokenizers.training import adopt_tokenizers
 from tformer_jax.data.transforms import document_end, tokenize
 
 EXAMPLES_PER_CHUNK = 1024
@@ -92,7 +92,7 @@ def prepare(
     if is_endless(splits.train):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     given = tokenizers
-    tokenizers = checked(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
+    tokenizers = adopt_tokenizers(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
     if task_of(cfg).keys == ("text",) and document_end(tokenizers.target) is None:
         raise DataError("the vocabulary has no token that separates documents: train on the text directly")
     summaries = {}

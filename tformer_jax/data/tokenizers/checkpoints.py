@@ -14,14 +14,11 @@ from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.classes import (
     CLASS_ROLES,
-    add_declared,
-    add_named,
-    content,
+    add_tokens,
+    complete_tokenizer,
+    names_by_role,
     rebuilding_class,
-    replace_ends,
-    replace_parts,
     special_names,
-    surround,
 )
 from tformer_jax.data.tokenizers.files import Tokenizers, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
@@ -34,6 +31,8 @@ from tformer_jax.data.tokenizers.sentencepiece import (
 )
 from tformer_jax.special_tokens import SpecialTokens
 
+Ends = tuple[tuple[int, ...], tuple[int, ...]]
+"""The tokens before and after a text."""
 BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
 PAIRS = ("bart", "marian", "t5")
@@ -70,86 +69,61 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     if name is None:
         raise UserError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
     try:
-        return LOADERS[name](folder, settings)
+        return LOADERS[name](folder, settings, read_json(folder / "tokenizer_config.json", {}))
     except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
         raise UserError(f"{folder / name} is not a valid tokenizer ({first_line(error, 200)})") from error
 
 
-def _tokenizer_json(folder: Path, settings: Settings) -> Tokenizers:
+def _read_tokenizer_json(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     library = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    options = read_json(folder / "tokenizer_config.json", {})
     kind = rebuilding_class(library, settings.get("model_type", ""), options)
-    return _rebuild(library, folder, settings, options, kind)
+    return _wrap(*complete_tokenizer(library, folder, options, kind), settings)
 
 
-def _vocab_txt(folder: Path, settings: Settings) -> Tokenizers:
+def _read_vocab_txt(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     """Builds BERT's tokenizer: WordPiece between [CLS] and [SEP]."""
     if settings.get("model_type") != "bert":
         raise UserError(f"{folder} has only vocab.txt, which is read for BERT: save its tokenizer.json")
-    options = read_json(folder / "tokenizer_config.json", {})
-    names = CLASS_ROLES["BertTokenizer"] | _named(options)
+    names = CLASS_ROLES["BertTokenizer"] | names_by_role(options)
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocab = {line: number for number, line in enumerate(lines)}  # a line may be U+2028, at which splitlines breaks
     if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
         raise UserError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
     library = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
-    return _rebuild(library, folder, settings, options, "BertTokenizer")
+    return _wrap(*complete_tokenizer(library, folder, options, "BertTokenizer"), settings)
 
 
-def _vocab_and_merges(folder: Path, settings: Settings) -> Tokenizers:
+def _read_vocab_and_merges(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     """Builds a byte-level BPE of GPT-2, BART or Qwen."""
-    options = read_json(folder / "tokenizer_config.json", {})
     library = hf.Tokenizer(hf.models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     kind = rebuilding_class(library, settings.get("model_type", ""), options)
     if kind not in BYTE_LEVEL:
         read = ", ".join(BYTE_LEVEL)
         raise UserError(f"{folder} has only vocab.json and merges.txt, which are read for {read}: save tokenizer.json")
-    return _rebuild(library, folder, settings, options, kind, own_ends=True)
+    return _wrap(*complete_tokenizer(library, folder, options, kind, own_ends=True), settings)
 
 
-def _rebuild(
-    library: hf.Tokenizer, folder: Path, settings: Settings, options: Settings, kind: str, *, own_ends: bool = False
-) -> Tokenizers:
-    """Completes a tokenizer as the class `kind` of transformers does, with the tokens of the JSON files beside it.
-
-    Args:
-        own_ends: whether `options` say if BOS and EOS surround texts, which transformers reads without tokenizer.json.
-    """
-    replace_parts(library, kind, options)
-    library, options = add_declared(library, folder, options, kind)
-    if own_ends:
-        tokens = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
-        surround(library, *([] if token is None else [content(token)] for token in tokens))
-    replace_ends(library, kind, options)
-    tokenizer = _wrap(library, settings, options)
-    return Tokenizers(tokenizer, tokenizer)
-
-
-def _wrap(tokenizer: hf.Tokenizer, settings: Settings, options: Settings) -> HFTokenizer:
+def _wrap(library: hf.Tokenizer, options: Settings, settings: Settings) -> Tokenizers:
     """Wraps a tokenizer as transformers 5 does, which ignores `add_bos_token` and `add_eos_token` here.
 
     Args:
-        settings: ids of special tokens, as in config.json.
         options: settings of tokenizer_config.json.
+        settings: ids of special tokens, as in config.json.
     """
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    roles = _named(options)
-    added = tokenizer.get_added_tokens_decoder()
-    names = {i: token.content for i, token in added.items() if token.special}
-    unknown = roles.get("unk") or getattr(tokenizer.model, "unk_token", None)
-    probe = _probe(tokenizer)
-    before, after = _template(tokenizer, probe)
-    special = _special(settings, names, before, after, unknown and tokenizer.token_to_id(unknown))
-    split = bool(options.get("split_special_tokens"))
-    wrapped = HFTokenizer(tokenizer, special, split_special_tokens=split)
-    wrapped.special = dataclasses.replace(special, context=_context(wrapped))
-    return wrapped
+    library.no_truncation()
+    library.no_padding()
+    names = {i: token.content for i, token in library.get_added_tokens_decoder().items() if token.special}
+    unknown = names_by_role(options).get("unk") or getattr(library.model, "unk_token", None)
+    ends = _surrounding_tokens(library)
+    special = _special_tokens(settings, names, ends, unknown and library.token_to_id(unknown))
+    tokenizer = HFTokenizer(library, special, split_special_tokens=bool(options.get("split_special_tokens")))
+    tokenizer.special = dataclasses.replace(special, context=_find_context(tokenizer))
+    return Tokenizers(tokenizer, tokenizer)
 
 
-def _context(tokenizer: HFTokenizer) -> int | None:
+def _find_context(tokenizer: HFTokenizer) -> int | None:
     """Returns a token after which others are decoded as within a text; None: they are always decoded alike.
 
     Some decoders leave out the space before the first word, also if it is the text of a token alone.
@@ -165,60 +139,52 @@ def _context(tokenizer: HFTokenizer) -> int | None:
     return None if alike else context
 
 
-def _probe(tokenizer: hf.Tokenizer) -> str:
-    """Returns a text that the tokenizer has a token for: "a", or else a token's text."""
-    texts = itertools.chain("a", (tokenizer.decode([i]) for i in sorted(tokenizer.get_vocab().values())))
-    for text in texts:
-        if not all(tokenizer.encode(text).special_tokens_mask):
-            return text
+def _surrounding_tokens(library: hf.Tokenizer) -> Ends:
+    """Returns the tokens that a tokenizer adds before and after a text: "a", or else the text of a token."""
+    for text in itertools.chain("a", (library.decode([i]) for i in sorted(library.get_vocab().values()))):
+        encoding = library.encode(text)
+        added = encoding.special_tokens_mask
+        if not all(added):
+            return tuple(encoding.ids[: added.index(0)]), tuple(encoding.ids[len(added) - added[::-1].index(0) :])
     raise UserError("the tokenizer has only special tokens")
 
 
-def _template(tokenizer: hf.Tokenizer, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the tokens that the tokenizer adds before and after a text."""
-    encoding = tokenizer.encode(text)
-    flags = encoding.special_tokens_mask
-    count = sum(1 for _ in itertools.takewhile(bool, flags)), sum(1 for _ in itertools.takewhile(bool, flags[::-1]))
-    return tuple(encoding.ids[: count[0]]), tuple(encoding.ids[len(flags) - count[1] :])
-
-
-def _marian(folder: Path, settings: Settings) -> Tokenizers:
+def _read_marian(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     """Builds the two tokenizers of a Marian model, which share a vocabulary."""
-    if read_json(folder / "tokenizer_config.json", {}).get("separate_vocabs"):
+    if options.get("separate_vocabs"):
         raise UserError(f"{folder}: separate_vocabs=True is not supported, only a shared vocabulary is")
     vocab = read_json(folder / "vocab.json")
     names = {vocab[name]: name for name in ("<unk>", "</s>", "<pad>") if name in vocab}
-    special = _special(settings, names, (), (vocab["</s>"],), vocab["<unk>"])
+    special = _special_tokens(settings, names, ((), (vocab["</s>"],)), vocab["<unk>"])
     models = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
     added = {i: special_token(name) for i, name in names.items()}
     return Tokenizers(*(SentencePieceTokenizer(model, special, vocab, added) for model in models))
 
 
-def _pieces(folder: Path, settings: Settings) -> Tokenizers:
+def _read_pieces(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     """Builds the tokenizer of a SentencePiece model, with the tokens that its JSON files add."""
     raw = next(folder / name for name in PIECES if (folder / name).is_file()).read_bytes()
-    model = load_model(raw)
-    kind, options = settings.get("model_type"), read_json(folder / "tokenizer_config.json", {})
+    model, kind = load_model(raw), settings.get("model_type")
     begins = kind in BEGIN_WITH_BOS
     before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
     after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
-    added = _added(folder, options, model, options.get("extra_ids", SENTINELS) if kind == "t5" else 0)
+    added = _read_added(folder, options, model, options.get("extra_ids", SENTINELS) if kind == "t5" else 0)
     names = {i: token["content"] for i, token in added.items() if token["special"]}
-    special = _special(settings, names, before, after, model.unk_id())
-    special = dataclasses.replace(special, context=_piece_context(model))
+    special = _special_tokens(settings, names, (before, after), model.unk_id())
+    special = dataclasses.replace(special, context=_find_piece(model))
     spaced = not begins or bool(options.get("legacy"))
     tokenizer = SentencePieceTokenizer(raw, special, added=added, spaced=spaced)
     return Tokenizers(tokenizer, tokenizer)
 
 
-def _piece_context(model: Any) -> int | None:
-    """Returns a piece with a text after which others are decoded as within a text; `_context` says why."""
+def _find_piece(model: Any) -> int | None:
+    """Returns a piece with a text after which others are decoded as within a text; `_find_context` says why."""
     ids = itertools.chain(model.encode("a")[-1:], range(model.get_piece_size()))
     special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
     return next((i for i in ids if not any(kind(i) for kind in special) and model.decode([i])), None)
 
 
-def _added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[int, Fields]:
+def _read_added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[int, Fields]:
     """Returns the added tokens by id; the files besides tokenizer_config.json are those of transformers before 4.34."""
     if "added_tokens_decoder" in options:
         declared = {int(i): fields for i, fields in options["added_tokens_decoder"].items()}
@@ -252,34 +218,29 @@ def _load_standalone(path: Path) -> Tokenizer:
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the file of a tokenizer")
     if path.suffix == ".txt":
-        return _read_characters(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+        if not text:
+            raise UserError(f"{path} is empty: name the text whose characters are the vocabulary")
+        return character_tokenizer(text)
     if is_saved(path):
         return load_tokenizer(path)
     try:
-        tokenizer = hf.Tokenizer.from_file(str(path))
+        library = hf.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a valid tokenizer ({error})") from error
-    vocab = tokenizer.get_vocab()
+    vocab = library.get_vocab()
     roles = {role: name for role, names in USUAL_NAMES.items() for name in reversed(names) if name in vocab}
     if "eos" not in roles:
         raise UserError(f"{path} has no EOS token: one of {', '.join(USUAL_NAMES['eos'])}")
-    ids = {f"{role}_token_id": tokenizer.token_to_id(name) for role, name in roles.items()}
     options = {f"{role}_token": name for role, name in roles.items()}
-    add_named(tokenizer, options)
-    return _wrap(tokenizer, ids, options)
+    add_tokens(library, {}, options)
+    return _wrap(library, options, {f"{role}_token_id": vocab[name] for role, name in roles.items()}).target
 
 
-def _read_characters(path: Path) -> HFTokenizer:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
-    if not text:
-        raise UserError(f"{path} is empty: name the text whose characters are the vocabulary")
-    return characters(text)
-
-
-def characters(text: str) -> HFTokenizer:
+def character_tokenizer(text: str) -> HFTokenizer:
     """Returns the tokenizer whose ids are the positions of the sorted characters of a text; it drops others.
 
     Its EOS token is outside of the vocabulary: texts end only at their maximum length.
@@ -292,43 +253,37 @@ def characters(text: str) -> HFTokenizer:
     return HFTokenizer(tokenizer, special)
 
 
-LOADERS: dict[str, Callable[[Path, Settings], Tokenizers]] = {
-    "tokenizer.json": _tokenizer_json,
-    "vocab.txt": _vocab_txt,
-    "source.spm": _marian,
-    "merges.txt": _vocab_and_merges,
-    **dict.fromkeys(PIECES, _pieces),
+LOADERS: dict[str, Callable[[Path, Settings, Settings], Tokenizers]] = {
+    "tokenizer.json": _read_tokenizer_json,
+    "vocab.txt": _read_vocab_txt,
+    "source.spm": _read_marian,
+    "merges.txt": _read_vocab_and_merges,
+    **dict.fromkeys(PIECES, _read_pieces),
 }
 """Functions that read a tokenizer, by the file that is looked for; the first one that exists is read."""
 
 
-def _special(
-    settings: Settings,
-    names: Mapping[int, str],
-    before: tuple[int, ...],
-    after: tuple[int, ...],
-    unknown: int | None,
-) -> SpecialTokens:
+def _special_tokens(settings: Settings, names: Mapping[int, str], ends: Ends, unknown: int | None) -> SpecialTokens:
     """Returns the special tokens, given the ids of `config.json` and `generation_config.json`."""
+    (before, after), size = ends, settings.get("vocab_size")
     eos, bos = settings.get("eos_token_id"), settings.get("bos_token_id")
-    size = settings.get("vocab_size")
     eos_ids = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
     endless = not eos_ids and "eos_token_id" in settings and size is not None  # null
     if endless:
         eos_ids = (size,)  # never predicted: outputs end at their maximum length
     if not eos_ids:
         raise UserError("config.json has no eos_token_id, with which outputs end")
-    start, forced = (_single_id(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
-    if forced is None and settings.get("force_bos_token_to_be_generated"):
-        forced = bos
+    start, first = (_single_id(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
+    if first is None and settings.get("force_bos_token_to_be_generated"):
+        first = bos
+    forced = () if first is None else (first,)
     if start is None and bos is None and settings.get("model_type") in PAIRS:
         raise UserError("config.json has no decoder_start_token_id, with which the inputs of the decoder start")
     start = start if start is not None else bos if bos is not None else eos_ids[0]
-    used = {start, *eos_ids, *(() if forced is None else (forced,))} - {*names, *(eos_ids if endless else ())}
+    used = {start, *eos_ids, *forced} - {*names, *(eos_ids if endless else ())}
     if used and size is not None and max(used) >= size:
         raise UserError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
     words = (words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
-    suppressed = tuple(dict.fromkeys([*words, *(settings.get("suppress_tokens") or ())]))
     return SpecialTokens(
         names=tuple(sorted(names.items())),
         start=start,
@@ -336,8 +291,8 @@ def _special(
         bos=bos,
         pad=settings.get("pad_token_id"),
         unknown=unknown,
-        suppressed=suppressed,
-        forced=() if forced is None else (forced,),
+        suppressed=tuple(dict.fromkeys([*words, *(settings.get("suppress_tokens") or ())])),
+        forced=forced,
         before=before,
         after=after,
     )
@@ -355,9 +310,3 @@ def _single_id(settings: Settings, name: str) -> int | None:
     if value is not None and not isinstance(value, int):
         raise UserError(f"config.json: {name}={value!r} is not a token id")
     return value
-
-
-def _named(options: Settings) -> dict[str, str]:
-    """Returns the names of special tokens in `tokenizer_config.json` by their roles, such as "bos"."""
-    roles = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
-    return {role: content(options[f"{role}_token"]) for role in roles if options.get(f"{role}_token")}

@@ -5,7 +5,7 @@ Tokens of the JSON files beside a tokenizer get the ids and rules that these cla
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,93 +44,101 @@ QWEN2_PATTERN = (
 """Pre-tokenization pattern of Qwen2Tokenizer."""
 
 
-def add_declared(tokenizer: hf.Tokenizer, folder: Path, options: Settings, kind: str) -> tuple[hf.Tokenizer, Settings]:
-    """Adds the tokens of tokenizer_config.json, added_tokens.json and special_tokens_map.json to a tokenizer.
+def complete_tokenizer(
+    library: hf.Tokenizer, folder: Path, options: Settings, kind: str, *, own_ends: bool = False
+) -> tuple[hf.Tokenizer, Settings]:
+    """Completes a tokenizer as a class of transformers does: its parts, added tokens, and the tokens around a text.
 
-    The last two are read only if tokenizer_config.json has no `added_tokens_decoder`. Tokens that the tokenizer lacks
-    are appended in the order of their ids, which need not be those that the files give.
+    The tokens are those of tokenizer_config.json, or if it has no `added_tokens_decoder`, also those of
+    added_tokens.json and special_tokens_map.json. Those that the tokenizer lacks are appended in the order of their
+    ids, which need not be those that the files give.
 
     Args:
         options: settings of tokenizer_config.json.
-        kind: the class of transformers that rebuilds the tokenizer from its vocabulary; "" if it reads the file as is.
+        kind: the class that rebuilds the tokenizer from its vocabulary; "" if it reads the file as is.
+        own_ends: whether `options` say if BOS and EOS surround texts, as they do without tokenizer.json.
 
     Returns:
-        The tokenizer, and `options` with those of special_tokens_map.json.
+        The tokenizer, and `options` with the special tokens of the class and of special_tokens_map.json.
     """
-    own = tokenizer.get_added_tokens_decoder()
+    own = library.get_added_tokens_decoder()
     if kind:
-        tokenizer = hf.Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_str()) | {"added_tokens": []}))
-    options = _defaults(tokenizer, kind) | options
+        BUILDERS[kind](library, options)
+        library = hf.Tokenizer.from_str(json.dumps(json.loads(library.to_str()) | {"added_tokens": []}))
+    options = _default_roles(library, kind) | options
     if options.get("additional_special_tokens") and not options.get("extra_special_tokens"):
         options["extra_special_tokens"] = options.pop("additional_special_tokens")
     listed: dict[str, Any] | None = options.get("added_tokens_decoder")
     if listed is None:
-        options |= _special_tokens_map(folder, options)
-        declared = _added_tokens(folder, options) | own
+        options |= _read_special_tokens_map(folder, options)
+        declared = _read_added_tokens(folder, options) | own
     else:
-        declared = {int(i): _token(fields) for i, fields in listed.items()}
-    _add(tokenizer, declared, options, _sentinels(options) if kind == "T5Tokenizer" else [])
-    return tokenizer, options
+        declared = {int(i): _make_token(fields) for i, fields in listed.items()}
+    add_tokens(library, declared, options, _sentinel_names(options) if kind == "T5Tokenizer" else ())
+    if own_ends:
+        named = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
+        _surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
+    if kind in ("BartTokenizer", "BertTokenizer", "RobertaTokenizer"):
+        _surround_texts(library, [_name_of(options["cls_token"])], [_name_of(options["sep_token"])])
+    if kind == "T5Tokenizer":
+        _surround_texts(library, [], ["</s>"])
+    return library, options
 
 
-def _defaults(tokenizer: hf.Tokenizer, kind: str) -> Settings:
+def _default_roles(library: hf.Tokenizer, kind: str) -> Settings:
     """Returns the special tokens by role unless others are given: those of a class, or with which a file pads."""
     roles = CLASS_ROLES.get(kind, {})
-    if kind in ("", "LlamaTokenizer") and tokenizer.padding is not None:
-        roles = roles | {"pad": tokenizer.padding["pad_token"]}
+    if kind in ("", "LlamaTokenizer") and library.padding is not None:
+        roles = roles | {"pad": library.padding["pad_token"]}
     return {f"{role}_token": name for role, name in roles.items()}
-
-
-def add_named(tokenizer: hf.Tokenizer, options: Settings) -> None:
-    """Adds the special tokens that `options` name by role, as in tokenizer_config.json."""
-    _add(tokenizer, {}, options, [])
 
 
 def special_names(options: Settings) -> list[str]:
     """Returns the names of all special tokens in `tokenizer_config.json`."""
-    return list(dict.fromkeys(token.content for token in (*_by_role(options), *_extra(options, []))))
+    return list(dict.fromkeys(token.content for token in (*_tokens_by_role(options), *_extra_tokens(options))))
 
 
-def content(token: Any) -> str:
-    """Returns the name of a token that is given by its name or its fields."""
-    return token["content"] if isinstance(token, dict) else str(token)
+def names_by_role(options: Settings) -> dict[str, str]:
+    """Returns the names of special tokens in `tokenizer_config.json` by their roles, such as "bos"."""
+    return {role.removesuffix("_token"): _name_of(options[role]) for role in ROLES if options.get(role)}
 
 
-def _add(tokenizer: hf.Tokenizer, declared: Tokens, options: Settings, sentinels: list[str]) -> None:
-    named = _by_role(options)
+def add_tokens(library: hf.Tokenizer, declared: Tokens, options: Settings, sentinels: Sequence[str] = ()) -> None:
+    """Adds declared tokens, the special tokens that `options` name, as in tokenizer_config.json, and sentinels."""
+    named = _tokens_by_role(options)
     for token in named:
         token.special = True
     roles = {token.content for token in named}
     tokens = [declared[i] for i in sorted(declared)]
     for token in tokens:
         token.special = token.special or token.content in roles
-    present = {token.content for token in (*tokenizer.get_added_tokens_decoder().values(), *tokens)}
-    tokens += [token for token in (*named, *_extra(options, sentinels)) if token.content not in present]
-    tokenizer.add_tokens(tokens)
+    present = {token.content for token in (*library.get_added_tokens_decoder().values(), *tokens)}
+    tokens += [token for token in (*named, *_extra_tokens(options, sentinels)) if token.content not in present]
+    library.add_tokens(tokens)
 
 
-def _by_role(options: Settings) -> list[hf.AddedToken]:
+def _tokens_by_role(options: Settings) -> list[hf.AddedToken]:
     """Returns the special tokens with a role, also those with a role of one model, such as `image_token`."""
     others = [name for name in options if name.endswith("_token") and name not in ROLES]
     tokens = [options.get(name) for name in (*ROLES, *others)]
     more = options.get("extra_special_tokens")
     tokens += more.values() if isinstance(more, dict) else []
-    return [_token(value) for value in tokens if value and isinstance(value, str | dict)]
+    return [_make_token(value) for value in tokens if value and isinstance(value, str | dict)]
 
 
-def _extra(options: Settings, sentinels: list[str]) -> list[hf.AddedToken]:
+def _extra_tokens(options: Settings, sentinels: Sequence[str] = ()) -> list[hf.AddedToken]:
     more = options.get("extra_special_tokens")
     if not isinstance(more, list):
         more = list(options.get("additional_special_tokens") or ())
-        more += [] if {_token(value).content for value in more} & {*sentinels} else sentinels
-    return [_token(value) for value in more]
+        more += [] if {_make_token(value).content for value in more} & {*sentinels} else sentinels
+    return [_make_token(value) for value in more]
 
 
-def _sentinels(options: Settings) -> list[str]:
+def _sentinel_names(options: Settings) -> list[str]:
     return [SENTINEL.format(i) for i in range(options.get("extra_ids", 100))]
 
 
-def _special_tokens_map(folder: Path, options: Settings) -> Settings:
+def _read_special_tokens_map(folder: Path, options: Settings) -> Settings:
     listed = read_json(folder / "special_tokens_map.json", {})
     is_token = {name: isinstance(value, dict) and name != "extra_special_tokens" for name, value in listed.items()}
     listed = {name: value | {"special": True} if is_token[name] else value for name, value in listed.items()}
@@ -140,17 +148,17 @@ def _special_tokens_map(folder: Path, options: Settings) -> Settings:
     return listed
 
 
-def _added_tokens(folder: Path, options: Settings) -> Tokens:
-    special = {token.content for token in _by_role(options)}
+def _read_added_tokens(folder: Path, options: Settings) -> Tokens:
+    special = {token.content for token in _tokens_by_role(options)}
     more = options.get("extra_special_tokens")
-    special |= {_token(value).content for value in more} if isinstance(more, list) else set()
+    special |= {_make_token(value).content for value in more} if isinstance(more, list) else set()
     listed: Mapping[str, int] = read_json(folder / "added_tokens.json", {})
     return {
         i: hf.AddedToken(name, normalized=name not in special, special=name in special) for name, i in listed.items()
     }
 
 
-def _token(value: Any) -> hf.AddedToken:
+def _make_token(value: Any) -> hf.AddedToken:
     """Returns a token from its fields, or a special one from its name."""
     if not isinstance(value, dict):
         return hf.AddedToken(str(value), special=True)
@@ -172,45 +180,27 @@ def rebuilding_class(tokenizer: hf.Tokenizer, model_type: str, options: Settings
     return kind if isinstance(tokenizer.model, MODELS.get(kind, hf.models.BPE)) else ""
 
 
-def replace_parts(tokenizer: hf.Tokenizer, kind: str, options: Settings) -> None:
-    """Replaces the parts of a tokenizer that its rebuilding class `kind` does not read from tokenizer.json."""
-    if kind:
-        BUILDERS[kind](tokenizer, options)
-
-
-def replace_ends(tokenizer: hf.Tokenizer, kind: str, options: Settings) -> None:
-    """Replaces the tokens around a text by those of the class `kind`, if it has its own.
-
-    Args:
-        options: settings of tokenizer_config.json, with the special tokens of the class by role.
-    """
-    if kind in ("BartTokenizer", "BertTokenizer", "RobertaTokenizer"):
-        surround(tokenizer, [content(options["cls_token"])], [content(options["sep_token"])])
-    if kind == "T5Tokenizer":
-        surround(tokenizer, [], ["</s>"])
-
-
-def surround(tokenizer: hf.Tokenizer, before: list[str], after: list[str]) -> None:
+def _surround_texts(library: hf.Tokenizer, before: list[str], after: list[str]) -> None:
     """Puts special tokens around the texts of a tokenizer."""
-    ids = [(name, tokenizer.token_to_id(name)) for name in dict.fromkeys((*before, *after))]
+    ids = [(name, library.token_to_id(name)) for name in dict.fromkeys((*before, *after))]
     template = " ".join((*before, "$A", *after))
-    tokenizer.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ids)
+    library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ids)
+
+
+def _name_of(token: Any) -> str:
+    """Returns the name of a token that is given by its name or its fields."""
+    return token["content"] if isinstance(token, dict) else str(token)
 
 
 def _as_bert(tokenizer: hf.Tokenizer, options: Settings) -> None:
-    tokenizer.normalizer = bert_normalizer(options)
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = hf.decoders.WordPiece(prefix="##")
-
-
-def bert_normalizer(options: Settings) -> hf.normalizers.BertNormalizer:
-    """Returns the normalizer of BertTokenizer."""
-    return hf.normalizers.BertNormalizer(
+    tokenizer.normalizer = hf.normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=options.get("tokenize_chinese_chars", True),
         strip_accents=options.get("strip_accents"),
         lowercase=options.get("do_lower_case", True),
     )
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = hf.decoders.WordPiece(prefix="##")
 
 
 def as_qwen2(tokenizer: hf.Tokenizer, options: Settings) -> None:
@@ -249,7 +239,7 @@ def _as_t5(tokenizer: hf.Tokenizer, options: Settings) -> None:
 
 
 def _as_gemma(tokenizer: hf.Tokenizer, options: Settings) -> None:
-    model, unknown = tokenizer.model, content(options.get("unk_token", "<unk>"))
+    model, unknown = tokenizer.model, _name_of(options.get("unk_token", "<unk>"))
     model.unk_token, model.dropout, model.fuse_unk, model.byte_fallback = unknown, None, True, True
     tokenizer.normalizer = hf.normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = hf.pre_tokenizers.Split(" ", "merged_with_previous")

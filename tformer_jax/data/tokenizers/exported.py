@@ -39,28 +39,27 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pa
         Why there is no such format for these tokenizers; None if they were written.
     """
     source, target = tokenizers.source, tokenizers.target
-    options: dict[str, Any] = _roles(target) | {"clean_up_tokenization_spaces": False}
-    if _is_model(source) and _is_model(target):
-        _save_pieces(folder, source, target, model_type)
-        options |= {"tokenizer_class": "MarianTokenizer"} if source.vocab is not None else _pieces(target, model_type)
+    options: dict[str, Any] = _names_by_role(target) | {"clean_up_tokenization_spaces": False}
+    if _is_plain_model(source) and _is_plain_model(target):
+        options |= _save_pieces(folder, source, target, model_type)
     elif source.to_json() != target.to_json():
         return "the source and the target have different tokenizers"
-    elif (library := _library(target)) is not None:
+    elif (library := _make_library(target)) is not None:
         if target.kind != CHECKPOINT:
             ends = [(options["eos_token"], target.special.eos[0])] if pair else []
             template = " ".join(("$A", *(name for name, _ in ends)))
             library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
         split = not isinstance(target, HFTokenizer) or target.split_special_tokens
         options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
-        options |= _as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
+        options |= _keep_as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
         library.save(str(folder / "tokenizer.json"))
     else:
-        return _why_not(target)
+        return _reason_against(target)
     (folder / "tokenizer_config.json").write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     return None
 
 
-def _as_written(folder: Path) -> dict[str, Any]:
+def _keep_as_written(folder: Path) -> dict[str, Any]:
     """Makes `AutoTokenizer` read tokenizer.json as it is, although the class of the model type builds its own parts.
 
     transformers 5 leaves the declared class to its default only if tokenizer_config.json names a class outside of the
@@ -80,37 +79,34 @@ def _is_qwen2(library: hf.Tokenizer) -> bool:
     return rebuilt.to_str() == library.to_str()
 
 
-def _is_model(tokenizer: Tokenizer) -> TypeGuard[SentencePieceTokenizer]:
+def _is_plain_model(tokenizer: Tokenizer) -> TypeGuard[SentencePieceTokenizer]:
     """Returns whether a tokenizer is a checkpoint's SentencePiece model, which nothing precedes or extends."""
     plain = not tokenizer.steps and not tokenizer.extension
     return isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.keeps_ids and plain
 
 
-def _save_pieces(folder: Path, source: SentencePieceTokenizer, target: SentencePieceTokenizer, model_type: str) -> None:
-    if source.vocab is None:
-        name = "spiece.model" if model_type == "t5" else "tokenizer.model"
-        (folder / name).write_bytes(target.model)
-        return
-    (folder / "source.spm").write_bytes(source.model)
-    (folder / "target.spm").write_bytes(target.model)
-    (folder / "vocab.json").write_text(json.dumps(source.vocab, ensure_ascii=False), encoding="utf-8")
-
-
-def _pieces(tokenizer: SentencePieceTokenizer, model_type: str) -> dict[str, Any]:
-    """Returns the fields of tokenizer_config.json about added tokens, those around a text, and spaces."""
-    tokens = tokenizer.added.tokens
-    sentinels = {fields["content"] for fields in tokens.values()} & {*SENTINEL_TOKENS}
+def _save_pieces(
+    folder: Path, source: SentencePieceTokenizer, target: SentencePieceTokenizer, model_type: str
+) -> dict[str, Any]:
+    """Writes SentencePiece models, and returns the fields of tokenizer_config.json that they need."""
+    if source.vocab is not None:
+        (folder / "source.spm").write_bytes(source.model)
+        (folder / "target.spm").write_bytes(target.model)
+        (folder / "vocab.json").write_text(json.dumps(source.vocab, ensure_ascii=False), encoding="utf-8")
+        return {"tokenizer_class": "MarianTokenizer"}
+    (folder / ("spiece.model" if model_type == "t5" else "tokenizer.model")).write_bytes(target.model)
+    tokens = target.added.tokens
     return {
         "tokenizer_class": CLASSES.get(model_type, "LlamaTokenizer"),
-        "add_bos_token": bool(tokenizer.special.before),
-        "add_eos_token": bool(tokenizer.special.after),
+        "add_bos_token": bool(target.special.before),
+        "add_eos_token": bool(target.special.after),
         "added_tokens_decoder": {str(i): fields for i, fields in tokens.items()},
-        "extra_ids": len(sentinels),
-        "legacy": tokenizer.spaced,
+        "extra_ids": len({fields["content"] for fields in tokens.values()} & {*SENTINEL_TOKENS}),
+        "legacy": target.spaced,
     }
 
 
-def _library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
+def _make_library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
     """Returns the tokenizer in the `tokenizers` library, with its normalization and extension; None if it cannot be."""
     library = tokenizer.to_library()
     if library is None or tokenizer.steps not in ((), (WHITESPACE,)):
@@ -130,14 +126,14 @@ def _clean_whitespace(library: hf.Tokenizer) -> None:
     library.normalizer = hf.normalizers.Sequence([*steps, *following])
 
 
-def _why_not(tokenizer: Tokenizer) -> str:
-    """Returns why `_library` has no tokenizer."""
+def _reason_against(tokenizer: Tokenizer) -> str:
+    """Returns why `_make_library` has no tokenizer."""
     if steps := tuple(step for step in tokenizer.steps if step != WHITESPACE):
         return f"tokenizer.json cannot hold data.normalize={steps!r}"
     return f"tokenizer.json cannot hold a tokenizer of the kind {tokenizer.kind!r} with these ids"
 
 
-def _roles(tokenizer: Tokenizer) -> dict[str, Any]:
+def _names_by_role(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the names of special tokens by their roles, as in `tokenizer_config.json`."""
     special = tokenizer.special
     ids = dict(zip(ROLES, (special.bos, special.eos[0], special.unknown, special.pad), strict=True))

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers as hf
@@ -20,7 +20,7 @@ from tformer_jax.data.tokenizers import base, huggingface, normalization, simple
 from tformer_jax.data.tokenizers.base import MASK, SENTINEL_TOKENS, Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
-from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, normalizer, steps_of
+from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
 
 ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoising": (MASK,)}
 """Special tokens that each `data.objective` needs."""
@@ -47,8 +47,8 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         DataError: the training split has no example.
     """
     if cfg.tokenizer_file is not None and (folder := Path(root or "") / cfg.tokenizer_file).is_dir():
-        return _of_folder(cfg, folder)
-    if not isinstance(train, Phrases) or any(map(_is_not_cached, cfg.tokenizer_kinds)):
+        return _load_folder(cfg, folder)
+    if not isinstance(train, Phrases) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
         return _train_sides(cfg, train, root)
     key = {
         "examples": train.origin(),
@@ -60,11 +60,11 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
 
 
-def _is_not_cached(kind: str) -> bool:
+def _is_read_or_outside(kind: str) -> bool:
     return kind == "file" or kinds.is_outside(kinds.TOKENIZERS, kind)
 
 
-def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
+def _load_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     """Loads the tokenizers of a run or a checkpoint."""
     if {*cfg.tokenizer_kinds} != {"file"}:
         raise cfg.error(
@@ -76,10 +76,10 @@ def _of_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     loaded = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
     for tokenizer in (loaded.source, loaded.target):
         _check_normalization(cfg, tokenizer, f" for data.tokenizer_file={cfg.tokenizer_file!r}")
-    return _extended(cfg, loaded.source, loaded.target)
+    return _extend(cfg, loaded.source, loaded.target)
 
 
-def checked(cfg: DataConfig, given: Tokenizers) -> Tokenizers:
+def adopt_tokenizers(cfg: DataConfig, given: Tokenizers) -> Tokenizers:
     """Returns given tokenizers for data that `cfg` describes, with the special tokens of its objective.
 
     Raises:
@@ -87,10 +87,10 @@ def checked(cfg: DataConfig, given: Tokenizers) -> Tokenizers:
     """
     for tokenizer in (given.source, given.target):
         _check_normalization(cfg, tokenizer, ", as in the given tokenizers", unset=False)
-    return _extended(cfg, given.source, given.target)
+    return _extend(cfg, given.source, given.target)
 
 
-def _extended(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers:
+def _extend(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers:
     """Returns the tokenizers with the special tokens that `cfg.objective` needs; its texts have one tokenizer."""
     if cfg.objective is None:
         return Tokenizers(source, target)
@@ -107,25 +107,34 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     target_language = cfg.target_language if BY_LANGUAGE & {*steps} else cfg.source_language
     languages = {side: target_language if side == "target" else cfg.source_language for side in sides}
     normalizers = {side: normalizer(steps, languages[side]) for side in sides}
-
-    def trained(kind: str, sides: Sequence[str]) -> Tokenizer:
-        if kind == "file":
-            return load_tokenizer(_tokenizer_file(cfg, root))
-
-        def texts(limit: int | None) -> Iterator[str]:
-            return (normalizers[side](example[side]) for example in _sample(train, limit) for side in sides)
-
-        return _train(cfg, kind, texts, None if not is_endless(train) else cfg.tokenizer_examples)
-
     if cfg.shared_vocab or len(sides) == 1:
-        made = [trained(cfg.tokenizer_kinds[0], sides)] * len(sides)
+        made = [_train_kind(cfg, cfg.tokenizer_kinds[0], train, normalizers, root)] * len(sides)
     else:
-        made = [trained(kind, [side]) for kind, side in zip(cfg.tokenizer_kinds, sides, strict=True)]
+        pairs = zip(cfg.tokenizer_kinds, sides, strict=True)
+        made = [_train_kind(cfg, kind, train, {side: normalizers[side]}, root) for kind, side in pairs]
     if cfg.tokenizer_file is not None and is_saved(_tokenizer_file(cfg, root)) and cfg.clean_whitespace is None:
         steps = cfg.normalize
-    source, target = (_normalized(cfg, steps, made[n], languages[sides[n]]) for n in (0, -1))
+    source, target = (_normalize(cfg, steps, made[n], languages[sides[n]]) for n in (0, -1))
     shared = made[0] is made[-1] and len({*languages.values()}) == 1
-    return _extended(cfg, source, source if shared else target)
+    return _extend(cfg, source, source if shared else target)
+
+
+def _train_kind(
+    cfg: DataConfig, kind: str, train: Iterable[Example], normalizers: Mapping[str, Step], root: Path | None
+) -> Tokenizer:
+    """Trains a tokenizer on the normalized texts of the sides that `normalizers` names, or loads it."""
+    if kind == "file":
+        return load_tokenizer(_tokenizer_file(cfg, root))
+    if kind in FORMATS:
+        raise cfg.error("tokenizer", "is the name of a format of files; register the kind by another name")
+
+    def texts(limit: int | None) -> Iterator[str]:
+        return (change(example[side]) for example in _sample(train, limit) for side, change in normalizers.items())
+
+    every = cfg.tokenizer_examples if is_endless(train) else None
+    tokenizer = find_class(kind).train(cfg, texts(cfg.tokenizer_examples), texts(every))
+    tokenizer.kind = kind
+    return tokenizer
 
 
 def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:
@@ -133,7 +142,7 @@ def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:
     return Path(root or "") / cfg.tokenizer_file
 
 
-def _normalized(cfg: DataConfig, steps: tuple[str, ...], tokenizer: Tokenizer, language: str) -> Tokenizer:
+def _normalize(cfg: DataConfig, steps: tuple[str, ...], tokenizer: Tokenizer, language: str) -> Tokenizer:
     """Returns a tokenizer that normalizes texts by `steps`; a loaded one may have its own steps, which must agree."""
     if tokenizer.steps:
         _check_normalization(cfg, tokenizer, f" for data.tokenizer_file={cfg.tokenizer_file!r}")
@@ -156,29 +165,15 @@ def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer, which: str, *, u
         raise cfg.error("clean_whitespace", f"must be None or {clean}{which}")
 
 
-def _train(cfg: DataConfig, kind: str, texts: Callable[[int | None], Iterator[str]], every: int | None) -> Tokenizer:
-    """Trains a tokenizer.
-
-    Args:
-        texts: returns the texts of at most this number of examples.
-        every: number of examples whose characters an alphabet must have; None: all.
-    """
-    if kind in FORMATS:
-        raise cfg.error("tokenizer", "is the name of a format of files; register the kind by another name")
-    tokenizer = find_class(kind).train(cfg, texts(cfg.tokenizer_examples), texts(every))
-    tokenizer.kind = kind
-    return tokenizer
-
-
 def _sample(train: Iterable[Example], limit: int | None) -> Iterator[Example]:
     """Yields at most `limit` examples, with a progress bar on a terminal: a pseudorandom one of each equal part."""
     size = len(train) if isinstance(train, Sequence) else sum(1 for _ in train)
     count = size if limit is None else min(size, limit)
-    indices = (_drawn(number * size // count, (number + 1) * size // count) for number in range(count))
+    indices = (_draw_index(number * size // count, (number + 1) * size // count) for number in range(count))
     if isinstance(train, Sequence):
         examples: Iterator[Example] = (train[index] for index in indices)
     else:
-        examples = _at(train, indices)
+        examples = _take_examples(train, indices)
     console = Console(stderr=True)
     yield from track(
         examples,
@@ -190,13 +185,13 @@ def _sample(train: Iterable[Example], limit: int | None) -> Iterator[Example]:
     )
 
 
-def _drawn(start: int, stop: int) -> int:
+def _draw_index(start: int, stop: int) -> int:
     """Returns an index from `start` to `stop` (exclusive) by a hash, so that no period of the data is missed."""
     digest = hashlib.blake2b(f"{start} {stop}".encode(), digest_size=8).digest()
     return start + int.from_bytes(digest) % (stop - start)
 
 
-def _at(examples: Iterable[Example], indices: Iterable[int]) -> Iterator[Example]:
+def _take_examples(examples: Iterable[Example], indices: Iterable[int]) -> Iterator[Example]:
     """Yields the examples at ascending indices."""
     iterator, consumed = iter(examples), 0
     for index in indices:
