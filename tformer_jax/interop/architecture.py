@@ -42,11 +42,25 @@ class Architecture:
     shared: str = ""
     """Name of their token embedding, of which other arrays may be copies."""
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Names of arrays that must equal another one if they are present, and the name of that one."""
+    """Names of arrays that must equal another array if they are present, and the name of that array."""
     head_bias: str = "final_logits_bias"
     """Name of the bias of the output head."""
     projections: str = "separate"
-    """Our `attention_projections` with the layout of theirs."""
+    """Our `attention_projections` with the same layout."""
+
+
+def our_settings(names: Mapping[str, str], hf: Settings) -> Settings:
+    """Returns our settings with the values of their fields; `names` maps fields to settings.
+
+    Activations, whose names differ, are converted.
+    """
+    return {ours: our_activation(hf[name]) if ours == "activation" else hf[name] for name, ours in names.items()}
+
+
+def their_fields(names: Mapping[str, str], cfg: ModelConfig) -> Settings:
+    """Inverts `our_settings`."""
+    activation = {"activation": their_activation(cfg.activation)}
+    return {name: activation.get(ours) or getattr(cfg, ours) for name, ours in names.items()}
 
 
 def our_activation(name: str) -> str:
@@ -69,14 +83,14 @@ def check(fits: bool, problem: str) -> None:
         raise UserError(UNREADABLE + problem)
 
 
-def require(hf: dict[str, Any], **known: Any) -> None:
+def require(hf: dict[str, Any], **supported: Any) -> None:
     """Raises `UserError` if one of their settings differs from its only supported value."""
-    for name, value in known.items():
+    for name, value in supported.items():
         given = hf.get(name)
         check(given is None or given == value, f"{name}={given!r} is not supported, only {value!r} is")
 
 
-def pattern_of(kinds: Sequence[str]) -> tuple[str, ...]:
+def shortest_pattern(kinds: Sequence[str]) -> tuple[str, ...]:
     """Returns the shortest pattern whose repetition gives `kinds`; ("full",) for no kinds."""
     for period in range(1, len(kinds) + 1):
         if all(kind == kinds[i % period] for i, kind in enumerate(kinds)):

@@ -4,7 +4,7 @@ from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, Settings, our_activation, require, their_activation
+from tformer_jax.interop.architecture import Architecture, Settings, our_settings, require, their_fields
 from tformer_jax.interop.mapping import AFFINE, NORM, Rule, attention_parts, parts, rules_below
 
 _INPUTS = tuple(f"attention.self.{role}" for role in ("query", "key", "value"))
@@ -36,26 +36,30 @@ _MASKED_LM = (
 )
 
 
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_length",
+    "hidden_size": "dim",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_dim",
+    "hidden_act": "activation",
+    "layer_norm_eps": "norm_eps",
+    "type_vocab_size": "token_types",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "initializer_range": "init_std",
+}
+
+
 def _encoder_settings(hf: Settings) -> Settings:
     require(hf, position_embedding_type="absolute", is_decoder=False)
-    return {
-        "vocab_size": hf["vocab_size"],
-        "max_length": hf["max_position_embeddings"],
-        "dim": hf["hidden_size"],
-        "encoder_layers": hf["num_hidden_layers"],
-        "num_heads": hf["num_attention_heads"],
-        "ffn_dim": hf["intermediate_size"],
-        "activation": our_activation(hf["hidden_act"]),
+    return our_settings(_FIELDS, hf) | {
         "norm_placement": "post",
-        "norm_eps": hf["layer_norm_eps"],
         "position": "learned",
         "embedding_norm": True,
-        "token_types": hf["type_vocab_size"],
         "scale_embeddings": False,
-        "dropout": hf["hidden_dropout_prob"],
-        "attention_dropout": hf["attention_probs_dropout_prob"],
         "initializer": "normal",
-        "init_std": hf["initializer_range"],
     }
 
 
@@ -79,20 +83,7 @@ def _masked_lm_settings(hf: Settings) -> Settings:
 def _encoder_config(cfg: ModelConfig) -> Settings:
     if not cfg.token_types:
         raise UserError("model_type 'bert' cannot represent this model: model.token_types=0")
-    return {
-        "vocab_size": cfg.vocab_size,
-        "max_position_embeddings": cfg.max_length,
-        "hidden_size": cfg.dim,
-        "num_hidden_layers": cfg.encoder_layers,
-        "num_attention_heads": cfg.num_heads,
-        "intermediate_size": cfg.ffn_dim,
-        "hidden_act": their_activation(cfg.activation),
-        "layer_norm_eps": cfg.norm_eps,
-        "type_vocab_size": cfg.token_types,
-        "hidden_dropout_prob": cfg.dropout,
-        "attention_probs_dropout_prob": cfg.attention_dropout,
-        "initializer_range": cfg.init_std,
-    }
+    return their_fields(_FIELDS, cfg)
 
 
 def _classifier_config(cfg: ModelConfig) -> Settings:

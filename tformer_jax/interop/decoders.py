@@ -9,9 +9,11 @@ from tformer_jax.interop.architecture import (
     Settings,
     check,
     our_activation,
-    pattern_of,
+    our_settings,
     require,
+    shortest_pattern,
     their_activation,
+    their_fields,
 )
 from tformer_jax.interop.mapping import (
     AFFINE,
@@ -29,46 +31,40 @@ from tformer_jax.interop.mapping import (
 )
 from tformer_jax.interop.rotary import gemma3_rotary_fields, max_length, rotary_fields, rotary_settings
 
+_GPT2_FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_positions": "max_length",
+    "n_embd": "dim",
+    "n_layer": "decoder_layers",
+    "n_head": "num_heads",
+    "activation_function": "activation",
+    "layer_norm_epsilon": "norm_eps",
+    "resid_pdrop": "dropout",
+    "attn_pdrop": "attention_dropout",
+    "initializer_range": "init_std",
+}
+
 
 def _gpt2_settings(hf: Settings) -> Settings:
     require(hf, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, is_causal=True)
-    return {
+    return our_settings(_GPT2_FIELDS, hf) | {
         "family": "decoder_lm",
-        "vocab_size": hf["vocab_size"],
-        "max_length": hf["n_positions"],
-        "dim": hf["n_embd"],
-        "decoder_layers": hf["n_layer"],
-        "num_heads": hf["n_head"],
         "ffn_dim": hf.get("n_inner") or 4 * hf["n_embd"],
         "attention_projections": "fused_qkv",
         "attention_scale": None if hf["scale_attn_weights"] else 1.0,
-        "activation": our_activation(hf["activation_function"]),
-        "norm_eps": hf["layer_norm_epsilon"],
         "position": "learned",
         "scale_embeddings": False,
-        "dropout": hf["resid_pdrop"],
-        "attention_dropout": hf["attn_pdrop"],
         "initializer": "normal",
-        "init_std": hf["initializer_range"],
         "scale_residual_init": True,
     }
 
 
 def _gpt2_config(cfg: ModelConfig) -> Settings:
-    return {
-        "vocab_size": cfg.vocab_size,
-        "n_positions": cfg.max_length,
-        "n_embd": cfg.dim,
-        "n_layer": cfg.decoder_layers,
-        "n_head": cfg.num_heads,
+    return their_fields(_GPT2_FIELDS, cfg) | {
         "n_inner": cfg.ffn_dim,
         "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, their_activation(cfg.activation)),
         "scale_attn_weights": cfg.attention_scale is None or math.isclose(cfg.attention_scale, cfg.head_size**-0.5),
-        "layer_norm_epsilon": cfg.norm_eps,
-        "resid_pdrop": cfg.dropout,
         "embd_pdrop": cfg.dropout,
-        "attn_pdrop": cfg.attention_dropout,
-        "initializer_range": cfg.init_std,
         "tie_word_embeddings": cfg.tie_embeddings == "output",
     }
 
@@ -126,31 +122,35 @@ def llama_rules(*layer: Part) -> tuple[Rule, ...]:
     )
 
 
+_LLAMA_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "dim",
+    "num_hidden_layers": "decoder_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_dim",
+    "hidden_act": "activation",
+    "rms_norm_eps": "norm_eps",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "init_std",
+}
+
+
 def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False) -> Settings:
-    """Returns our settings of Llama; `partial` and `by_kind` are those of `rotary_settings`."""
+    """Returns our settings of Llama; `partial` and `by_kind` are as for `rotary_settings`."""
     require(hf, is_causal=True)
     rotary = rotary_settings(hf, partial=partial, by_kind=by_kind)
-    return {
+    return our_settings(_LLAMA_FIELDS, hf) | {
         "family": "decoder_lm",
-        "vocab_size": hf["vocab_size"],
         "max_length": max_length(hf, rotary),
-        "dim": hf["hidden_size"],
-        "decoder_layers": hf["num_hidden_layers"],
-        "num_heads": hf["num_attention_heads"],
         "num_kv_heads": hf.get("num_key_value_heads"),
         "head_dim": hf.get("head_dim"),
         "attention_bias": ("query", "key", "value", "output") if hf.get("attention_bias") else (),
         "ffn": "gated",
-        "ffn_dim": hf["intermediate_size"],
         "ffn_bias": bool(hf.get("mlp_bias")),
-        "activation": our_activation(hf["hidden_act"]),
         "norm": "rmsnorm",
-        "norm_eps": hf["rms_norm_eps"],
         "scale_embeddings": False,
         "dropout": 0.0,
-        "attention_dropout": hf.get("attention_dropout", 0.0),
         "initializer": "normal",
-        "init_std": hf.get("initializer_range", 0.02),
         "position": "rotary",
         "rotary": rotary,
     }
@@ -160,7 +160,7 @@ def _windows(hf: Settings, kinds: list[str]) -> Settings:
     """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
     names = {"sliding_attention": "window", "full_attention": "full"}
     check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not supported")
-    pattern, size = pattern_of([names[kind] for kind in kinds]), hf.get("sliding_window")
+    pattern, size = shortest_pattern([names[kind] for kind in kinds]), hf.get("sliding_window")
     if "window" not in pattern:
         return {}
     check(size is not None, "layer_types has sliding_attention, but sliding_window is null")
@@ -223,7 +223,7 @@ def _qwen3_settings(hf: Settings) -> Settings:
 
 
 def _smollm3_settings(hf: Settings) -> Settings:
-    """Returns our settings; the layers of which `no_rope_layers` has 0, or every n-th layer, have no positions."""
+    """Returns our settings; layers with 0 in `no_rope_layers`, or every n-th layer, have no positions."""
     require(hf, use_sliding_window=False)
     layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
     rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
@@ -231,7 +231,7 @@ def _smollm3_settings(hf: Settings) -> Settings:
     full = {*_kinds(hf, ["full_attention"] * len(layers))} == {"full_attention"}
     check(full, "layer_types with sliding_attention are not supported for this architecture")
     check(any(rotated[: len(layers)]), "no_rope_layers without a layer that has positions are not supported")
-    return llama_settings(hf) | {"layer_pattern": pattern_of(["full" if rotated[i] else "nope" for i in layers])}
+    return llama_settings(hf) | {"layer_pattern": shortest_pattern(["full" if rotated[i] else "nope" for i in layers])}
 
 
 def _stablelm_settings(hf: Settings) -> Settings:
@@ -285,21 +285,12 @@ def _gemma3_settings(hf: Settings) -> Settings:
 
 def llama_config(cfg: ModelConfig) -> Settings:
     """Returns their settings of Llama."""
-    return {
-        "vocab_size": cfg.vocab_size,
+    return their_fields(_LLAMA_FIELDS, cfg) | {
         "max_position_embeddings": cfg.max_length,
-        "hidden_size": cfg.dim,
-        "num_hidden_layers": cfg.decoder_layers,
-        "num_attention_heads": cfg.num_heads,
         "num_key_value_heads": cfg.kv_heads,
         "head_dim": cfg.head_size,
         "attention_bias": "output" in cfg.attention_bias,
-        "intermediate_size": cfg.ffn_dim,
         "mlp_bias": cfg.ffn_bias,
-        "hidden_act": their_activation(cfg.activation),
-        "rms_norm_eps": cfg.norm_eps,
-        "attention_dropout": cfg.attention_dropout,
-        "initializer_range": cfg.init_std,
         "tie_word_embeddings": cfg.tie_embeddings == "output",
         **rotary_fields(cfg.rotary),
     }

@@ -1,7 +1,16 @@
 """Hugging Face's encoder-decoder models: T5, BART, Marian."""
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, Settings, check, our_activation, require, their_activation
+from tformer_jax.interop.architecture import (
+    Architecture,
+    Settings,
+    check,
+    our_activation,
+    our_settings,
+    require,
+    their_activation,
+    their_fields,
+)
 from tformer_jax.interop.mapping import (
     AFFINE,
     NORM,
@@ -72,27 +81,31 @@ def _t5_feed_forward(hf: Settings) -> tuple[bool, str]:
     return gated, own["dense_act_fn"] or activation
 
 
+_T5_FIELDS = {
+    "vocab_size": "vocab_size",
+    "n_positions": "max_length",
+    "d_model": "dim",
+    "num_layers": "encoder_layers",
+    "num_heads": "num_heads",
+    "d_kv": "head_dim",
+    "d_ff": "ffn_dim",
+    "layer_norm_epsilon": "norm_eps",
+}
+
+
 def _t5_settings(hf: Settings) -> Settings:
     require(hf, is_encoder_decoder=True)
     gated, activation = _t5_feed_forward(hf)
-    return {
+    return our_settings(_T5_FIELDS, hf) | {
         "family": "seq2seq",
-        "vocab_size": hf["vocab_size"],
         "source_vocab_size": hf["vocab_size"],
-        "max_length": hf["n_positions"],
-        "dim": hf["d_model"],
-        "encoder_layers": hf["num_layers"],
         "decoder_layers": hf["num_layers"] if hf.get("num_decoder_layers") is None else hf["num_decoder_layers"],
-        "num_heads": hf["num_heads"],
-        "head_dim": hf["d_kv"],
         "attention_bias": (),
         "attention_scale": 1.0,
         "ffn": "gated" if gated else "mlp",
-        "ffn_dim": hf["d_ff"],
         "ffn_bias": False,
         "activation": our_activation(activation),
         "norm": "rmsnorm",
-        "norm_eps": hf["layer_norm_epsilon"],
         "position": "relative",
         "relative": {
             "buckets": hf["relative_attention_num_buckets"],
@@ -108,17 +121,10 @@ def _t5_settings(hf: Settings) -> Settings:
 def _t5_config(cfg: ModelConfig) -> Settings:
     gated = cfg.ffn == "gated"
     kind = "gelu" if gated and cfg.activation == "gelu_tanh" else their_activation(cfg.activation)
-    return {
-        "vocab_size": cfg.vocab_size,
-        "n_positions": cfg.max_length,
-        "d_model": cfg.dim,
-        "num_layers": cfg.encoder_layers,
+    return their_fields(_T5_FIELDS, cfg) | {
         "num_decoder_layers": cfg.decoder_layers,
-        "num_heads": cfg.num_heads,
         "d_kv": cfg.head_size,
-        "d_ff": cfg.ffn_dim,
         "feed_forward_proj": f"gated-{kind}" if gated else kind,
-        "layer_norm_epsilon": cfg.norm_eps,
         "relative_attention_num_buckets": cfg.relative.buckets,
         "relative_attention_max_distance": cfg.relative.distance,
         "tie_word_embeddings": cfg.scale_output,
@@ -159,31 +165,35 @@ _BART = (
 )
 
 
+_MARIAN_FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_length",
+    "d_model": "dim",
+    "encoder_layers": "encoder_layers",
+    "decoder_layers": "decoder_layers",
+    "encoder_attention_heads": "num_heads",
+    "encoder_ffn_dim": "ffn_dim",
+    "activation_function": "activation",
+    "scale_embedding": "scale_embeddings",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "ffn_dropout",
+    "init_std": "init_std",
+}
+
+
 def _marian_settings(hf: Settings) -> Settings:
     require(hf, is_encoder_decoder=True)
     require(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
     require(hf, decoder_vocab_size=hf["vocab_size"], add_bias_logits=False)
     for name in ("attention_heads", "ffn_dim"):
         require(hf, **{f"decoder_{name}": hf[f"encoder_{name}"]})
-    return {
+    return our_settings(_MARIAN_FIELDS, hf) | {
         "family": "seq2seq",
-        "vocab_size": hf["vocab_size"],
         "source_vocab_size": hf["vocab_size"],
-        "max_length": hf["max_position_embeddings"],
-        "dim": hf["d_model"],
-        "encoder_layers": hf["encoder_layers"],
-        "decoder_layers": hf["decoder_layers"],
-        "num_heads": hf["encoder_attention_heads"],
-        "ffn_dim": hf["encoder_ffn_dim"],
-        "activation": our_activation(hf["activation_function"]),
         "norm_placement": "post",
         "position": "sinusoidal_halves",
-        "scale_embeddings": hf["scale_embedding"],
-        "dropout": hf["dropout"],
-        "attention_dropout": hf["attention_dropout"],
-        "ffn_dropout": hf["activation_dropout"],
         "initializer": "normal",
-        "init_std": hf["init_std"],
     }
 
 
@@ -198,23 +208,10 @@ def _bart_config(cfg: ModelConfig) -> Settings:
 
 
 def _marian_config(cfg: ModelConfig) -> Settings:
-    return {
-        "vocab_size": cfg.vocab_size,
+    return their_fields(_MARIAN_FIELDS, cfg) | {
         "decoder_vocab_size": cfg.vocab_size,
-        "max_position_embeddings": cfg.max_length,
-        "d_model": cfg.dim,
-        "encoder_layers": cfg.encoder_layers,
-        "decoder_layers": cfg.decoder_layers,
-        "encoder_attention_heads": cfg.num_heads,
         "decoder_attention_heads": cfg.num_heads,
-        "encoder_ffn_dim": cfg.ffn_dim,
         "decoder_ffn_dim": cfg.ffn_dim,
-        "activation_function": their_activation(cfg.activation),
-        "scale_embedding": cfg.scale_embeddings,
-        "dropout": cfg.dropout,
-        "attention_dropout": cfg.attention_dropout,
-        "activation_dropout": cfg.ffn_dropout,
-        "init_std": cfg.init_std,
         "is_encoder_decoder": True,
         "tie_word_embeddings": cfg.tie_embeddings == "all",
     }
