@@ -158,3 +158,10 @@ def test_names_of_special_tokens_in_texts_of_marian(text, tmp_path):
     tokenizer = load_checkpoint_tokenizers(tmp_path).source
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
     assert [*tokenizer.encode(text), *tokenizer.special.after] == theirs
+
+
+def test_a_tokenizer_that_an_objective_extended_keeps_its_tokens(models, tmp_path):
+    """Leaving some out would renumber the tokens that the objective appended."""
+    write(tmp_path, models["t5"], T5, {})
+    extended = load_checkpoint_tokenizers(tmp_path).target.extended(["<mask>"])
+    assert extended.without_added(extended.vocab_size - 2).to_json() == extended.to_json()

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol, Self
@@ -105,6 +104,11 @@ class Tokenizer:
         raise NotImplementedError
 
     @property
+    def is_plain(self) -> bool:
+        """Whether texts are encoded as they are, and the vocabulary is not extended."""
+        return not self.steps and not self.extension
+
+    @property
     def own_size(self) -> int:
         """Vocabulary size without `extension`."""
         return self.vocab_size - len(self.extension)
@@ -151,8 +155,13 @@ class Tokenizer:
             unknown: text of an unknown token; empty: omit it.
         """
         hidden, eos, shown = self.special.name_of, self.special.eos, self.unknown_ids if unknown else ()
-        before_end = (int(i) for i in itertools.takewhile(lambda i: i not in eos, ids) if 0 <= i < self.own_size)
-        return self.decode_ordinary([i for i in before_end if i not in hidden or i in shown], unknown)
+        size, ordinary = self.own_size, []
+        for i in ids:
+            if i in eos:
+                break
+            if 0 <= i < size and (i not in hidden or i in shown):
+                ordinary.append(int(i))
+        return self.decode_ordinary(ordinary, unknown)
 
     def normalized(self, steps: Sequence[str], language: str) -> Self:
         """Returns a copy that normalizes texts by `steps`; arguments and exceptions are those of `normalizer`."""

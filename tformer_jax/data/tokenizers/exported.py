@@ -81,8 +81,7 @@ def _is_qwen2(library: hf.Tokenizer) -> bool:
 
 def _is_plain_model(tokenizer: Tokenizer) -> TypeGuard[SentencePieceTokenizer]:
     """Returns whether a tokenizer is a checkpoint's SentencePiece model, which nothing precedes or extends."""
-    plain = not tokenizer.steps and not tokenizer.extension
-    return isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.keeps_ids and plain
+    return isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.keeps_ids and tokenizer.is_plain
 
 
 def _save_pieces(

@@ -67,13 +67,13 @@ class HFTokenizer(Tokenizer):
     def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
         shown = self.unknown_ids
         if not unknown or shown.isdisjoint(ids):
-            return self.library.decode([i - self._shift for i in ids])
+            return self.library.decode([i - self._shift for i in ids] if self._shift else ids)
         names = (UNKNOWN_MARK if i in shown else self.library.id_to_token(i - self._shift) for i in ids)
         tokens, decoder = [name for name in names if name is not None], self.library.decoder
         return (" ".join(tokens) if decoder is None else decoder.decode(tokens)).replace(UNKNOWN_MARK, unknown)
 
     def without_added(self, size: int) -> Tokenizer:
-        if self.kind != CHECKPOINT:
+        if self.kind != CHECKPOINT or not self.is_plain:
             return self
         model = self._model()
         model["added_tokens"] = [token for token in model["added_tokens"] if token["id"] < size or not token["special"]]

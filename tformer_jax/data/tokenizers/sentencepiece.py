@@ -58,16 +58,16 @@ class SentencePieceTokenizer(Tokenizer):
         self._ids = vocab or {piece: shift + i for i, piece in enumerate(pieces)}
         self._pieces = {i: piece for piece, i in self._ids.items()}
         self._pieces |= {i: fields["content"] for i, fields in added.items()}
-        if special is None:  # an unknown part of a text may look like a piece that texts never have
-            others = self._processor.is_unknown, self._processor.is_control, self._processor.is_unused
-            self._ids |= {piece: UNK for i, piece in enumerate(pieces) if any(other(i) for other in others)}
         self.vocab_size = max(self._pieces) + 1
         single_bytes = (piece for i, piece in enumerate(pieces) if self._processor.is_byte(i))
         self.fallback_bytes = frozenset(self._ids[piece] for piece in single_bytes if piece in self._ids)
         self.special = special or with_context(self)
 
     def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
-        return list(map(self._encode, texts))
+        if self.keeps_ids:
+            return list(map(self._encode, texts))
+        unknown, encode = self._processor.unk_id(), self._processor.encode
+        return [[UNK if i == unknown else FIRST + i for i in encode(text)] for text in texts]
 
     def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
         shown = self.unknown_ids if unknown else ()
@@ -77,7 +77,7 @@ class SentencePieceTokenizer(Tokenizer):
         return text if self.vocab is None else text.replace("▁", " ").strip()
 
     def without_added(self, size: int) -> Tokenizer:
-        if self.keeps_ids:
+        if self.keeps_ids and self.is_plain:
             added = {i: fields for i, fields in self.added.tokens.items() if i < size or not fields["special"]}
             return SentencePieceTokenizer(self.model, self.special.below(size), self.vocab, added, spaced=self.spaced)
         return self
