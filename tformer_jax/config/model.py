@@ -211,6 +211,19 @@ class ModelConfig(Section):
                 "source_vocab_size", f"must equal model.vocab_size={self.vocab_size} if embeddings are shared"
             )
 
+    def without_effect(self) -> list[str]:
+        """As `Section.without_effect`; also names settings with an unwanted effect."""
+        sentences, moe = super().without_effect(), self.moe
+        if self.uses_experts and moe.router_normalize and moe.experts_per_token == 1 < moe.num_experts:
+            sentences.append(
+                "model.moe.router_normalize=True with model.moe.experts_per_token=1 gives each expert a weight of 1, "
+                "so that the loss does not train the router; write False"
+            )
+        if self.scan_layers and max(self.depths) < 2 * self.period:
+            repeated = f"no stack repeats its first {self.period} layers"
+            sentences.append(f"model.scan_layers=True has no effect, because {repeated}")
+        return sentences
+
     def values_of(self, switch: str) -> tuple[str, ...]:
         """As `Section.values_of`; `attention` has a value for each kind in the layers."""
         return self.attentions if switch == "attention" else (getattr(self, switch),)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from tformer_jax.config import effects, kinds
+from tformer_jax.config import kinds
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
@@ -12,7 +12,7 @@ from tformer_jax.config.fields import SAME_TRAINING, Section, coerce, section, s
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.task import task_of
-from tformer_jax.config.training import OptimConfig, TrainConfig
+from tformer_jax.config.training import WITH_AN_END, OptimConfig, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +79,14 @@ class Config(Section):
         return super().from_dict(values)
 
     def without_effect(self) -> list[str]:
-        """As `Section.without_effect`."""
-        return super().without_effect() + effects.without_effect(self)
+        """As `Section.without_effect`; also names settings with an unwanted effect."""
+        sentences = [*super().without_effect(), *task_of(self).without_effect(self)]
+        if self.optim.schedule in WITH_AN_END and self.optim.warmup_steps >= self.train.steps:
+            sentences.append(
+                f"optim.schedule={self.optim.schedule!r} has no effect, because optim.warmup_steps="
+                f"{self.optim.warmup_steps} is not below train.steps={self.train.steps}"
+            )
+        return sentences
 
     def check(self) -> None:
         if {"", ".", ".."} & {*self.name.split("/")}:

@@ -1,14 +1,13 @@
 """What a task states of itself; the tasks are in `tasks/`, and `kinds.TASKS` names them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.fields import ConfigError
 
-if TYPE_CHECKING:
-    from tformer_jax.config.schema import Config
-
+Config = Any
+"""A `config.schema.Config`, whose module imports this one."""
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 """Metrics of predicted tokens."""
 
@@ -54,13 +53,13 @@ class Task:
         """Whether examples are pairs of a source and a target."""
         return "source" in self.keys
 
-    def named_by(self, cfg: "Config") -> str:
+    def named_by(self, cfg: Config) -> str:
         """Returns the setting that selects the task, for messages."""
         if cfg.task:
             return f"task={cfg.task!r}"
         return f"data.objective={cfg.data.objective!r}" if cfg.data.objective else f"model.family={cfg.model.family!r}"
 
-    def check_fit(self, cfg: "Config") -> None:
+    def check_fit(self, cfg: Config) -> None:
         """Raises `ConfigError` for settings that do not fit the task."""
         by = self.named_by(cfg)
         if cfg.model.family != self.family:
@@ -77,7 +76,7 @@ class Task:
             raise cfg.decode.error("unknown", f"must be 'show' or 'omit' for {by}, which has no source")
         self.check_translation_settings(cfg)
 
-    def check_translation_settings(self, cfg: "Config") -> None:
+    def check_translation_settings(self, cfg: Config) -> None:
         """Raises `ConfigError` for settings that only translation uses."""
         by = self.named_by(cfg)
         for name in () if self.pairs else ("source_tokenizer", "target_tokenizer"):
@@ -93,7 +92,7 @@ class Task:
             problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
             raise cfg.decode.error("detokenize", problem)
 
-    def without_effect(self, cfg: "Config") -> Iterator[str]:
+    def without_effect(self, cfg: Config) -> Iterator[str]:
         """Yields a sentence for each setting of data and generation that has no effect, or an unwanted one."""
         if not self.pairs:
             yield from _unused_pairs(cfg)
@@ -112,11 +111,11 @@ class Task:
         """Returns the evaluators of a split; `parts` is a `tasks.evaluators.split.Parts`."""
         raise NotImplementedError
 
-    def check_installed(self, cfg: "Config") -> None:
+    def check_installed(self, cfg: Config) -> None:
         """Raises `UserError` if a metric needs a package that is not installed."""
 
 
-def _unused_pairs(cfg: "Config") -> Iterator[str]:
+def _unused_pairs(cfg: Config) -> Iterator[str]:
     if cfg.data.long_pairs != "drop":
         yield f"data.long_pairs={cfg.data.long_pairs!r} has no effect without translation"
     if not cfg.data.shared_vocab:
@@ -149,7 +148,7 @@ def find_task(name: str | None, family: str, objective: str | None) -> Task:
     raise ConfigError(f"data.objective={objective!r}: must be one of {allowed} for model.family={family!r}")
 
 
-def task_of(cfg: "Config") -> Task:
+def task_of(cfg: Config) -> Task:
     """Returns the task of a config."""
     return find_task(cfg.task, cfg.model.family, cfg.data.objective)
 

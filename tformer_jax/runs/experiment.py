@@ -105,39 +105,77 @@ def build(
     tokenizers = _common_tokenizers(
         group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
-    cfg = with_data_sizes(cfg, tokenizers, corpus.labels)
-    facts = corpus_facts(cfg, corpus)
+    cfg, facts = with_data_sizes(cfg, tokenizers, corpus.labels), corpus_facts(cfg, corpus)
     group.check_equal(config.flat(cfg) | facts)
-    shards = Shards(data_parallelism(mesh), own_shards(mesh))
-    check_predictable(cfg, corpus, tokenizers)
-    batches = train_batches(cfg, corpus, tokenizers, shards=shards)
-    model = registry.build(cfg.model, train=True)
-    start_from = as_path(cfg.train.start_from) if cfg.train.start_from else None
     finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
-    built = Experiment(
+    built = assemble(cfg, folder, mesh, corpus, tokenizers, group=group, finished=finished)
+    group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run
+    allowed = (True, False) if overwrite else (resume,)
+    lock = group.run(lambda: open_folder(built, facts, allowed, resume=resume) if group.first else None)
+    group.check_shared(folder)
+    return dataclasses.replace(built, lock=lock)
+
+
+def assemble(
+    cfg: Config,
+    folder: Path,
+    mesh: Mesh,
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    *,
+    group: ProcessGroup = SINGLE,
+    finished: dict[str, Any] | None = None,
+) -> Experiment:
+    """Builds the components of a run from its data; writes nothing.
+
+    Args:
+        cfg: with the sizes of `with_data_sizes`.
+
+    Raises:
+        UserError: the settings and the data do not fit each other.
+    """
+    check_predictable(cfg, corpus, tokenizers)
+    shards = Shards(data_parallelism(mesh), own_shards(mesh))
+    return Experiment(
         cfg=cfg,
         folder=folder,
         mesh=mesh,
         corpus=corpus,
         tokenizers=tokenizers,
-        model=model,
-        batches=batches,
+        model=registry.build(cfg.model, train=True),
+        batches=train_batches(cfg, corpus, tokenizers, shards=shards),
         shards=shards,
         lock=None,
         group=group,
-        start_from=start_from,
+        start_from=as_path(cfg.train.start_from) if cfg.train.start_from else None,
         summary=summarize(cfg, corpus, tokenizers) if group.first else {},
         finished=finished,
     )
-    group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run
 
-    def write() -> FolderLock | None:
-        allowed = (True, False) if overwrite else (resume,)
-        return _locked(folder, allowed, lambda: _create_or_check(built, facts, resume=resume))
 
-    lock = group.run(lambda: write() if group.first else None)
-    group.check_shared(folder)
-    return dataclasses.replace(built, lock=lock)
+def open_folder(
+    built: Experiment, facts: dict[str, Any], allowed: Collection[bool], *, resume: bool
+) -> FolderLock | None:
+    """Locks the run folder and creates it, or checks that its run can continue; returns the lock, None for a bucket.
+
+    Args:
+        facts: see `corpus_facts`.
+        allowed: whether the folder may hold a run; another process may have created or removed one.
+
+    Raises:
+        UserError: the folder is in use, cannot be written or holds another run.
+    """
+    with contextlib.ExitStack() as on_error:
+        lock = None if is_remote(built.folder) else FolderLock(built.folder)
+        if lock is not None:
+            on_error.callback(lock.release)
+        if run_folder.holds_run(built.folder) not in allowed:
+            raise UserError(
+                f"another process has created or removed {built.folder} since this one started: start this one again"
+            )
+        _create_or_check(built, facts, resume=resume)
+        on_error.pop_all()
+    return lock
 
 
 def _continues(cfg: Config, folder: Path, group: ProcessGroup, *, resume: bool, overwrite: bool) -> bool:
@@ -200,25 +238,6 @@ def _create_or_check(built: Experiment, facts: dict[str, Any], *, resume: bool) 
     before = run_folder.check_resumable(folder, cfg, facts)
     if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
         logging.getLogger(__name__).warning("%s", warning)
-
-
-def _locked(folder: Path, allowed: Collection[bool], write: Callable[[], None]) -> FolderLock | None:
-    """Locks a run folder (not a bucket) and calls `write`.
-
-    Args:
-        allowed: whether the folder may hold a run; another process may have created or removed one.
-    """
-    with contextlib.ExitStack() as on_error:
-        lock = None if is_remote(folder) else FolderLock(folder)
-        if lock is not None:
-            on_error.callback(lock.release)
-        if run_folder.holds_run(folder) not in allowed:
-            raise UserError(
-                f"another process has created or removed {folder} since this one started: start this one again"
-            )
-        write()
-        on_error.pop_all()
-    return lock
 
 
 def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:

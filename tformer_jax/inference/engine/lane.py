@@ -138,10 +138,8 @@ class Lane:
     @property
     def _shares(self) -> bool:
         """Whether prompts share the pages of a common prefix: no layer reads later tokens or has a state per row."""
-        cfg = self.plan.model.cfg
-        return (
-            not cfg.model_class.reads_source and not cfg.prefix_lm and not any(map(kinds.is_recurrent, cfg.attentions))
-        )
+        model, cfg = self.plan.model, self.plan.model.cfg
+        return not (model.reads_source or cfg.prefix_lm or any(map(kinds.is_recurrent, cfg.attentions)))
 
     def start(self, requests: Sequence[Sequence[RequestRow]]) -> None:
         """Starts reserved requests: encodes their sources and reads their prompts."""
