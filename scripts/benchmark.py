@@ -3,7 +3,7 @@
 if __name__ == "__main__":
     from tformer_jax.cli import interrupt
 
-    interrupt.install()
+    interrupt.install_handler()
     # not at the top: spawned processes import this file and must not import JAX
     from tformer_jax.cli.common import run_main
     from tformer_jax.lab.commands.benchmark import main

@@ -3,7 +3,7 @@
 if __name__ == "__main__":
     from tformer_jax.cli import interrupt
 
-    interrupt.install()
+    interrupt.install_handler()
     from tformer_jax.cli.common import run_main
     from tformer_jax.cli.score import main
 

@@ -35,7 +35,7 @@ def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
         return [text] * 2
 
     work = lines.Work(options, stream, plain, lambda _, text: {"out": text}, ("out",), lines_per_text=2)
-    lines.process(Source([], source), work)
+    lines.process_lines(Source([], source), work)
 
 
 def kill_until_done(source: Path, output: Path, draw: random.Random) -> int:

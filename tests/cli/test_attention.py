@@ -88,22 +88,22 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
 @pytest.mark.parametrize("family", ["seq2seq", "decoder_lm"])
 def test_the_server_renders_a_text_with_its_output(family, monkeypatch):
     run = run_of(Config(model=tiny(family), data=DATA[family]))
-    monkeypatch.setattr(attention_page, "render", lambda one, found: (one, found))
-    assert serve.attention_of(run)("abc", "cba") == (run, ("abc", "cba"))
+    monkeypatch.setattr(attention_page, "render_example", lambda one, found: (one, found))
+    assert serve.attention_renderer(run)("abc", "cba") == (run, ("abc", "cba"))
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert serve.attention_of(run) == 'the page of attention needs jinja2: pip install -e ".[report]"'
+    assert serve.attention_renderer(run) == 'the page of attention needs jinja2: pip install -e ".[report]"'
 
 
 @pytest.mark.parametrize("settings", [{"attention": "gated_delta"}, {"layer_pattern": ("gated_delta", "full")}])
 def test_the_server_says_that_a_recurrent_layer_has_no_attention_weights(settings):
     cfg = Config(model=tiny("decoder_lm", decoder_layers=2, position="none", **settings), data=DATA["decoder_lm"])
-    found = serve.attention_of(types.SimpleNamespace(config=cfg, model=registry.build(cfg.model)))
+    found = serve.attention_renderer(types.SimpleNamespace(config=cfg, model=registry.build(cfg.model)))
     assert found == "layers with attention 'gated_delta' have no attention weights, but a recurrent state"
 
 
 def test_a_text_of_a_prefix_lm_is_a_prompt():
     prefix_lm = types.SimpleNamespace(config=Config(model=tiny("decoder_lm", prefix_lm=True), data=DATA["decoder_lm"]))
-    assert attention_page.complete(prefix_lm, ["ab", "a\tbc"]) == [("ab", ""), ("a", "bc")]
+    assert attention_page.complete_examples(prefix_lm, ["ab", "a\tbc"]) == [("ab", ""), ("a", "bc")]
 
 
 def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):

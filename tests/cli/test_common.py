@@ -13,7 +13,7 @@ READERS = "attention classify embed evaluate explain export_hf fill_mask generat
 @pytest.mark.parametrize("command", READERS.split())
 def test_commands_that_compute_with_a_run_take_a_step_and_a_mesh(command, capsys):
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"{tformer.package_of(command)}.{command}").main(["--help"])
+        importlib.import_module(f"{tformer.command_package(command)}.{command}").main(["--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert all(flag in shown for flag in ("--run DIR", "--step N", "--mesh AXIS=SIZE"))

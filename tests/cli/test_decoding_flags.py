@@ -111,10 +111,10 @@ def test_the_loss_of_a_pretrained_model_does_not_depend_on_decoding(objective):
         data = DataConfig(source="text", train="a.txt", batching="windows", window=8, objective=objective)
     run = tj.Run(Path("runs/x"), Config(model=tiny("seq2seq"), data=data), None, None, None, None)
     if objective is None:
-        assert evaluate.with_decoding(run, {"beams": 3}).decode.beams == 3
+        assert evaluate.change_decoding(run, {"beams": 3}).decode.beams == 3
         return
     with pytest.raises(UserError, match="--beams changes no metric of a seq2seq with data.objective='span_corrupt"):
-        evaluate.with_decoding(run, {"beams": 3})
+        evaluate.change_decoding(run, {"beams": 3})
 
 
 def test_settings_of_any_type_become_flags(monkeypatch):

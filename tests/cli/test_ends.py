@@ -16,7 +16,7 @@ from tests.cli.finished_runs import runs_of_each_family
 ROOT = Path(__file__).resolve().parents[2]
 START = """
 from tformer_jax.cli import interrupt
-interrupt.install()
+interrupt.install_handler()
 import sys, time
 from tformer_jax.cli.common import run_main
 def say(text):
@@ -88,7 +88,7 @@ def test_ctrl_c_skips_interpreter_shutdown():
 def test_scripts_handle_ctrl_c_before_their_imports(path):
     imports = [line.strip() for line in path.read_text().splitlines() if "import" in line and "tformer" in line]
     assert imports[0] == "from tformer_jax.cli import interrupt"
-    before, _, after = path.read_text().partition("interrupt.install()\n")
+    before, _, after = path.read_text().partition("interrupt.install_handler()\n")
     assert before.count("import ") == 1
     assert "run_main" in after
 

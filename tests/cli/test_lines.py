@@ -42,7 +42,7 @@ def test_results_are_written_before_more_is_read(source, capsys):
 
     doubled = lambda _, text: [text + "\r\n" + text]  # noqa: E731
     work = lines.Work(options(source, output=None), stream, doubled, lambda *_: {}, ())
-    assert lines.process(Source([], source), work) == 0
+    assert lines.process_lines(Source([], source), work) == 0
     assert [*seen, capsys.readouterr().out] == ["", "a a\n", "b b\n", "c c\n"]
 
 
@@ -89,7 +89,7 @@ def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
 
         plain, added = (lambda _, text: [text]), (lambda _, text: {"out": text})
         work = lines.Work(options(source, tmp_path / name, action), stream, plain, added, ("out",))
-        lines.process(Source([], source), work)
+        lines.process_lines(Source([], source), work)
         return (tmp_path / name).read_text().splitlines()
 
     plain = {"truncate": ["a", "bb", "c", "dd"], "skip": ["a", "", "c", ""]}

@@ -209,9 +209,9 @@ def test_standard_output_shows_each_text_at_once(capsys):
 
 
 def test_lines_and_records():
-    assert outputs.as_line("a\r\n\nb\u2028c") == "a b\u2028c"
-    assert outputs.as_json({"x": "ü"}) == '{"x": "ü"}'
-    assert json.loads(outputs.as_json({"x": "ü", "y": "\ud800"})) == {"x": "ü", "y": "\ud800"}
+    assert outputs.join_lines("a\r\n\nb\u2028c") == "a b\u2028c"
+    assert outputs.format_record({"x": "ü"}) == '{"x": "ü"}'
+    assert json.loads(outputs.format_record({"x": "ü", "y": "\ud800"})) == {"x": "ü", "y": "\ud800"}
 
 
 def test_the_output_cannot_be_the_input(source):
@@ -320,5 +320,5 @@ def test_an_input_that_the_output_replaces_is_refused(tmp_path, name):
 
 def test_numbers_that_are_not_finite_are_null():
     """Regression test: NaN and Infinity are not JSON."""
-    line = outputs.as_json({"log_probability": float("-inf"), "embedding": [1.5, float("nan")]})
+    line = outputs.format_record({"log_probability": float("-inf"), "embedding": [1.5, float("nan")]})
     assert line == '{"log_probability": null, "embedding": [1.5, null]}'

@@ -22,9 +22,9 @@ def test_unknown_tokens_are_counted():
     shown = "perplexity 2.718 (tokens: 4, texts: 1, unknown tokens: 2, whose texts change no score)"
     assert str(totals) == shown
     words = WordTokenizer(["a"])
-    found = score.record(Scored(words.encode("a b c"), [-1.0, -2.0, -3.0]), words, per_token=False)
+    found = score.score_fields(Scored(words.encode("a b c"), [-1.0, -2.0, -3.0]), words, per_token=False)
     assert found == {"log_probability": -6.0, "tokens": 3, "unknown_tokens": 2}
-    found = score.record(Scored(words.encode("a b"), [-1.0, -2.0]), words, per_token=True)
+    found = score.score_fields(Scored(words.encode("a b"), [-1.0, -2.0]), words, per_token=True)
     assert (found["tokens"], found["unknown_tokens"]) == (["a", "<unk>"], 1)
 
 
@@ -39,4 +39,4 @@ def test_unknown_tokens_are_counted():
 def test_fields_that_are_not_read_are_rejected(family, flag, read):
     options = score.parser().parse_args(["--run", "run", flag, "x"])
     with pytest.raises(UserError, match=f"^{flag} has no effect for model.family='{family}'; write {read}$"):
-        score.fields_of(options, tiny(family))
+        score.text_fields(options, tiny(family))

@@ -35,11 +35,11 @@ def test_flags_are_read_before_jax_is_imported(tmp_path):
     program = f"""
 import importlib, sys
 from tformer_jax.cli.common import run_main
-from tformer_jax.cli.tformer import package_of
+from tformer_jax.cli.tformer import command_package
 for script, flag in {calls!r}:
     sys.argv = [script, flag]
     try:
-        run_main(importlib.import_module(f"{{package_of(script)}}.{{script}}").main)
+        run_main(importlib.import_module(f"{{command_package(script)}}.{{script}}").main)
     except SystemExit:
         pass
     print("loaded:", script, flag, sorted({HEAVY!r} & sys.modules.keys()))
@@ -60,8 +60,8 @@ def caches(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_folder_of_the_users_is_used(caches, monkeypatch):
-    compilation_cache.enable()
-    folder = caches / "tformer_jax" / "xla" / compilation_cache.processor()
+    compilation_cache.enable_cache()
+    folder = caches / "tformer_jax" / "xla" / compilation_cache.processor_name()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
@@ -81,7 +81,7 @@ def test_several_processes_on_gpus_share_a_cache_or_have_none(caches, monkeypatc
     monkeypatch.setattr(type(jax.config), "update", lambda _, *setting: changed.append(setting))
     if named:
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(caches / "shared"))
-    compilation_cache.enable()
+    compilation_cache.enable_cache()
     compilation_cache.disable_if_private(processes)
     assert changed == ([("jax_enable_compilation_cache", False)] if disabled else [])
 
@@ -93,7 +93,7 @@ def test_several_processes_on_gpus_share_a_cache_or_have_none(caches, monkeypatc
 def test_environment_variables_of_the_user_take_precedence(caches, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     before = {user_cache.VARIABLE: str(caches / "tformer_jax"), **os.environ}
-    compilation_cache.enable()
+    compilation_cache.enable_cache()
     assert dict(os.environ) == before
     assert list(caches.iterdir()) == []
 
@@ -101,7 +101,7 @@ def test_environment_variables_of_the_user_take_precedence(caches, monkeypatch, 
 def test_an_unwritable_folder_gives_a_warning(caches, caplog):
     (caches / "tformer_jax").write_text("a file")
     with caplog.at_level(logging.WARNING):
-        compilation_cache.enable()
+        compilation_cache.enable_cache()
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
     assert len(caplog.records) == 1
 
@@ -120,7 +120,7 @@ def test_the_next_process_compiles_nothing_and_the_cache_stays_small(tmp_path):
     program = """
 import sys
 from tformer_jax.cli import compilation_cache
-compilation_cache.enable()
+compilation_cache.enable_cache()
 import jax
 found = []
 jax.monitoring.register_event_listener(lambda name, **_: found.append(name))
@@ -130,7 +130,7 @@ print("hits", sum(name.endswith("cache_hits") for name in found))
 """
     assert "hits 0" in run_without_cache_settings(program, tmp_path, "3")
     assert "hits 1" in run_without_cache_settings(program, tmp_path, "3")
-    folder = tmp_path / "tformer_jax" / "xla" / compilation_cache.processor()
+    folder = tmp_path / "tformer_jax" / "xla" / compilation_cache.processor_name()
     (first,) = folder.glob("*-cache")
     room = {"JAX_COMPILATION_CACHE_MAX_SIZE": str(first.stat().st_size * 5 // 2)}
     run_without_cache_settings(program, tmp_path, "4", "5", "6", "7", **room)

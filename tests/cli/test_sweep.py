@@ -56,13 +56,13 @@ losses = 9.0, None if rate == 9 else (rate - 2) ** 2
 
 
 def test_every_combination_the_last_name_fastest():
-    assert sweep.expand("optim.learning_rate=1e-3,3e-3; seed=0,1") == [
+    assert sweep.expand_settings("optim.learning_rate=1e-3,3e-3; seed=0,1") == [
         ("optim.learning_rate=1e-3", "seed=0"),
         ("optim.learning_rate=1e-3", "seed=1"),
         ("optim.learning_rate=3e-3", "seed=0"),
         ("optim.learning_rate=3e-3", "seed=1"),
     ]
-    assert sweep.expand("data.bucket_lengths=(8,16),(12,)") == [
+    assert sweep.expand_settings("data.bucket_lengths=(8,16),(12,)") == [
         ("data.bucket_lengths=(8,16)",),
         ("data.bucket_lengths=(12,)",),
     ]
@@ -71,7 +71,7 @@ def test_every_combination_the_last_name_fastest():
 @pytest.mark.parametrize("text", ["", " ; ", "seed", "seed=", "seed=1,,2", "=3", "seed=1; seed=2"])
 def test_invalid_sweeps(text):
     with pytest.raises(UserError, match="--sweep"):
-        sweep.expand(text)
+        sweep.expand_settings(text)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_invalid_sweeps(text):
     [("configs/transfer.py", "transfer"), ("configs/ladder.py:shakespeare", "ladder_shakespeare")],
 )
 def test_a_sweep_over_variants_has_the_name_of_its_file(config, name):
-    assert sweep.name_of(config, [], [("variant=a", "seed=0"), ("variant=b", "seed=0")]) == name
-    assert sweep.name_of("configs/translate_cldr.py", [], [("seed=0",)]) == "translate_cldr_en_de"
+    assert sweep.sweep_name(config, [], [("variant=a", "seed=0"), ("variant=b", "seed=0")]) == name
+    assert sweep.sweep_name("configs/translate_cldr.py", [], [("seed=0",)]) == "translate_cldr_en_de"
 
 
 def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monkeypatch):
@@ -325,7 +325,7 @@ def test_a_narrow_terminal_shows_the_metric_alone(width, shown, monkeypatch, cap
     group = {"settings": ("seed=0",), "seeds": 1, "parameters": 1000, "tokens_per_second": 10.0, "mean": means}
     group |= {"interval": dict.fromkeys(means), "at_equal_seconds": {"mean": 19.0, "interval": None}}
     found = {"groups": [group], "metric": "bleu", "equal_seconds": 7.0, "runs": [{}]}
-    sweep.write(argparse.Namespace(record=None, plot=None), found)
+    sweep.print_results(argparse.Namespace(record=None, plot=None), found)
     output = capsys.readouterr().out
     assert {name for name in means if f" {name} " in output.replace("validation bleu", "")} == shown
     assert "20" in output and "19" in output
@@ -350,7 +350,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):
     ],
 )
 def test_the_reason_of_a_failure(status, output, problem):
-    assert sweep.problem_of(status, output) == problem
+    assert sweep.describe_failure(status, output) == problem
 
 
 def test_only_the_output_of_the_last_start_is_searched(corpus_folder, tmp_path, monkeypatch):

@@ -232,7 +232,7 @@ def test_the_summary_counts(corpus_folder, tmp_path, capsys):
     assert facts["splits"]["train"]["examples"] == 2
     from rich.console import Console
 
-    Console(width=200).print(prepare_data.table(tmp_path / "p", {"train": summary}))
+    Console(width=200).print(prepare_data.summary_table(tmp_path / "p", {"train": summary}))
     shown = capsys.readouterr().out
     assert "1: not valid UTF-8" in shown
     assert "up to 8: 1" in shown

@@ -161,7 +161,7 @@ def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
     prepare(cfg, corpus_folder, tmp_path / "p")
     run = types.SimpleNamespace(path=tmp_path / "run", labels=("only",))
     with pytest.raises(UserError, match="but those of .*run are only; restore the training data"):
-        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
+        evaluate.evaluate_split(run, prepared(cfg, tmp_path / "p"), "test", None)
 
 
 def test_a_run_is_not_evaluated_on_the_ids_of_other_tokenizers(corpus_folder, tmp_path):
@@ -170,4 +170,4 @@ def test_a_run_is_not_evaluated_on_the_ids_of_other_tokenizers(corpus_folder, tm
     Tokenizers(*[ByteTokenizer()] * 2).save(tmp_path / "run" / "tokenizers")
     run = types.SimpleNamespace(path=tmp_path / "run", labels=None)
     with pytest.raises(UserError, match="p/tokenizers are not the tokenizers that .*run/tokenizers was trained with"):
-        evaluate.evaluate(run, prepared(cfg, tmp_path / "p"), "test", None)
+        evaluate.evaluate_split(run, prepared(cfg, tmp_path / "p"), "test", None)

@@ -26,7 +26,7 @@ EXAMPLE = Example.from_text("the cat saw the <b>", "le chat vit")
 
 @pytest.fixture(scope="module")
 def topics():
-    return {name: topic for group in page.build(EXAMPLE).values() for name, topic in group.items()}
+    return {name: topic for group in page.build_topics(EXAMPLE).values() for name, topic in group.items()}
 
 
 def figure(topic, title: str):
@@ -148,7 +148,7 @@ def test_slots_hold_the_words(topics):
 
 
 def test_the_page_is_complete_and_needs_no_network(topics):
-    text = page.render({"All": topics}, EXAMPLE, "python scripts/explain.py --text 'x'")
+    text = page.render_topics({"All": topics}, EXAMPLE, "python scripts/explain.py --text 'x'")
     assert not re.search(r'(?:src|href)="(?!#|data:)', text)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
     places = [int(number) for number in re.findall(r'data-figure="(\d+)"', text)]

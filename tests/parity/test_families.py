@@ -18,7 +18,7 @@ import tformer_jax as tj
 from tests.helpers import assert_close
 from tests.parity import checkpoints
 from tformer_jax.cli import embed, export_hf, generate, import_hf, translate
-from tformer_jax.cli.outputs import as_line
+from tformer_jax.cli.outputs import join_lines
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 PROMPTS = ["the cat", "a dog and the", "der Hund"]
@@ -109,7 +109,7 @@ def their_outputs(folder: Path, model: torch.nn.Module, beams: int) -> list[str]
         settings = {"num_beams": beams, "max_new_tokens": NEW, "do_sample": False, "use_cache": False}
         with torch.no_grad():
             output = model.generate(**ids, **settings, pad_token_id=0)[0]
-        found.append(as_line(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False)))
+        found.append(join_lines(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False)))
     return found
 
 

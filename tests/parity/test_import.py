@@ -18,7 +18,7 @@ from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import classify, embed, export_hf, fill_mask, generate, import_hf, score, translate
-from tformer_jax.cli.outputs import as_line
+from tformer_jax.cli.outputs import join_lines
 from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig, read_mesh
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.inference.engine import Engine, Request
@@ -76,7 +76,7 @@ def test_continuations_are_equal(imported, kind, beams, capsys):
     file.write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
     flags = [] if beams == 1 else ["--beams", str(beams)]
     generate.main(["--run", str(run), "--input", str(file), "--max-new-tokens", str(NEW), *OMIT, *flags])
-    assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
+    assert capsys.readouterr().out.split("\n")[:-1] == list(map(join_lines, expected))
 
 
 def test_the_engine_streams_the_same_continuation(imported):
@@ -100,7 +100,7 @@ def test_translations_are_equal(imported, case, capsys):
     expected = their_outputs(folder, model, PROMPTS, num_beams=beams)
     flags = ["--strategy", "greedy"] if beams == 1 else ["--beams", str(beams)]
     translate.main(["--run", str(run), *PROMPTS, "--max-new-tokens", str(NEW), *OMIT, *flags])
-    assert capsys.readouterr().out.split("\n")[:-1] == list(map(as_line, expected))
+    assert capsys.readouterr().out.split("\n")[:-1] == list(map(join_lines, expected))
 
 
 @pytest.mark.parametrize("beams", rest_slow([1, 3], 1))

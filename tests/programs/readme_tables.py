@@ -14,7 +14,7 @@ from typing import Any
 
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import flat
-from tformer_jax.report.sweeps import formatted
+from tformer_jax.report.sweeps import format_mean
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "configs" / "results" / "benchmarks"
@@ -172,8 +172,8 @@ def ladder_table(name: str) -> str:
     rows = []
     for group in record["groups"]:
         settings = dict(part.split("=") for part in group["settings"])
-        of_test = formatted(group["mean"][metric], group["interval"][metric])
-        at_equal_time = formatted(*(group["at_equal_seconds"][part] for part in ("mean", "interval")))
+        of_test = format_mean(group["mean"][metric], group["interval"][metric])
+        at_equal_time = format_mean(*(group["at_equal_seconds"][part] for part in ("mean", "interval")))
         sizes = f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
         rows.append((f"`{settings['variant']}`", of_test, at_equal_time, settings["optim.learning_rate"], *sizes))
     seconds = f"validation after {record['equal_seconds']:.0f} s"

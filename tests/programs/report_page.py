@@ -87,8 +87,10 @@ def write_reports(folder: Path) -> dict[str, Path]:
     cut(runs["killed"][0] / "metrics.jsonl")
     with lock(runs["running"][0]):
         for name, folders in runs.items():
-            (folder / f"{name}.html").write_text(html.render(load_all(folders)), encoding="utf-8")
-        (folder / "watched.html").write_text(html.render(load_all(runs["running"]), refresh=10), encoding="utf-8")
+            (folder / f"{name}.html").write_text(html.render_report(load_all(folders)), encoding="utf-8")
+        (folder / "watched.html").write_text(
+            html.render_report(load_all(runs["running"]), refresh=10), encoding="utf-8"
+        )
     (folder / "attention.html").write_text(attention_page(), encoding="utf-8")
     explain.main(["--output", str(folder / "explain.html")])
     return {name: folder / f"{name}.html" for name in (*runs, "watched", "attention", "explain")}
@@ -108,7 +110,9 @@ def attention_page() -> str:
     predictions = rng.integers(0, 6, (3, 6, 5))
     found = Watched({}, weights, masks, norms, added, predictions, rng.dirichlet(np.ones(5), (3, 6)))
     tokens = {"encoder": source, "decoder": target}
-    return attention.render("translator", {"source": "A red house"}, found, tokens, target.__getitem__, with_heads=True)
+    return attention.render_attention(
+        "translator", {"source": "A red house"}, found, tokens, target.__getitem__, with_heads=True
+    )
 
 
 def opened(path: Path, browser: Any, size: tuple[int, int], scheme: str) -> tuple[Any, list[str], tuple[float, float]]:

@@ -63,7 +63,7 @@ def compiled(name: str) -> dict[str, Any]:
     cfg = dataclasses.replace(
         cfg, model=dataclasses.replace(cfg.model, **case.model), parallel=ParallelConfig(**case.parallel)
     )
-    found, _ = programs.train_step(cfg, topology.devices(case.topology), None, case.length)
+    found, _ = programs.train_step(cfg, topology.slice_devices(case.topology), None, case.length)
     return {
         "case": name,
         **dataclasses.asdict(case),

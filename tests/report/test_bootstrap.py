@@ -102,8 +102,11 @@ def test_the_resamples_of_a_loss_by_hand():
 def test_losses_that_are_not_finite_prove_nothing():
     first, second = ratio([np.ones(3), np.array([2.0, math.nan, 2.0])], np.ones(3), resamples=100)
     assert (first.score, second.p_value) == (1.0, 1.0)
-    shown = [sections.metric(second.score, "loss"), sections.interval(second, "loss")]
-    shown += [sections.difference(second.score - first.score, "loss"), sections.metric(math.inf, "perplexity")]
+    shown = [sections.format_metric(second.score, "loss"), sections.format_interval(second, "loss")]
+    shown += [
+        sections.format_difference(second.score - first.score, "loss"),
+        sections.format_metric(math.inf, "perplexity"),
+    ]
     assert set(shown) == {sections.ABSENT}
 
 

@@ -14,7 +14,7 @@ from tests.report.folders import write_run
 from tformer_jax.cli import compare as command
 from tformer_jax.report import html
 from tformer_jax.report.charts import TITLES, all_charts
-from tformer_jax.report.comparison import Change, Comparison, compare
+from tformer_jax.report.comparison import Change, Comparison, compare_runs
 from tformer_jax.report.run import load_all
 from tformer_jax.report.sections import ABSENT
 from tformer_jax.runs.progress import ProgressView
@@ -50,7 +50,7 @@ def test_losses_at_equal_cost_by_hand(tmp_path):
     with_metrics(folders[0], records({2: 4.0, 4: 2.0, 8: 0.0}, tokens=100, seconds=1.0))
     validation = {"step": 4, "group": "validation", "loss": 1.5}
     with_metrics(folders[1], [*records({2: 3.0, 4: None, 6: 1.0}, tokens=200, seconds=4.0), validation])
-    found = {(row.axis, row.at): row for row in compare(*load_all(folders)).losses}
+    found = {(row.axis, row.at): row for row in compare_runs(*load_all(folders)).losses}
     assert found["step", 6.0].train == (1.0, 1.0)
     assert found["step", 3.0].train == (3.0, 2.5)
     assert found["step", 1.5].train == (None, None)
@@ -69,14 +69,14 @@ def test_the_loss_of_smoothed_labels_is_not_compared(tmp_path):
     with_metrics(folders[0], smoothed)
     with_metrics(folders[1], plain)
     runs = load_all(folders)
-    assert all(row.train[0] == row.train[1] for row in compare(*runs).losses)
+    assert all(row.train[0] == row.train[1] for row in compare_runs(*runs).losses)
     drawn = {chart.key: [trace["run"] for trace in chart.traces] for chart in all_charts(runs)}
     assert drawn["nll"] == [0, 1] and drawn["loss"] == [0]
 
 
 def test_runs_of_equal_outputs_do_not_differ(tmp_path):
     a, b = pair(tmp_path, level=0.0)
-    found = compare(a, b, resamples=100)
+    found = compare_runs(a, b, resamples=100)
     assert (found.split, found.equal, found.examples) == ("test", 40, 40)
     assert (found.gained, found.lost) == ([], [])
     assert all(first.score == second.score for first, second in found.metrics.values())
@@ -90,16 +90,16 @@ def test_outputs_of_an_earlier_step_are_not_compared(tmp_path):
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"group": "test"' not in line))
     a, b = load_all(folders)
     assert a.is_current("test") and not b.is_current("test") and "test" in b.outputs
-    assert compare(a, b, resamples=100).split != "test"
+    assert compare_runs(a, b, resamples=100).split != "test"
 
 
 def test_losses_of_other_tokens_have_no_difference(tmp_path):
     a, b = pair(tmp_path, level=0.0)
     other = dataclasses.replace(b, config=b.config | {"data.vocab_size": 9})
     for run, same in ((b, True), (other, False)):
-        found = compare(a, run, resamples=100)
+        found = compare_runs(a, run, resamples=100)
         assert found.same_tokens == same
-        (table,) = [part for part in command.shown(found, 0) if getattr(part, "title", "") == LOSSES]
+        (table,) = [part for part in command.comparison_parts(found, 0) if getattr(part, "title", "") == LOSSES]
         differences = {cell for column in table.columns if column.header == "B - A" for cell in column.cells}
         assert bool(differences - {ABSENT}) == same
         losses = as_html(found).partition("<caption>Loss at equal steps")[2].partition("</table>")[0]
@@ -116,12 +116,12 @@ def test_saved_tokenizers_say_more_about_tokens_than_settings(tmp_path, same):
             json.dumps({"kind": "characters", "pieces": [*"a" * size]})
         )
     b = dataclasses.replace(b, config=b.config | {"data.vocab_size": 9 if same else b.config["data.vocab_size"]})
-    assert compare(a, b, resamples=100).same_tokens == same
+    assert compare_runs(a, b, resamples=100).same_tokens == same
 
 
 def test_what_changed_most_comes_first(tmp_path):
     a, b = pair(tmp_path, label_smoothing=0.1)
-    found = compare(a, b, resamples=100)
+    found = compare_runs(a, b, resamples=100)
     assert found.settings == {"name": ("a", "b"), "train.label_smoothing": (0.0, 0.1)}
     before, after = a.outputs["test"], b.outputs["test"]
     gains = {source: new - old for source, old, new in zip(before.sources, before.chrf, after.chrf, strict=True)}
@@ -132,7 +132,7 @@ def test_what_changed_most_comes_first(tmp_path):
 
 def test_other_examples_are_not_paired(tmp_path):
     a, b = pair(tmp_path, examples=39)
-    found = compare(a, b)
+    found = compare_runs(a, b)
     assert (found.split, found.metrics, found.gained) == (None, {}, [])
 
 
@@ -152,19 +152,19 @@ def test_language_models_with_other_labels_or_texts_are_not_paired(tmp_path, cha
         dataclasses.replace(run, corpus={"the checksum of the test examples": checksum}, config=run.config | settings)
         for run, checksum, settings in ((a, 1, {}), (b, corpus, changes))
     )
-    found = compare(a, b, resamples=100)
+    found = compare_runs(a, b, resamples=100)
     assert found.split == split
     assert found.same_tokens == (not changes)
 
 
 def test_validation_where_one_run_was_not_tested(tmp_path):
     a, b = pair(tmp_path, tested=False)
-    assert compare(a, b, resamples=100).split == "validation"
+    assert compare_runs(a, b, resamples=100).split == "validation"
 
 
 def test_labels_that_changed(tmp_path):
     folders = [write_run(tmp_path / name, family="classifier", level=level) for name, level in (("a", 0), ("b", 0.2))]
-    found = compare(*load_all(folders), resamples=100)
+    found = compare_runs(*load_all(folders), resamples=100)
     assert list(found.metrics) == ["accuracy"]
     a, b = (run.outputs["test"] for run in (found.a, found.b))
     worse = {source for source, old, new in zip(a.sources, a.hits, b.hits, strict=True) if old and not new}
@@ -179,8 +179,8 @@ def test_a_label_that_stays_wrong_is_called_wrong_in_both_outputs(tmp_path):
         found = json.loads(path.read_text())
         found["outputs"][0] |= dict(zip(("output", "score"), answers[folder.name], strict=True))
         path.write_text(json.dumps(found))
-    found = compare(*load_all(folders), resamples=100)
-    text = "\n".join(part for part in command.shown(found, 1) if isinstance(part, str))
+    found = compare_runs(*load_all(folders), resamples=100)
+    text = "\n".join(part for part in command.comparison_parts(found, 1) if isinstance(part, str))
     assert "gained most: wrong with probability 0.9 to wrong with probability 0.6" in text
     assert "wrong → wrong" in as_html(found) and "wrong → right" not in as_html(found)
 
@@ -190,7 +190,7 @@ def test_a_setting_that_an_older_run_lacks_has_its_default(tmp_path):
     config = json.loads((a.folder / "config.json").read_text())
     assert config["train"].pop("lora_kernels") == ["*"]
     (a.folder / "config.json").write_text(json.dumps(config))
-    assert list(compare(*load_all([a.folder, b.folder]), resamples=100).settings) == ["name"]
+    assert list(compare_runs(*load_all([a.folder, b.folder]), resamples=100).settings) == ["name"]
 
 
 def test_text_is_whole_and_says_what_its_numbers_are(tmp_path, capsys):
@@ -213,7 +213,7 @@ def test_text_is_whole_and_says_what_its_numbers_are(tmp_path, capsys):
 def test_texts_are_shown_unchanged(capsys):
     """Regression test: rich replaced `:100:` by an emoji and doubled a backslash."""
     text = "the ratio 1:100:3 and [b]:x:[/b] \\"
-    print(command._change("lost most", Change(text, "", ("", ""), (0.0, 0.0)), TRANSLATION))
+    print(command._describe_change("lost most", Change(text, "", ("", ""), (0.0, 0.0)), TRANSLATION))
     view = ProgressView(steps=1, console=Console(highlight=False, width=200))
     view.say(text)
     assert capsys.readouterr().out.count(text) == 2
@@ -246,9 +246,9 @@ def test_language_models_are_paired_whatever_the_length_of_their_prompts(tmp_pat
 
     change(b, lambda text: (text[:2], text[2:20]))
     change(other, lambda text: (f"Another {text[:2]}", text[2:]))
-    assert compare(*load_all([a, b]), resamples=100).split == "test"
+    assert compare_runs(*load_all([a, b]), resamples=100).split == "test"
     (other / "outputs" / "validation.json").unlink()
-    assert compare(*load_all([a, other]), resamples=100).split is None
+    assert compare_runs(*load_all([a, other]), resamples=100).split is None
 
 
 def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):

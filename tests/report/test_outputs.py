@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from tformer_jax.report.outputs import Outputs, choose, histogram, marked
+from tformer_jax.report.outputs import Outputs, choose_outputs, histogram, mark_differences
 from tformer_jax.tasks.classification import CLASSIFICATION
 from tformer_jax.tasks.language_model import LANGUAGE_MODEL
 from tformer_jax.tasks.translation import TRANSLATION
@@ -29,10 +29,10 @@ PAIRS = [
 
 
 def test_worst_best_and_random():
-    found = choose(outputs(PAIRS), TRANSLATION, shown=2)
+    found = choose_outputs(outputs(PAIRS), TRANSLATION, shown=2)
     assert found["worst"] == [1, 2]
     assert found["best"] == [3, 0]
-    assert found == choose(outputs(PAIRS), TRANSLATION, shown=2)
+    assert found == choose_outputs(outputs(PAIRS), TRANSLATION, shown=2)
     assert len(set(found["random"])) == 2
 
 
@@ -43,12 +43,12 @@ def test_translations_are_ordered_by_sentence_chrf():
 
 def test_labels_are_ordered_from_sure_mistakes_to_sure_hits():
     found = outputs([("a", "a"), ("a", "b"), ("a", "b"), ("b", "b")], [0.6, 0.9, 0.7, 0.8])
-    assert choose(found, CLASSIFICATION, shown=4)["worst"] == [1, 2, 0, 3]
-    assert choose(found, CLASSIFICATION, shown=4)["best"] == [3, 0, 2, 1]
+    assert choose_outputs(found, CLASSIFICATION, shown=4)["worst"] == [1, 2, 0, 3]
+    assert choose_outputs(found, CLASSIFICATION, shown=4)["best"] == [3, 0, 2, 1]
 
 
 def test_continuations_have_no_best():
-    assert choose(outputs(PAIRS), LANGUAGE_MODEL, shown=3).keys() == {"samples"}
+    assert choose_outputs(outputs(PAIRS), LANGUAGE_MODEL, shown=3).keys() == {"samples"}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_continuations_have_no_best():
     ],
 )
 def test_differences_are_marked(reference, output, missing, extra):
-    old, new = marked(reference, output)
+    old, new = mark_differences(reference, output)
     assert ("".join(text for _, text in old), "".join(text for _, text in new)) == (reference, output)
     assert [text for differs, text in old if differs] == missing
     assert [text for differs, text in new if differs] == extra
@@ -73,7 +73,7 @@ def test_what_is_not_marked_is_the_longest_common_subsequence_of_words():
     rng = np.random.default_rng(0)
     for _ in range(20):
         reference, output = (" ".join(rng.choice(["a", "bb", "ccc"], size)) for size in (5, 4))
-        sides = [[text for differs, text in side if not differs] for side in marked(reference, output)]
+        sides = [[text for differs, text in side if not differs] for side in mark_differences(reference, output)]
         assert "".join(sides[0]) == "".join(sides[1])
         assert len("".join(sides[0])) == longest(*(tuple(re.findall(r"\w+|\s+", text)) for text in (reference, output)))
 
@@ -93,7 +93,7 @@ def test_long_repetitive_texts_are_marked_soon(joint):
     rng = np.random.default_rng(0)
     reference, output = (joint.join(rng.choice(["a", "b"], 1000)) for _ in range(2))
     start = time.process_time()
-    old, _ = marked(reference, output)
+    old, _ = mark_differences(reference, output)
     assert time.process_time() - start < 2
     assert len("".join(text for differs, text in old if not differs)) > 700
 

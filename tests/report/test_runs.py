@@ -40,12 +40,12 @@ class Elements(html.parser.HTMLParser):
 
 
 def shown(*folders: Path) -> Elements:
-    return Elements(page.render(load_all(folders)))
+    return Elements(page.render_report(load_all(folders)))
 
 
 def drawn(*folders: Path) -> dict[str, dict]:
     """Returns the data of the charts by key."""
-    text = page.render(load_all(folders))
+    text = page.render_report(load_all(folders))
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
     return {chart["key"]: chart for chart in json.loads(data)["charts"]}
 
@@ -100,7 +100,7 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
     found = json.loads(path.read_text())
     found["outputs"][0] |= {"source": "</script><script>alert(1)</script>", "output": "<img src=y>"}
     path.write_text(json.dumps(found))
-    text = page.render(load_all([run]))
+    text = page.render_report(load_all([run]))
     assert "<img" not in text
     assert "<script>alert(1)" not in text
 
@@ -228,11 +228,11 @@ def test_long_texts_are_cut_and_large_files_too(tmp_path, monkeypatch):
 
 def test_numbers_are_readable():
     counts = {950: "950", 12_345: "12.3 k", 999_600: "1 M", 4_353_393: "4.35 M", 1.2e9: "1.2 G"}
-    assert {number: sections.compact(number) for number in counts} == counts
-    assert [sections.duration(number) for number in (65, 3725, 90_061)] == ["1:05", "1:02:05", "1 d 1:01:01"]
-    assert sections.difference(-0.25, "bleu") == "−0.25"
-    assert sections.difference(0.25, "loss") == "+0.2500"
-    assert (sections.metric(None, "loss"), sections.metric(1.5, "bleu")) == ("–", "1.50")
+    assert {number: sections.format_count(number) for number in counts} == counts
+    assert [sections.format_duration(number) for number in (65, 3725, 90_061)] == ["1:05", "1:02:05", "1 d 1:01:01"]
+    assert sections.format_difference(-0.25, "bleu") == "−0.25"
+    assert sections.format_difference(0.25, "loss") == "+0.2500"
+    assert (sections.format_metric(None, "loss"), sections.format_metric(1.5, "bleu")) == ("–", "1.50")
 
 
 def test_the_command_needs_no_jax(tmp_path):

@@ -6,25 +6,25 @@ import io
 import numpy as np
 import pytest
 
-from tformer_jax.report.series import Series, bucket_means, downsampled, to_csv
+from tformer_jax.report.series import Series, bucket_means, downsample_indices, to_csv
 
 NAN = float("nan")
 
 
 def test_short_lines_are_kept_whole():
-    assert downsampled(np.array([3.0, NAN, 1.0]), limit=3).tolist() == [0, 1, 2]
+    assert downsample_indices(np.array([3.0, NAN, 1.0]), limit=3).tolist() == [0, 1, 2]
     assert bucket_means(np.array([3.0, 1.0]), limit=2).tolist() == [3.0, 1.0]
 
 
 def test_two_buckets_by_hand():
     """A limit of 8 makes two buckets of six points; three points are kept of each, and both ends."""
     values = np.array([1.0, 9.0, 2.0, 3.0, 4.0, 5.0, -7.0, 5.0, 6.0, 6.0, 7.0, 7.0])
-    assert downsampled(values, limit=8).tolist() == [0, 1, 6, 10, 11]
+    assert downsample_indices(values, limit=8).tolist() == [0, 1, 6, 10, 11]
     assert bucket_means(values, limit=8).tolist() == [4.0, 4.0, 4.0, 4.0, 4.0]
     values[8:] += 6
     assert bucket_means(values, limit=8).tolist() == [4.0, 4.0, 8.0, 8.0, 8.0]
     values[2] = NAN
-    assert downsampled(values, limit=8).tolist() == [0, 1, 2, 6, 10, 11]
+    assert downsample_indices(values, limit=8).tolist() == [0, 1, 2, 6, 10, 11]
 
 
 @pytest.mark.parametrize("spike", [1, 4321, 9998])
@@ -32,7 +32,7 @@ def test_a_spike_of_one_step_is_kept(spike):
     values = np.sin(np.arange(10_000) / 700)
     values[spike] = 50.0
     values[spike // 2] = -50.0
-    kept = downsampled(values, limit=300)
+    kept = downsample_indices(values, limit=300)
     assert len(kept) <= 300
     assert (np.diff(kept) > 0).all()
     assert {0, spike, spike // 2, 9999} <= set(kept.tolist())
@@ -42,7 +42,7 @@ def test_a_gap_is_kept_however_short():
     values = np.ones(5000)
     values[2500] = NAN
     values[4000:4400] = NAN
-    kept = values[downsampled(values, limit=200)]
+    kept = values[downsample_indices(values, limit=200)]
     assert np.isnan(kept).sum() >= 2
     assert len(kept) <= 200
 

@@ -18,7 +18,7 @@ def texts(path):
 
 def plotted(results, tmp_path, chosen=None):
     path = tmp_path / "plot.svg"
-    sweep_plot.draw({"metric": "loss", "chosen": chosen, **sweeps.record(results, "loss")}, path)
+    sweep_plot.draw_plot({"metric": "loss", "chosen": chosen, **sweeps.make_record(results, "loss")}, path)
     return texts(path)
 
 
@@ -37,7 +37,7 @@ def test_intervals_have_the_quantiles_of_students_table(values, half):
 
 
 def test_one_run_has_no_deviation():
-    (group,) = sweeps.record({("seed=0",): result(1.0)}, "loss")["groups"]
+    (group,) = sweeps.make_record({("seed=0",): result(1.0)}, "loss")["groups"]
     assert (group["mean"], group["deviation"], group["interval"]) == ({"loss": 1.0}, {"loss": None}, {"loss": None})
 
 
@@ -45,17 +45,17 @@ def test_one_run_has_no_deviation():
 def test_the_best_on_validation_is_chosen(metric, best):
     values = {"b=1": 1.0, "b=2": 3.0, "b=3": float("nan"), "b=4": None}
     results = {("a=1", name, "seed=0"): {"validation": {metric: value}} for name, value in values.items()}
-    assert sweeps.chosen(results, "b", metric) == {("a=1", best)}
+    assert sweeps.chosen_combinations(results, "b", metric) == {("a=1", best)}
 
 
 def test_facts_of_all_runs_are_recorded_once():
     results = {(f"seed={seed}",): result(1.0 + seed, command="x", seed=seed, python="3.12") for seed in range(3)}
-    found = sweeps.record(results, "loss")
+    found = sweeps.make_record(results, "loss")
     assert found["common"] == {"parameters": 10, "tokens_per_second": 2.0, "python": "3.12"}
     assert [{**found["common"], **run}["test"]["loss"] for run in found["runs"]] == [1.0, 2.0, 3.0]
     (group,) = found["groups"]
     assert (group["seeds"], group["parameters"], group["mean"]) == (3, 10, {"loss": 2.0})
-    limited = sweeps.record({("a=1",): result(1.0), ("a=2",): result(2.0)}, "loss", only={("a=2",)})
+    limited = sweeps.make_record({("a=1",): result(1.0), ("a=2",): result(2.0)}, "loss", only={("a=2",)})
     assert [group["settings"] for group in limited["groups"]] == [("a=2",)] and len(limited["runs"]) == 2
 
 
@@ -70,7 +70,7 @@ def test_an_equal_time_is_that_of_the_fastest_group():
     slow = [
         evaluated([40, 80, 100], losses, speed) for losses, speed in (([4.0, 2.0, 0.0], 4.0), ([8.0, 4.0, 0.0], 6.0))
     ]
-    found = sweeps.record({("a=1",): fast, ("a=2", "seed=0"): slow[0], ("a=2", "seed=1"): slow[1]}, "loss")
+    found = sweeps.make_record({("a=1",): fast, ("a=2", "seed=0"): slow[0], ("a=2", "seed=1"): slow[1]}, "loss")
     assert found["equal_seconds"] == 10.0
     first, second = (group["at_equal_seconds"] for group in found["groups"])
     assert first == {"mean": 2.0, "interval": None}
@@ -79,7 +79,7 @@ def test_an_equal_time_is_that_of_the_fastest_group():
 
 @pytest.mark.parametrize("other", [result(1.0), evaluated([99], [1.0], 1.0), evaluated([1, 9], [None, 1.0], 1.0)])
 def test_without_a_curve_that_covers_it_no_equal_time_is_compared(other):
-    found = sweeps.record({("a=1",): evaluated([5, 10], [2.0, 1.0], 1.0), ("a=2",): other}, "loss")
+    found = sweeps.make_record({("a=1",): evaluated([5, 10], [2.0, 1.0], 1.0), ("a=2",): other}, "loss")
     assert found["equal_seconds"] is None
     assert not any("at_equal_seconds" in group for group in found["groups"])
 
@@ -113,9 +113,9 @@ def test_values_of_other_settings_are_named(tmp_path):
 
 
 def test_plots_have_a_known_format(tmp_path, monkeypatch):
-    sweep_plot.check(tmp_path / "a.svg")
+    sweep_plot.check_plot(tmp_path / "a.svg")
     with pytest.raises(UserError, match=r"--plot a.txt: the name must end in .svg, .png or .pdf"):
-        sweep_plot.check(tmp_path.__class__("a.txt"))
+        sweep_plot.check_plot(tmp_path.__class__("a.txt"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'--plot needs matplotlib: pip install -e "\.\[report\]"'):
-        sweep_plot.check(tmp_path / "a.svg")
+        sweep_plot.check_plot(tmp_path / "a.svg")

@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = served(engine, options.family)
         if options.no_attention:
             model = dataclasses.replace(model, attention=options.no_attention)
-        serve.serve(engine, model, bound, options)
+        serve.serve_model(engine, model, bound, options)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_a_public_address_gives_a_warning(host, warned, monkeypatch, caplog, cap
     monkeypatch.setattr(server.Server, "run", lambda *_, **__: None)
     options = serve.parser().parse_args(["--run", "x", "--host", host, "--port", "0"])
     with server.listen(options.host, options.port) as bound:
-        serve.serve(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
+        serve.serve_model(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
         port = bound.getsockname()[1]
     assert ("anyone who can reach this machine can use the model, and nothing is encrypted" in caplog.text) == warned
     shown = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_clients_can_connect_once_the_address_is_printed(monkeypatch):
     monkeypatch.setattr(server.Server, "run", run)
     options = serve.parser().parse_args(["--run", "x", "--port", "0"])
     with server.listen(options.host, options.port) as bound:
-        serve.serve(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
+        serve.serve_model(FakeEngine(), served(FakeEngine(), "seq2seq"), bound, options)
     assert connected == [True]
 
 
@@ -105,14 +105,14 @@ def test_the_share_of_a_cache_that_ends_outputs(pages, rows, most, limit):
     """Of four pages of 16 tokens, each of two rows has 32; the model reads up to 64."""
     data = DataConfig(source="stdlib_text", batching="windows", window=64)
     cfg = Config(model=tiny("decoder_lm", max_length=64), data=data, decode=DecodeConfig(max_new_tokens=most))
-    assert serve.shared_limit(cfg, pages, rows) == limit
+    assert serve.shared_output_limit(cfg, pages, rows) == limit
 
 
 def test_a_cache_that_is_too_small_for_one_output_is_refused():
     """One token of a prompt and 30 new ones of each of two beams take four pages of 16 tokens."""
     run = mock.Mock(config=Config(decode=DecodeConfig(strategy="beam", beams=2, max_new_tokens=30)))
     with pytest.raises(UserError, match="--cache-tokens 48: must be at least 64 for one output"):
-        serve.engine_of(run, serve.parser().parse_args(["--run", "x", "--cache-tokens", "48"]))
+        serve.make_engine(run, serve.parser().parse_args(["--run", "x", "--cache-tokens", "48"]))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])

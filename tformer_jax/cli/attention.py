@@ -16,13 +16,13 @@ NAME = "attention.html"
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes a page for one text, or arrays for all texts of a file, and prints the path."""
     options = parser().parse_args(argv)
-    check(options)
+    check_flags(options)
     for path, flag in ((options.output, "--output"), (options.npz, "--npz")):
         if path is not None:
             check_writable(path, flag)
     from tformer_jax.cli import attention_page
 
-    attention_page.write_outputs(options, page_of(options))
+    attention_page.write_outputs(options, page_path(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,17 +46,17 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def page_of(options: argparse.Namespace) -> Path:
+def page_path(options: argparse.Namespace) -> Path:
     """Returns the path of the page."""
     return options.output or options.run / NAME
 
 
-def check(options: argparse.Namespace) -> None:
+def check_flags(options: argparse.Namespace) -> None:
     """Raises `UserError` if the flags do not fit each other, or a package is missing."""
     if (options.text is None) == (options.batch is None):
         raise UserError("write one text, or name a file of texts with --batch")
     if options.batch is None:
-        if options.npz is not None and resolved(options.npz) == resolved(page_of(options)):
+        if options.npz is not None and resolved(options.npz) == resolved(page_path(options)):
             raise UserError(f"--npz {options.npz}: is the page's file; name another file for the arrays")
         html.check_installed("this command")
         return

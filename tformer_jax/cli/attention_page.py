@@ -12,7 +12,7 @@ import numpy as np
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import replacing, write_text
-from tformer_jax.cli.common import load_run, writing
+from tformer_jax.cli.common import load_run, reporting_writes
 from tformer_jax.cli.inputs import Source
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import token_texts
@@ -27,19 +27,19 @@ def write_outputs(options: argparse.Namespace, page: Path) -> None:
     source = Source([] if options.text is None else [options.text], options.batch)
     texts = [line.texts[0] for line in source.lines({"--field": options.field})]
     run = load_run(options)
-    examples = complete(run, texts)
+    examples = complete_examples(run, texts)
     if options.npz:
-        with writing(options.npz), replacing(options.npz) as partial:
+        with reporting_writes(options.npz), replacing(options.npz) as partial:
             write_arrays(partial, run, run.watch(examples))
         print(options.npz)
     if options.batch is None:
-        text = render(run, examples[0], layer=options.layer, head=options.head)
-        with writing(page):
+        text = render_example(run, examples[0], layer=options.layer, head=options.head)
+        with reporting_writes(page):
             write_text(page, text)
         print(page)
 
 
-def complete(run: tj.Run, texts: Sequence[str]) -> list[Any]:
+def complete_examples(run: tj.Run, texts: Sequence[str]) -> list[Any]:
     """Returns examples for `run.watch`: texts, or pairs of source and target or translation.
 
     The texts of a prefix LM are prompts, or prompt<tab>continuation.
@@ -54,7 +54,7 @@ def complete(run: tj.Run, texts: Sequence[str]) -> list[Any]:
     return [(source, target[0] if target else next(translations)) for source, *target in pairs]
 
 
-def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | None = None) -> str:
+def render_example(run: tj.Run, example: Any, *, layer: int | None = None, head: int | None = None) -> str:
     """Returns the page of one example, which shows this layer and head first; see `report.attention.render`.
 
     Raises:
@@ -79,7 +79,7 @@ def render(run: tj.Run, example: Any, *, layer: int | None = None, head: int | N
         return token_texts(run.tokenizers.target, [number])[0]
 
     shown = run.path.name, parts, watched, tokens, label
-    return attention.render(*shown, layer=layer, head=head, with_heads=with_heads)
+    return attention.render_attention(*shown, layer=layer, head=head, with_heads=with_heads)
 
 
 def read_tokens(run: tj.Run, watched: Watched) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = lines.open_source(options)
     run = load_run(options)
     stream = functools.partial(run.classifier().stream, run.params)
-    lines.process(source, lines.Work(options, stream, plain, added, NAMES))
+    lines.process_lines(source, lines.Work(options, stream, plain, added, NAMES))
 
 
 def plain(line: Line, prediction: Prediction) -> list[str]:

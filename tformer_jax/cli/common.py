@@ -40,14 +40,14 @@ def run_main(main: Callable[[], None]) -> NoReturn:
 
     The status is 0, 2 for a user error, 1 for a run that cannot continue, or 130 for Ctrl-C.
     """
-    interrupt.install()
+    interrupt.install_handler()
     for stream, errors in ((sys.stdout, "strict"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors)
     logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
     silence_orbax()
     keep_memory()
-    compilation_cache.enable()
+    compilation_cache.enable_cache()
     gc.set_threshold(100_000, 50, 100)  # tracing allocates many long-lived objects
     try:
         main()
@@ -61,7 +61,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt:
-        interrupt.end()
+        interrupt.end_process()
     except BrokenPipeError:
         discard_output()
     except OSError as error:
@@ -202,7 +202,7 @@ def integer(lowest: int) -> Callable[[str], int]:
     return number
 
 
-def seconds(text: str) -> float:
+def positive_seconds(text: str) -> float:
     """Returns a positive, finite number; an argparse type."""
     try:
         value = float(text)
@@ -213,7 +213,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def size_of(count: int) -> str:
+def format_size(count: int) -> str:
     """Formats a number of bytes as KiB, MiB or GiB."""
     unit, name = (GIB, "GiB") if count >= GIB else (MIB, "MiB") if count >= MIB else (KIB, "KiB")
     return f"{count / unit:.2f} {name}"
@@ -254,7 +254,7 @@ def check_not_of_run(path: Path, flag: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def reporting_writes(path: Path) -> Iterator[None]:
     """Context manager that reports a file `path` that cannot be written.
 
     Raises:

@@ -14,8 +14,15 @@ from tformer_jax.cli.common import check_writable, integer, new_parser, run_path
 from tformer_jax.config.task import Task
 from tformer_jax.report import html, run
 from tformer_jax.report.charts import TITLES
-from tformer_jax.report.comparison import Change, Comparison, compare
-from tformer_jax.report.sections import ABSENT, compact, difference, duration, interval, metric
+from tformer_jax.report.comparison import Change, Comparison, compare_runs
+from tformer_jax.report.sections import (
+    ABSENT,
+    format_count,
+    format_difference,
+    format_duration,
+    format_interval,
+    format_metric,
+)
 
 WIDTH = 160
 """Columns of the text where the output is not a terminal."""
@@ -32,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     a, b = run.load_all(folders)
     at_terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(highlight=False, emoji=False, width=None if at_terminal else WIDTH)
-    for part in shown(compare(a, b, options.resamples), options.sentences):
+    for part in comparison_parts(compare_runs(a, b, options.resamples), options.sentences):
         console.print(part, end="\n\n", soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
     if options.report:
-        report.write(folders, options.report)
+        report.write_report(folders, options.report)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,11 +64,11 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
+def comparison_parts(comparison: Comparison, sentences: int) -> list[Table | str]:
     """Returns the parts of a comparison, ready to print."""
     parts: list[Table | str] = [f"A  {comparison.a.name}\nB  {comparison.b.name}"]
     if comparison.metrics:
-        parts.append(_metrics(comparison))
+        parts.append(_metric_table(comparison))
     elif comparison.a.task is not comparison.b.task:
         parts.append("The models have different tasks.")
     elif unevaluated := [name for name, loaded in (("A", comparison.a), ("B", comparison.b)) if not loaded.split]:
@@ -69,50 +76,56 @@ def shown(comparison: Comparison, sentences: int) -> list[Table | str]:
     else:
         parts.append("The runs were not evaluated on the same examples and labels, so their metrics cannot be paired.")
     if comparison.losses:
-        parts.append(_losses(comparison))
-    parts.append(_settings(comparison) if comparison.settings else "All settings are equal.")
+        parts.append(_loss_table(comparison))
+    parts.append(_setting_table(comparison) if comparison.settings else "All settings are equal.")
     for title, changes in (("gained most", comparison.gained), ("lost most", comparison.lost)):
-        parts += [_change(title, change, comparison.a.task) for change in changes[:sentences]]
+        parts += [_describe_change(title, change, comparison.a.task) for change in changes[:sentences]]
     return parts
 
 
-def _metrics(comparison: Comparison) -> Table:
+def _metric_table(comparison: Comparison) -> Table:
     steps = [f"{name}, step {step:,}" for name, step in zip("AB", comparison.steps, strict=True)]
     title = f"{comparison.split}: {comparison.counted}; 95 % intervals"
     table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
     for name, (a, b) in comparison.metrics.items():
-        cells = [text for estimate in (a, b) for text in (metric(estimate.score, name), interval(estimate, name))]
-        table.add_row(TITLES[name][0], *cells, difference(b.score - a.score, name), f"{b.p_value:.3f}")
+        cells = [
+            text
+            for estimate in (a, b)
+            for text in (format_metric(estimate.score, name), format_interval(estimate, name))
+        ]
+        table.add_row(TITLES[name][0], *cells, format_difference(b.score - a.score, name), f"{b.p_value:.3f}")
     return table
 
 
-def _losses(comparison: Comparison) -> Table:
+def _loss_table(comparison: Comparison) -> Table:
     headings = ["at equal", "", "training A", "B", "B - A", "validation A", "B", "B - A"]
     table = _table("loss, interpolated between records", headings)
     for row in comparison.losses:
-        cells = [AXES[row.axis], duration(row.at) if row.axis == "seconds" else compact(row.at)]
+        cells = [AXES[row.axis], format_duration(row.at) if row.axis == "seconds" else format_count(row.at)]
         for a, b in (row.train, row.validation):
-            cells += [metric(a, "loss"), metric(b, "loss")]
-            cells.append(ABSENT if a is None or b is None or not comparison.same_tokens else difference(b - a, "loss"))
+            cells += [format_metric(a, "loss"), format_metric(b, "loss")]
+            cells.append(
+                ABSENT if a is None or b is None or not comparison.same_tokens else format_difference(b - a, "loss")
+            )
         table.add_row(*cells)
     return table
 
 
-def _settings(comparison: Comparison) -> Table:
+def _setting_table(comparison: Comparison) -> Table:
     table = _table("settings that differ", ["setting", "A", "B"], right=False)
     for name, values in comparison.settings.items():
         table.add_row(name, *(escape(repr(value)) for value in values))
     return table
 
 
-def _change(title: str, change: Change, task: Task) -> str:
-    a, b = (_quality(value, task) for value in change.quality)
+def _describe_change(title: str, change: Change, task: Task) -> str:
+    a, b = (_describe_quality(value, task) for value in change.quality)
     lines = {"source": change.source, "reference": change.reference, "A": change.texts[0], "B": change.texts[1]}
     texts = "\n".join(f"    {name:<9} {text}" for name, text in lines.items())
     return f"{title}: {a} to {b}\n{texts}"
 
 
-def _quality(value: float, task: Task) -> str:
+def _describe_quality(value: float, task: Task) -> str:
     """Formats what `Outputs.quality` returns."""
     if task.references == "texts":
         return f"chrF {value:.1f}"

@@ -1,6 +1,7 @@
 """Compilation cache shared by all commands: programs compiled by one command are loaded by later ones.
 
-JAX reads its settings from the environment when it is imported, so `enable` runs before; child processes inherit them.
+JAX reads its settings from the environment when it is imported, so `enable_cache` runs before; child
+processes inherit them.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ SETTINGS = {
 }
 
 
-def enable() -> None:
+def enable_cache() -> None:
     """Sets the environment variables of the user's cache folder and of JAX's cache in it, unless they are set already.
 
     JAX's cache is left alone if the user sets its folder or disables it. If the folder cannot be written, a warning
@@ -31,7 +32,7 @@ def enable() -> None:
         chosen = FOLDER in os.environ or os.environ.get(SWITCH, "").lower() in ("0", "f", "false", "n", "no", "off")
         if chosen or not os.environ[user_cache.VARIABLE]:
             return
-        folder = root / "xla" / processor()
+        folder = root / "xla" / processor_name()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the files in it are executed
         remove_unfinished_programs(folder)
     except (OSError, RuntimeError) as error:
@@ -48,7 +49,7 @@ def disable_if_private(processes: int) -> None:
     XLA distributes the autotuning of a program over the processes that compile it. Only process 0 writes to the cache:
     if it loads a program from a folder that other hosts do not have, they wait for its results.
     """
-    import jax  # after `enable`
+    import jax  # after `enable_cache`
 
     folder = Path(os.environ.get(user_cache.VARIABLE) or os.devnull) / "xla"
     private = Path(os.environ.get(FOLDER, os.devnull)).is_relative_to(folder)
@@ -56,7 +57,7 @@ def disable_if_private(processes: int) -> None:
         jax.config.update("jax_enable_compilation_cache", False)
 
 
-def processor() -> str:
+def processor_name() -> str:
     """Returns a name for this CPU and its features: programs compiled for another one in a shared home may crash."""
     features = b""
     with contextlib.suppress(OSError):

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if as_array:
         write_array(source, work)
     else:
-        lines.process(source, work)
+        lines.process_lines(source, work)
 
 
 def plain(_: Line, embedding: np.ndarray) -> list[str]:
@@ -61,7 +61,7 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
     """Writes all embeddings to a .npy file, float32 [texts, D], atomically, and how they were made.
 
     Raises:
-        UserError: as in `lines.process`; nothing is written.
+        UserError: as in `lines.process_lines`; nothing is written.
         RunError: the file cannot be written.
     """
     path = work.options.output.resolve()

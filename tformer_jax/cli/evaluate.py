@@ -34,13 +34,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.record:
         check_writable(options.record)
     run = load_run(options)
-    cfg = with_decoding(run, generation.given_settings(options))
+    cfg = change_decoding(run, generation.given_settings(options))
     if mesh := mesh_of(run.params):
         cfg = dataclasses.replace(cfg, parallel=read_mesh(options.mesh))
         rules.check(cfg, mesh.shape)
-    result = evaluate(run, cfg, options.split, options.data)
+    result = evaluate_split(run, cfg, options.split, options.data)
     console = Console(highlight=False, emoji=False)
-    console.print(table(result))
+    console.print(metric_table(result))
     for remark in result["remarks"]:
         console.print(escape(remark))
     if options.record:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_folder.write_json(options.record, result)
 
 
-def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
+def change_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     """Returns the config of a run with changed decoding settings.
 
     Raises:
@@ -62,7 +62,7 @@ def with_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     return dataclasses.replace(run.config, decode=run.decoding(settings, name=flag))
 
 
-def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
+def evaluate_split(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
     """Returns the metrics on all examples of a split, with everything that determines them.
 
     Raises:
@@ -100,7 +100,7 @@ def evaluate(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> 
     }
 
 
-def table(result: dict[str, Any]) -> Table:
+def metric_table(result: dict[str, Any]) -> Table:
     """Returns a table of the metrics, with their signatures."""
     weights = result["weights"]
     steps = ", ".join(map(str, weights["steps"]))

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return [f"{fill.probability:.4f}\t{fill.text}" for fill in fills] or [""] * options.top
 
     work = lines.Work(options, stream, plain, added, NAMES, settings=("top",), lines_per_text=options.top)
-    lines.process(source, work)
+    lines.process_lines(source, work)
 
 
 def added(_: Line, fills: list["Fill"]) -> dict[str, Any]:

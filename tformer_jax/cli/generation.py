@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import interrupt, lines
 from tformer_jax.cli.common import integer, load_run
-from tformer_jax.cli.inputs import Line, checked_argument
+from tformer_jax.cli.inputs import Line, check_argument
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import allowed_types, flag
 from tformer_jax.data.characters import is_blank
@@ -106,12 +106,12 @@ def run_command(
     generation = Generation(options, run.params, decode, run.generator(decode))
     before, work = 0, generation.work(format_output)
     if options.interactive:
-        with interrupt.raised():
+        with interrupt.raising_interrupts():
             answer_prompts(generation.answer)
     elif print_texts and options.text and not options.output:
         print_texts(source, work)
     else:
-        before = lines.process(source, work)
+        before = lines.process_lines(source, work)
     generation.report(before)
 
 
@@ -176,7 +176,7 @@ class Generation:
         self.outputs += 1
 
     def work(self, format_output: Callable[[str, "Output"], str]) -> lines.Work[list["Output"]]:
-        """Returns what `lines.process` needs; `format_output` formats an input and an output as plain text."""
+        """Returns what `lines.process_lines` needs; `format_output` formats an input and an output as plain text."""
 
         def plain(line: Line, outputs: list["Output"]) -> list[str]:
             return [self._with_score(output, format_output(line.texts[0], output)) for output in outputs]
@@ -226,7 +226,7 @@ def answer_prompts(answer: Callable[[str, int], Iterator[str]]) -> None:
         try:
             text = input(PROMPT)
             if not is_blank(text):
-                for piece in answer(checked_argument(text), count):
+                for piece in answer(check_argument(text), count):
                     print(piece, end="", flush=True)
                 print()
                 count += 1

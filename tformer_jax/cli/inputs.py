@@ -45,7 +45,7 @@ class Source:
             raise UserError(f"{path} is a folder: name a file with --input")
         if not texts and path is None and sys.stdin is None:
             raise UserError("standard input is closed: give texts or --input FILE")
-        self._texts, self._path = [checked_argument(text) for text in texts], path
+        self._texts, self._path = [check_argument(text) for text in texts], path
         self._file: BinaryIO | None = None
 
     @property
@@ -94,7 +94,7 @@ class Source:
         Raises:
             UserError: the file cannot be opened, is empty or damaged, or a line is not UTF-8 or is malformed.
         """
-        read = record_of if self._path is not None and self._path.name.endswith(JSONL) else columns_of
+        read = read_record if self._path is not None and self._path.name.endswith(JSONL) else read_columns
         for number, text in self._numbered():
             try:
                 line = read(text, fields)
@@ -122,7 +122,7 @@ class Source:
             raise UserError(f"{self._path} is empty")
 
 
-def columns_of(text: str, fields: Fields) -> Line:
+def read_columns(text: str, fields: Fields) -> Line:
     """Parses a line of tab-separated texts; a single text may contain tabs.
 
     Raises:
@@ -136,7 +136,7 @@ def columns_of(text: str, fields: Fields) -> Line:
     return Line(tuple(texts), dict(zip(fields.values(), texts, strict=True)))
 
 
-def record_of(text: str, fields: Fields) -> Line:
+def read_record(text: str, fields: Fields) -> Line:
     """Parses a JSON object with a text in each field.
 
     Raises:
@@ -171,7 +171,7 @@ def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
     return text
 
 
-def checked_argument(text: str) -> str:
+def check_argument(text: str) -> str:
     """Returns `text` if it is valid.
 
     Raises:

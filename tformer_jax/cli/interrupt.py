@@ -16,14 +16,14 @@ from typing import NoReturn
 STATUS = 130
 
 
-def install() -> None:
+def install_handler() -> None:
     """Ends the process on SIGINT."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in background commands of shell scripts
         signal.signal(signal.SIGINT, _end)
 
 
 @contextlib.contextmanager
-def raised() -> Iterator[None]:
+def raising_interrupts() -> Iterator[None]:
     """Context manager in which Ctrl-C raises KeyboardInterrupt and does nothing else."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -32,7 +32,7 @@ def raised() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def end() -> NoReturn:
+def end_process() -> NoReturn:
     """Ends the process immediately, without shutting down the interpreter."""
     with contextlib.suppress(Exception):
         print("interrupted", file=sys.stderr)
@@ -46,4 +46,4 @@ def end() -> NoReturn:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    end()
+    end_process()

@@ -100,7 +100,7 @@ def open_source(options: argparse.Namespace) -> Source:
     return source
 
 
-def process(source: Source, work: Work[Result]) -> int:
+def process_lines(source: Source, work: Work[Result]) -> int:
     """Writes the output of each line, in order, as soon as it is available, in bounded memory.
 
     Exits with 0 if `--resume` has nothing to do. After an error in a line, that line and later ones
@@ -190,13 +190,13 @@ def pair_results(
 def _record(work: Work[Result], line: Line, result: Result, action: str | None) -> str:
     """Returns the record of a line; `action` is the one taken if it is too long, else None."""
     added = dict.fromkeys(work.names) if action == "skip" else work.added(line, result)
-    return outputs.as_json({**line.record, **added, **({TOO_LONG: action} if action else {})})
+    return outputs.format_record({**line.record, **added, **({TOO_LONG: action} if action else {})})
 
 
 def _lines(work: Work[Result], line: Line, result: Result, action: str | None) -> list[str]:
     if action == "skip":
         return [""] * work.lines_per_text
-    return [outputs.as_line(text) for text in work.plain(line, result)]
+    return [outputs.join_lines(text) for text in work.plain(line, result)]
 
 
 def run_identity(run: Path, step: int | None = None) -> dict[str, Any]:

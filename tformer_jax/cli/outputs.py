@@ -63,12 +63,12 @@ def is_json(path: Path | None) -> bool:
     return path is not None and path.name.endswith((".jsonl", ".jsonl.gz"))
 
 
-def as_line(text: str) -> str:
+def join_lines(text: str) -> str:
     """Returns `text` on one line: line breaks are replaced by spaces."""
     return re.sub(r"[\r\n]+", " ", text)
 
 
-def as_json(record: Mapping[str, Any]) -> str:
+def format_record(record: Mapping[str, Any]) -> str:
     """Returns a record as one line of JSON; non-finite numbers become null."""
     record = finite(record)
     line = json.dumps(record, ensure_ascii=False)
@@ -163,7 +163,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
         raise UserError(
             f"{path} exists, but {provenance.name}, which records how it was made, is missing or damaged: {again}"
         )
-    if changed := differences(saved, {**settings, "input": identity()}):
+    if changed := fact_differences(saved, {**settings, "input": identity()}):
         raise UserError(f"{path} was written by another command ({'; '.join(changed[:3])}): {again}")
     return True
 
@@ -237,7 +237,7 @@ class PartialFile:
             facts = read_facts(self._facts) or {}
             write_facts(self._facts, {**facts, COMPLETE: {}})
             if self._path.suffix == ".gz":
-                compress(self._partial, packed := self._path.with_name(f"{self._partial.name}.gz"))
+                compress_file(self._partial, packed := self._path.with_name(f"{self._partial.name}.gz"))
                 packed.replace(self._path)
                 self._partial.unlink()
             else:
@@ -275,7 +275,7 @@ class PartialFile:
                 f"{self._partial} cannot be resumed, because {self._facts} is missing or damaged: delete "
                 f"{self._partial} to start again"
             )
-        changed = differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
+        changed = fact_differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
         if changed and all(change.startswith("input.beginning") for change in changed):
             raise UserError(
                 f"the input has changed since {self._partial} was started: restore it, or delete that file to start "
@@ -320,13 +320,13 @@ def write_facts(path: Path, facts: Facts) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def compress(plain: Path, packed: Path) -> None:
+def compress_file(plain: Path, packed: Path) -> None:
     """Compresses a file to a `.gz` file that depends only on its content."""
     with plain.open("rb") as file, packed.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as target:
         shutil.copyfileobj(file, target)
 
 
-def differences(old: Facts, new: Facts) -> list[str]:
+def fact_differences(old: Facts, new: Facts) -> list[str]:
     """Returns the differences between two facts, such as `decode.beams: 4 -> 5`."""
     old, new = (json.loads(json.dumps(facts)) for facts in (old, new))
     return [

@@ -30,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.manual and not options.download:
         raise UserError("--manual needs --download")
     if options.output is not None:
-        check_output(options.output, overwrite=options.overwrite)
+        check_output_folder(options.output, overwrite=options.overwrite)
     if options.download:
-        download(cfg, options.data, options.manual)
+        download_dataset(cfg, options.data, options.manual)
     if options.output is None:
         return
     tokenizers = _tokenizers(options.tokenizers) if options.tokenizers else None
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             shards=options.shards,
             progress=lambda split, count: bar.advance(tasks[split], count),
         )
-    Console().print(table(options.output, summaries))
+    Console().print(summary_table(options.output, summaries))
 
 
 def _tokenizers(folder: Path) -> Tokenizers:
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def check_output(folder: Path, *, overwrite: bool) -> None:
+def check_output_folder(folder: Path, *, overwrite: bool) -> None:
     """Checks that prepared data may be written to a folder.
 
     Raises:
@@ -102,7 +102,7 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
             raise UserError(f"{folder} already holds prepared data: add --overwrite to replace it")
 
 
-def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
+def download_dataset(cfg: Config, root: Path | None, manual: Path | None) -> None:
     """Downloads and prepares the dataset of the config with TFDS.
 
     Raises:
@@ -115,7 +115,7 @@ def download(cfg: Config, root: Path | None, manual: Path | None) -> None:
     tfds.download(cfg, root, manual)
 
 
-def table(folder: Path, summaries: dict[str, Summary]) -> Table:
+def summary_table(folder: Path, summaries: dict[str, Summary]) -> Table:
     """Returns a table of the examples, tokens, lengths and skipped lines of each split."""
     result = Table(title=escape(str(folder)))
     for heading in ("split", "examples", "tokens", "examples by length of the longer side", "skipped lines"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.base.paths import write_text
-from tformer_jax.cli.common import check_writable, integer, new_parser, run_path, writing
+from tformer_jax.cli.common import check_writable, integer, new_parser, reporting_writes, run_path
 from tformer_jax.report import html, run
 
 NAME = "report.html"
@@ -19,11 +19,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = options.output or (options.runs[0] / NAME if len(options.runs) == 1 else Path(NAME))
     if options.output is not None:
         check_writable(options.output, "--output")
-    runs = write(options.runs, path, options.watch)
+    runs = write_report(options.runs, path, options.watch)
     print(path)
     while options.watch and any(loaded.running for loaded in runs):
         time.sleep(options.watch)
-        runs = write(options.runs, path, options.watch)
+        runs = write_report(options.runs, path, options.watch)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,17 +48,17 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def write(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.RunFiles]:
+def write_report(folders: Sequence[Path], path: Path, refresh: int | None = None) -> list[run.RunFiles]:
     """Writes the report of the run folders to `path`; returns the runs.
 
     Args:
-        refresh: as for `html.render`.
+        refresh: as for `html.render_report`.
 
     Raises:
         UserError: a folder is not a run folder, or `path` cannot be written.
     """
     runs = run.load_all(folders)
-    page = html.render(runs, refresh=refresh)
-    with writing(path):
+    page = html.render_report(runs, refresh=refresh)
+    with reporting_writes(path):
         write_text(path, page)
     return runs

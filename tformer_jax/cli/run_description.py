@@ -65,7 +65,7 @@ def metrics(loaded: RunFiles, split: str) -> list[dict[str, str]]:
     return [
         {
             "title": TITLES[name][0],
-            "value": sections.metric(values[name], name) + ("" if name in ("bleu", "chrf") else unit(name)),
+            "value": sections.format_metric(values[name], name) + ("" if name in ("bleu", "chrf") else unit(name)),
             "signature": signatures.get(name, ""),
         }
         for name in METRICS
@@ -83,4 +83,4 @@ def examples(outputs: Outputs) -> list[dict[str, str]]:
     pairs = dict(zip(outputs.sources, outputs.references, strict=True))
     texts = [text for text in pairs if text and len(text) <= LONGEST] or sorted(pairs, key=len)[:1]
     drawn = random.Random(0).sample(texts, min(EXAMPLES, len(texts)))
-    return [{"text": text, "reference": sections.shortened(pairs[text], REFERENCE)} for text in drawn]
+    return [{"text": text, "reference": sections.shorten_text(pairs[text], REFERENCE)} for text in drawn]

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     source = lines.open_source(options)
     run = load_run(options)
     scorer, totals = run.scorer(), Totals()
-    fields = fields_of(options, run.config.model)
+    fields = text_fields(options, run.config.model)
 
     def stream(texts: Iterator[Any], **how: Any) -> "Iterator[Scored]":
         examples = texts if len(fields) > 1 else ((text,) for text in texts)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def added(_: Line, result: "Scored") -> dict[str, Any]:
         totals.add(result, special.count_unknown(result.tokens))
-        return record(result, run.tokenizers.target, per_token=options.per_token)
+        return score_fields(result, run.tokenizers.target, per_token=options.per_token)
 
     def plain(line: Line, result: "Scored") -> list[str]:
         totals.add(result, special.count_unknown(result.tokens))
@@ -75,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     work = lines.Work(
         options, stream, plain, added, names, fields=fields, settings=("per_token",), as_json=options.per_token
     )
-    before = lines.process(source, work)
+    before = lines.process_lines(source, work)
     print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
 
 
-def fields_of(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...]:
+def text_fields(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...]:
     """Returns the options that name the fields to score: those of source and target, or that of a text.
 
     Raises:
@@ -94,7 +94,7 @@ def fields_of(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...]:
     return tuple(read)
 
 
-def record(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
+def score_fields(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> dict[str, Any]:
     """Returns the log-probability of a text with its numbers of tokens, or with each token and its log-probability."""
     tokens = token_texts(tokenizer, result.tokens) if per_token else len(result.tokens)
     unknown = tokenizer.special.count_unknown(result.tokens)

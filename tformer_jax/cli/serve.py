@@ -12,7 +12,7 @@ import tformer_jax as tj
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
-from tformer_jax.cli.common import integer, load_run, run_parser, seconds, size_of
+from tformer_jax.cli.common import format_size, integer, load_run, positive_seconds, run_parser
 from tformer_jax.cli.embed import add_pooling
 from tformer_jax.config import Config
 from tformer_jax.config.fields import flag
@@ -39,14 +39,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = load_run(options)
         encoder = not run.model.decodes
         check_flags(options, encoder=encoder)
-        engine = None if encoder else engine_of(run, options)
+        engine = None if encoder else make_engine(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
-        shown: dict[str, Any] = {"labels": run.labels or (), "attention": attention_of(run), "about": describe_run(run)}
+        shown: dict[str, Any] = {
+            "labels": run.labels or (),
+            "attention": attention_renderer(run),
+            "about": describe_run(run),
+        }
         served = ServedModel.build(*parts, pooling=options.pooling, normalize=options.normalize, **shown)
-        serve(engine, served, bound, options)
+        serve_model(engine, served, bound, options)
 
 
-def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
+def attention_renderer(run: "tj.Run") -> Callable[[str, str], str] | str:
     """Returns the function that renders the attention of a text and its output, or why the run has none."""
     from tformer_jax.cli import attention_page
     from tformer_jax.inference import watch
@@ -58,16 +62,16 @@ def attention_of(run: "tj.Run") -> Callable[[str, str], str] | str:
         return str(error)
 
     pairs = run.model.decodes
-    return lambda text, output: attention_page.render(run, (text, output) if pairs else text + output)
+    return lambda text, output: attention_page.render_example(run, (text, output) if pairs else text + output)
 
 
-def engine_of(run: "tj.Run", options: argparse.Namespace) -> "Engine":
+def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
     from tformer_jax.inference.engine import SMOOTH_SECONDS, Engine
 
     parts, pages = (run.config, run.model, run.params, run.tokenizers), cache_pages(run.config, options)
     engine = Engine(*parts, max_rows=options.max_rows, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
-    if limit := shared_limit(run.config, pages, options.max_rows):
+    if limit := shared_output_limit(run.config, pages, options.max_rows):
         print(f"Outputs without a maximum number of tokens end at {limit:,} tokens, with their prompts", flush=True)
     if options.warm_up:
         print("Compiling; --no-warm-up defers this to the first requests", flush=True)
@@ -97,13 +101,13 @@ def cache_pages(cfg: Config, options: argparse.Namespace) -> int | None:
     pages = max(int(rows * length * CACHE_SHARE * memory / full) // PAGE_SIZE, least)
     print(
         f"Each KV cache has {pages * PAGE_SIZE:,} tokens, because one for {rows} rows of {length:,} tokens would take "
-        f"{size_of(full)} of the {size_of(memory)} of memory; --cache-tokens sets another number",
+        f"{format_size(full)} of the {format_size(memory)} of memory; --cache-tokens sets another number",
         flush=True,
     )
     return pages
 
 
-def shared_limit(cfg: Config, pages: int | None, rows: int) -> int | None:
+def shared_output_limit(cfg: Config, pages: int | None, rows: int) -> int | None:
     """Returns the tokens of a cache for each of `rows` rows if outputs without `decode.max_new_tokens` end there.
 
     None: the model's maximum length is smaller. See `Engine`.
@@ -126,7 +130,9 @@ def check_flags(options: argparse.Namespace, *, encoder: bool) -> None:
             raise UserError(f"{written} is for {of_others}, but this run is {this}: leave it out")
 
 
-def serve(engine: "Engine | None", served: "ServedModel", bound: socket.socket, options: argparse.Namespace) -> None:
+def serve_model(
+    engine: "Engine | None", served: "ServedModel", bound: socket.socket, options: argparse.Namespace
+) -> None:
     """Serves a model on a bound socket, with the limits given by the flags; an encoder has no engine."""
     from tformer_jax.serving import app, server
     from tformer_jax.serving.middleware import is_loopback
@@ -201,17 +207,23 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     add("--queue", type=integer(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
     add("--max-body", type=integer(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)")
-    add("--timeout", type=seconds, default=120.0, metavar="S", help="maximum seconds per request (default: 120)")
+    add(
+        "--timeout",
+        type=positive_seconds,
+        default=120.0,
+        metavar="S",
+        help="maximum seconds per request (default: 120)",
+    )
     add(
         "--body-timeout",
-        type=seconds,
+        type=positive_seconds,
         default=10.0,
         metavar="S",
         help="maximum seconds for a client to send the headers, and then the body (default: 10)",
     )
     add(
         "--grace",
-        type=seconds,
+        type=positive_seconds,
         default=10.0,
         metavar="S",
         help="seconds that running requests have to finish at shutdown (default: 10)",

@@ -46,34 +46,38 @@ def main(argv: Sequence[str] | None = None) -> None:
         RunError: some runs failed.
     """
     options, overrides = parser().parse_known_args(argv)
-    combinations = expand(options.sweep)
+    combinations = expand_settings(options.sweep)
     check_options(options, combinations)
     configs = [
-        read_config(location(options.config, combination), [*overrides, *as_flags(combination)])
+        read_config(config_location(options.config, combination), [*overrides, *setting_flags(combination)])
         for combination in combinations
     ]
-    name, metric = name_of(options.config, overrides, combinations), configs[0].train.metric
+    name, metric = sweep_name(options.config, overrides, combinations), configs[0].train.metric
     folder = options.output or Path("runs") / f"{name}_sweep"
     check_comparable(configs, combinations)
     check_same_sweep(folder, configs, combinations)
     failed, best = [], None
     if options.choose:
-        trials = of_first_seed(combinations)
+        trials = first_seed_combinations(combinations)
         failed = train_all(options, overrides, trials, folder)
-        best = sweeps.chosen(read_results(folder, trials), options.choose, metric)
-    todo = [combination for combination in combinations if best is None or sweeps.without(combination, "seed") in best]
+        best = sweeps.chosen_combinations(read_results(folder, trials), options.choose, metric)
+    todo = [
+        combination
+        for combination in combinations
+        if best is None or sweeps.without_setting(combination, "seed") in best
+    ]
     failed += train_all(options, overrides, todo, folder)
     results = read_results(folder, combinations)
     write_results(folder / RESULTS, results)
     check_same_data(folder, dict(zip(combinations, configs, strict=True)))
     if results and best != set():
         facts = {"name": name, "command": provenance.command(), "metric": metric, "chosen": options.choose}
-        write(options, facts | sweeps.record(results, metric, only=best) | {"failed": failed})
+        print_results(options, facts | sweeps.make_record(results, metric, only=best) | {"failed": failed})
     if failed:
         raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
 
 
-def name_of(config: str, overrides: Sequence[str], combinations: Sequence[Combination]) -> str:
+def sweep_name(config: str, overrides: Sequence[str], combinations: Sequence[Combination]) -> str:
     """Returns the name of the sweep: that of the config, or of its file and variant if `combinations` have variants."""
     named = any(override.startswith("--config.name=") for override in overrides)
     if named or not any(setting.startswith("variant=") for setting in combinations[0]):
@@ -113,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def expand(text: str) -> list[Combination]:
+def expand_settings(text: str) -> list[Combination]:
     """Returns all combinations of `NAME=VALUE,VALUE; NAME=VALUE`, where the last name varies fastest.
 
     Raises:
@@ -122,7 +126,7 @@ def expand(text: str) -> list[Combination]:
     settings: list[list[str]] = []
     for part in filter(None, map(str.strip, text.split(";"))):
         name, equals, values = part.partition("=")
-        choices = _split(values)
+        choices = _split_values(values)
         if not (name.strip() and equals and all(choices)):
             raise UserError(f'--sweep: {part!r} must read NAME=VALUE,VALUE; for example "seed=0,1; model.dim=64,128"')
         if any(written.startswith(f"{name.strip()}=") for written, *_ in settings if name.strip() != "variant"):
@@ -133,20 +137,20 @@ def expand(text: str) -> list[Combination]:
     return list(itertools.product(*settings))
 
 
-def of_first_seed(combinations: Sequence[Combination]) -> list[Combination]:
+def first_seed_combinations(combinations: Sequence[Combination]) -> list[Combination]:
     """Returns the combinations with the seed of the first one; all, if the sweep has no seeds."""
     seed = {part for part in combinations[0] if part.startswith("seed=")}
     return [combination for combination in combinations if seed <= {*combination}]
 
 
-def location(config: str, combination: Combination) -> str:
+def config_location(config: str, combination: Combination) -> str:
     """Returns the config of a combination: `config`, and each `variant` of the combination after a colon."""
     return ":".join([config, *(part.removeprefix("variant=") for part in combination if part.startswith("variant="))])
 
 
-def as_flags(combination: Combination) -> list[str]:
+def setting_flags(combination: Combination) -> list[str]:
     """Returns the command-line flags of a combination."""
-    return [f"--config.{setting}" for setting in sweeps.without(combination, "variant")]
+    return [f"--config.{setting}" for setting in sweeps.without_setting(combination, "variant")]
 
 
 def check_options(options: argparse.Namespace, combinations: Sequence[Combination]) -> None:
@@ -172,7 +176,7 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
     if options.record:
         check_writable(options.record)
     if options.plot:
-        sweep_plot.check(options.plot)
+        sweep_plot.check_plot(options.plot)
         check_writable(options.plot, "--plot")
 
 
@@ -242,7 +246,9 @@ def train_all(
         slots.put(device)
     with Children() as children, concurrent.futures.ThreadPoolExecutor(slots.qsize()) as pool:
         jobs = [
-            pool.submit(train, options, overrides, combination, folder / run_name(combination), slots, children)
+            pool.submit(
+                train_combination, options, overrides, combination, folder / run_name(combination), slots, children
+            )
             for combination in combinations
         ]
         problems = [problem for job in jobs if (problem := job.result())]
@@ -252,7 +258,7 @@ def train_all(
     return problems
 
 
-def train(
+def train_combination(
     options: argparse.Namespace,
     overrides: Sequence[str],
     combination: Combination,
@@ -267,29 +273,31 @@ def train(
     try:
         if children.stopped_by is not None:
             return None
-        say(f"{run}: training" + (f" on device {device}" if device is not None else ""))
-        config = location(options.config, combination)
-        command = [sys.executable, "-c", TRAIN, f"--config={config}", *overrides, *as_flags(combination)]
+        print_line(f"{run}: training" + (f" on device {device}" if device is not None else ""))
+        config = config_location(options.config, combination)
+        command = [sys.executable, "-c", TRAIN, f"--config={config}", *overrides, *setting_flags(combination)]
         command += [f"--run={run}", "--resume"]
         log = run.with_name(f"{run.name}.log")
         with log.open("a", encoding="utf-8") as output:
             start = output.tell()
-            status = children.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment(options, device))
+            status = children.run(
+                command, stdout=output, stderr=subprocess.STDOUT, env=run_environment(options, device)
+            )
         if status == 0 or children.stopped_by is not None:
             return None
-        problem = problem_of(status, log.read_bytes()[start:].decode(errors="replace"))
-        say(f"{run}: failed: {problem}")
+        problem = describe_failure(status, log.read_bytes()[start:].decode(errors="replace"))
+        print_line(f"{run}: failed: {problem}")
         return f"{run}: {problem} (full log: {log})"
     finally:
         slots.put(device)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints a line; a sweep outlives the reader of its output."""
     RunConsole(markup=False, emoji=False, highlight=False, soft_wrap=True).print(text)
 
 
-def problem_of(status: int, output: str) -> str:
+def describe_failure(status: int, output: str) -> str:
     """Returns why a run failed: its error, or else its exit status, or the signal that killed it, and its last line."""
     lines = output.split("\n")
     if errors := [line for line in lines if line.startswith("error: ")]:
@@ -298,29 +306,29 @@ def problem_of(status: int, output: str) -> str:
     return f"{ended} after: {next(filter(None, reversed(lines)), 'no output')}"
 
 
-def environment(options: argparse.Namespace, device: str | None) -> dict[str, str]:
+def run_environment(options: argparse.Namespace, device: str | None) -> dict[str, str]:
     """Returns the environment of a run on `device`."""
     shared = SHARED_DEVICE if options.jobs > 1 else {}
     data = {DATA_VARIABLE: str(options.data)} if options.data else {}
     return {**shared, **os.environ, **data} | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
 
 
-def write(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
+def print_results(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
     """Prints the table of a record, and writes the record and its plot where `options` say so.
 
     A terminal that is too narrow for all metrics shows only the one that selects models.
     """
-    console, view = RunConsole(emoji=False), table(record, list(record["groups"][0]["mean"]))
+    console, view = RunConsole(emoji=False), result_table(record, list(record["groups"][0]["mean"]))
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:
-        view = table(record, [record["metric"]])
+        view = result_table(record, [record["metric"]])
     console.print(view)
     if options.record:
         write_json(options.record, record)
     if options.plot:
-        sweep_plot.draw(record, options.plot)
+        sweep_plot.draw_plot(record, options.plot)
 
 
-def table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
+def result_table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     """Returns a table of the test metrics `names` in the order of the sweep: means over seeds with 95 % intervals."""
     groups, metric = record["groups"], record["metric"]
     best = min(groups, key=lambda group: sweeps.badness(group["mean"][metric], metric))
@@ -331,8 +339,8 @@ def table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
         view.add_column(heading, overflow="fold")
     for group in groups:
         facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
-        cells = [sweeps.formatted(group["mean"][name], group["interval"][name]) for name in names]
-        cells += [sweeps.formatted(*group["at_equal_seconds"].values())] if seconds else []
+        cells = [sweeps.format_mean(group["mean"][name], group["interval"][name]) for name in names]
+        cells += [sweeps.format_mean(*group["at_equal_seconds"].values())] if seconds else []
         view.add_row(escape("  ".join(group["settings"])), *facts, *cells, style="bold" if group is best else None)
     return view
 
@@ -342,7 +350,7 @@ def _devices(listed: str | None) -> list[str | None]:
     return [None] if listed is None else [device.strip() for device in listed.split(",")]
 
 
-def _split(values: str) -> list[str]:
+def _split_values(values: str) -> list[str]:
     """Splits at the commas that are not inside brackets."""
     parts, depth = [""], 0
     for letter in values:

@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if name == "--version":
         print(__version__)
         return
-    importlib.import_module(f"{package_of(name)}.{name}").main(rest)
+    importlib.import_module(f"{command_package(name)}.{name}").main(rest)
 
 
-def package_of(command: str) -> str:
+def command_package(command: str) -> str:
     """Returns the package with the module of a command.
 
     Raises:
@@ -69,5 +69,5 @@ def package_of(command: str) -> str:
 
 def run() -> None:
     """Runs the installed command."""
-    interrupt.install()
+    interrupt.install_handler()
     run_main(main)

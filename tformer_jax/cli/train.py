@@ -56,7 +56,7 @@ def write_report(folder: Path) -> None:
     from tformer_jax.cli import report
 
     try:
-        report.write([folder], folder / report.NAME)
+        report.write_report([folder], folder / report.NAME)
     except UserError as error:
         logging.warning("%s", error)
 

@@ -22,7 +22,7 @@ MAX_WEIGHTS = 2**22
 """Maximum number of weights in a page, which is then about 8 MB; the heads of a longer text are left out."""
 
 
-def render(
+def render_attention(
     name: str,
     texts: dict[str, str],
     watched: Watched,
@@ -80,7 +80,7 @@ def has_heads(shapes: Collection[tuple[int, int, int, int]], head: int | None) -
 
     Args:
         shapes: shapes [L, N, T, S] of the weights of each attention.
-        head: the head that the page shows first, as for `render`.
+        head: the head that the page shows first, as for `render_attention`.
 
     Raises:
         UserError: the page would have more than `MAX_WEIGHTS` weights, or no head `head`.

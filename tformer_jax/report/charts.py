@@ -10,7 +10,7 @@ from tformer_jax.base.numbers import GIB, significant
 from tformer_jax.config import LOWER_IS_BETTER
 from tformer_jax.report.outputs import histogram, lengths
 from tformer_jax.report.run import RunFiles
-from tformer_jax.report.series import bucket_means, downsampled
+from tformer_jax.report.series import bucket_means, downsample_indices
 
 AXES = ("step", "tokens", "seconds")
 DIGITS = 6
@@ -81,7 +81,7 @@ def all_charts(runs: Sequence[RunFiles]) -> list[Chart]:
 def _training(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     unsmoothed = "nll" if any(run.nll_column == "nll" for run in runs) else "loss"
     drawn = [_drawn_columns(run, unsmoothed) for run in runs]
-    for name in ordered({name for columns in drawn for name in columns if "/" not in name}):
+    for name in order_metrics({name for columns in drawn for name in columns if "/" not in name}):
         title, unit = TITLES.get(name, (_readable(name), ""))
         chart = Chart(name, title, unit, "training", log=name in LOGARITHMIC, zero=name in FROM_ZERO)
         for number, run in enumerate(runs):
@@ -112,7 +112,7 @@ def _layers(runs: Sequence[RunFiles]) -> Iterator[Chart]:
 
 def _evaluation(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     names = {name for run in runs for name in run.group("validation").columns}
-    for name in ordered(names - {"loss"}):
+    for name in order_metrics(names - {"loss"}):
         title, unit = TITLES.get(name, (_readable(name), ""))
         lines = _validation_lines(runs, name)
         if lines:
@@ -158,7 +158,7 @@ def _bars(key: str, title: str, unit: str, columns: Sequence[tuple[int, str, np.
 
 
 def _line(run: RunFiles, number: int, steps: np.ndarray, values: np.ndarray, name: str) -> dict[str, Any]:
-    places = downsampled(values)
+    places = downsample_indices(values)
     line: dict[str, Any] = {"run": number, "name": name, "y": _numbers(values[places])}
     line |= {axis: _numbers(run.axis(axis, steps[places])) for axis in AXES}
     if len(places) < len(values):
@@ -207,7 +207,7 @@ def _is_idle(name: str, values: np.ndarray) -> bool:
     return name == "skipped_steps" and not np.nan_to_num(values).any()
 
 
-def ordered(names: set[str]) -> list[str]:
+def order_metrics(names: set[str]) -> list[str]:
     """Returns names of metrics in the order of `TITLES`, then the others by name."""
     order = list(TITLES)
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))

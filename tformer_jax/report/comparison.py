@@ -11,7 +11,7 @@ import numpy as np
 from tformer_jax.config import comparable
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
 from tformer_jax.report.outputs import Outputs
-from tformer_jax.report.run import RunFiles, differing
+from tformer_jax.report.run import RunFiles, differing_keys
 from tformer_jax.report.series import Series
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
@@ -91,7 +91,7 @@ class Comparison:
         return comparable.target_tokens(self.a.config) == comparable.target_tokens(self.b.config)
 
 
-def compare(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
+def compare_runs(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
     """Compares run `b` with the baseline `a`.
 
     Metrics and outputs are compared on the test split, or else the validation split, if both runs evaluated the same
@@ -109,7 +109,7 @@ def compare(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
         if a.task.references and pair[0].texts:
             equal = sum(mine == theirs for mine, theirs in zip(pair[0].texts, pair[1].texts, strict=True))
             examples = len(pair[0].texts)
-    names = differing([a.config, b.config])
+    names = differing_keys([a.config, b.config])
     return Comparison(
         a,
         b,

@@ -12,7 +12,7 @@ from typing import Any
 
 from tformer_jax.base import packages
 from tformer_jax.report import charts, sections
-from tformer_jax.report.comparison import compare
+from tformer_jax.report.comparison import compare_runs
 from tformer_jax.report.run import RunFiles
 
 SCRIPTS = {
@@ -28,7 +28,7 @@ def check_installed(what: str) -> None:
     packages.require(what, ("jinja2", "plotly"), "report")
 
 
-def render(runs: Sequence[RunFiles], *, refresh: int | None = None) -> str:
+def render_report(runs: Sequence[RunFiles], *, refresh: int | None = None) -> str:
     """Returns the report of one or several runs; the first is the baseline of the comparisons.
 
     Args:
@@ -48,7 +48,7 @@ def render(runs: Sequence[RunFiles], *, refresh: int | None = None) -> str:
         metrics=sections.metric_rows(runs),
         signatures=sections.signatures(runs),
         outputs=[sections.shown_outputs(run) for run in runs],
-        comparisons=[compare(runs[0], other) for other in runs[1:]],
+        comparisons=[compare_runs(runs[0], other) for other in runs[1:]],
         settings=sections.settings(runs),
         environment=sections.environment(runs),
         parameters=sections.parameters(runs),
@@ -91,13 +91,13 @@ def _environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "metric": sections.metric,
-        "interval": sections.interval,
-        "difference": sections.difference,
-        "shortened": sections.shortened,
+        "metric": sections.format_metric,
+        "interval": sections.format_interval,
+        "difference": sections.format_difference,
+        "shortened": sections.shorten_text,
         "breakable": _breakable,
-        "compact": sections.compact,
-        "duration": sections.duration,
+        "compact": sections.format_count,
+        "duration": sections.format_duration,
     }
     return environment
 

@@ -72,7 +72,7 @@ class Outputs:
         return self.chrf
 
 
-def choose(outputs: Outputs, task: Task, shown: int = SHOWN) -> dict[str, list[int]]:
+def choose_outputs(outputs: Outputs, task: Task, shown: int = SHOWN) -> dict[str, list[int]]:
     """Returns the indices of the worst, the best and of random outputs, by group; the same ones at every call.
 
     Among equally good outputs, the longest are the best.
@@ -87,7 +87,7 @@ def choose(outputs: Outputs, task: Task, shown: int = SHOWN) -> dict[str, list[i
     return {"worst": order[:shown], "random": drawn, "best": best[:shown]}
 
 
-def marked(reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
+def mark_differences(reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
     """Returns both texts in pieces, with marks on what is not in their longest common subsequence.
 
     Texts are compared by words, or by characters if the reference has no spaces.

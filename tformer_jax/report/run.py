@@ -110,10 +110,10 @@ def load_all(folders: Sequence[Path]) -> list[RunFiles]:
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             break
-    return [load(path, name) for path, name in zip(paths, names, strict=True)]
+    return [load_run_files(path, name) for path, name in zip(paths, names, strict=True)]
 
 
-def load(folder: Path, name: str) -> RunFiles:
+def load_run_files(folder: Path, name: str) -> RunFiles:
     """Reads the files of a run folder.
 
     Raises:
@@ -172,7 +172,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return list(unique.values())
 
 
-def differing(rows: Iterable[dict[str, Any]]) -> list[str]:
+def differing_keys(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Returns the keys whose values are not the same in all rows."""
     rows = list(rows)
     keys = dict.fromkeys(key for row in rows for key in row)

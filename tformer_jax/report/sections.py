@@ -10,9 +10,9 @@ from typing import Any
 from tformer_jax.config import LOWER_IS_BETTER, Config
 from tformer_jax.config.convert import flat_values
 from tformer_jax.report.bootstrap import Estimate, estimates
-from tformer_jax.report.charts import TITLES, ordered
-from tformer_jax.report.outputs import Piece, choose, marked
-from tformer_jax.report.run import RunFiles, differing
+from tformer_jax.report.charts import TITLES, order_metrics
+from tformer_jax.report.outputs import Piece, choose_outputs, mark_differences
+from tformer_jax.report.run import RunFiles, differing_keys
 from tformer_jax.report.series import to_csv
 
 ABSENT = "–"
@@ -46,9 +46,9 @@ def facts(run: RunFiles) -> dict[str, str]:
     tokens, seconds = (run.result.get(name) or run.train.last(name) for name in ("tokens", "seconds"))
     return {
         "steps": steps,
-        "tokens": compact(tokens) if tokens else ABSENT,
-        "time": duration(seconds) if seconds else ABSENT,
-        "parameters": compact(parameters) if parameters else ABSENT,
+        "tokens": format_count(tokens) if tokens else ABSENT,
+        "time": format_duration(seconds) if seconds else ABSENT,
+        "parameters": format_count(parameters) if parameters else ABSENT,
         "devices": run.provenance.get("hardware", {}).get("devices", ABSENT),
         "seed": str(run.config["seed"]),
     }
@@ -59,7 +59,7 @@ def metric_rows(runs: Sequence[RunFiles]) -> dict[str, list[MetricRow]]:
     intervals = [{split: estimates([outputs], run.task) for split, outputs in run.outputs.items()} for run in runs]
     names = {name for run in runs for group in ("validation", "test") for name in run.group(group).columns}
     result = {}
-    for name in ordered(names):
+    for name in order_metrics(names):
         rows = [_metric_row(run, number, name, intervals[number]) for number, run in enumerate(runs)]
         result[TITLES.get(name, (name, ""))[0]] = [row for row in rows if (row.validation, row.test) != (None, None)]
     return {title: rows for title, rows in result.items() if rows}
@@ -121,12 +121,12 @@ def shown_outputs(run: RunFiles) -> dict[str, list[Shown]]:
     outputs = run.outputs[run.split]
     quality = outputs.quality(run.task)
     result = {}
-    for group, places in choose(outputs, run.task).items():
+    for group, places in choose_outputs(outputs, run.task).items():
         result[group.capitalize()] = [
             Shown(
                 at + 1,
-                shortened(outputs.sources[at]),
-                *_sides(run, shortened(outputs.references[at]), shortened(outputs.texts[at])),
+                shorten_text(outputs.sources[at]),
+                *_sides(run, shorten_text(outputs.references[at]), shorten_text(outputs.texts[at])),
                 bool(outputs.hits[at]),
                 float(quality[at]) if quality is not None and run.task.references == "texts" else None,
                 outputs.scores[at],
@@ -139,7 +139,7 @@ def shown_outputs(run: RunFiles) -> dict[str, list[Shown]]:
 def _sides(run: RunFiles, reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
     """Marks differences of translations; continuations and labels are shown without marks."""
     if run.task.references == "texts":
-        return marked(reference, output)
+        return mark_differences(reference, output)
     return [(False, reference)], [(False, output)]
 
 
@@ -154,7 +154,7 @@ def settings(runs: Sequence[RunFiles]) -> dict[str, Any]:
     return {
         "sections": sections,
         "values": plain,
-        "differing": differing(plain),
+        "differing": differing_keys(plain),
         "changed": [name for name in names if any(row.get(name) != default.get(name) for row in plain)],
         "defaults": default,
     }
@@ -213,24 +213,24 @@ def _fitting(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row, size in zip(rows, sizes, strict=True) if size <= MAX_CHARACTERS]
 
 
-def shortened(text: str, longest: int = LONGEST) -> str:
+def shorten_text(text: str, longest: int = LONGEST) -> str:
     """Returns the first `longest` characters of a text, with an ellipsis if it is longer."""
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
-def metric(value: float | None, name: str) -> str:
+def format_metric(value: float | None, name: str) -> str:
     """Formats a metric: percentages and perplexities with two decimals, losses with four; `ABSENT` if not finite."""
     return ABSENT if value is None or not math.isfinite(value) else f"{value:.{_decimals(name)}f}"
 
 
-def interval(estimate: Estimate, name: str) -> str:
+def format_interval(estimate: Estimate, name: str) -> str:
     """Formats the interval of a metric, such as `29.31 to 30.02`; `ABSENT` if an end is not finite."""
     if not math.isfinite(estimate.low + estimate.high):
         return ABSENT
-    return f"{metric(estimate.low, name)} to {metric(estimate.high, name)}"
+    return f"{format_metric(estimate.low, name)} to {format_metric(estimate.high, name)}"
 
 
-def difference(value: float, name: str) -> str:
+def format_difference(value: float, name: str) -> str:
     """Formats a difference of a metric with its sign, and a proper minus; `ABSENT` if not finite."""
     if not math.isfinite(value):
         return ABSENT
@@ -241,7 +241,7 @@ def _decimals(name: str) -> int:
     return 4 if name == "loss" else 2
 
 
-def compact(number: float) -> str:
+def format_count(number: float) -> str:
     """Formats a count with three significant digits, such as `4.35 M`."""
     if number < 1e4:
         return f"{number:,.0f}"
@@ -250,7 +250,7 @@ def compact(number: float) -> str:
     return f"{rounded / size:g} {unit}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Formats seconds as `2 d 3:04:05`, `3:04:05` or `4:05`."""
     whole = datetime.timedelta(seconds=round(seconds))
     hours, rest = divmod(whole.seconds, 3600)

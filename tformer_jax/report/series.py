@@ -50,7 +50,7 @@ class Series:
         ]
 
 
-def downsampled(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
+def downsample_indices(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
     """Returns the rising indices of at most `limit` values that keep a line's extremes, ends and gaps.
 
     The values are divided into equal buckets; each keeps its smallest and its largest value, and the first NaN.
@@ -69,13 +69,13 @@ def downsampled(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
 
 
 def bucket_means(values: np.ndarray, limit: int = MAX_POINTS) -> np.ndarray:
-    """Returns, for each index of `downsampled`, the mean of its bucket: what to smooth without the extremes' bias."""
+    """Returns the mean of each bucket of `downsample_indices`: what to smooth without the extremes' bias."""
     means = np.array(values, np.float64)
     if len(values) > limit:
         for bucket in _buckets(len(values), limit):
             finite = values[bucket][np.isfinite(values[bucket])]
             means[bucket] = finite.mean() if len(finite) else np.nan
-    return means[downsampled(values, limit)]
+    return means[downsample_indices(values, limit)]
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:

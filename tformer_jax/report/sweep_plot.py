@@ -16,7 +16,7 @@ Lines = dict[str, list[Point]]
 """Points by the label of their line."""
 
 
-def check(path: Path) -> None:
+def check_plot(path: Path) -> None:
     """Checks, before training, that a plot can be made.
 
     Raises:
@@ -27,7 +27,7 @@ def check(path: Path) -> None:
         raise UserError(f"--plot {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 
 
-def draw(record: Mapping[str, Any], path: Path) -> None:
+def draw_plot(record: Mapping[str, Any], path: Path) -> None:
     """Draws the means of the record's metric over seeds, with their 95 % intervals.
 
     With a numeric setting, the metric is drawn against the last such setting, on a logarithmic axis, with one line per

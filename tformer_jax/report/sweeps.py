@@ -19,12 +19,12 @@ Results = Mapping[Combination, Mapping[str, Any]]
 CONFIDENCE = 0.95
 
 
-def without(combination: Combination, *names: str) -> Combination:
+def without_setting(combination: Combination, *names: str) -> Combination:
     """Returns the settings of a combination other than `names`."""
     return tuple(part for part in combination if part.partition("=")[0] not in names)
 
 
-def chosen(results: Results, setting: str, metric: str) -> set[Combination]:
+def chosen_combinations(results: Results, setting: str, metric: str) -> set[Combination]:
     """Returns, for each combination of the other settings, the one whose value of `setting` is best on validation.
 
     Args:
@@ -36,9 +36,11 @@ def chosen(results: Results, setting: str, metric: str) -> set[Combination]:
     """
     groups: dict[Combination, list[Combination]] = {}
     for combination in results:
-        groups.setdefault(without(combination, setting, "seed"), []).append(combination)
+        groups.setdefault(without_setting(combination, setting, "seed"), []).append(combination)
     return {
-        without(min(group, key=lambda combination: badness(results[combination]["validation"][metric], metric)), "seed")
+        without_setting(
+            min(group, key=lambda combination: badness(results[combination]["validation"][metric], metric)), "seed"
+        )
         for group in groups.values()
     }
 
@@ -59,14 +61,14 @@ def interval(values: Sequence[float | None]) -> float | None:
     return quantile * deviation / math.sqrt(len(values))
 
 
-def formatted(mean: float | None, half: float | None) -> str:
+def format_mean(mean: float | None, half: float | None) -> str:
     """Returns a mean and half of its interval as text."""
     if mean is None:
         return "not finite"
     return f"{mean:.4g}" + (f" ± {half:.2g}" if half is not None else "")
 
 
-def record(results: Results, metric: str, *, only: Collection[Combination] | None = None) -> dict[str, Any]:
+def make_record(results: Results, metric: str, *, only: Collection[Combination] | None = None) -> dict[str, Any]:
     """Returns the statistics of each group and the facts of each run.
 
     Args:
@@ -81,7 +83,7 @@ def record(results: Results, metric: str, *, only: Collection[Combination] | Non
     """
     members: dict[Combination, list[Mapping[str, Any]]] = {}
     for combination, result in results.items():
-        members.setdefault(without(combination, "seed"), []).append(result)
+        members.setdefault(without_setting(combination, "seed"), []).append(result)
     facts = [{name: value for name, value in result.items() if name != "command"} for result in results.values()]
     common = {name: value for name, value in facts[0].items() if all(fact.get(name) == value for fact in facts)}
     runs = [

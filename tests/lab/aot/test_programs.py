@@ -109,13 +109,13 @@ def test_a_program_that_does_not_fit():
 def test_missing_libtpu_is_reported(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'--topology needs libtpu: pip install -e "\.\[aot\]"'):
-        topology.devices("v5e:4x4")
+        topology.slice_devices("v5e:4x4")
 
 
 @pytest.mark.parametrize("name", ["v5e", "h100:2x2", "v5e:16", "v5e:0x4", "v5e:4x4x4x4"])
 def test_a_topology_is_a_kind_and_its_sides(name):
     with pytest.raises(UserError, match=r"write a kind \(v4, v5e, v5p, v6e\) and the sides of the slice"):
-        topology.devices(name)
+        topology.slice_devices(name)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_direction_and_module(op_name, expected):
 
 
 def test_a_program_is_parsed():
-    found = operations.parse(HLO)
+    found = operations.parse_program(HLO)
     assert found["ynn_fusion.12"] == Operation("product", "forward", "decoder/layers_*/ffn")
     assert found["dot.8"] == Operation("product", "backward", "decoder/layers_*/ffn")
     assert found["add_fusion.4"] == Operation("add_fusion", "update", "optimizer")
@@ -63,7 +63,7 @@ def test_a_program_is_parsed():
 
 def test_rows_sum_up_and_loops_count_once():
     events = [("dot.8", 3.0), ("dot.8", 1.0), ("while.5", 50.0), ("add_fusion.4", 2.0), ("of_another_program", 10.0)]
-    rows = operations.table_rows(operations.parse(HLO), events, steps=2)
+    rows = operations.table_rows(operations.parse_program(HLO), events, steps=2)
     assert [(row["kind"], row["milliseconds"], row["share"], row["count"]) for row in rows] == [
         ("other", 5, 0.625, 0.5),
         ("product", 2, 0.25, 1),

@@ -169,7 +169,7 @@ def test_a_config_has_batches_of_its_middle_bucket():
 def test_speeds_are_medians_and_the_peak_is_the_best_square_product():
     seconds = {"tformer_jax": [0.5, 9.0, 0.25], "PyTorch": [1.0, 1.0, 3.0]}
     rates = {"tformer_jax": [800.0, 400.0, 5000.0], "PyTorch": [100.0, 1000.0, 1.0]}
-    found = train.speeds({"tokens": 100, "flops": 200}, seconds, rates)
+    found = train.compute_speeds({"tokens": 100, "flops": 200}, seconds, rates)
     assert found["milliseconds"] == {"tformer_jax": 500, "PyTorch": 1000}
     assert found["tokens_per_second"] == {"tformer_jax": 200, "PyTorch": 100}
     assert found["share_of_product_rate"] == {"tformer_jax": 0.4, "PyTorch": 0.2}

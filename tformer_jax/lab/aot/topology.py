@@ -19,7 +19,7 @@ ACCELERATORS = {
 """By chip: the prefix of its Cloud TPU accelerator type, and the cores per chip that the type's number counts."""
 
 
-def devices(name: str) -> Sequence[jax.Device]:
+def slice_devices(name: str) -> Sequence[jax.Device]:
     """Returns the devices of the slice `name`, such as v5e:4x4, for ahead-of-time compilation.
 
     JAX itself runs on the CPU from then on.

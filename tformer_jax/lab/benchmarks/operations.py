@@ -64,7 +64,7 @@ class Traced(Ours):
                 traced, _ = self.steps(steps)
             (path,) = Path(folder).rglob("*.xplane.pb")
             events = list(iterate_events(path))
-        rows = table_rows(parse(self.step.as_text()), events, steps)
+        rows = table_rows(parse_program(self.step.as_text()), events, steps)
         return {
             "milliseconds": 1000 * wall,
             "traced_milliseconds": 1000 * traced,
@@ -125,12 +125,12 @@ class Instruction:
     calls: str | None
 
 
-def parse(text: str) -> dict[str, Operation]:
+def parse_program(text: str) -> dict[str, Operation]:
     """Parses a compiled program, `compiled.as_text()`, into operations by their names in traces."""
     lines, _ = hlo.computations(text)
     instructions = {name: dict(iterate_instructions(inside)) for name, inside in lines.items()}
     return {
-        name: describe(name, instruction, list(instructions.get(instruction.calls or "", {}).values()))
+        name: describe_instruction(name, instruction, list(instructions.get(instruction.calls or "", {}).values()))
         for inside in instructions.values()
         for name, instruction in inside.items()
     }
@@ -144,7 +144,7 @@ def iterate_instructions(lines: Iterable[str]) -> Iterator[tuple[str, Instructio
             yield match["name"], Instruction(match["opcode"], op_name[1] if op_name else "", calls and calls[1])
 
 
-def describe(name: str, instruction: Instruction, fused: Sequence[Instruction]) -> Operation:
+def describe_instruction(name: str, instruction: Instruction, fused: Sequence[Instruction]) -> Operation:
     """Classifies an instruction; the path of a fusion is that of its product, or else its own or that of a part."""
     products = [part for part in (instruction, *fused) if part.opcode in PRODUCTS]
     if instruction.opcode in CONTROL_FLOW:

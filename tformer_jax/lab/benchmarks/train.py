@@ -75,7 +75,7 @@ def measure_case(case: Case, rounds: int, steps: int) -> dict[str, Any]:
         "rows": case.rows,
         "length": case.length,
         "dtype": case.cfg.model.dtype,
-        **speeds(work, seconds, rates),
+        **compute_speeds(work, seconds, rates),
         "products": {"shapes": shapes, "dtype": products, "flops_per_second": rates},
         "loss_difference": loss_differences(case.name, losses, TOLERANCES[products]),
         "systems": facts,
@@ -147,7 +147,7 @@ def time_steps(system: Remote, steps: int) -> float:
     return seconds
 
 
-def speeds(
+def compute_speeds(
     work: Mapping[str, int], seconds: Mapping[str, Sequence[float]], rates: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
     """Computes speeds and ratios, from medians.

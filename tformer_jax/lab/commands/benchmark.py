@@ -7,7 +7,7 @@ from typing import Any
 
 from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import add_data, check_writable, integer, new_parser, seconds
+from tformer_jax.cli.common import add_data, check_writable, integer, new_parser, positive_seconds
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config.layouts import DTYPES
 from tformer_jax.lab.benchmarks import paged, train_cases
@@ -112,7 +112,9 @@ def _add_data(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="loader processes to compare with a loader thread (default: 2)",
     )
-    command.add_argument("--seconds", type=seconds, default=5, metavar="S", help="seconds per measurement (default: 5)")
+    command.add_argument(
+        "--seconds", type=positive_seconds, default=5, metavar="S", help="seconds per measurement (default: 5)"
+    )
     add_data(command)
 
 

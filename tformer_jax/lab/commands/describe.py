@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import integer, new_parser, size_of
+from tformer_jax.cli.common import format_size, integer, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import MESH_PRESETS, Config, DataConfig, read_mesh
@@ -106,7 +106,7 @@ def print_cost(name: str, model_cost: "Cost", batch: int, length: int) -> None:
         "parameters without embeddings": f"{model_cost.total - model_cost.embeddings:,}",
         "FLOPs per token, forward": f"{per_token:.4g}",
         "FLOPs per token, training (3 x forward)": f"{3 * per_token:.4g}",
-        "parameters": size_of(model_cost.parameter_bytes),
-        "KV cache of decoding": size_of(model_cost.cache_bytes),
+        "parameters": format_size(model_cost.parameter_bytes),
+        "KV cache of decoding": format_size(model_cost.cache_bytes),
     }
     console.print(make_table(("", "value"), costs.items(), title=f"batch of {batch} rows of {length} tokens"))

@@ -19,7 +19,7 @@ from rich.table import Table
 from tformer_jax import __version__
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import GIB
-from tformer_jax.cli.common import FAILED, size_of
+from tformer_jax.cli.common import FAILED, format_size
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.config.sizes import assumption, with_sizes
@@ -99,14 +99,14 @@ def machine_table(gpus: list[machine_checks.Gpu], run: Path) -> Table:
     """Returns a table of devices, hosts, versions, memory and disk space."""
     devices = jax.devices()
     memory, host = hardware.device_memory(), hardware.host_memory()
-    disk = shutil.disk_usage(machine_checks.existing(run))
+    disk = shutil.disk_usage(machine_checks.existing_parent(run))
     rows = {
         "devices": f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})",
-        "memory of a device": size_of(memory) if memory else "unknown",
+        "memory of a device": format_size(memory) if memory else "unknown",
         "processes": f"{jax.process_count()}, of which this is number {jax.process_index()}",
         "processor": "{processor}, {cores} cores".format(**provenance.hardware()),
-        "memory of this host": size_of(host) if host else "unknown",
-        "free disk": f"{size_of(disk.free)} of {size_of(disk.total)}",
+        "memory of this host": format_size(host) if host else "unknown",
+        "free disk": f"{format_size(disk.free)} of {format_size(disk.total)}",
         "NVIDIA": "; ".join(dict.fromkeys(f"{gpu.name}, {gpu.memory}, driver {gpu.driver}" for gpu in gpus)),
         "python": ".".join(map(str, sys.version_info[:3])),
         machine_checks.PACKAGE: __version__,
@@ -162,18 +162,18 @@ def device_memory(options: argparse.Namespace) -> int | None:
 def memory_problems(estimate: Placement, memory: int | None) -> Iterable[str]:
     """Yields a problem if a device is too small for its state, gradients and fewest activations."""
     fixed = estimate.state + estimate.gradients
+    sizes = [format_size(size) for size in (fixed, estimate.activations, memory or 0)]
     if memory is None or fixed + estimate.activations <= memory:
         return
     if fixed > memory:
         yield (
-            f"state and gradients take about {size_of(fixed)} per device, which has {size_of(memory)}: shard them "
-            "with parallel.preset='fsdp', or use more devices"
+            f"state and gradients take about {sizes[0]} per device, which has {sizes[2]}: shard them with "
+            "parallel.preset='fsdp', or use more devices"
         )
         return
     yield (
-        f"state and gradients take about {size_of(fixed)} and activations at least {size_of(estimate.activations)} "
-        f"(estimated) per device, which has {size_of(memory)}: try train.accumulate, train.loss_chunk or "
-        "a smaller batch"
+        f"state and gradients take about {sizes[0]} and activations at least {sizes[1]} (estimated) per device, which "
+        f"has {sizes[2]}: try train.accumulate, train.loss_chunk or a smaller batch"
     )
 
 
@@ -195,7 +195,7 @@ def parameter_table(estimate: Placement) -> Table:
         placed = ["+".join(where) if isinstance(where, tuple) else where or "-" for where in group.spec]
         shape, axes = " x ".join(map(str, group.shape)), ", ".join(name or "-" for name in group.axes)
         where = ", ".join(placed) if any(name != "-" for name in placed) else "replicated"
-        rows.append((group.name, str(group.count), shape, axes, where, size_of(group.device_bytes)))
+        rows.append((group.name, str(group.count), shape, axes, where, format_size(group.device_bytes)))
     headings = ("parameter", "count", "shape", "logical axes", "mesh axes", "per device")
     table = make_table(headings, rows, left=5, title="parameters")
     table.columns[0].overflow, table.columns[0].min_width = "fold", 24
@@ -208,11 +208,11 @@ def memory_table(cfg: Config, estimate: Placement) -> Table:
     rows = {
         "rows of a batch": f"{estimate.rows} of {estimate.length} tokens",
         "micro-batches": str(cfg.train.accumulate),
-        "parameters": size_of(estimate.parameters),
-        "optimizer state": size_of(estimate.optimizer),
-        "EMA of the parameters": size_of(estimate.mean),
-        "gradients (estimated)": size_of(estimate.gradients),
-        "activations, at least (estimated)": size_of(estimate.activations),
-        "checkpoint, on disk": size_of(estimate.checkpoint),
+        "parameters": format_size(estimate.parameters),
+        "optimizer state": format_size(estimate.optimizer),
+        "EMA of the parameters": format_size(estimate.mean),
+        "gradients (estimated)": format_size(estimate.gradients),
+        "activations, at least (estimated)": format_size(estimate.activations),
+        "checkpoint, on disk": format_size(estimate.checkpoint),
     }
     return make_table(("", "value"), rows.items(), title="one device")

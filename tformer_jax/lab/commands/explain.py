@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
-from tformer_jax.cli.common import add_run, check_writable, load_run, new_parser, writing
+from tformer_jax.cli.common import add_run, check_writable, load_run, new_parser, reporting_writes
 from tformer_jax.report import html
 
 NAME = "explain.html"
@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments, name = [*arguments, "--run", str(options.run), *step], trained.name
     arguments = [*arguments, "--text", text, *(["--target", options.target] if options.target is not None else [])]
     command = shlex.join(["python", "scripts/explain.py", *arguments])
-    topics = page.build(example, options.topics, trained)
-    content = page.render(topics, example, command, name)
-    with writing(options.output):
+    topics = page.build_topics(example, options.topics, trained)
+    content = page.render_topics(topics, example, command, name)
+    with reporting_writes(options.output):
         write_text(options.output, content)
     print(options.output)
 

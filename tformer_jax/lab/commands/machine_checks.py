@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from tformer_jax.base.errors import RunError, UserError, first_line, one_line
 from tformer_jax.base.numbers import GIB
 from tformer_jax.base.paths import is_remote
-from tformer_jax.cli.common import size_of
+from tformer_jax.cli.common import format_size
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import files, prepared
 from tformer_jax.runs import run_folder
@@ -160,7 +160,7 @@ def check_folder(run: Path, checkpoint: int, count: int) -> Iterator[str]:
         checkpoint: bytes per checkpoint.
         count: number of checkpoints on the disk at the same time.
     """
-    parent = existing(run)
+    parent = existing_parent(run)
     try:
         run_folder.holds_run(run)
         if is_remote(run):
@@ -175,15 +175,15 @@ def check_folder(run: Path, checkpoint: int, count: int) -> Iterator[str]:
         return
     free, needed = shutil.disk_usage(parent).free, checkpoint * count + MIN_FREE
     if free < needed:
-        held = f", of which {count} checkpoints take {size_of(checkpoint * count)}" if checkpoint else ""
+        held = f", of which {count} checkpoints take {format_size(checkpoint * count)}" if checkpoint else ""
         yield (
-            f"the disk of {run} has {size_of(free)} free, but a run needs {size_of(needed)}{held}: free some space, "
-            "choose another --run, or keep fewer (train.keep_checkpoints, train.keep_best, "
+            f"the disk of {run} has {format_size(free)} free, but a run needs {format_size(needed)}{held}: free some "
+            "space, choose another --run, or keep fewer (train.keep_checkpoints, train.keep_best, "
             "train.permanent_every)"
         )
 
 
-def existing(path: Path) -> Path:
+def existing_parent(path: Path) -> Path:
     """Returns `path`, or its nearest parent that exists; for a bucket, the working directory."""
     path = Path.cwd() if is_remote(path) else path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())

@@ -5,7 +5,7 @@ import argparse
 from rich.console import Console
 from rich.table import Table
 
-from tformer_jax.cli.common import size_of
+from tformer_jax.cli.common import format_size
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config
 from tformer_jax.lab.aot import programs, topology
@@ -19,7 +19,7 @@ def print_program(config: Config, options: argparse.Namespace, length: int) -> N
     Raises:
         UserError: libtpu is missing, the slice is unknown, or the config does not fit it.
     """
-    devices = topology.devices(options.topology)
+    devices = topology.slice_devices(options.topology)
     compile_step = programs.decode_step if options.decode else programs.train_step
     program, _ = compile_step(config, devices, options.batch, length)
     chip, console = CHIPS[options.topology.partition(":")[0]], Console()
@@ -41,21 +41,23 @@ def memory_table(program: Program, chip: Chip) -> Table:
         "temporaries at the peak": program.temporaries,
         "program": program.code,
     }
-    table = make_table(("memory of one device", "bytes"), [(name, size_of(size)) for name, size in parts.items()])
+    table = make_table(("memory of one device", "bytes"), [(name, format_size(size)) for name, size in parts.items()])
     table.add_section()
-    table.add_row(f"total; XLA rejects programs that exceed the HBM, {size_of(chip.memory)}", size_of(program.hbm))
+    table.add_row(
+        f"total; XLA rejects programs that exceed the HBM, {format_size(chip.memory)}", format_size(program.hbm)
+    )
     return table
 
 
 def collectives_table(program: Program) -> Table:
     """Returns a table of the collectives of one device in a step, from the compiled program."""
     rows = [
-        (part.kind, part.shape, str(part.devices), str(part.times), size_of(int(part.bytes_sent)))
+        (part.kind, part.shape, str(part.devices), str(part.times), format_size(int(part.bytes_sent)))
         for part in program.collectives
     ]
     table = make_table(("collective", "result", "devices", "times", "sent"), rows, left=2)
     table.add_section()
-    table.add_row("total", "", "", "", size_of(int(sum(part.bytes_sent for part in program.collectives))))
+    table.add_row("total", "", "", "", format_size(int(sum(part.bytes_sent for part in program.collectives))))
     return table
 
 

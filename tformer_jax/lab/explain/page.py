@@ -50,7 +50,7 @@ LETTERS = {
 TOPICS = {name: build for topics in GROUPS.values() for name, build in topics.items()}
 
 
-def build(
+def build_topics(
     example: Example, names: Sequence[str] = (), trained: TrainedFigures | None = None
 ) -> dict[str, dict[str, Topic]]:
     """Computes topics, by group and name; without names, all.
@@ -73,7 +73,7 @@ def build(
     return {group: add(topics) for group, topics in chosen.items() if topics}
 
 
-def render(groups: dict[str, dict[str, Topic]], example: Example, command: str, run: str = "") -> str:
+def render_topics(groups: dict[str, dict[str, Topic]], example: Example, command: str, run: str = "") -> str:
     """Returns the page of topics.
 
     Args:
