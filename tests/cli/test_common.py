@@ -40,8 +40,8 @@ def test_a_flag_that_is_written_twice_is_refused(arguments, flag, capsys):
 def test_flags_that_may_be_repeated(capsys):
     from tformer_jax.cli import generation
 
-    parser = generation.make_parser("translate", "", "seq2seq")
+    parser = generation.make_parser("translate", "", "--n-best")
     options = parser.parse_args(["--run", "A", "--stop", "a", "--stop", "b", "x"])
     assert options.stop == ["a", "b"]
-    again = generation.make_parser("translate", "", "seq2seq")
+    again = generation.make_parser("translate", "", "--n-best")
     assert [again.parse_args(["--run", run, "x"]).run.name for run in "AB"] == ["A", "B"]

@@ -113,7 +113,7 @@ def test_the_loss_of_a_pretrained_model_does_not_depend_on_decoding(objective):
     if objective is None:
         assert evaluate.change_decoding(run, {"beams": 3}).decode.beams == 3
         return
-    with pytest.raises(UserError, match="--beams changes no metric of a seq2seq with data.objective='span_corrupt"):
+    with pytest.raises(UserError, match="--beams changes no metric of a run with data.objective='span_corrupt"):
         evaluate.change_decoding(run, {"beams": 3})
 
 
