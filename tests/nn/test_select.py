@@ -212,7 +212,7 @@ def test_cudnn_gets_keys_sharded_like_queries(heads, monkeypatch):
 
     def run(q, k, v):
         with rules.on(mesh):
-            return dot_product.dot_product(attention_ops.Operands.of(q, k, v, mask), implementation="cudnn")
+            return dot_product.dot_product(attention_ops.Operands.pack(q, k, v, mask), implementation="cudnn")
 
     assert_close(jax.jit(run)(q, k, v), attention_ops.attend(q, k, v, mask, backend="reference"), 1e-5)
     equations = jax.make_jaxpr(run)(q, k, v).eqns

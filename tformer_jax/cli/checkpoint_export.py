@@ -69,7 +69,7 @@ def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tupl
     unwritten: list[str] = []
     if run.model.decodes:
         settings, unwritten = generation.generation_fields(run.config.decode, run.config.model)
-        sizes = run.tokenizers.target.vocab_size, run.config.model.known("vocab_size")
+        sizes = run.tokenizers.target.vocab_size, run.config.model.size("vocab_size")
         fields |= settings | generation.never_generated(special, *sizes)
     (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     notes = [f"without a tokenizer: {why_not}"] if why_not else []

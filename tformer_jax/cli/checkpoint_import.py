@@ -154,8 +154,8 @@ def _fit_tokenizers(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tok
     Raises:
         UserError: a tokenizer has other tokens that the model lacks.
     """
-    V = cfg.known("vocab_size")
-    source = cfg.known("source_vocab_size") if cfg.model_class.reads_source else V
+    V = cfg.size("vocab_size")
+    source = cfg.size("source_vocab_size") if cfg.model_class.reads_source else V
     return Tokenizers(_limit_tokens(path, tokenizers.source, source), _limit_tokens(path, tokenizers.target, V))
 
 

@@ -93,11 +93,11 @@ def _drop_unknown(values: dict[str, Any]) -> list[str]:
     """Removes unknown settings from `CHANGEABLE_SECTIONS`, and returns their names."""
     dropped = []
     for name, kind in CHANGEABLE_SECTIONS.items():
-        known = {field.name for field in dataclasses.fields(kind)}
+        names = {field.name for field in dataclasses.fields(kind)}
         section = values.get(name)
         if isinstance(section, dict):  # else an error of `Config.from_dict`
-            unknown = section.keys() - known
-            values[name] = {key: value for key, value in section.items() if key in known}
+            unknown = section.keys() - names
+            values[name] = {key: value for key, value in section.items() if key in names}
             dropped += [f"{name}.{key}" for key in unknown]
     return sorted(dropped)
 

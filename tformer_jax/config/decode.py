@@ -140,7 +140,7 @@ class DecodeConfig(Section):
                 f"{name(sampling[0])} is for sampling and {name(search[0])} for beam search: write one of them"
             )
         strategy = changes.get("strategy") or ("sample" if sampling else "beam" if search else self.strategy)
-        for other, found in (("sample", sampling), ("beam", search)):
-            if found and strategy != other:
-                raise ConfigError(f"{name(found[0])} needs {name('strategy')} {other}, but it is {strategy}")
+        for other, names in (("sample", sampling), ("beam", search)):
+            if names and strategy != other:
+                raise ConfigError(f"{name(names[0])} needs {name('strategy')} {other}, but it is {strategy}")
         return dataclasses.replace(self, **{**changes, "strategy": strategy})

@@ -40,6 +40,6 @@ class EmbedConfig(Section):
         """
         texts = dict(prompt.split("=", maxsplit=1) for prompt in self.prompts)
         if name and name not in texts:
-            known = nearest(name, texts) if texts else "; embed.prompts has none"
-            raise ConfigError(f"there is no prompt {name!r} for embeddings{known}")
+            hint = nearest(name, texts) if texts else "; embed.prompts has none"
+            raise ConfigError(f"there is no prompt {name!r} for embeddings{hint}")
         return texts.get(name, "")

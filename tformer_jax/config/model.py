@@ -267,7 +267,7 @@ class ModelConfig(Section):
                 f"no layer uses model.position={self.position!r}; write model.position='none', and 'full' here",
             )
 
-    def known(self, name: str) -> int:
+    def size(self, name: str) -> int:
         """Returns a size that may have to be filled in from the data.
 
         Raises:

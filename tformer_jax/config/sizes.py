@@ -31,8 +31,8 @@ def with_sizes(config: Config) -> ModelConfig:
     )
     sizes = {name: _vocabulary(config, name, kind) for name, kind in sides.items() if getattr(cfg, name) is None}
     if cfg.model_class.classifies and cfg.num_classes is None:
-        known = config.data.source == "cldr_language"
-        sizes["num_classes"] = len(config.data.languages) if known else ASSUMED_CLASSES
+        from_settings = config.data.source == "cldr_language"
+        sizes["num_classes"] = len(config.data.languages) if from_settings else ASSUMED_CLASSES
     return ModelConfig(**{**vars(cfg), **sizes})
 
 

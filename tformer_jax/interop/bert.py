@@ -89,7 +89,7 @@ def _encoder_config(cfg: ModelConfig) -> Settings:
 def _classifier_config(cfg: ModelConfig) -> Settings:
     if not cfg.pooler:
         raise UserError("model_type 'bert' cannot represent this model: model.pooler=False")
-    labels = {str(label): f"LABEL_{label}" for label in range(cfg.known("num_classes"))}
+    labels = {str(label): f"LABEL_{label}" for label in range(cfg.size("num_classes"))}
     return _encoder_config(cfg) | {"id2label": labels}
 
 

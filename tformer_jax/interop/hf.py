@@ -98,7 +98,7 @@ def labels(config: dict[str, Any]) -> list[str]:
 
 def token_ids(special: SpecialTokens, cfg: ModelConfig) -> dict[str, Any]:
     """Returns the fields of config.json for the special tokens of a model; an end outside of its vocabulary is null."""
-    ends = [end for end in special.eos if end < cfg.known("vocab_size")]
+    ends = [end for end in special.eos if end < cfg.size("vocab_size")]
     end = ends if len(ends) > 1 else next(iter(ends), None)
     ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": end}
     if cfg.model_class.reads_source:

@@ -28,7 +28,7 @@ class DecoderLM(TokenDecoder):
 
     def setup(self) -> None:
         super().setup()
-        self.embedding = TokenEmbedding(self.cfg, self.cfg.known("vocab_size"))
+        self.embedding = TokenEmbedding(self.cfg, self.cfg.size("vocab_size"))
         self.input = InputEmbedding(self.cfg)
 
     def target_embeddings(self) -> tuple[TokenEmbedding, InputEmbedding]:

@@ -21,7 +21,7 @@ class MaskedLM(TokenEncoder):
         if cfg.head_transform:
             self.transform = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.dim),), use_bias=True)
             self.transform_norm = make_norm(cfg)
-        self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
+        self.head = OutputHead(cfg, axes.VOCAB, cfg.size("vocab_size"), cfg.output_bias)
 
     def __call__(self, tokens: jax.Array, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
         """Computes logits: tokens int [B, T] -> float32 [B, T, V]; arguments as for `features`."""

@@ -52,11 +52,11 @@ class Seq2Seq(TokenDecoder):
     def setup(self) -> None:
         super().setup()
         cfg = self.cfg
-        self.target_embedding = TokenEmbedding(cfg, cfg.known("vocab_size"))
+        self.target_embedding = TokenEmbedding(cfg, cfg.size("vocab_size"))
         if cfg.tie_embeddings in ("inputs", "all"):
             self.source_embedding = self.target_embedding
         else:
-            self.source_embedding = TokenEmbedding(cfg, cfg.known("source_vocab_size"))
+            self.source_embedding = TokenEmbedding(cfg, cfg.size("source_vocab_size"))
         self.source_input = InputEmbedding(cfg)
         self.target_input = InputEmbedding(cfg)
         self.encoder = Encoder(cfg, cfg.encoder_layers)

@@ -27,7 +27,7 @@ class TokenDecoder(nn.Module, Family):
     def setup(self) -> None:
         cfg = self.cfg
         self.decoder = Decoder(cfg, cfg.decoder_layers, cross=self.reads_source)
-        self.head = OutputHead(cfg, axes.VOCAB, cfg.known("vocab_size"), cfg.output_bias)
+        self.head = OutputHead(cfg, axes.VOCAB, cfg.size("vocab_size"), cfg.output_bias)
 
     def target_embeddings(self) -> tuple[TokenEmbedding, InputEmbedding]:
         """Returns the modules that embed target tokens."""

@@ -16,7 +16,7 @@ class TokenEncoder(nn.Module, Family):
     cfg: ModelConfig
 
     def setup(self) -> None:
-        self.embedding = TokenEmbedding(self.cfg, self.cfg.known("vocab_size"))
+        self.embedding = TokenEmbedding(self.cfg, self.cfg.size("vocab_size"))
         self.input = InputEmbedding(self.cfg)
         self.encoder = Encoder(self.cfg, self.cfg.encoder_layers)
 

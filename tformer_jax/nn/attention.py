@@ -118,7 +118,7 @@ class Attention(Module):
         if position is not None and position.rotation is not None:
             q = position.rotation(q)
         q = constrain(q, axes.BATCH, axes.LENGTH, axes.HEADS, None)
-        out, kept = attend_with_cache(
+        out, updated = attend_with_cache(
             q,
             new,
             cache,
@@ -134,7 +134,7 @@ class Attention(Module):
             bias=None if position is None else position.bias,
             sinks=self.sinks.astype(jnp.float32) if self.cfg.attention_sinks else None,
         )
-        return self.output(self.transform_heads(out, query)), kept
+        return self.output(self.transform_heads(out, query)), updated
 
     @nn.nowrap
     def transform_heads(self, heads: jax.Array, x: jax.Array) -> jax.Array:
@@ -217,7 +217,7 @@ class BasicAttention(nn.Module):
     ) -> tuple[jax.Array, KeyValues]:
         """As `Attention.__call__`, without rotations and dropout; `key` and `value` may always differ from `query`."""
         new = cache if self.cross and cache is not None else self.keys_values(query if key is None else key, value)
-        out, kept = attend_with_cache(
+        out, updated = attend_with_cache(
             query[:, :, None],
             new,
             cache,
@@ -229,7 +229,7 @@ class BasicAttention(nn.Module):
             scale=1.0,
             bias=None if position is None else position.bias,
         )
-        return out[:, :, 0], kept
+        return out[:, :, 0], updated
 
     def keys_values(self, key: jax.Array, value: jax.Array | None = None) -> KeyValues:
         """Returns the inputs, each [B, S, D], as keys and values of one head."""

@@ -230,12 +230,12 @@ def _first_distances(exact: int, count: int, farthest: int) -> np.ndarray:
 
     That of bucket n is the smallest d with `d / exact >= (farthest / exact) ** (n / count)`, in integer arithmetic.
     """
-    found = []
+    distances = []
     for n in range(1, count):
         near = int(exact * (farthest / exact) ** (n / count))
         reached = (d for d in (near, near + 1, near + 2) if d**count * exact**n >= farthest**n * exact**count)
-        found.append(next(reached))
-    return np.array(found, np.int32)
+        distances.append(next(reached))
+    return np.array(distances, np.int32)
 
 
 class RelativeBuckets(AttentionPositions):

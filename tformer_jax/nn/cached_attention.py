@@ -47,16 +47,16 @@ def attend_with_cache(
     Returns:
         [B, T, N, H] in the dtype of q, and the updated cache; `new` without slots.
     """
-    kept = attended = new
+    updated = attended = new
     if cache is not None and slots is not None:
-        kept, attended = cache.extend(new, slots)
+        updated, attended = cache.extend(new, slots)
     mask = as_mask(mask)
     if slots is not None and slots.in_place:
-        return attend_pages(q, kept, slots, mask, **scoring), kept
+        return attend_pages(q, updated, slots, mask, **scoring), updated
     k, v = attended.unpack(dtype)
     if watched is not None:
-        watch(watched, operands=Operands.of(q, k, v, mask, **scoring))
+        watch(watched, operands=Operands.pack(q, k, v, mask, **scoring))
     if cache is not None:
         backend = backend_for_cache(backend, q.shape[1], mask)
     out = attend(q, k, v, mask, **scoring, backend=backend, dropout_rate=dropout_rate, dropout_key=dropout_key)
-    return out, kept
+    return out, updated

@@ -88,9 +88,9 @@ def full_pass(
     within = decay * jnp.einsum("...ih,...jh->...ij", q, k)
 
     def chunk(state: jax.Array, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        q, k, written, forgotten, within, kept = parts
+        q, k, written, forgotten, within, decay = parts
         new = written - forgotten @ state
-        return kept * state + jnp.swapaxes(k, -1, -2) @ new, q @ state + within @ new
+        return decay * state + jnp.swapaxes(k, -1, -2) @ new, q @ state + within @ new
 
     parts = from_start * q, to_end * k, written, forgotten, within, from_start[..., -1:, :]
     state, out = jax.lax.scan(chunk, state, parts)

@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
     value_head_dim: int
 
     @classmethod
-    def of(cls, cfg: ModelConfig) -> "Sizes":
+    def resolve(cls, cfg: ModelConfig) -> "Sizes":
         """Replaces None by the sizes of the model's attention heads."""
         settings = cfg.gated_delta
         N, H, P = settings.num_heads or cfg.num_heads, settings.key_head_dim, settings.value_head_dim
@@ -59,7 +59,7 @@ class DeltaState(RowState):
     @classmethod
     def empty(cls, cfg: ModelConfig, rows: int, width: int) -> "DeltaState":
         """Returns the state before the first token, of `width` columns per row."""
-        N, K, H, P = Sizes.of(cfg)
+        N, K, H, P = Sizes.resolve(cfg)
         tails = [(heads, cfg.gated_delta.conv_kernel_size - 1, size) for heads, size in ((K, H), (K, H), (N, P))]
         queries, keys, values = (jnp.zeros((rows, width, *shape), cfg.dtype) for shape in tails)
         return cls(queries, keys, values, jnp.zeros((rows, width, N, H, P), jnp.float32))
@@ -93,16 +93,16 @@ class ConvolvedHeads(Module):
         projected = Linear(cfg, ((axes.EMBED, cfg.dim),), outputs, use_bias=False, name="project")(x)
         init, shape = named(_conv_kernel, None, self.axis, axes.HEAD_DIM), (taps, self.heads, self.size)
         kernel = self.param("conv_kernel", init, shape, jnp.dtype(cfg.param_dtype))
-        known = jnp.concatenate([jnp.swapaxes(tail, 1, 2).astype(projected.dtype), projected], axis=1)
+        tokens = jnp.concatenate([jnp.swapaxes(tail, 1, 2).astype(projected.dtype), projected], axis=1)
         out = jnp.zeros_like(projected)
         for weights, back in zip(kernel, range(taps - 1, -1, -1), strict=True):
-            part = known[:, taps - 1 - back : taps - 1 - back + T]
+            part = tokens[:, taps - 1 - back : taps - 1 - back + T]
             if segments is not None:
                 source = jnp.pad(segments, ((0, 0), (back, 0)), constant_values=-1)[:, :T]
                 part = jnp.where((source == segments)[..., None, None], part, 0)
             out += broadcast_like(weights, part) * part
         last = count[:, None] + jnp.arange(taps - 1)
-        tail = jnp.take_along_axis(known, last[..., None, None], axis=1)
+        tail = jnp.take_along_axis(tokens, last[..., None, None], axis=1)
         return constrain(nn.silu(out), axes.BATCH, axes.LENGTH, self.axis, None), jnp.swapaxes(tail, 1, 2)
 
 
@@ -133,13 +133,13 @@ class GatedDelta(Module):
     @staticmethod
     def check(cfg: ModelConfig) -> None:
         """Raises `ConfigError` if value heads cannot be grouped by query and key heads."""
-        N, K, _, _ = Sizes.of(cfg)
+        N, K, _, _ = Sizes.resolve(cfg)
         if N % K:
             raise cfg.error("gated_delta.num_key_heads", f"must divide the {N} value heads")
 
     def setup(self) -> None:
         cfg, model = self.cfg, ((axes.EMBED, self.cfg.dim),)
-        N, K, H, P = Sizes.of(cfg)
+        N, K, H, P = Sizes.resolve(cfg)
         heads, dtype = ((axes.HEADS, N), (axes.HEAD_DIM, P)), jnp.dtype(cfg.param_dtype)
         self.queries, self.keys = (ConvolvedHeads(cfg, axes.KV_HEADS, K, H) for _ in range(2))
         self.values = ConvolvedHeads(cfg, axes.HEADS, N, P)
@@ -189,7 +189,7 @@ class GatedDelta(Module):
 
     def _mix(self, x: jax.Array, real: jax.Array, segments: jax.Array | None, state: Any) -> tuple[jax.Array, Any]:
         """Runs the tokens in order from a state without the axis W; `real` is False for padding, at the end."""
-        N, K, H, _ = Sizes.of(self.cfg)
+        N, K, H, _ = Sizes.resolve(self.cfg)
         count = real.sum(axis=1, dtype=jnp.int32)
         q, queries = self.queries(x, state.queries, count, segments)
         k, keys = self.keys(x, state.keys, count, segments)

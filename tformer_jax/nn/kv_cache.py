@@ -26,7 +26,7 @@ class Quantized:
     """float32 [..., 1]: the largest magnitude of the H numbers, divided by 127."""
 
     @classmethod
-    def of(cls, x: jax.Array) -> "Quantized":
+    def quantize(cls, x: jax.Array) -> "Quantized":
         """Quantizes [..., H], rounding to nearest."""
         scale = jnp.abs(x).max(axis=-1, keepdims=True).astype(jnp.float32) / 127
         values = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
@@ -107,7 +107,7 @@ class TokenCache(LayerState):
         """See `LayerState`."""
 
         def convert(x: Stored) -> Stored:
-            return Quantized.of(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
+            return Quantized.quantize(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
 
         return jax.tree.map(convert, self, is_leaf=_is_quantized)
 
@@ -232,5 +232,5 @@ class BeamAncestry:
         `positions`: int32 [B, T], the positions of the tokens.
         """
         offsets = (positions - 1 - self.start[:, None])[..., None]
-        found = jnp.take_along_axis(self.ancestors, jnp.clip(offsets, 0, self.ancestors.shape[2] - 1), axis=2)
-        return jnp.where(offsets < 0, 0, found)[..., 0]
+        parents = jnp.take_along_axis(self.ancestors, jnp.clip(offsets, 0, self.ancestors.shape[2] - 1), axis=2)
+        return jnp.where(offsets < 0, 0, parents)[..., 0]

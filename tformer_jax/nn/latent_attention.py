@@ -142,7 +142,7 @@ class LatentAttention(nn.Module):
         latent, shared = jnp.asarray(new.latent)[:, 0], jnp.swapaxes(jnp.asarray(new.rotated), 1, 2)
         k, v = self.key(latent), self.value(latent)
         k = jnp.concatenate([k, jnp.broadcast_to(shared, (*k.shape[:3], shared.shape[-1]))], axis=-1)
-        watch(self, operands=Operands.of(q, k, v, mask, **scoring))
+        watch(self, operands=Operands.pack(q, k, v, mask, **scoring))
         size = max(cfg.score_size, cfg.value_size)
         q, k, v = (jnp.pad(x, [(0, 0)] * 3 + [(0, size - x.shape[-1])]) for x in (q, k, v))
         k, v = (constrain(x, axes.BATCH, axes.LENGTH, axes.HEADS, None) for x in (k, v))
@@ -170,5 +170,5 @@ class LatentAttention(nn.Module):
         to_key, to_value = (part.variables["params"]["kernel"].astype(cfg.dtype) for part in (self.key, self.value))
         content = jnp.einsum("BTNH,CNH->BTNC", q[..., : cfg.head_size], to_key)
         q = jnp.concatenate([content, q[..., cfg.head_size :]], axis=-1)
-        out, kept = attend_with_cache(q, new, cache, slots, mask, dtype=cfg.dtype, backend="auto", **scoring)
-        return self.output(jnp.einsum("BTNC,CNH->BTNH", out[..., : cfg.mla.latent_dim], to_value)), kept
+        out, updated = attend_with_cache(q, new, cache, slots, mask, dtype=cfg.dtype, backend="auto", **scoring)
+        return self.output(jnp.einsum("BTNC,CNH->BTNH", out[..., : cfg.mla.latent_dim], to_value)), updated

@@ -116,7 +116,7 @@ class TransformerLayer(nn.Module):
         Returns:
             [B, T, D], and the updated cache, or None without a cache.
         """
-        h, kept = self.self_attention(
+        h, state = self.self_attention(
             self.self_attention_residual.sublayer_input(x),
             **(ctx.for_recurrence() if self.recurrent else ctx.for_attention(self.kind)),
             cache=cache.self_attention if cache else None,
@@ -136,4 +136,4 @@ class TransformerLayer(nn.Module):
             self.ffn_residual.sublayer_input(x), padding_mask=ctx.padding_mask, segments=ctx.segments, train=train
         )
         x = self.ffn_residual.add_output(x, h, train=train)
-        return x, dataclasses.replace(cache, self_attention=kept) if cache else None
+        return x, dataclasses.replace(cache, self_attention=state) if cache else None

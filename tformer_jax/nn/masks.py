@@ -41,8 +41,8 @@ class Mask:
     def conditions(self) -> frozenset[str]:
         """Names of the conditions that are set, and "cross" unless `self_attention` is set."""
         optional = ("padding_mask", "segments", "prefix", "explicit", "positions", "window")
-        found = {name for name in optional if getattr(self, name) is not None}
-        return frozenset(found | ({"causal"} if self.causal else set()) | (set() if self.self_attention else {"cross"}))
+        names = {name for name in optional if getattr(self, name) is not None}
+        return frozenset(names | ({"causal"} if self.causal else set()) | (set() if self.self_attention else {"cross"}))
 
     @property
     def without_hidden_padding(self) -> "Mask":
@@ -75,8 +75,8 @@ class Mask:
         if self.explicit is not None:
             conditions.append(_part(_part(self.explicit, t, T, 2), s, S, 3))
         result = None
-        for one in conditions:
-            result = one if result is None or one is None else result & one
+        for condition in conditions:
+            result = condition if result is None or condition is None else result & condition
         return result
 
     def attends_to_any(self, T: int, S: int) -> jax.Array | None:
@@ -87,10 +87,10 @@ class Mask:
         if attends_to_itself or attends_to_first_key:
             return None
         if self.padding_mask is not None and conditions <= {"padding_mask", "causal", "cross"}:
-            found = self.padding_mask.any(axis=1)[:, None]
+            attends = self.padding_mask.any(axis=1)[:, None]
             if self.causal:
-                found = found & (jnp.arange(T) >= self.padding_mask.argmax(axis=1)[:, None])
-            return found[..., None]
+                attends = attends & (jnp.arange(T) >= self.padding_mask.argmax(axis=1)[:, None])
+            return attends[..., None]
         may_attend = self.dense(T, S)
         return None if may_attend is None else jnp.swapaxes(may_attend.any(axis=-1), 1, 2)
 

@@ -31,5 +31,9 @@ class Module(nn.Module):
         Raises:
             flax.errors.ScopeParamShapeError: the parameter has another shape.
         """
-        found = nn.unbox(self.get_variable("params", name))
-        return found if found is not None and found.shape == shape else super().param(name, init_fn, shape, *init_args)
+        existing = nn.unbox(self.get_variable("params", name))
+        return (
+            existing
+            if existing is not None and existing.shape == shape
+            else super().param(name, init_fn, shape, *init_args)
+        )

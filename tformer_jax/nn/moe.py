@@ -146,10 +146,10 @@ def route(
     weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.moe.experts_per_token)
     if cfg.moe.router_normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
-    kept = jnp.broadcast_to(padding_mask[..., None], weights.shape)
+    accepted = jnp.broadcast_to(padding_mask[..., None], weights.shape)
     if limited:
-        kept = kept & jnp.take_along_axis(_has_capacity(chosen, padding_mask, segments, cfg), chosen, axis=-1)
-    return Routing(chosen, jnp.where(kept, weights, 0))
+        accepted = accepted & jnp.take_along_axis(_has_capacity(chosen, padding_mask, segments, cfg), chosen, axis=-1)
+    return Routing(chosen, jnp.where(accepted, weights, 0))
 
 
 def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

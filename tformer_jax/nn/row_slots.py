@@ -108,8 +108,8 @@ class RowSlots:
         Their keys and values are moved by `move`.
         """
         tokens = jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, order, axis=1), self.tokens)
-        kept = jnp.arange(order.shape[1]) < counts[:, None]
-        tokens = Tokens(jnp.where(kept, tokens.positions, EMPTY), tokens.columns)
+        stays = jnp.arange(order.shape[1]) < counts[:, None]
+        tokens = Tokens(jnp.where(stays, tokens.positions, EMPTY), tokens.columns)
         return dataclasses.replace(self, tokens=tokens, index=counts)
 
     def remove_newest(self, counts: jax.Array) -> Self:
@@ -121,8 +121,8 @@ class RowSlots:
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        kept = write_at(old, new, self.added)
-        return kept, kept
+        stored = write_at(old, new, self.added)
+        return stored, stored
 
     def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
         """Moves the keys or values of slots `order` [B, S] to slots 0, 1, ...."""
@@ -194,8 +194,8 @@ class PagedSlots(RowSlots):
             The updated pool [pages, K, size, ...], twice: `paged.attend_pages` reads it in place.
         """
         pages, offsets = self._locate(self.added)
-        kept = old.at[pages, :, offsets].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
-        return kept, kept
+        stored = old.at[pages, :, offsets].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
+        return stored, stored
 
     def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
         """See `RowSlots`; slots that keep their token, such as those in pages that rows share, are not written."""

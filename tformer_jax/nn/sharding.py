@@ -42,8 +42,8 @@ def mesh_axes(name: str, size: int = 0) -> tuple[str, ...]:
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     where = (nn.logical_to_mesh_axes((name,)) or (None,))[0] or () if sizes else ()
-    found = tuple(axis for axis in ((where,) if isinstance(where, str) else where) if sizes[axis] > 1)
-    return () if size % devices(found) else found
+    sharded = tuple(axis for axis in ((where,) if isinstance(where, str) else where) if sizes[axis] > 1)
+    return () if size % devices(sharded) else sharded
 
 
 def devices(names: Iterable[str]) -> int:

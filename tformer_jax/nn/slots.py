@@ -88,8 +88,8 @@ class DenseSlots:
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        kept = _write(old, new, self.index - new.shape[2], axis=2)
-        return kept, kept
+        stored = _write(old, new, self.index - new.shape[2], axis=2)
+        return stored, stored
 
     def end_call(self) -> "DenseSlots":
         """See `Slots`."""
@@ -128,8 +128,8 @@ class RingSlots:
         S = self.tokens.positions.shape[1]
         window = S // self.width
         newest = new.positions.max(axis=1, keepdims=True, initial=EMPTY)
-        kept = (new.positions != EMPTY) & (new.positions > newest - window)
-        added = jnp.where(kept, new.positions % window * self.width + new.columns % self.width, S)
+        stays = (new.positions != EMPTY) & (new.positions > newest - window)
+        added = jnp.where(stays, new.positions % window * self.width + new.columns % self.width, S)
         tokens = jax.tree.map(lambda old, new: write_at(old, new, added), self.tokens, new)
         after = dataclasses.replace(
             self, tokens=tokens, added=added, one_position=same_position or new.positions.shape[1] == 1
@@ -138,8 +138,8 @@ class RingSlots:
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Slots`."""
-        kept = write_at(old, new, self.added)
-        return kept, kept if self.one_position else _concatenate(old, new, axis=2)
+        stored = write_at(old, new, self.added)
+        return stored, stored if self.one_position else _concatenate(old, new, axis=2)
 
     def end_call(self) -> "RingSlots":
         """See `Slots`."""

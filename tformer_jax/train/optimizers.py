@@ -156,11 +156,11 @@ def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
     """
 
     def unit(box: Any) -> tuple[int, ...]:
-        kept = [axis for axis, name in enumerate(box.names) if name not in STACKED_AXES]
-        ends = [box.names[axis] in (axes.EMBED, None) for axis in kept]
-        if len(kept) < 2 or not (ends[0] or ends[-1]):
-            return tuple(kept)
-        return tuple(kept[:1] if ends[0] else kept[:-1])
+        inner = [axis for axis, name in enumerate(box.names) if name not in STACKED_AXES]
+        ends = [box.names[axis] in (axes.EMBED, None) for axis in inner]
+        if len(inner) < 2 or not (ends[0] or ends[-1]):
+            return tuple(inner)
+        return tuple(inner[:1] if ends[0] else inner[:-1])
 
     def clip(box: Any, update: jax.Array, param: jax.Array) -> jax.Array:
         clipping = optax.adaptive_grad_clip(bound, axis=unit(box))

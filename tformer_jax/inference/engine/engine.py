@@ -167,7 +167,7 @@ class Engine:
         most = cfg.max_length if cfg.model_class.reads_source else cfg.max_length - 1
         if not 0 < len(request.ids) <= most:
             raise UserError(f"the request has {len(request.ids)} tokens; the model takes 1 to {most}")
-        vocab_size = cfg.known("source_vocab_size" if cfg.model_class.reads_source else "vocab_size")
+        vocab_size = cfg.size("source_vocab_size" if cfg.model_class.reads_source else "vocab_size")
         if unknown := [token for token in request.ids if not 0 <= token < vocab_size]:
             raise UserError(f"token id {unknown[0]} is not in 0, ..., {vocab_size - 1}")
 

@@ -45,7 +45,7 @@ class Growth(NamedTuple):
         for value in self.values:
             length = self.length or value
             model = ModelConfig(**MODEL | self.model(value))
-            cfg = train_cases.for_timing(Config(model=model, data=DATA), model.known("vocab_size"))
+            cfg = train_cases.for_timing(Config(model=model, data=DATA), model.size("vocab_size"))
             yield value, Case(f"{name} {value:,}", cfg, self.tokens // length, length)
 
 

@@ -231,7 +231,7 @@ class Model(nn.Module):
     def __init__(self, cfg: Config, tied: nn.Embedding | None):
         super().__init__()
         self.smoothing = cfg.train.label_smoothing
-        self.head = nn.Linear(cfg.model.dim, cfg.model.known("vocab_size"), bias=False)
+        self.head = nn.Linear(cfg.model.dim, cfg.model.size("vocab_size"), bias=False)
         if tied is not None:
             self.head.weight = tied.weight
 
@@ -247,7 +247,7 @@ class DecoderLM(Model):
     """A decoder-only language model, without a padding mask."""
 
     def __init__(self, cfg: Config):
-        embedding = nn.Embedding(cfg.model.known("vocab_size"), cfg.model.dim)
+        embedding = nn.Embedding(cfg.model.size("vocab_size"), cfg.model.dim)
         super().__init__(cfg, embedding if cfg.model.tie_embeddings == "output" else None)
         self.input = Input(cfg.model, embedding)
         self.decoder = Stack(cfg.model, cfg.model.decoder_layers)
@@ -262,9 +262,9 @@ class Seq2Seq(Model):
 
     def __init__(self, cfg: Config):
         model, tied = cfg.model, cfg.model.tie_embeddings
-        target = nn.Embedding(model.known("vocab_size"), model.dim)
+        target = nn.Embedding(model.size("vocab_size"), model.dim)
         super().__init__(cfg, target if tied in ("output", "all") else None)
-        source = target if tied in ("inputs", "all") else nn.Embedding(model.known("source_vocab_size"), model.dim)
+        source = target if tied in ("inputs", "all") else nn.Embedding(model.size("source_vocab_size"), model.dim)
         self.source_input, self.target_input = Input(model, source), Input(model, target)
         self.encoder = Stack(model, model.encoder_layers)
         self.decoder = Stack(model, model.decoder_layers, cross=True)

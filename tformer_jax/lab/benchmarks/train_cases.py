@@ -81,7 +81,7 @@ class Case:
     def product(self) -> tuple[int, int, int]:
         """Rows, inner size and columns of the largest matrix product."""
         model = self.cfg.model
-        return self.rows * self.length, model.dim, max(model.ffn_dim, model.known("vocab_size"))
+        return self.rows * self.length, model.dim, max(model.ffn_dim, model.size("vocab_size"))
 
     def batches(self, count: int) -> list[dict[str, np.ndarray]]:
         """Returns batches of full rows of random tokens; the same in each call."""
@@ -94,12 +94,15 @@ class Case:
         def draw(vocab_size: int, length: int) -> np.ndarray:
             return rng.integers(len(SPECIAL_TOKENS), vocab_size, (self.rows, length), np.int32)
 
-        text = draw(model.known("vocab_size"), self.length + 1)
+        text = draw(model.size("vocab_size"), self.length + 1)
         if model.model_class.classifies:
-            return {"tokens": text[:, 1:], "label": rng.integers(0, model.known("num_classes"), self.rows, np.int32)}
+            return {
+                "tokens": text[:, 1:],
+                "label": rng.integers(0, model.size("num_classes"), self.rows, np.int32),
+            }
         if not model.model_class.reads_source:
             return {"tokens": text[:, :-1], "targets": text[:, 1:]}
-        source = draw(model.known("source_vocab_size"), self.length)
+        source = draw(model.size("source_vocab_size"), self.length)
         return {"source": source, "target_in": text[:, :-1], "target_out": text[:, 1:]}
 
 
@@ -117,7 +120,7 @@ def published_case(name: str) -> Case:
     model = ModelConfig(**settings)
     windows = DataConfig(source="stdlib_text", batching="windows", window=length)
     cfg = Config(name=name, model=model, data=windows if model.model_class.continues else DataConfig())
-    return without_dropout(Case(name, for_timing(cfg, model.known("vocab_size")), rows, length))
+    return without_dropout(Case(name, for_timing(cfg, model.size("vocab_size")), rows, length))
 
 
 def config_case(cfg: Config) -> Case:
@@ -132,7 +135,7 @@ def config_case(cfg: Config) -> Case:
         length = data.bucket_lengths[len(data.bucket_lengths) // 2]
         rows = bucket_sizes(data)[length]
     model = with_sizes(cfg)
-    return Case(cfg.name, for_timing(dataclasses.replace(cfg, model=model), model.known("vocab_size")), rows, length)
+    return Case(cfg.name, for_timing(dataclasses.replace(cfg, model=model), model.size("vocab_size")), rows, length)
 
 
 def for_timing(cfg: Config, vocab_size: int) -> Config:

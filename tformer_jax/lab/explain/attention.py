@@ -61,7 +61,7 @@ def dot_product(example: Example) -> Topic:
 
 def _three_ways(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns weights without and with the scale, [1, 1, T, T], and the output of attention to the keys x."""
-    plain, scaled = Operands.of(x, x, x, scale=1.0), Operands.of(x, x, x)
+    plain, scaled = Operands.pack(x, x, x, scale=1.0), Operands.pack(x, x, x)
     return attention_weights(plain), attention_weights(scaled), attend(x, x, x, backend="reference")
 
 
@@ -75,7 +75,7 @@ def _why_scaled(example: Example) -> Lines:
     @jax.jit
     def largest(pairs: list[list[jax.Array]]) -> dict[str, list[jax.Array]]:
         def mean_of_largest(q: jax.Array, k: jax.Array, scale: float) -> jax.Array:
-            return attention_weights(Operands.of(q, k, k, scale=scale)).max(-1).mean()
+            return attention_weights(Operands.pack(q, k, k, scale=scale)).max(-1).mean()
 
         return {name: [mean_of_largest(q, k, scale(q.shape[-1])) for q, k in pairs] for name, scale in scales.items()}
 
@@ -177,7 +177,7 @@ def _masked(example: Example, masks: dict[str, Mask]) -> tuple[dict[str, jax.Arr
     @jax.jit
     def compute(x: jax.Array) -> tuple[dict[str, jax.Array | None], jax.Array]:
         dense = {title: mask.dense(T, T) for title, mask in masks.items()}
-        return dense, attention_weights(Operands.of(x, x, x, without_first))
+        return dense, attention_weights(Operands.pack(x, x, x, without_first))
 
     return compute(example.x[:, :, None])
 

@@ -150,7 +150,7 @@ def _rotations(q: np.ndarray) -> tuple[Rotation, np.ndarray, np.ndarray, np.ndar
         position: Any = Rotary(ROTARY).apply({}, positions, window=False)
         rotation = position.rotation
         same = rotation(first)
-        table = scores(same, same, None, Operands.of(same, same, same).scoring)[0, 0]
+        table = scores(same, same, None, Operands.pack(same, same, same).scoring)[0, 0]
         return rotation, rotation(q), rotation(unit)[0, :, 0], table
 
     rotation, turned, plain, table = compute(np.arange(T)[None])
@@ -165,7 +165,7 @@ def alibi(example: Example) -> Topic:
     @jax.jit
     def compute(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         bias, positions = AlibiBias(jnp.asarray(slopes, jnp.float32)), jnp.arange(DISTANCES)
-        weights = attention_weights(Operands.of(x, x, x, Mask(causal=True), bias=bias))
+        weights = attention_weights(Operands.pack(x, x, x, Mask(causal=True), bias=bias))
         return weights, bias.block(positions[:T], positions[:T]), bias.block(positions[:1], positions)[:, 0]
 
     weights, bias, far = compute(np.zeros((1, T, N, CFG.head_size), np.float32))

@@ -59,7 +59,7 @@ class Operands:
     """float32 [N]: `exp(sink)` is added to the denominator of each head's softmax."""
 
     @classmethod
-    def of(
+    def pack(
         cls,
         q: jax.Array,
         k: jax.Array,
@@ -150,7 +150,7 @@ def attend(
     Raises:
         UserError: the backend is unknown, or does not support the platform of the mesh or the inputs.
     """
-    operands = Operands.of(
+    operands = Operands.pack(
         q,
         k,
         v,

@@ -185,8 +185,8 @@ def _read(pool: TokenCache, pages: jax.Array, dtype: str) -> tuple[jax.Array, ja
     """Returns keys and values [C, S, K, H] of C blocks with pages int32 [C, n], in a floating dtype."""
 
     def read(leaf: jax.Array) -> jax.Array:
-        found = jnp.moveaxis(leaf[pages], 2, 1)
-        return found.reshape(*found.shape[:2], -1, found.shape[-1])
+        blocks = jnp.moveaxis(leaf[pages], 2, 1)
+        return blocks.reshape(*blocks.shape[:2], -1, blocks.shape[-1])
 
     return jax.tree.map(read, pool).unpack(dtype)
 
