@@ -61,10 +61,7 @@ class ModelConfig(Section):
     )
     num_heads: int = setting(8, "[N] query heads", low=1)
     num_kv_heads: int | None = setting(
-        None,
-        "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N",
-        low=1,
-        used_by="attention",
+        None, "[K] key/value heads: N is MHA, 1 is MQA, between is GQA; None: N", low=1, used_by="attention"
     )
     head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)
     attention_projections: str = setting(
@@ -81,15 +78,10 @@ class ModelConfig(Section):
         used_by="attention",
     )
     attention_softcap: float | None = setting(
-        None,
-        "cap of the scores: cap * tanh(scores / cap); None: no cap",
-        above=0.0,
-        used_by="attention",
+        None, "cap of the scores: cap * tanh(scores / cap); None: no cap", above=0.0, used_by="attention"
     )
     attention_sinks: bool = setting(
-        False,
-        "one learned score per query head in the softmax, without a key or value",
-        used_by="attention",
+        False, "one learned score per query head in the softmax, without a key or value", used_by="attention"
     )
     qk_norm: bool = setting(False, "normalize each query and key head before the scores", used_by="attention")
     mla: MLAConfig = section(MLAConfig, used_by="attention")

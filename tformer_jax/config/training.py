@@ -62,13 +62,7 @@ class OptimConfig(Section):
     cycles: int = setting(
         1, "number of cycles of a schedule with an end; each restarts at the peak", low=1, resumable=OTHER_TRAINING
     )
-    beta1: float = setting(
-        0.9,
-        "decay of the first moment; sgd: momentum",
-        low=0.0,
-        below=1.0,
-        used_by="optimizer",
-    )
+    beta1: float = setting(0.9, "decay of the first moment; sgd: momentum", low=0.0, below=1.0, used_by="optimizer")
     beta2: float = setting(0.98, "decay of the second moment", low=0.0, below=1.0, used_by="optimizer")
     muon_beta: float = setting(0.95, "momentum coefficient of Muon", low=0.0, below=1.0, used_by="optimizer")
     eps: float = setting(1e-9, "added to the square root of the second moment", above=0.0, used_by="optimizer")

@@ -104,8 +104,6 @@ class TokenCache(LayerState):
         raise NotImplementedError
 
     def stored(self, dtype: str) -> Self:
-        """See `LayerState`."""
-
         def convert(x: Stored) -> Stored:
             return Quantized.quantize(jnp.asarray(x)) if dtype == "int8" else x.astype(dtype)
 
@@ -121,23 +119,18 @@ class TokenCache(LayerState):
         return jax.tree.unflatten(structure, updated), jax.tree.unflatten(structure, attended)
 
     def constrained(self, rows: str | None) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda leaf: constrain(leaf, rows, axes.KV_HEADS, None, None), self)
 
     def fork(self, slots: RowSlots, source: jax.Array, to: jax.Array, copies: jax.Array) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda leaf: slots.fork_entries(leaf, source, to, copies), self)
 
     def pad(self, slots: RowSlots, length: int) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda leaf: slots.pad_entries(leaf, length), self)
 
     def add_pages(self, pages: int) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda pool: pad_axis(pool, pages, 0), self)
 
     def move(self, slots: RowSlots, order: jax.Array) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda leaf: slots.move(leaf, order), self)
 
 
@@ -151,27 +144,21 @@ class RowState(LayerState):
     keeps_tokens: ClassVar[bool] = False
 
     def constrained(self, rows: str | None) -> Self:
-        """See `LayerState`."""
-
         def sharded(leaf: jax.Array) -> jax.Array:
             return constrain(leaf, axes.BATCH, None, axes.HEADS, *[None] * (leaf.ndim - 3))
 
         return jax.tree.map(sharded, self)
 
     def take(self, rows: Rows) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda leaf: leaf[rows], self)
 
     def put(self, rows: Rows, part: Self) -> Self:
-        """See `LayerState`."""
         return set_rows(self, rows, part)
 
     def clear(self, rows: jax.Array) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda leaf: leaf.at[rows].set(0, mode="drop"), self)
 
     def fork(self, slots: RowSlots, source: jax.Array, to: jax.Array, copies: jax.Array) -> Self:
-        """See `LayerState`."""
         return jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), self)
 
 

@@ -43,7 +43,6 @@ class RowSlots:
         return cls(Tokens.empty(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
 
     def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
-        """See `Slots`."""
         real = new.positions != EMPTY
         S = self.tokens.positions.shape[1]
         added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
@@ -53,7 +52,6 @@ class RowSlots:
         return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
 
     def end_call(self) -> Self:
-        """See `Slots`."""
         return dataclasses.replace(self, added=self.added[:, :0])
 
     def take(self, rows: Rows, pages: int | None = None) -> Self:
@@ -113,14 +111,12 @@ class RowSlots:
         return dataclasses.replace(self, tokens=tokens, index=counts)
 
     def remove_newest(self, counts: jax.Array) -> Self:
-        """See `Slots`."""
         index = jnp.maximum(self.index - counts, 0)
         left = jnp.arange(self.tokens.positions.shape[1]) >= index[:, None]
         tokens = Tokens(jnp.where(left, EMPTY, self.tokens.positions), self.tokens.columns)
         return dataclasses.replace(self, tokens=tokens, index=index)
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Slots`."""
         stored = write_at(old, new, self.added)
         return stored, stored
 
@@ -144,13 +140,11 @@ class PagedSlots(RowSlots):
         return cls(rows.tokens, rows.index, rows.added, jnp.zeros((batch, pages), jnp.int32))
 
     def take(self, rows: Rows, pages: int | None = None) -> Self:
-        """See `RowSlots`."""
         table = self.table[rows, :pages]
         tokens = jax.tree.map(lambda leaf: leaf[rows, : table.shape[1] * self.page_size], self.tokens)
         return type(self)(tokens, self.index[rows], self.added[rows], table)
 
     def put(self, rows: Rows, part: Self) -> Self:
-        """See `RowSlots`."""
         width = part.tokens.positions.shape[1]
         tokens = jax.tree.map(
             lambda every, some: every.at[rows, :width].set(some, mode="drop"), self.tokens, part.tokens
@@ -158,15 +152,12 @@ class PagedSlots(RowSlots):
         return dataclasses.replace(self, tokens=tokens, index=set_rows(self.index, rows, part.index))
 
     def start(self, rows: jax.Array, filled: jax.Array, tables: jax.Array) -> Self:
-        """See `RowSlots`."""
         return super().start(rows, filled, tables).set_tables(rows, tables)
 
     def set_tables(self, rows: jax.Array, tables: jax.Array) -> Self:
-        """See `RowSlots`."""
         return dataclasses.replace(self, table=set_rows(self.table, rows, tables))
 
     def fork(self, source: jax.Array, to: jax.Array, table: jax.Array) -> Self:
-        """See `RowSlots`."""
         copied = super().fork(source, to, table)
         return dataclasses.replace(copied, table=self.table.at[to].set(table))
 

@@ -80,19 +80,16 @@ class DenseSlots:
         return cls(Tokens.empty(batch, slots), jnp.zeros((), jnp.int32))
 
     def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["DenseSlots", Tokens]:
-        """See `Slots`."""
         T = new.positions.shape[1]
         check_capacity(self.index + T, self.tokens)
         tokens = jax.tree.map(lambda old, new: _write(old, new, self.index, axis=1), self.tokens, new)
         return DenseSlots(tokens, self.index + T), tokens
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Slots`."""
         stored = _write(old, new, self.index - new.shape[2], axis=2)
         return stored, stored
 
     def end_call(self) -> "DenseSlots":
-        """See `Slots`."""
         return self
 
     def remove_newest(self, counts: jax.Array) -> "DenseSlots":
@@ -124,7 +121,6 @@ class RingSlots:
         return cls(Tokens.empty(batch, window * width), jnp.zeros((batch, 0), jnp.int32), width)
 
     def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["RingSlots", Tokens]:
-        """See `Slots`."""
         S = self.tokens.positions.shape[1]
         window = S // self.width
         newest = new.positions.max(axis=1, keepdims=True, initial=EMPTY)
@@ -137,12 +133,10 @@ class RingSlots:
         return after, tokens if after.one_position else jax.tree.map(_concatenate, self.tokens, new)
 
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """See `Slots`."""
         stored = write_at(old, new, self.added)
         return stored, stored if self.one_position else _concatenate(old, new, axis=2)
 
     def end_call(self) -> "RingSlots":
-        """See `Slots`."""
         return dataclasses.replace(self, added=self.added[:, :0], one_position=False)
 
     def remove_newest(self, counts: jax.Array) -> "RingSlots":
