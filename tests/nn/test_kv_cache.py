@@ -179,7 +179,7 @@ def test_a_forked_row_reads_the_keys_of_its_source(paged, dtype):
 
 def test_int8_is_within_half_a_step():
     x = normal(2, 3, 4, 8) * jnp.array([1.0, 1e-3, 1e3, 0.0])[:, None]
-    stored = jax.jit(Quantized.of)(x)
+    stored = jax.jit(Quantized.quantize)(x)
     assert stored.values.dtype == jnp.int8
     step = np.abs(np.asarray(x, np.float64)).max(axis=-1, keepdims=True) / 127
     assert (np.abs(np.asarray(stored.astype("float32"), np.float64) - x) <= step * 0.5001).all()

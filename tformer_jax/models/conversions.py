@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.config.layouts import FUSED
 
 Params = dict[str, Any]
@@ -57,7 +57,7 @@ def convert_projections(params: Params, cfg: ModelConfig, kind: str) -> Params:
 def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     """Returns the same model with `fused_qkv` projections, if it has all three and all or none of them have a bias."""
     biased = {"query", "key", "value"} & set(cfg.attention_bias)
-    if cfg.attention != "multi_head" or len(biased) in (1, 2):
+    if cfg.attention not in kinds.Users(kinds.ATTENTIONS, "attention_projections") or len(biased) in (1, 2):
         return cfg, params
     return dataclasses.replace(cfg, attention_projections="fused_qkv"), convert_projections(params, cfg, "fused_qkv")
 

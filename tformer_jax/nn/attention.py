@@ -11,7 +11,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.config.kinds import Limit
 from tformer_jax.config.layouts import FUSED
-from tformer_jax.nn.attention_positions import RotationOrBias
+from tformer_jax.nn.attention_positions import PositionTerms
 from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import KeyValues, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
@@ -83,7 +83,7 @@ class Attention(Module):
         value: jax.Array | None = None,
         *,
         mask: jax.Array | Mask | None = None,
-        position: RotationOrBias | None = None,
+        position: PositionTerms | None = None,
         cache: KeyValues | None = None,
         slots: Slots | None = None,
         train: bool = False,
@@ -145,7 +145,7 @@ class Attention(Module):
         return heads
 
     def keys_values(
-        self, key: jax.Array, value: jax.Array | None = None, position: RotationOrBias | None = None
+        self, key: jax.Array, value: jax.Array | None = None, position: PositionTerms | None = None
     ) -> KeyValues:
         """Projects `key` and `value` (default: `key`), each [B, S, D]."""
         if self._fused("fused_kv"):
@@ -154,7 +154,7 @@ class Attention(Module):
             return self._pack(both[..., : self.cfg.kv_heads, :], both[..., self.cfg.kv_heads :, :], position)
         return self._pack(self.key(key), self.value(key if value is None else value), position)
 
-    def _pack(self, k: jax.Array, v: jax.Array, position: RotationOrBias | None) -> KeyValues:
+    def _pack(self, k: jax.Array, v: jax.Array, position: PositionTerms | None) -> KeyValues:
         if self.cfg.qk_norm:
             k = self.key_norm(k)
         if position is not None and position.rotation is not None:
@@ -179,7 +179,7 @@ class Attention(Module):
                 "write 'separate' to project different inputs"
             )
 
-    def _split_qkv(self, qkv: jax.Array, position: RotationOrBias | None) -> tuple[jax.Array, KeyValues]:
+    def _split_qkv(self, qkv: jax.Array, position: PositionTerms | None) -> tuple[jax.Array, KeyValues]:
         N, K = self.cfg.num_heads, self.cfg.kv_heads
         return qkv[..., :N, :], self._pack(qkv[..., N : N + K, :], qkv[..., N + K :, :], position)
 
@@ -210,7 +210,7 @@ class BasicAttention(nn.Module):
         value: jax.Array | None = None,
         *,
         mask: jax.Array | Mask | None = None,
-        position: RotationOrBias | None = None,
+        position: PositionTerms | None = None,
         cache: KeyValues | None = None,
         slots: Slots | None = None,
         train: bool = False,

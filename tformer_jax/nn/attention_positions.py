@@ -1,6 +1,6 @@
 """Position information applied inside attention: rotations of queries and keys, or biases on their scores.
 
-Each kind is a module that all layers of a stack share; it returns an `RotationOrBias`.
+Each kind is a module that all layers of a stack share; it returns `PositionTerms`.
 """
 
 import functools
@@ -51,7 +51,7 @@ class Rotation:
 
 
 @flax.struct.dataclass
-class RotationOrBias:
+class PositionTerms:
     """Rotation of queries and keys, or bias on their scores, by which self-attention uses positions."""
 
     rotation: Rotation | None = None
@@ -70,7 +70,7 @@ class AttentionPositions(Module):
     """Layers of kind "nope" do without it."""
     adds_bias: ClassVar[bool] = False
 
-    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
+    def __call__(self, positions: jax.Array, *, window: bool) -> PositionTerms:
         """Returns the rotation or bias of query positions int [B or 1, T]; `window`: for a sliding-window layer."""
         raise NotImplementedError
 
@@ -94,17 +94,17 @@ def rotary_frequencies(cfg: ModelConfig, *, window: bool) -> np.ndarray:
     stretched = frequencies / rotary.factor
     if rotary.scaling == "linear":
         return stretched
-    keep = _yarn_kept(cfg) if rotary.scaling == "yarn" else _llama3_kept(frequencies, rotary.original_length)
+    keep = _yarn_weights(cfg) if rotary.scaling == "yarn" else _llama3_weights(frequencies, rotary.original_length)
     return keep * frequencies + (1 - keep) * stretched
 
 
-def _llama3_kept(frequencies: np.ndarray, original_length: int) -> np.ndarray:
+def _llama3_weights(frequencies: np.ndarray, original_length: int) -> np.ndarray:
     """Returns the weight of the unscaled frequency of each pair, float64 [R/2]."""
     rotations = frequencies * original_length / (2 * math.pi)
     return np.clip((rotations - LLAMA3_LOW_FREQUENCY) / (LLAMA3_HIGH_FREQUENCY - LLAMA3_LOW_FREQUENCY), 0, 1)
 
 
-def _yarn_kept(cfg: ModelConfig) -> np.ndarray:
+def _yarn_weights(cfg: ModelConfig) -> np.ndarray:
     """Returns the weight of the unscaled frequency of each pair, float64 [R/2]: 1 for fast pairs, 0 for slow ones.
 
     As in the authors' code, the ramp's ends are rounded outward to whole indices, and its upper end is at most R - 1.
@@ -146,13 +146,13 @@ class Rotary(AttentionPositions):
         if rotary.window_base is not None and "full" not in cfg.layer_pattern:
             raise cfg.error("rotary.window_base", "is that of all layers; write it as model.rotary.base")
 
-    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
+    def __call__(self, positions: jax.Array, *, window: bool) -> PositionTerms:
         """Returns the rotation by `position * frequency`, which also multiplies by `rotary_magnitude`."""
         frequencies = rotary_frequencies(self.cfg, window=window).astype(np.float32)
         angles = (positions[..., None].astype(jnp.float32) * frequencies)[:, :, None, :]
         magnitude = rotary_magnitude(self.cfg, window=window)
         cos, sin = magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
-        return RotationOrBias(rotation=Rotation(cos, sin, self.cfg.rotary.pairing == "interleaved"))
+        return PositionTerms(rotation=Rotation(cos, sin, self.cfg.rotary.pairing == "interleaved"))
 
 
 @flax.struct.dataclass
@@ -184,9 +184,9 @@ class Alibi(AttentionPositions):
 
     adds_bias = True
 
-    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
+    def __call__(self, positions: jax.Array, *, window: bool) -> PositionTerms:
         """Returns the bias, which is the same for every layer."""
-        return RotationOrBias(bias=AlibiBias(jnp.asarray(alibi_slopes(self.cfg.num_heads), jnp.float32)))
+        return PositionTerms(bias=AlibiBias(jnp.asarray(alibi_slopes(self.cfg.num_heads), jnp.float32)))
 
 
 @flax.struct.dataclass
@@ -245,12 +245,12 @@ class RelativeBuckets(AttentionPositions):
     settings: ClassVar[tuple[str, ...]] = ("relative",)
 
     @nn.compact
-    def __call__(self, positions: jax.Array, *, window: bool) -> RotationOrBias:
+    def __call__(self, positions: jax.Array, *, window: bool) -> PositionTerms:
         """Returns the bias from the stack's table."""
         cfg = self.cfg
         init = named(nn.initializers.normal(cfg.init_std), None, axes.HEADS)
         table = self.param("embedding", init, (cfg.relative.buckets, cfg.num_heads), jnp.dtype(cfg.param_dtype))
-        return RotationOrBias(bias=BucketBias(table, self.bidirectional, cfg.relative.distance))
+        return PositionTerms(bias=BucketBias(table, self.bidirectional, cfg.relative.distance))
 
 
 def make_attention_positions(cfg: ModelConfig, *, bidirectional: bool) -> AttentionPositions | None:

@@ -11,7 +11,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.kinds import Limit
 from tformer_jax.nn.attention_ops import Operands, attend
-from tformer_jax.nn.attention_positions import RotationOrBias
+from tformer_jax.nn.attention_positions import PositionTerms
 from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import Stored, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
@@ -102,7 +102,7 @@ class LatentAttention(nn.Module):
         key: jax.Array | None = None,
         *,
         mask: jax.Array | Mask | None = None,
-        position: RotationOrBias | None = None,
+        position: PositionTerms | None = None,
         cache: Latents | None = None,
         slots: Slots | None = None,
         train: bool = False,
@@ -119,14 +119,14 @@ class LatentAttention(nn.Module):
             return self._expanded(q, new, mask, scoring, train), new
         return self._absorbed(q, new, cache, slots, mask, scoring)
 
-    def keys_values(self, key: jax.Array, position: RotationOrBias | None = None) -> Latents:
+    def keys_values(self, key: jax.Array, position: PositionTerms | None = None) -> Latents:
         """Projects `key` [B, S, D] to what the cache stores."""
         latent, rotated = self.latent_norm(self.latent(key))[:, :, None], self.rotated(key)[:, :, None]
         if position is not None and position.rotation is not None:
             rotated = position.rotation(rotated)
         return Latents(jnp.swapaxes(latent, 1, 2), jnp.swapaxes(rotated, 1, 2))
 
-    def _queries(self, x: jax.Array, position: RotationOrBias | None) -> jax.Array:
+    def _queries(self, x: jax.Array, position: PositionTerms | None) -> jax.Array:
         """Projects x [B, T, D] to queries [B, T, N, H + R], and rotates their last R features."""
         if self.cfg.mla.query_latent_dim:
             x = self.query_latent_norm(self.query_latent(x))

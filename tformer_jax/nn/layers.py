@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention import make_attention
-from tformer_jax.nn.attention_positions import RotationOrBias
+from tformer_jax.nn.attention_positions import PositionTerms
 from tformer_jax.nn.decoder_cache import mask_kind
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.ffn import make_ffn
@@ -32,7 +32,7 @@ class LayerContext:
     """bool [B, T]: True for tokens of x that are not padding; None: all."""
     segments: jax.Array | None = None
     """int [B, T]: segment ids of documents packed into a row; None: one document per row."""
-    positions: dict[str, RotationOrBias] = dataclasses.field(default_factory=dict)
+    positions: dict[str, PositionTerms] = dataclasses.field(default_factory=dict)
     """Positions that attention uses, by `mask_kind` of layers."""
     memory: jax.Array | None = None
     """[B, S, D]: the encoder's output; not needed if a cache holds its keys and values."""

@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn.attention_positions import RotationOrBias, make_attention_positions
+from tformer_jax.nn.attention_positions import PositionTerms, make_attention_positions
 from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
 from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
@@ -58,7 +58,7 @@ class Stack(nn.Module):
         self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
         self.norm = make_norm(cfg) if cfg.has_final_norm else None
 
-    def positions(self, positions: jax.Array) -> dict[str, RotationOrBias]:
+    def positions(self, positions: jax.Array) -> dict[str, PositionTerms]:
         """Returns the rotations or biases of positions int [B or 1, T], by `mask_kind` of layers."""
         if self.attention_positions is None:
             return {}
