@@ -5,7 +5,6 @@ XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=fals
 """
 
 import argparse
-import collections
 import contextlib
 import dataclasses
 import io
@@ -121,7 +120,7 @@ class Fuzz:
         names = {"parallel_lines": "fuzz.{lang}"}
         for source, expected in files.items():
             cfg = config(DataConfig(source=source, train=(name := names.get(source, f"fuzz.{source}"),)))
-            examples = list(file_reader(cfg, self.folder, BadLines(), collections.Counter())(name))
+            examples = list(file_reader(cfg, self.folder, BadLines()).read_entry(name))
             if source == "parallel_lines":  # as written by other systems, a line may end in \r\n
                 expected = [text.removesuffix("\r") for text in expected]
             if source != "tsv" or len(examples) != len(expected):
@@ -280,7 +279,7 @@ class Fuzz:
             path = self.folder / "surrogate.jsonl"
             path.write_text(json.dumps({"source": text, "target": "a"}) + "\n")
             cfg = config(DataConfig(source="jsonl", train=(path.name,)))
-            examples = file_reader(cfg, self.folder, BadLines(), collections.Counter())(path.name)
+            examples = file_reader(cfg, self.folder, BadLines()).read_entry(path.name)
             self.findings.refused("surrogate: jsonl", text, lambda rows=examples: list(rows), UserError)
             (self.folder / "surrogate.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
             flags = ["--run", str(run.path), "--input", str(self.folder / "surrogate.txt")]

@@ -63,7 +63,7 @@ def test_prepared_data_without_test_data_have_no_test_split_either(test, tmp_pat
 
 def test_generated_corpora_have_a_test_split_without_naming_it():
     assert _has_test({"data": {"source": "stdlib_text", "test": []}})
-    assert not _has_test({"data": {"source": "tfds", "test": []}})
+    assert not _has_test({"data": {"source": "tfds", "train": ["train"], "test": []}})
 
 
 @pytest.mark.parametrize(

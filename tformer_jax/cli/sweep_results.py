@@ -7,7 +7,6 @@ from typing import Any
 
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.config import Config, DataConfig
-from tformer_jax.config.sources import GENERATED
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.runs import curves
 from tformer_jax.runs.run_folder import CORPUS, read_json, read_records, read_result, write_json
@@ -46,7 +45,7 @@ def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None
     first_runs: dict[tuple[str, DataConfig | None], tuple[Path, Any]] = {}
     for combination, cfg in configs.items():
         run = folder / run_name(combination)
-        if cfg.data.source in GENERATED or not ((run / "result.json").exists() and (run / CORPUS).exists()):
+        if cfg.data.generated or not ((run / "result.json").exists() and (run / CORPUS).exists()):
             continue
         for name, value in read_json(run / CORPUS).items():
             other, before = first_runs.setdefault((name, cfg.data if "train" in name else None), (run, value))

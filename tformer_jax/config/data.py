@@ -7,11 +7,8 @@ from tformer_jax.config import kinds
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
-from tformer_jax.config.sources import EXAMPLES, FIELD_SOURCES, FILE_SOURCES, GENERATED, SOURCES
 
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
-READ_SOURCES = {"source": ("parallel_lines", "text", "lines", "tsv", "jsonl", "parquet", "prepared")}
-"""`used_by` of settings about what this package reads from files."""
 BUCKETS = {"batching": ("buckets",)}
 ROWS = {"batching": ("windows", "packed")}
 PACKED = {"batching": ("packed",)}
@@ -28,7 +25,7 @@ class DataConfig(Section):
         "cldr_translation",
         "cldr_* and stdlib_text are generated; tfds is a dataset of TFDS; prepared is the output of prepare_data.py; "
         "the others are files below the data folder",
-        choices=SOURCES,
+        choices=kinds.CORPORA,
     )
     source_language: str = setting(
         "en", "CLDR locale or code of ISO 639; also `{lang}` of source files, and their TFDS feature"
@@ -39,64 +36,60 @@ class DataConfig(Section):
     languages: tuple[str, ...] = setting(
         ("en", "de", "fr", "es", "it", "nl", "sv", "pl"),
         "CLDR locales of cldr_language",
-        used_by={"source": ("cldr_language", "prepared")},
+        used_by="source",
     )
-    dataset: str | None = setting(
-        None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION", used_by={"source": ("tfds", "prepared")}
-    )
+    dataset: str | None = setting(None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION", used_by="source")
     train: tuple[str, ...] = setting(
         (),
         "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
         "'train[:90%]'; prepared: folders",
-        used_by=FILE_SOURCES,
+        used_by="source",
     )
     validation: tuple[str, ...] = setting(
-        (), "as train, not used by prepared; (): the last part of train", used_by=FILE_SOURCES
+        (), "as train, not used by prepared; (): the last part of train", used_by="source"
     )
-    test: tuple[str, ...] = setting(
-        (), "as train, not used by prepared; (): the validation examples", used_by=FILE_SOURCES
-    )
+    test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples", used_by="source")
     weights: tuple[float, ...] = setting(
         (),
         "mixture weights of the entries of train, by weight_by; examples are drawn in proportions rounded down to "
         "hundredths of the smallest; (): concatenate the entries",
         above=0,
-        used_by=FILE_SOURCES,
+        used_by="source",
     )
     weight_by: str = setting(
         "examples",
         "unit of weights: examples, whatever their lengths, or the tokens of batches; windows are weighted as windows, "
         "and thereby by tokens",
         choices=("examples", "tokens"),
-        used_by={**FILE_SOURCES, "batching": ("buckets", "packed")},
+        used_by={"source": kinds.Users(kinds.CORPORA, "weight_by"), "batching": ("buckets", "packed")},
     )
     fields: tuple[str, ...] = setting(
         (),
         "tsv, jsonl, parquet, tfds: names (tsv: numbers from 1, as in ('2', '1')) of the fields that hold source and "
         "target, or text, or text and label; (): the default names (tsv: the first two columns, label before text)",
-        used_by=FIELD_SOURCES,
+        used_by="source",
     )
     validation_fraction: float = setting(
-        0.1, "fraction of train held out if validation is ()", above=0, below=1, used_by=FILE_SOURCES
+        0.1, "fraction of train held out if validation is ()", above=0, below=1, used_by="source"
     )
     heldout_examples: int = setting(
         2000,
         "size of each held-out split of a generated corpus, which is the same for all seeds",
         low=1,
-        used_by={"source": ("cldr_translation", "cldr_language", "prepared")},
+        used_by="source",
     )
     on_bad_line: str = setting(
         "stop",
         "malformed lines: stop, or skip, count and report them",
         choices=("stop", "skip"),
-        used_by=READ_SOURCES,
+        used_by="source",
     )
     header: bool = setting(
         False,
         "the first line of each file is a header and no example; the names in a TSV file's may stand in fields",
-        used_by={"source": ("parallel_lines", "lines", "tsv", "prepared")},
+        used_by="source",
     )
-    filters: FilterConfig = section(FilterConfig, used_by=READ_SOURCES)
+    filters: FilterConfig = section(FilterConfig, used_by="source")
     objective: str | None = setting(
         None,
         "pre-training on texts: masked_tokens (BERT, 2019), span_corruption (T5, 2020) or denoising (BART, 2020); "
@@ -202,20 +195,9 @@ class DataConfig(Section):
         return self.tokenizer_kinds if switch == "tokenizer" else super().values_of(switch)
 
     def _check_source(self) -> None:
-        if self.source == "tfds" and self.dataset is None:
-            raise self.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
-        if self.source == "cldr_language" and not self.languages:
-            raise self.error("languages", "must name the CLDR locales to tell apart, such as ('en', 'de')")
-        if self.source not in GENERATED and not self.train:
-            raise self.error(
-                "train", f"must say what data.source={self.source!r} reads, such as {EXAMPLES[self.source]}"
-            )
-        if self.source == "parallel_lines":
-            for split in ("train", "validation", "test"):
-                for name in getattr(self, split):
-                    if "{lang}" not in name:
-                        example = "multi30k/train.{lang}.gz"
-                        raise self.error(split, f"{name!r} must contain {{lang}}, for example {example!r}")
+        entry = kinds.load(kinds.CORPORA, self.source).entry
+        if entry and not self.train:
+            raise self.error("train", f"must say what data.source={self.source!r} reads, such as {entry}")
         if self.weights and len(self.weights) != len(self.train):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
@@ -252,8 +234,6 @@ class DataConfig(Section):
         return any(kind in kinds.Users(kinds.TOKENIZERS, name) for kind in self.tokenizer_kinds)
 
     def _check_batching(self) -> None:
-        if self.workers and self.source == "prepared" and self.batching != "windows" and not self.bpe_dropout:
-            raise self.error("workers", "must be 0 with data.source='prepared', whose tokens one thread reads")
         if self.bpe_dropout and self.batching == "windows":
             raise self.error("bpe_dropout", "must be 0.0 for data.batching='windows', which tokenizes texts only once")
         if list(self.bucket_lengths) != sorted(set(self.bucket_lengths)) or not self.bucket_lengths:
@@ -264,6 +244,11 @@ class DataConfig(Section):
                 "batch_tokens",
                 f"must be at least {needed}: {self.batch_multiple} (data.batch_multiple) rows of the longest bucket",
             )
+
+    @property
+    def generated(self) -> bool:
+        """Whether examples are generated instead of read from what `train` names."""
+        return not self.train
 
     @property
     def tokenizer_kinds(self) -> tuple[str, str]:

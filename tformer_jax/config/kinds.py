@@ -124,6 +124,20 @@ TOKENIZERS = Kinds(
     file="tformer_jax.data.tokenizers.huggingface:HFTokenizer",
 )
 """Kinds of tokenizers; a `file` that is no `tokenizer.json` has a class of `data/tokenizers/files.py`."""
+CORPORA = Kinds(
+    cldr_translation="tformer_jax.data.corpora.cldr:CldrTranslation",
+    cldr_language="tformer_jax.data.corpora.cldr:CldrLanguage",
+    stdlib_text="tformer_jax.data.corpora.stdlib:StdlibText",
+    parallel_lines="tformer_jax.data.corpora.files:ParallelLines",
+    text="tformer_jax.data.corpora.files:Text",
+    lines="tformer_jax.data.corpora.files:Lines",
+    tsv="tformer_jax.data.corpora.records:Tsv",
+    jsonl="tformer_jax.data.corpora.records:Jsonl",
+    parquet="tformer_jax.data.corpora.parquet:Parquet",
+    tfds="tformer_jax.data.corpora.tfds_source:Tfds",
+    prepared="tformer_jax.data.corpora.prepared:Prepared",
+)
+"""Sources of corpora; see `data.corpora.corpus.Source`."""
 POOLINGS = ("mean", "first", "last")
 """Poolings over the tokens of a text."""
 EMBEDDING_POOLINGS = (*POOLINGS, "max", "mean_sqrt", "weighted_mean")

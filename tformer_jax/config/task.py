@@ -24,8 +24,6 @@ class Task:
     """Values of `data.objective`."""
     keys: ClassVar[tuple[str, ...]] = ("text",)
     """Keys of an example: ("text",) for documents, ("source", "target") for pairs, ("text", "label")."""
-    sources: ClassVar[tuple[str, ...]]
-    """Values of `data.source`."""
     batchings: ClassVar[tuple[str, ...]] = ("windows",)
     """Values of `data.batching`."""
     metrics: ClassVar[tuple[str, ...]]
@@ -53,6 +51,16 @@ class Task:
         """Whether examples are pairs of a source and a target."""
         return "source" in self.keys
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Values of `data.source` that may have examples with these keys."""
+        return tuple(filter(self.reads, kinds.CORPORA))
+
+    def reads(self, source: str) -> bool:
+        """Returns whether a value of `data.source` may have examples with these keys."""
+        examples = kinds.load(kinds.CORPORA, source).examples
+        return examples is None or self.keys in examples
+
     def named_by(self, cfg: Config) -> str:
         """Returns the setting that selects the task, for messages."""
         if cfg.task:
@@ -68,7 +76,7 @@ class Task:
             raise cfg.data.error("objective", f"must be one of {self.objectives} for {by}")
         if cfg.data.batching not in self.batchings:
             raise cfg.data.error("batching", f"must be one of {self.batchings} for {by}")
-        if cfg.data.source not in self.sources:
+        if not self.reads(cfg.data.source):
             raise cfg.data.error("source", f"does not fit {by}; write one of {self.sources}")
         if cfg.train.metric not in self.metrics:
             raise cfg.train.error("metric", f"must be one of {self.metrics} for {by}")

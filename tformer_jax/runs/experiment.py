@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, is_remote, resolved
-from tformer_jax.config import Config, sources
+from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
@@ -253,7 +253,7 @@ def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     At most `CHECKED` examples, and the first and the last of generated data, are in the checksum.
     """
     facts: dict[str, Any] = {}
-    checked = 2 if cfg.data.source in sources.GENERATED else CHECKED
+    checked = 2 if cfg.data.generated else CHECKED
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
         chosen = np.linspace(0, len(examples) - 1, min(checked, len(examples))).astype(int)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tformer_jax.config import Config
-from tformer_jax.config.sources import FILES
 from tformer_jax.config.task import Task
 
 
@@ -13,7 +12,6 @@ class Classification(Task):
 
     family = "classifier"
     keys = ("text", "label")
-    sources = ("cldr_language", *FILES)
     batchings = ("buckets",)
     metrics = ("loss", "accuracy")
     verb = "classify"

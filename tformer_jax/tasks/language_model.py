@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tformer_jax.config.sources import TEXTS
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
@@ -11,7 +10,6 @@ class LanguageModel(TokenPrediction):
     """Predicts each token of a document from the tokens before it."""
 
     family = "decoder_lm"
-    sources = TEXTS
     batchings = ("windows", "packed")
     verb = "generate"
     verbs = ("generate", "outputs", "score")

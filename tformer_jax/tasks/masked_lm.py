@@ -1,6 +1,5 @@
 """Masked language models: pre-training of an encoder by masked tokens (BERT, 2019)."""
 
-from tformer_jax.config.sources import TEXTS
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
@@ -9,7 +8,6 @@ class MaskedLM(TokenPrediction):
 
     family = "masked_lm"
     objectives = ("masked_tokens",)
-    sources = TEXTS
     verb = "fill_mask"
     verbs = ("fill_mask",)
 

@@ -1,6 +1,5 @@
 """Pre-training of an encoder-decoder by corrupted texts (T5 and BART, 2020)."""
 
-from tformer_jax.config.sources import TEXTS
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
@@ -9,7 +8,6 @@ class Pretraining(TokenPrediction):
 
     family = "seq2seq"
     objectives = ("span_corruption", "denoising")
-    sources = TEXTS
     verb = "translate"
     verbs = ("translate", "outputs", "score")
     route = "/translate"

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tformer_jax.config import Config
-from tformer_jax.config.sources import FILES
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
@@ -13,7 +12,6 @@ class Translation(TokenPrediction):
 
     family = "seq2seq"
     keys = ("source", "target")
-    sources = ("cldr_translation", "parallel_lines", *FILES)
     batchings = ("buckets", "packed")
     metrics = (*TokenPrediction.metrics, "bleu", "chrf", "exact_match")
     verb = "translate"

@@ -7,15 +7,16 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import babel
 
 from tformer_jax.base import user_cache
-from tformer_jax.config import DataConfig
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora import cldr_phrases, heldout
 from tformer_jax.data.corpora.cldr_phrases import PhraseBook
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example
+from tformer_jax.data.corpora.corpus import LABELED, PAIRS, Corpus, DataError, Example, Source
 from tformer_jax.data.languages import read_language
 
 ENDLESS = 2**31
@@ -33,16 +34,6 @@ LETTERS_TO_RECOGNIZE = 4
 def is_endless(split: object) -> bool:
     """Returns whether a training split generates its examples on access."""
     return isinstance(split, Phrases)
-
-
-def translation(cfg: DataConfig, seed: int) -> Corpus:
-    """Returns phrases in `cfg.source_language` with their translations into `cfg.target_language`."""
-    return _corpus(Translations(_locales(cfg.source_language, cfg.target_language), "train", seed), cfg)
-
-
-def language(cfg: DataConfig, seed: int) -> Corpus:
-    """Returns phrases labeled with their language, one of `cfg.languages`."""
-    return _corpus(Languages(_locales(*cfg.languages), "train", seed), cfg, labels=cfg.languages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,3 +169,35 @@ def _locale(name: str) -> str:
             continue
         return locale
     raise DataError(f"{name!r} is not a CLDR locale; write one such as 'en', 'de' or 'zh'")
+
+
+class CldrTranslation(Source):
+    """Phrases in `data.source_language` with their translations into `data.target_language`."""
+
+    settings = ("heldout_examples",)
+    examples = (PAIRS,)
+
+    @classmethod
+    def load(cls, cfg: Config, root: Path | None) -> Corpus:
+        """Returns an endless training split and fixed held-out examples."""
+        locales = _locales(cfg.data.source_language, cfg.data.target_language)
+        return _corpus(Translations(locales, "train", cfg.seed), cfg.data)
+
+
+class CldrLanguage(Source):
+    """Phrases labeled with their language, one of `data.languages`."""
+
+    settings = ("heldout_examples", "languages")
+    examples = (LABELED,)
+
+    @staticmethod
+    def check(data: DataConfig) -> None:
+        """Raises `ConfigError` without languages."""
+        if not data.languages:
+            raise data.error("languages", "must name the CLDR locales to tell apart, such as ('en', 'de')")
+
+    @classmethod
+    def load(cls, cfg: Config, root: Path | None) -> Corpus:
+        """Returns an endless training split and fixed held-out examples."""
+        phrases = Languages(_locales(*cfg.data.languages), "train", cfg.seed)
+        return _corpus(phrases, cfg.data, labels=cfg.data.languages)

@@ -3,14 +3,23 @@
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig
+
+if TYPE_CHECKING:
+    from tformer_jax.data.corpora.filters import Filters
+    from tformer_jax.data.corpora.lines import BadLines
 
 Example = Mapping[str, str]
 """{"source", "target"} for translation, {"text"} for language models, {"text", "label"} for classification."""
+PAIRS, TEXTS, LABELED = ("source", "target"), ("text",), ("text", "label")
+"""Keys of examples."""
+FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "validation_fraction")
+"""Settings of sources that read files."""
 
 
 class DataError(UserError):
@@ -29,6 +38,57 @@ class Corpus:
     """Folder of the tokenizers of a prepared corpus."""
     left_out: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """Number of malformed lines and of examples that filters dropped, by split and reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """Three splits that can be iterated over repeatedly."""
+
+    train: Iterable[Example]
+    validation: Iterable[Example]
+    test: Iterable[Example]
+    labels: tuple[str, ...] | None = None
+    bad: "dict[str, BadLines]" = dataclasses.field(default_factory=dict)
+    """Skipped lines of each split read so far; empty for sources that are not files."""
+    filters: "dict[str, Filters]" = dataclasses.field(default_factory=dict)
+    """Filters of the examples named for each split."""
+
+
+class Source:
+    """Where a corpus comes from: a value of `data.source`, whose class is in `kinds.CORPORA`.
+
+    Every command that reads a config imports the class: its module imports no JAX.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Settings of `data` that it uses, of those that depend on the source."""
+    examples: ClassVar[tuple[tuple[str, ...], ...] | None]
+    """Keys of the examples that it may have; None: any, named by `data.fields`."""
+    entry: ClassVar[str] = ""
+    """An entry of `data.train`, which must name the data, for messages; "": the examples are generated."""
+
+    @staticmethod
+    def check(data: DataConfig) -> None:
+        """Raises `ConfigError` if settings of `data` do not fit the source."""
+
+    @classmethod
+    def check_present(cls, cfg: Config, root: Path | None) -> None:
+        """Raises `DataError` if data is missing, without reading all of it."""
+
+    @classmethod
+    def load(cls, cfg: Config, root: Path | None) -> Corpus:
+        """Loads the corpus; `root` is the data folder.
+
+        Raises:
+            DataError: the data is missing, empty or malformed.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def stream(cls, cfg: Config, root: Path | None) -> Splits:
+        """Opens the corpus for sequential passes."""
+        corpus = cls.load(cfg, root)
+        return Splits(corpus.train, corpus.validation, corpus.test, corpus.labels)
 
 
 class Joined(Sequence[Any]):

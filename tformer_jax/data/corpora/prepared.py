@@ -21,11 +21,10 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.base.errors import first_line
-from tformer_jax.config import Config, to_dict
-from tformer_jax.config.sources import GENERATED
+from tformer_jax.config import Config, DataConfig, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
+from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, DataError, Example, Joined, Source
 from tformer_jax.special_tokens import EOS
 
 FORMAT = 2
@@ -237,41 +236,63 @@ class JoinedRecords(Joined):
                 yield part, outputs, [located[output][1] for output in outputs]
 
 
-def load(cfg: Config, root: Path | None) -> Corpus:
-    """Loads the prepared folders that `cfg.data.train` names; each split is the concatenation over the folders.
+class Prepared(Source):
+    """The prepared folders that `data.train` names; each split is the concatenation over the folders."""
 
-    Raises:
-        DataError: a folder has no prepared data, is damaged or of another family, or its tokenizers or labels differ
-            from those of the first.
-        UserError: a setting names data that is not in a folder.
-    """
-    folders = [Path(root or "") / name for name in cfg.data.train]
-    metadata = [_metadata(folder, cfg) for folder in folders]
-    for folder, entry in zip(folders, metadata, strict=True):
-        if (entry["tokenizers"], entry["labels"]) != (metadata[0]["tokenizers"], metadata[0]["labels"]):
-            raise DataError(
-                f"{folder} differs from {folders[0]} in its tokenizers or labels: prepare both with the same tokenizers"
-            )
-    keys = task_of(cfg).keys
-    dtype = id_dtype(metadata[0]["vocab_size"])
+    settings = (
+        *(*FILE_SETTINGS, "fields", "languages", "dataset", "heldout_examples", "on_bad_line", "header", "filters"),
+    )
+    examples = None
+    entry = "the folder that scripts/prepare_data.py wrote"
 
-    def joined(split: str) -> Records | JoinedRecords:
-        parts = []
+    @staticmethod
+    def check(data: DataConfig) -> None:
+        """Raises `ConfigError` for workers, which could only read what a thread reads."""
+        if data.workers and data.batching != "windows" and not data.bpe_dropout:
+            raise data.error("workers", "must be 0 with data.source='prepared', whose tokens one thread reads")
+
+    @classmethod
+    def check_present(cls, cfg: Config, root: Path | None) -> None:
+        """Raises `DataError` if data is missing."""
+        cls.load(cfg, root)
+
+    @classmethod
+    def load(cls, cfg: Config, root: Path | None) -> Corpus:
+        """Opens the folders.
+
+        Raises:
+            DataError: a folder has no prepared data, is damaged or of another family, or its tokenizers or labels
+                differ from those of the first.
+            UserError: a setting names data that is not in a folder.
+        """
+        folders = [Path(root or "") / name for name in cfg.data.train]
+        metadata = [_metadata(folder, cfg) for folder in folders]
         for folder, entry in zip(folders, metadata, strict=True):
-            files, size = entry["splits"][split]["files"], entry["splits"][split]["examples"]
-            parts.append(Records(folder, split, files, size, keys, dtype, entry.get("end", EOS)))
-        return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+            if (entry["tokenizers"], entry["labels"]) != (metadata[0]["tokenizers"], metadata[0]["labels"]):
+                raise DataError(
+                    f"{folder} differs from {folders[0]} in its tokenizers or labels: prepare both with the "
+                    "same tokenizers"
+                )
+        keys = task_of(cfg).keys
+        dtype = id_dtype(metadata[0]["vocab_size"])
 
-    labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None
-    validation = joined("validation")
-    test = joined("test") if any(map(_has_test, metadata)) else validation
-    return Corpus(joined("train"), validation, test, labels, folders[0] / TOKENIZERS)
+        def joined(split: str) -> Records | JoinedRecords:
+            parts = []
+            for folder, entry in zip(folders, metadata, strict=True):
+                files, size = entry["splits"][split]["files"], entry["splits"][split]["examples"]
+                parts.append(Records(folder, split, files, size, keys, dtype, entry.get("end", EOS)))
+            return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+
+        labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None
+        validation = joined("validation")
+        test = joined("test") if any(map(_has_test, metadata)) else validation
+        return Corpus(joined("train"), validation, test, labels, folders[0] / TOKENIZERS)
 
 
 def _has_test(metadata: dict[str, Any]) -> bool:
     """Returns whether the test split of a folder is not a copy of its validation split."""
     data = metadata["data"]
-    return data.get("source") in GENERATED or data.get("test") != []
+    return not data.get("train") or data.get("test") != []  # generated data has a test split of its own
 
 
 def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:

@@ -7,13 +7,17 @@ import logging
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
-from tformer_jax.data.corpora import files
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined
+from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Splits
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
+from tformer_jax.data.corpora.locations import locate
+
+if TYPE_CHECKING:
+    from tformer_jax.data.corpora.files import FileSource
 
 NAMES = ("train", "validation", "test")
 SKIP = "data.on_bad_line='skip'"
@@ -24,35 +28,21 @@ MANY_LABELS = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Splits:
-    """Three splits that can be iterated over repeatedly."""
-
-    train: Iterable[Example]
-    validation: Iterable[Example]
-    test: Iterable[Example]
-    labels: tuple[str, ...] | None = None
-    bad: dict[str, BadLines] = dataclasses.field(default_factory=dict)
-    """Skipped lines of each split read so far; empty for sources that are not files."""
-    filters: dict[str, Filters] = dataclasses.field(default_factory=dict)
-    """Filters of the examples named for each split."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Stream:
     """Examples `start` to `stop` (exclusive) of some entries, read from their files in each iteration."""
 
-    reader: files.FileReader
+    reader: "FileSource"
     filters: Filters
     names: tuple[str, ...]
     start: int = 0
     stop: int | None = None
 
     def __iter__(self) -> Iterator[Example]:
-        examples = self.filters(itertools.chain.from_iterable(map(self.reader, self.names)))
+        examples = self.filters(itertools.chain.from_iterable(map(self.reader.read_entry, self.names)))
         return itertools.islice(examples, self.start, self.stop)
 
 
-def stream(cfg: Config, root: Path | None) -> Splits:
+def stream(source: "type[FileSource]", cfg: Config, root: Path | None) -> Splits:
     """Opens the splits that `cfg.data` names as streams.
 
     Raises:
@@ -62,7 +52,7 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     skip = data.on_bad_line == "skip"
     bad = {name: BadLines(skip=skip, setting=SKIP) for name in NAMES if getattr(data, name)}
     filters = {name: Filters(data.filters, training=name == "train") for name in bad}
-    readers = {name: files.file_reader(cfg, root, bad[name], filters[name].dropped) for name in bad}
+    readers = {name: source(data, root, task_of(cfg).keys, bad[name], filters[name].dropped) for name in bad}
     streams = {name: Stream(readers[name], filters[name], getattr(data, name)) for name in bad}
     _report_shared_files(data, root)
     train = streams["train"]
@@ -76,13 +66,13 @@ def stream(cfg: Config, root: Path | None) -> Splits:
     return dataclasses.replace(splits, labels=labels)
 
 
-def load(cfg: Config, root: Path | None) -> Corpus:
+def load(source: "type[FileSource]", cfg: Config, root: Path | None) -> Corpus:
     """Loads the splits that `cfg.data` names into memory; the entries of a mixture are kept as parts.
 
     Raises:
         DataError: a file is missing, empty or malformed, or a split has no example.
     """
-    splits = stream(cfg, root)
+    splits = stream(source, cfg, root)
     train: Iterable[Example] = splits.train
     if cfg.data.weights:
         assert isinstance(train, Stream)
@@ -112,7 +102,7 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
 
     def paths(split: str) -> set[Path]:
         names = (name.replace("{lang}", data.source_language) for name in getattr(data, split))
-        return {path.resolve() for name in names for path in files.locate(root, name)}
+        return {path.resolve() for name in names for path in locate(root, name)}
 
     train = paths("train")
     for split in ("validation", "test"):

@@ -3,21 +3,28 @@
 import sysconfig
 from pathlib import Path
 
-from tformer_jax.data.corpora.corpus import Corpus, Example
+from tformer_jax.config import Config
+from tformer_jax.data.corpora.corpus import TEXTS, Corpus, Example, Source
 from tformer_jax.data.corpora.heldout import split_of
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings"}
 
 
-def load() -> Corpus:
-    """Loads one document per module, sorted by path; a hash of the path determines the split."""
-    root = Path(sysconfig.get_path("stdlib"))
-    splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if not SKIPPED.intersection(relative.parts):
-            try:
-                splits[split_of(relative.as_posix())].append({"text": path.read_text(encoding="utf-8")})
-            except UnicodeDecodeError:
-                continue
-    return Corpus(splits["train"], splits["validation"], splits["test"])
+class StdlibText(Source):
+    """One document per module, sorted by path; a hash of the path determines the split."""
+
+    examples = (TEXTS,)
+
+    @classmethod
+    def load(cls, cfg: Config, root: Path | None) -> Corpus:
+        """Loads the documents."""
+        folder = Path(sysconfig.get_path("stdlib"))
+        splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
+        for path in sorted(folder.rglob("*.py")):
+            relative = path.relative_to(folder)
+            if not SKIPPED.intersection(relative.parts):
+                try:
+                    splits[split_of(relative.as_posix())].append({"text": path.read_text(encoding="utf-8")})
+                except UnicodeDecodeError:
+                    continue
+        return Corpus(splits["train"], splits["validation"], splits["test"])

@@ -13,8 +13,8 @@ from tformer_jax.base.errors import first_line, one_line
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part
-from tformer_jax.data.corpora.files import field_names
 from tformer_jax.data.corpora.lines import NOT_UTF8
+from tformer_jax.data.corpora.records import field_names
 from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")

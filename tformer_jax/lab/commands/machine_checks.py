@@ -18,8 +18,8 @@ from tformer_jax.base.errors import RunError, UserError, first_line, one_line
 from tformer_jax.base.numbers import GIB
 from tformer_jax.base.paths import is_remote
 from tformer_jax.cli.common import format_size
-from tformer_jax.config import Config
-from tformer_jax.data.corpora import files, prepared
+from tformer_jax.config import Config, kinds
+from tformer_jax.data.corpora.locations import locate
 from tformer_jax.runs import run_folder
 from tformer_jax.runs.provenance import version
 
@@ -191,24 +191,11 @@ def existing_parent(path: Path) -> Path:
 
 def check_data(cfg: Config, root: Path | None) -> Iterator[str]:
     """Yields missing data files of a config, without reading the corpus."""
-    names = [*cfg.data.train, *cfg.data.validation, *cfg.data.test]
-    if cfg.data.source == "parallel_lines":
-        languages = (cfg.data.source_language, cfg.data.target_language)
-        names = [name.replace("{lang}", language) for name in names for language in languages]
-    elif cfg.data.source not in files.KINDS:
-        names = []
     tokenizer = None if cfg.data.source == "prepared" else cfg.data.tokenizer_file
-    if tokenizer and not (Path(root or "") / tokenizer).is_dir():
-        names.append(tokenizer)
     try:
-        for name in names:
-            files.locate(root, name)
-        if cfg.data.source == "prepared":
-            prepared.load(cfg, root)
-        if cfg.data.source == "tfds":
-            from tformer_jax.data.corpora import tfds  # takes half a second to import
-
-            tfds.load(cfg, root)
+        kinds.load(kinds.CORPORA, cfg.data.source).check_present(cfg, root)
+        if tokenizer and not (Path(root or "") / tokenizer).is_dir():
+            locate(root, tokenizer)
     except UserError as error:
         yield str(error)
 

@@ -1,0 +1,82 @@
+"""Rows of Parquet, Arrow and Feather files."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from tformer_jax.base.errors import first_line
+from tformer_jax.data.corpora.corpus import DataError, Example
+from tformer_jax.data.corpora.files import FileSource
+from tformer_jax.data.corpora.lines import NOT_UTF8
+from tformer_jax.data.corpora.records import as_example, describe_missing_field, field_names
+
+MAGIC = b"PAR1"
+"""First bytes of a Parquet file."""
+
+
+class Parquet(FileSource):
+    """Rows of Parquet, Arrow or Feather files."""
+
+    settings = (*FileSource.settings, "fields")
+    examples = None
+    entry = "'train.parquet'"
+
+    def read_file(self, path: Path) -> Iterator[Example]:
+        """Yields the examples of a file."""
+        fields = field_names(self.cfg, self.keys)
+        self.bad.start(path)
+        number = 0
+        try:
+            for batch in _record_batches(path):
+                names = batch.schema.names
+                columns = {field: field if field in names else field.partition(".")[0] for field in fields.values()}
+                if missing := next((field for field, column in columns.items() if column not in names), None):
+                    self.bad.record(path, number + 1, describe_missing_field(missing, names), batch.num_rows)
+                    number += batch.num_rows
+                    continue
+                for row in _rows(batch.select(list({*columns.values()}))):  # others may not fit into Python
+                    number += 1
+                    if row is None:
+                        self.bad.record(path, number, NOT_UTF8)
+                        continue
+                    try:
+                        yield as_example(row, fields)
+                    except DataError as error:
+                        self.bad.record(path, number, str(error))
+        except (pa.ArrowException, OSError) as error:
+            reason = first_line(error)
+            problem = "from here on, this is" if number else "this is"
+            self.bad.record(path, number + 1, f"{problem} not a complete Parquet or Arrow file ({reason})")
+        if not number:
+            self.bad.record_empty(path)
+
+
+def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with path.open("rb") as start:
+        is_parquet = start.read(len(MAGIC)) == MAGIC
+    if is_parquet or path.suffix == ".parquet":
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches()
+        return
+    with pa.OSFile(str(path)) as file:
+        try:
+            batches = pa.ipc.open_file(file)
+        except pa.ArrowInvalid:
+            file.seek(0)
+            yield from pa.ipc.open_stream(file)
+        else:
+            yield from (batches.get_batch(number) for number in range(batches.num_record_batches))
+
+
+def _rows(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | None]:
+    """Returns the rows of a batch; None for those whose strings are not UTF-8."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        if batch.num_rows == 1:
+            return [None]
+        return itertools.chain.from_iterable(_rows(batch.slice(number, 1)) for number in range(batch.num_rows))

@@ -1,0 +1,116 @@
+"""Records with named fields or columns: TSV and JSON lines, compressed or not."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.config import DataConfig
+from tformer_jax.config.fields import separated
+from tformer_jax.data.corpora.corpus import LABELED, PAIRS, DataError, Example
+from tformer_jax.data.corpora.files import FileSource
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode, numbered_lines
+
+
+class Tsv(FileSource):
+    """Tab-separated columns, without quotes: source and target, or label and text; blank lines are no examples."""
+
+    settings = (*FileSource.settings, "fields", "header")
+    examples = (PAIRS, LABELED)
+    entry = "'train.tsv'"
+
+    def read_file(self, path: Path) -> Iterator[Example]:
+        """Yields the examples of a file."""
+        keys = self.keys if self.cfg.fields or "source" in self.keys else tuple(reversed(self.keys))
+        columns = self._columns(path)
+        expected = f"{max(columns) + 1} columns" if self.cfg.fields else "<tab>".join(keys)
+        for number, line in self.filled_lines(path):
+            cells = line.split("\t")
+            if len(cells) <= max(columns) or (not self.cfg.fields and len(cells) != len(columns)):
+                actual = f"{len(cells)} column{'s' * (len(cells) != 1)}"
+                self.bad.record(path, number, f"has {actual} where {expected} is expected")
+            else:
+                yield {key: cells[column] for key, column in zip(keys, columns, strict=True)}
+
+    def _columns(self, path: Path) -> list[int]:
+        """Returns the columns, from 0, that `data.fields` names by numbers or by the names in a header."""
+        cfg = self.cfg
+        if not cfg.fields:
+            return [0, 1]
+        if len(cfg.fields) != 2:
+            raise cfg.error("fields", "must be two columns for data.source='tsv'")
+        if all(field.isdecimal() and field != "0" for field in cfg.fields):
+            return [int(field) - 1 for field in cfg.fields]
+        if not cfg.header:
+            raise cfg.error(
+                "fields", "must be column numbers, such as ('1', '2'), for data.source='tsv' without data.header"
+            )
+        _, header = next(numbered_lines(path, self.bad))
+        names = (header or "").split("\t")
+        if missing := [field for field in cfg.fields if field not in names]:
+            raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names))}: set data.fields")
+        return [names.index(field) for field in cfg.fields]
+
+
+class Jsonl(FileSource):
+    """One JSON object per line; blank lines are no examples."""
+
+    settings = (*FileSource.settings, "fields")
+    examples = None
+    entry = "'train-*.jsonl.gz'"
+
+    def read_file(self, path: Path) -> Iterator[Example]:
+        """Yields the examples of a file."""
+        fields = field_names(self.cfg, self.keys)
+        for number, line in self.filled_lines(path):
+            try:
+                yield as_example(json.loads(line), fields)
+            except DataError as error:
+                self.bad.record(path, number, str(error))
+            except (ValueError, RecursionError) as error:  # too many digits, or too many brackets
+                self.bad.record(path, number, f"is not valid JSON ({getattr(error, 'msg', error)})")
+
+
+def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
+    """Maps each key of an example to the field of a record.
+
+    Raises:
+        UserError: `cfg.fields` does not name one field per key.
+    """
+    if cfg.fields and len(cfg.fields) != len(keys):
+        problem = f"must name {len(keys)} fields, for {' and '.join(keys)}"
+        raise cfg.error("fields", problem + "".join(map(separated, cfg.fields[:1])))
+    return dict(zip(keys, cfg.fields or keys, strict=True))
+
+
+def as_example(record: Any, fields: dict[str, str]) -> Example:
+    """Builds an example from the fields of a record; a label may be an integer.
+
+    Raises:
+        DataError: a field is missing or is not text.
+    """
+    if not isinstance(record, dict):
+        raise DataError("is not an object with named fields")
+    values = {key: read_field(record, field) for key, field in fields.items()}
+    for key, value in values.items():
+        if not isinstance(value, str | int if key == "label" else str):
+            expected = "text or an integer" if key == "label" else "text"
+            raise DataError(f"field {fields[key]!r} is {type(value).__name__}, not {expected}")
+        if not is_unicode(str(value)):
+            raise DataError(f"field {fields[key]!r} {NOT_A_CHARACTER}")
+    return {key: str(value) for key, value in values.items()}
+
+
+def read_field(record: dict[str, Any], field: str) -> Any:
+    """Returns a field of a record; `a.b` is field b of the object in field a, unless a field has this name."""
+    if field in record:
+        return record[field]
+    outer, dot, inner = field.partition(".")
+    if dot and isinstance(record.get(outer), dict):
+        return read_field(record[outer], inner)
+    raise DataError(describe_missing_field(field, record))
+
+
+def describe_missing_field(field: str, names: Iterable[str]) -> str:
+    """Returns what is wrong with a record that lacks a field."""
+    return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.fields"

@@ -1,0 +1,32 @@
+"""The source of TFDS datasets, which imports TFDS when data is read, since that takes half a second."""
+
+from pathlib import Path
+
+from tformer_jax.config import Config, DataConfig
+from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, Source
+
+
+class Tfds(Source):
+    """A dataset of TFDS; entries of `data.train` are splits."""
+
+    settings = (*FILE_SETTINGS, "fields", "dataset")
+    examples = None
+    entry = "'train'"
+
+    @staticmethod
+    def check(data: DataConfig) -> None:
+        """Raises `ConfigError` without a dataset."""
+        if data.dataset is None:
+            raise data.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
+
+    @classmethod
+    def check_present(cls, cfg: Config, root: Path | None) -> None:
+        """Raises `DataError` if data is missing."""
+        cls.load(cfg, root)
+
+    @classmethod
+    def load(cls, cfg: Config, root: Path | None) -> Corpus:
+        """Opens the dataset in the data folder."""
+        from tformer_jax.data.corpora import tfds
+
+        return tfds.load(cfg, root)
