@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
+from tests.inference.jitted_continuation import start_continuation
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
-from tformer_jax.lab.benchmarks.jitted_loop import search, start_continuation, start_translation
+from tformer_jax.lab.benchmarks.jitted_loop import search, start_translation
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 
@@ -39,5 +40,5 @@ def best_continuations(
     cfg: DecodeConfig,
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> Hypotheses:
-    """Returns the `cfg.beams` best continuations of each prompt; arguments are as for `jitted_loop.continue_text`."""
+    """Returns the `cfg.beams` best continuations of each prompt; arguments are those of `continue_text`."""
     return search(start_continuation(model, params, prompt, length, cfg), length, cfg, constraints)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.helpers import build, tiny
+from tests.inference import jitted_continuation
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -79,7 +80,7 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 
     """Returns the best output for this text, computed by the jitted loop."""
     cfg, model, params = trained
     translates = cfg.model.family == "seq2seq"
-    run = jitted_loop.translate if translates else jitted_loop.continue_text
+    run = jitted_loop.translate if translates else jitted_continuation.continue_text
     row = pad_rows([encode(text, cfg.model.family)], 1, 32, pad_left=not translates)
     keys, options = jitted_loop.row_keys(seed, np.array([index])), {"length": decode.max_new_tokens, "cfg": decode}
     outputs = run(model, params, row, keys, constraints=Constraints.from_config(decode, LETTERS), **options)

@@ -9,6 +9,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import assert_close, build, rest_slow, tiny
+from tests.inference import jitted_continuation
 from tests.inference.beam_search import best_continuations, best_translations
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -93,11 +94,11 @@ def test_constraints_see_the_prompt(constraints):
     )
     keys = jax.random.split(jax.random.key(0), len(prompts))
     options = {"length": 9, "constraints": constraints}
-    greedy = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), **options)
+    greedy = jitted_continuation.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), **options)
     cfg = DecodeConfig(strategy="beam", beams=1)
     one = best_continuations(model, params, prompts, cfg=cfg, **options)
     np.testing.assert_array_equal(one.tokens[:, 0], greedy)
-    free = jitted_loop.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), length=9)
+    free = jitted_continuation.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), length=9)
     assert (np.asarray(free) != np.asarray(greedy)).any()
 
 

@@ -29,11 +29,12 @@ from tests.inference.engines import (
     plain,
     submit,
 )
+from tests.inference.jitted_continuation import continue_text
 from tformer_jax.base.errors import UserError
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import lane as lanes
-from tformer_jax.lab.benchmarks.jitted_loop import continue_text, row_keys
+from tformer_jax.lab.benchmarks.jitted_loop import row_keys
 from tformer_jax.special_tokens import EOS, PAD
 
 

@@ -6,9 +6,9 @@ import pytest
 from flax import linen as nn
 
 from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_settings
+from tests.inference.jitted_continuation import continue_text
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig, model
-from tformer_jax.lab.benchmarks.jitted_loop import continue_text
 from tformer_jax.models import conversions, registry
 from tformer_jax.special_tokens import PAD
 

@@ -26,7 +26,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser."""
     result = run_parser(
         "attention",
         "Shows what a model attends to in a text, as one HTML file that needs no network: heat maps by layer and head, "

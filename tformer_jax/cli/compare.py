@@ -46,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser."""
     result = new_parser(
         "compare",
         "Compares two runs: metrics with a paired bootstrap test, losses at equal steps, tokens and time, "

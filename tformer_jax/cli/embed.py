@@ -83,7 +83,6 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command."""
     result = lines.make_parser(
         "embed",
         "Embeds texts: pools the last hidden states of the encoder of a classifier, a masked language model or a "

@@ -22,11 +22,7 @@ from tformer_jax.tasks.evaluators.evaluation import TOKENIZED
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the metrics of a run on a split; with `--record`, also writes them as JSON.
-
-    Raises:
-        UserError: the run, its data or a setting of generation is invalid.
-    """
+    """Prints the metrics of a run on a split; with `--record`, also writes them as JSON."""
     options = parser().parse_args(argv)
     from tformer_jax.parallel import rules
     from tformer_jax.parallel.placement import mesh_of
@@ -116,7 +112,6 @@ def metric_table(result: dict[str, Any]) -> Table:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser."""
     result = run_parser("evaluate", "Evaluates a trained model on all examples of a split of its data.")
     result.add_argument(
         "--split", choices=("validation", "test"), default="test", help="split to evaluate (default: test)"

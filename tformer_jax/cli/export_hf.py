@@ -21,7 +21,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command."""
     result = run_parser(
         "export_hf",
         "Saves a run as a checkpoint in Hugging Face's format, with its tokenizer and decoding settings. Only a model "

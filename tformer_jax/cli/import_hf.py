@@ -33,7 +33,6 @@ def check_place(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command."""
     result = new_parser(
         "import_hf",
         "Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "

@@ -7,9 +7,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.base.paths import finite, resolved, write_text
@@ -19,23 +19,8 @@ Facts = dict[str, dict[str, Any]]
 """Everything that determines the lines of a file, by topic; compatible with JSON."""
 
 
-class Identity(Protocol):
-    """Identifies an input, or its first lines."""
-
-    def __call__(self, lines: int | None = None) -> dict[str, Any]:
-        """Returns facts that identify the input, or its first `lines` lines."""
-
-
-class LineWriter(Protocol):
-    """Writes the lines of one text after another."""
-
-    done: int
-    """Number of texts whose lines have been written."""
-
-    def write(self, lines: Sequence[str]) -> None:
-        """Writes and flushes the lines of the next text."""
-
-
+Identity = Callable[..., dict[str, Any]]
+"""Returns facts that identify the input, or its first `lines` lines: `inputs.Source.identity`."""
 COMPLETE = "complete"
 """Key of the facts of a partial file whose lines are complete."""
 
@@ -82,7 +67,7 @@ def format_record(record: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def open_output(
     path: Path | None, settings: Facts, identity: Identity, *, lines_per_text: int, resume: bool
-) -> Iterator[LineWriter]:
+) -> Iterator["Printed | PartialFile"]:
     """Opens standard output or a file; a regular file is created or replaced only if the block succeeds.
 
     Args:

@@ -27,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser."""
     result = new_parser(
         "report",
         "Shows runs in one HTML file that needs no network: curves, evaluation, outputs, events, config, "

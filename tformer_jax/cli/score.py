@@ -103,7 +103,6 @@ def score_fields(result: "Scored", tokenizer: Tokenizer, *, per_token: bool) -> 
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command."""
     result = lines.make_parser(
         "score",
         "Computes log-probabilities of texts with a language model, or of targets with a translation model. Lines of "

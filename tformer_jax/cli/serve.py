@@ -165,7 +165,6 @@ def api_key(text: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command."""
     result = run_parser(
         "serve",
         "Serves a trained translator, language model or classifier over HTTP, with a web page at /, or the embeddings "

@@ -39,12 +39,7 @@ MAX_NAME_BYTES = 240
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Trains the runs that are not finished, and prints a table of the results.
-
-    Raises:
-        UserError: the sweep or one of its configs is invalid; no run is started.
-        RunError: some runs failed.
-    """
+    """Trains the runs that are not finished, and prints a table of the results."""
     options, overrides = parser().parse_known_args(argv)
     combinations = expand_settings(options.sweep)
     check_options(options, combinations)

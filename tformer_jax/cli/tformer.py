@@ -40,11 +40,7 @@ LAB_COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command named by the first argument with the other arguments; without arguments, lists the commands.
-
-    Raises:
-        UserError: the command is unknown.
-    """
+    """Runs the command named by the first argument with the other arguments; without arguments, lists the commands."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print("usage: tformer [--version] COMMAND [--help]\n")

@@ -6,6 +6,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import build, rest_slow, tiny
+from tests.inference import jitted_continuation
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import decoding_state
 from tformer_jax.lab.benchmarks import jitted_loop
@@ -81,7 +82,7 @@ def test_continuation_equals_full_passes(decoder_lm):
     def logits_of(prefix):
         return oracles.decoder_lm(oracles.f64(params), model.cfg, prefix, np.ones(prefix.shape, bool))
 
-    outputs = run(jitted_loop.continue_text, model, params, pad(PROMPTS, left=True))
+    outputs = run(jitted_continuation.continue_text, model, params, pad(PROMPTS, left=True))
     np.testing.assert_array_equal(outputs, [greedy_by_full_passes(logits_of, prompt) for prompt in PROMPTS])
     assert len(np.unique(outputs, axis=0)) > 1
 
@@ -101,7 +102,7 @@ def test_translation_does_not_depend_on_other_rows(seq2seq):
 
 @pytest.mark.slow
 def test_continuation_does_not_depend_on_other_rows(decoder_lm):
-    assert_independent(jitted_loop.continue_text, *decoder_lm, PROMPTS, left=True)
+    assert_independent(jitted_continuation.continue_text, *decoder_lm, PROMPTS, left=True)
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_a_longer_prompt_leaves_fewer_new_tokens():
     model, params = build(tiny("decoder_lm", output_bias=True))
     params["head"]["bias"] = params["head"]["bias"].at[EOS].set(-1e4)
     prompts = pad([[5] * 12, [6] * 16, [7] * 3, []], left=True, length=16)
-    output = run(jitted_loop.continue_text, model, params, prompts, length=6)
+    output = run(jitted_continuation.continue_text, model, params, prompts, length=6)
     np.testing.assert_array_equal((output != PAD).sum(1), [16 - 12, 0, 6, 0])
 
 
@@ -135,9 +136,9 @@ def test_finished_rows_take_no_steps(monkeypatch):
 
 def test_the_second_call_compiles_nothing(decoder_lm, monkeypatch):
     model, params = decoder_lm
-    run(jitted_loop.continue_text, model, params, pad(PROMPTS, left=True))
-    monkeypatch.setattr(jitted_loop, "_decode", None)  # a second trace would call it
-    run(jitted_loop.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
+    run(jitted_continuation.continue_text, model, params, pad(PROMPTS, left=True))
+    monkeypatch.setattr(jitted_loop, "decode", None)  # a second trace would call it
+    run(jitted_continuation.continue_text, model, params, pad(PROMPTS[::-1], left=True), seed=5)
 
 
 @pytest.mark.slow
@@ -146,13 +147,13 @@ def test_sampling_depends_only_on_the_key_of_the_row():
     sample = {"strategy": "sample", "temperature": 2.0}
     prompts = pad(PROMPTS * 4, left=True)
     first, again, other = (
-        run(jitted_loop.continue_text, model, params, prompts, seed=seed, **sample) for seed in (1, 1, 2)
+        run(jitted_continuation.continue_text, model, params, prompts, seed=seed, **sample) for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     keys = jax.random.split(jax.random.key(1), 12)[::-1]
     cfg = DecodeConfig(**sample)
-    reversed_rows = jitted_loop.continue_text(model, params, prompts[::-1], keys, length=LENGTH, cfg=cfg)
+    reversed_rows = jitted_continuation.continue_text(model, params, prompts[::-1], keys, length=LENGTH, cfg=cfg)
     np.testing.assert_array_equal(reversed_rows[::-1], first)
 
 
@@ -162,5 +163,5 @@ def test_each_step_samples_independently():
     uniform = jax.tree.map(np.zeros_like, params)
     cfg = DecodeConfig(strategy="sample", min_new_tokens=12)
     prompts, keys = np.full((4, 2), 5, np.int32), jax.random.split(jax.random.key(0), 4)
-    outputs = np.asarray(jitted_loop.continue_text(model, uniform, prompts, keys, length=12, cfg=cfg))
+    outputs = np.asarray(jitted_continuation.continue_text(model, uniform, prompts, keys, length=12, cfg=cfg))
     assert min(len(set(row)) for row in outputs.tolist()) > 3

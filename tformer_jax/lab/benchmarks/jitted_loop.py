@@ -1,8 +1,8 @@
 """Decoding of a whole batch in one compiled loop, without the engine.
 
 `benchmark.py decode` compares the engine's speed with it, and the tests compare the engine's outputs with it.
-`translate` and `continue_text` are compiled once for each model, input shape, `length` and decoding strategy. Nothing
-is generated for rows of PAD, which only fill up a batch.
+`translate` is compiled once for each model, input shape, `length` and decoding strategy. Nothing is generated for rows
+of PAD, which only fill up a batch.
 """
 
 import functools
@@ -17,18 +17,17 @@ from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
 from tformer_jax.inference.decoding_state import DecodingState, SamplingState
 from tformer_jax.inference.layout import unrolled
-from tformer_jax.inference.model_step import Step, prefill, step_fn
+from tformer_jax.inference.model_step import Step, step_fn
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.special_tokens import BOS, PAD
 
 AnyState = TypeVar("AnyState", bound=DecodingState)
-_compiled = functools.partial(jax.jit, static_argnames=("model", "length", "cfg", "constraints"))
+compile_loop = functools.partial(jax.jit, static_argnames=("model", "length", "cfg", "constraints"))
 
 
-@_compiled
+@compile_loop
 def translate(
     model: Seq2Seq,
     params: Any,
@@ -50,32 +49,7 @@ def translate(
     Returns:
         int32 [B, length]: the target up to and including EOS, then PAD.
     """
-    return _decode(start_translation(model, params, source, length, cfg), keys, length, cfg, constraints)
-
-
-@_compiled
-def continue_text(
-    model: DecoderLM,
-    params: Any,
-    prompt: jax.Array,
-    keys: jax.Array,
-    *,
-    length: int,
-    cfg: DecodeConfig,
-    constraints: Constraints = NO_CONSTRAINTS,
-) -> jax.Array:
-    """Continues each prompt.
-
-    Args:
-        prompt: int [B, T], PAD on the left, at most `model.cfg.max_length` real tokens.
-        keys: [B] PRNG keys for sampling; other strategies ignore them.
-        length: maximum number of generated tokens; fewer where the prompt leaves less space in the model.
-        constraints: constraints on outputs.
-
-    Returns:
-        int32 [B, length]: the new tokens up to and including EOS, then PAD.
-    """
-    return _decode(start_continuation(model, params, prompt, length, cfg), keys, length, cfg, constraints)
+    return decode(start_translation(model, params, source, length, cfg), keys, length, cfg, constraints)
 
 
 def row_keys(seed: int, indices: np.ndarray) -> jax.Array:
@@ -106,18 +80,6 @@ def start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: in
     return Start(step_fn(model, params), first, cache, jnp.where(padding_mask.any(axis=1), length, 0))
 
 
-def start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> Start:
-    """Reads the prompts; arguments are as for `continue_text`."""
-    model, params = unrolled(model, params)
-    B, T = prompt.shape
-    lengths = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
-    options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
-    cache: Any = model.apply({"params": params}, B, T + length, lengths, **options, method="init_cache")
-    max_new_tokens = jnp.where(lengths > 0, jnp.minimum(length, model.cfg.max_length - lengths), 0)
-    cache = prefill(model, params, prompt if model.cfg.prefix_lm else prompt[:, :-1], cache)
-    return Start(step_fn(model, params), prompt, cache, max_new_tokens)
-
-
 def search(start: Start, length: int, cfg: DecodeConfig, constraints: Constraints) -> Hypotheses:
     """Returns the `cfg.beams` best outputs of beam search."""
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
@@ -130,7 +92,7 @@ def search(start: Start, length: int, cfg: DecodeConfig, constraints: Constraint
     return _finish(start.step, start.cache, rows).finished
 
 
-def _decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, constraints: Constraints) -> jax.Array:
+def decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, constraints: Constraints) -> jax.Array:
     """Decodes with `cfg.strategy`: int32 [B, length]."""
     if cfg.strategy == "beam":
         return search(start, length, cfg, constraints).tokens[:, 0]

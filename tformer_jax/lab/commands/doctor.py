@@ -9,12 +9,7 @@ from tformer_jax.cli.config_file import read_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the report; exits with 1 if there are problems.
-
-    Raises:
-        UserError: the command line or the config file cannot be read.
-        RunError: JAX has no device.
-    """
+    """Prints the report; exits with 1 if there are problems."""
     options, overrides = parser().parse_known_args(argv)
     given = [*overrides, *(f"--{name}" for name in ("devices", "memory") if getattr(options, name))]
     if given and options.config is None:

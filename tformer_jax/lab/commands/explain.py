@@ -47,7 +47,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser."""
     result = new_parser(
         "explain",
         "Explains attention, positions, norms, feed-forward networks, training and decoding in one HTML "

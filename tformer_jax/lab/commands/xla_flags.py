@@ -17,7 +17,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command."""
     result = new_parser(
         "xla_flags",
         "Prints the XLA flags that overlap communication with computation.",
