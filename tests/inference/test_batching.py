@@ -7,7 +7,7 @@ import pytest
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows, powers_of_two
-from tformer_jax.inference.outputs import by_length
+from tformer_jax.inference.outputs import longest_first
 from tformer_jax.special_tokens import PAD
 
 
@@ -64,7 +64,7 @@ def test_lengths_of_batches(last, expected):
 
 
 def test_longer_rows_of_a_window_come_first_and_empty_ones_are_left_out():
-    assert by_length([[5] * n for n in (9, 2, 0, 3, 2, 7)], 1, 5) == [3, 1, 4]
+    assert longest_first([[5] * n for n in (9, 2, 0, 3, 2, 7)], 1, 5) == [3, 1, 4]
 
 
 def test_no_rows():

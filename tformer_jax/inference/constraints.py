@@ -51,11 +51,11 @@ class Constraints:
                 not have, or normalized outputs never have a text of `stop`.
         """
         _check_normalized(cfg, tokenizer)
-        forced = _forced(cfg, tokenizer, continues=continues)
+        forced = _encode_prefix(cfg, tokenizer, continues=continues)
         return cls(
             repetition=cfg.repetition_penalty != 1,
             no_repeat_ngram=cfg.no_repeat_ngram,
-            forbidden=_forbidden(cfg, tokenizer),
+            forbidden=_encode_forbidden(cfg, tokenizer),
             forced=forced,
             prefix_tokens=len(forced) - len(tokenizer.special.forced),
             eos=tokenizer.special.eos,
@@ -133,7 +133,7 @@ def penalize(logits: jax.Array, history: jax.Array, counts: jax.Array, strength:
     repeated = jnp.take_along_axis(logits, history, axis=1)
     strength = strength[:, None]
     penalized = jnp.where(repeated < 0, repeated * strength, repeated / strength)
-    return _set(logits, history, _is_token(history, counts), penalized)
+    return _set_logits(logits, history, _is_token(history, counts), penalized)
 
 
 def exclude_repeated(logits: jax.Array, history: jax.Array, counts: jax.Array, n: int) -> jax.Array:
@@ -145,7 +145,7 @@ def exclude_repeated(logits: jax.Array, history: jax.Array, counts: jax.Array, n
     same = _is_token(history, counts)[:, n - 1 :]
     for offset, token in enumerate(_last_tokens(history, counts, n - 1)):
         same &= history[:, offset : offset + windows] == token[:, None]
-    return _set(logits, last, same, -jnp.inf)
+    return _set_logits(logits, last, same, -jnp.inf)
 
 
 def exclude_sequences(
@@ -158,7 +158,7 @@ def exclude_sequences(
         complete = jnp.broadcast_to((counts >= length - 1)[:, None], (rows, len(ids)))
         for offset, token in enumerate(_last_tokens(history, counts, length - 1)):
             complete &= ids[:, offset] == token[:, None]
-        logits = _set(logits, jnp.broadcast_to(ids[:, -1], complete.shape), complete, -jnp.inf)
+        logits = _set_logits(logits, jnp.broadcast_to(ids[:, -1], complete.shape), complete, -jnp.inf)
     return logits
 
 
@@ -180,22 +180,22 @@ def _last_tokens(history: jax.Array, counts: jax.Array, length: int) -> list[jax
     return list(jnp.take_along_axis(history, indices, axis=1).T) if length else []
 
 
-def _set(logits: jax.Array, tokens: jax.Array, where: jax.Array, values: jax.Array | float) -> jax.Array:
+def _set_logits(logits: jax.Array, tokens: jax.Array, where: jax.Array, values: jax.Array | float) -> jax.Array:
     """Sets logits [B, V] of `tokens`, int [B, n], to `values` (scalar or [B, n]) if `where`, bool [B, n], is True."""
     rows = jnp.arange(logits.shape[0])[:, None]
     return logits.at[rows, jnp.where(where, tokens, logits.shape[1])].set(values, mode="drop")
 
 
-def _forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def _encode_forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Encodes each text with and without a leading space; drops sequences that end in another sequence."""
-    found: dict[tuple[int, ...], None] = {}
+    sequences: dict[tuple[int, ...], None] = {}
     for text in cfg.forbidden:
         ids = tokenizer.encode(text)
         if set(ids) <= {tokenizer.special.unknown} or dropped_characters(tokenizer, text):
             raise cfg.error("forbidden", f"{text!r} cannot be encoded with this vocabulary; leave it out")
-        found.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
-    shorter = {ids[start:] for ids in found for start in range(1, len(ids))} & found.keys()
-    return tuple(ids for ids in found if not any(ids != end and ids[-len(end) :] == end for end in shorter))
+        sequences.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
+    shorter = {ids[start:] for ids in sequences for start in range(1, len(ids))} & sequences.keys()
+    return tuple(ids for ids in sequences if not any(ids != end and ids[-len(end) :] == end for end in shorter))
 
 
 def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
@@ -214,7 +214,7 @@ def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
                 )
 
 
-def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool) -> tuple[int, ...]:
+def _encode_prefix(cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool) -> tuple[int, ...]:
     """Encodes the prefix so that outputs start with it."""
     if not cfg.prefix:
         return tokenizer.special.forced
@@ -223,8 +223,8 @@ def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool) -> tupl
         raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
     decoder = output_decoder(tokenizer, continues=continues)
     if (written := decoder.decode(ids)).startswith(" ") and not cfg.prefix.startswith(" "):
-        encoded = (_as_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
-        ids = next((found for found in encoded if decoder.decode(found) == written[1:]), ())
+        encoded = (_encode_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
+        ids = next((tokens for tokens in encoded if decoder.decode(tokens) == written[1:]), ())
         if not ids:
             raise cfg.error("prefix", f"outputs of this tokenizer can only start with {written!r}; write that")
     ids = (*tokenizer.special.forced, *ids)
@@ -233,7 +233,7 @@ def _forced(cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool) -> tupl
     return ids
 
 
-def _as_continuation(tokenizer: Tokenizer, text: str, context: str) -> tuple[int, ...]:
+def _encode_continuation(tokenizer: Tokenizer, text: str, context: str) -> tuple[int, ...]:
     """Encodes a text after another one, without the space that some tokenizers put before texts."""
-    before, whole = (tuple(tokenizer.encode(one)) for one in (context, context + text))
+    before, whole = (tuple(tokenizer.encode(joined)) for joined in (context, context + text))
     return whole[len(before) :] if whole[: len(before)] == before else ()

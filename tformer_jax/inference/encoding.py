@@ -63,9 +63,9 @@ class LongTexts:
 
     def pop(self, index: int) -> bool:
         """Returns whether text `index` was too long, and removes it from the record."""
-        found = index in self._indices
+        too_long = index in self._indices
         self._indices.discard(index)
-        return found
+        return too_long
 
 
 def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[int]:

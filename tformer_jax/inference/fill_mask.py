@@ -100,8 +100,8 @@ class MaskFiller:
             with everywhere(mesh):
                 batch = shard_batch(mesh, {"tokens": tokens, "positions": positions})
                 size = self._tokenizer.vocab_size
-                found = jax.device_get(candidates(self.model, params, **batch, top=self.top, size=size))
-            for index, probabilities, ids in zip(indices, *found, strict=True):
+                best = jax.device_get(candidates(self.model, params, **batch, top=self.top, size=size))
+            for index, probabilities, ids in zip(indices, *best, strict=True):
                 count = len(masks[index])
                 yield self._fills(rows[index], masks[index], probabilities[:count], ids[:count])
 
@@ -126,7 +126,7 @@ class MaskFiller:
 def candidates(
     model: nn.Module, params: Any, tokens: jax.Array, positions: jax.Array, *, top: int, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the most probable ones of the first `size` tokens, those of the tokenizer, at some positions.
+    """Returns the most probable of the first `size` tokens, which the tokenizer has, at some positions.
 
     Args:
         tokens: int [B, S] with PAD on the right.

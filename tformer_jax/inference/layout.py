@@ -19,13 +19,13 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
     On CPUs, which have much memory, calls with the same arrays return the same result without another copy.
     """
     if not decodes_with_fused_weights():
-        return unrolled(model, params)
+        return unroll_layers(model, params)
     leaves = jax.tree.leaves(params)
     key = model, tuple(map(id, leaves))
     if key not in _converted:
-        result = _convert(model, params)
-        kept = set(map(id, jax.tree.leaves(result[1])))
-        replaced = [leaf for leaf in leaves if id(leaf) not in kept]
+        result = _convert_for_decoding(model, params)
+        shared = set(map(id, jax.tree.leaves(result[1])))
+        replaced = [leaf for leaf in leaves if id(leaf) not in shared]
         if not replaced:
             return result
         _converted[key] = result
@@ -34,13 +34,13 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
     return _converted[key]
 
 
-def _convert(model: Any, params: Any) -> tuple[Any, Any]:
-    model, params = unrolled(model, params)
+def _convert_for_decoding(model: Any, params: Any) -> tuple[Any, Any]:
+    model, params = unroll_layers(model, params)
     cfg, params = conversions.fused(*conversions.untied(model.cfg, params))
     return type(model)(cfg), params
 
 
-def unrolled(model: Any, params: Any) -> tuple[Any, Any]:
+def unroll_layers(model: Any, params: Any) -> tuple[Any, Any]:
     """Returns the model and its parameters with unrolled layers."""
     cfg, params = conversions.unrolled(model.cfg, params)
     return type(model)(cfg), params

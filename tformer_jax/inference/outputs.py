@@ -97,7 +97,7 @@ class RowDecoder:
         window: int,
         texts: Sequence[str] = (),
     ) -> Iterator[list[Output]]:
-        """Yields the outputs of each row, in order, as soon as those of all earlier rows are known.
+        """Yields the outputs of each row, in order, as soon as all earlier rows have theirs.
 
         They depend only on the arguments, bit for bit, because each call creates an engine.
 
@@ -105,11 +105,11 @@ class RowDecoder:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
             window: number of consecutive rows that are submitted longest first, so that rows of similar length are
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
-            texts: the text of each row, of which `decode.unknown="copy"` copies words; (): none is known.
+            texts: the text of each row, whose words `decode.unknown="copy"` copies; (): no text is given.
         """
         engine = self._engine(rows, ROWS_PER_CHUNK if first else len(rows), outputs, math.inf)
         starts = range(0, len(rows), window)
-        order = [n for start in starts for n in by_length(rows, start, min(start + window, len(rows)))]
+        order = [n for start in starts for n in longest_first(rows, start, min(start + window, len(rows)))]
         requests = {}
         for n in order:
             index = (first + n) * outputs
@@ -119,9 +119,9 @@ class RowDecoder:
             requests[engine.submit(request)] = n
         pieces: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
         unknown: collections.Counter[tuple[int, int]] = collections.Counter()
-        known: dict[int, dict[int, Output]] = collections.defaultdict(dict)
+        finished: dict[int, dict[int, Output]] = collections.defaultdict(dict)
         for n, row in enumerate(rows):
-            while row and len(known[n]) < outputs:
+            while row and len(finished[n]) < outputs:
                 for event in engine.step():
                     key = requests[event.request], event.sample
                     pieces[key].append(event.text)
@@ -129,9 +129,9 @@ class RowDecoder:
                     if event.finish:
                         limit = self._limit(rows[key[0]]) if event.finish == "length" else None
                         text = "".join(pieces.pop(key))
-                        known[key[0]][key[1]] = Output(text, event.score, limit, unknown.pop(key))
-            found = known.pop(n, {})
-            yield [found[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
+                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown.pop(key))
+            row_outputs = finished.pop(n, {})
+            yield [row_outputs[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
 
     def pieces(self, row: Sequence[int], text: str, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit.
@@ -166,6 +166,6 @@ class RowDecoder:
         return Engine(self._cfg, *self._parts, max_rows=max_rows, pages=pages, grows=True, seconds=seconds)
 
 
-def by_length(rows: Sequence[Sequence[int]], start: int, stop: int) -> list[int]:
+def longest_first(rows: Sequence[Sequence[int]], start: int, stop: int) -> list[int]:
     """Returns the indices of the rows from `start` to `stop` that are not empty, longer rows first."""
     return sorted((n for n in range(start, stop) if rows[n]), key=lambda n: len(rows[n]), reverse=True)

@@ -15,10 +15,11 @@ class TextStream:
     """Detokenizes one output incrementally, in pieces that later tokens do not change.
 
     The joined pieces are `cut(tokenizer.decode(tokens), stop)`, unless over `MAX_WAITING` consecutive tokens add no
-    text. Text that may still become another character, or part of a stop sequence, is held back. The cost of a token
-    does not depend on the length of the output: a tokenizer decodes a token differently at the start of a text than
-    after another token, and bytes depend on their neighbors, so the last token before a character boundary is kept as
-    context for the following ones, and earlier tokens are dropped.
+    text. Text that may still become another character, or part of a stop sequence, is held back.
+
+    The cost of a token does not depend on the length of the output. A tokenizer decodes a token differently at the
+    start of a text than after another token, and bytes depend on their neighbors. The last token before a character
+    boundary is therefore kept as context for the following tokens, and earlier tokens are dropped.
     """
 
     def __init__(self, tokenizer: Decoder, stop: Sequence[str] = ()):
@@ -95,10 +96,10 @@ class TextStream:
     def _show(self, new: str) -> str:
         """Returns the part of the held and new text that can be shown."""
         text = self._held + new
-        found = _first(text, self._stop)
-        if found is not None:
+        start = _find_stop(text, self._stop)
+        if start is not None:
             self.done, self._held = True, ""
-            return text[:found]
+            return text[:start]
         longest = max(map(len, self._stop), default=0)
         starts = range(max(len(text) - longest + 1, 0), len(text))
         border = next((start for start in starts if any(s.startswith(text[start:]) for s in self._stop)), len(text))
@@ -156,7 +157,7 @@ def output_decoder(tokenizer: Tokenizer, unknown: str = "omit", *, continues: bo
 
 
 class TextBuffer:
-    """Detokenizes one output at its end; the interface is that of `TextStream`, without stop sequences."""
+    """Detokenizes one output at its end; has the interface of `TextStream`, without stop sequences."""
 
     def __init__(self, tokenizer: Decoder):
         self.done = False
@@ -185,14 +186,14 @@ class TextBuffer:
 
 def cut(text: str, stop: Sequence[str]) -> str:
     """Returns the text before the first stop sequence: the one that ends first, or the longest of several."""
-    found = _first(text, stop)
-    return text if found is None else text[:found]
+    start = _find_stop(text, stop)
+    return text if start is None else text[:start]
 
 
-def _first(text: str, stop: Sequence[str]) -> int | None:
+def _find_stop(text: str, stop: Sequence[str]) -> int | None:
     """Returns the start of the stop sequence that ends first, or of the longest of several; None if none occurs."""
-    found = [end for end in stop if end in text]
-    if not found:
+    occurring = [end for end in stop if end in text]
+    if not occurring:
         return None
-    first = min(found, key=lambda end: (text.find(end) + len(end), -len(end)))
+    first = min(occurring, key=lambda end: (text.find(end) + len(end), -len(end)))
     return text.find(first)

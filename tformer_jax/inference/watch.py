@@ -77,17 +77,17 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
         name: [_operands(layer, name, cfg.attention) for layer in layers["decoder" if name == "cross" else name]]
         for name in model.attentions
     }
-    residuals = {name: _residuals(found) for name, found in layers.items()}
+    residuals = {name: _residuals(stack) for name, stack in layers.items()}
     last = {name: stacks[name]["stream"] for name in layers}
     read = "decoder" if "decoder" in layers else "encoder"
     streams = [layer["self_attention_residual"]["stream"] for layer in layers[read]] + [last[read]]
     predictions, probabilities = lens(model, params, jnp.stack([x for (x,) in streams]), arguments)
     return Watched(
         tokens={key: batch[key] for key in model.inputs},
-        weights={name: _stack(map(attention_weights, found)) for name, found in operands.items() if found},
-        masks={name: _stack(map(_mask, found)) for name, found in operands.items() if found},
-        norms={name: _norms([*(one["stream"] for one in found), last[name]]) for name, found in residuals.items()},
-        added={name: _norms([one["added"] for one in found]) for name, found in residuals.items() if found},
+        weights={name: _stack(map(attention_weights, layers)) for name, layers in operands.items() if layers},
+        masks={name: _stack(map(_dense_mask, layers)) for name, layers in operands.items() if layers},
+        norms={name: _norms([*(layer["stream"] for layer in parts), last[name]]) for name, parts in residuals.items()},
+        added={name: _norms([layer["added"] for layer in parts]) for name, parts in residuals.items() if parts},
         predictions=jnp.moveaxis(predictions, 0, 1),
         probabilities=jnp.moveaxis(probabilities, 0, 1),
     )
@@ -110,8 +110,8 @@ def lens(model: nn.Module, params: Any, streams: jax.Array, arguments: dict[str,
         probabilities, tokens = jax.lax.top_k(jax.nn.softmax(logits), min(PREDICTIONS, logits.shape[-1]))
         return tokens, probabilities
 
-    found: tuple[jax.Array, jax.Array] = jax.lax.map(predict, streams)
-    return found
+    predictions: tuple[jax.Array, jax.Array] = jax.lax.map(predict, streams)
+    return predictions
 
 
 def rollout(weights: np.ndarray) -> np.ndarray:
@@ -157,8 +157,8 @@ def _operands(layer: dict[str, Any], name: str, kind: str) -> Operands:
     module = "cross_attention" if name == "cross" else "self_attention"
     if "operands" not in layer.get(module, {}):
         raise UserError(f"model.attention={kind!r} does not store its operands: call `nn.watch.watch` in the module")
-    (found,) = layer[module]["operands"]
-    return found
+    (operands,) = layer[module]["operands"]
+    return operands
 
 
 def _residuals(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ def _residuals(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [layer[name] for layer in layers for name in names if name in layer]
 
 
-def _mask(x: Operands) -> jax.Array:
+def _dense_mask(x: Operands) -> jax.Array:
     B, T, S = x.q.shape[0], x.q.shape[1], x.k.shape[1]
     dense = x.mask.dense(T, S)
     return jnp.ones((B, T, S), bool) if dense is None else jnp.broadcast_to(dense[:, 0], (B, T, S))
@@ -177,5 +177,5 @@ def _norms(streams: list[tuple[jax.Array]]) -> jax.Array:
     return _stack(jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for (x,) in streams)
 
 
-def _stack(found: Any) -> jax.Array:
-    return jnp.stack(list(found), axis=1)
+def _stack(layers: Any) -> jax.Array:
+    return jnp.stack(list(layers), axis=1)

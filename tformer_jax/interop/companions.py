@@ -24,8 +24,8 @@ FIELDS = (
 
 def read(folder: Path) -> dict[str, Any]:
     """Returns the text of each file by its relative path under "files", and fields under "tokenizer_config"."""
-    found = sorted(path for pattern in FILES for path in folder.glob(pattern))
-    files = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    paths = sorted(path for pattern in FILES for path in folder.glob(pattern))
+    files = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     options = read_json(folder / "tokenizer_config.json", {})
     return {"files": files, "tokenizer_config": {name: options[name] for name in FIELDS if name in options}}
 

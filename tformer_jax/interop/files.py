@@ -75,14 +75,14 @@ def read_arrays(folder: Path) -> StoredArrays:
     """
     single = folder / SINGLE
     if (folder / INDEX).is_file() and not single.is_file():
-        return _shards(folder)
+        return _read_shards(folder)
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UserError(f"{folder} has no .safetensors file; {_pickles(folder)}")
-    return StoredArrays(_opened(files))
+        raise UserError(f"{folder} has no .safetensors file; {_describe_pickles(folder)}")
+    return StoredArrays(_open_all(files))
 
 
-def _shards(folder: Path) -> StoredArrays:
+def _read_shards(folder: Path) -> StoredArrays:
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise UserError(f"{folder / INDEX} has no weight_map from arrays to files")
@@ -92,20 +92,20 @@ def _shards(folder: Path) -> StoredArrays:
             raise UserError(f"{folder / INDEX} names a file outside of its folder: {name}")
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {INDEX} lists it")
-    readers = _opened([folder / name for name in names])
+    readers = _open_all([folder / name for name in names])
     if absent := sorted(places.keys() - readers.keys()):
         raise UserError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {INDEX} lists")
     return StoredArrays(readers)
 
 
-def _opened(files: Sequence[Path]) -> dict[str, Callable[[], Any]]:
-    """Returns functions that read the arrays of all files, of which no two have the same array."""
+def _open_all(files: Sequence[Path]) -> dict[str, Callable[[], Any]]:
+    """Returns functions that read the arrays of all files; no two of them may have the same array."""
     readers: dict[str, Callable[[], Any]] = {}
     for file in files:
-        found = _open(file)
-        if repeated := sorted(readers.keys() & found.keys()):
+        opened = _open(file)
+        if repeated := sorted(readers.keys() & opened.keys()):
             raise UserError(f"{file} and another file both contain the array {repeated[0]}")
-        readers |= found
+        readers |= opened
     return readers
 
 
@@ -120,10 +120,10 @@ def _open(file: Path) -> dict[str, Callable[[], Any]]:
         names = list(opened.keys())
     except Exception as error:  # safetensors raises types of its own
         raise UserError(f"{file} is damaged: {error}") from error
-    return {name: functools.partial(_array, file, opened, name) for name in names}
+    return {name: functools.partial(_read_array, file, opened, name) for name in names}
 
 
-def _array(file: Path, opened: Any, name: str) -> Any:
+def _read_array(file: Path, opened: Any, name: str) -> Any:
     """Reads an array.
 
     Raises:
@@ -137,8 +137,8 @@ def _array(file: Path, opened: Any, name: str) -> Any:
         raise UserError(f"{file}: the array {name} {problem}") from error
 
 
-def _pickles(folder: Path) -> str:
-    found = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if not found:
+def _describe_pickles(folder: Path) -> str:
+    names = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if not names:
         return "checkpoints in other formats are not read"
-    return f"{found[0]} is a pickle, which is never read because it may run code: save it as safetensors"
+    return f"{names[0]} is a pickle, which is never read because it may run code: save it as safetensors"

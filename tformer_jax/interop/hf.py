@@ -175,7 +175,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | architecture.config(cfg) | theirs
     _check_exact(cfg, hf, arrays, architecture)
     if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
-        copies = {copy: arrays[of] for copy, of in architecture.copies.items() if of in arrays}
+        copies = {copy: arrays[name] for copy, name in architecture.copies.items() if name in arrays}
         arrays = copies | arrays
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
@@ -209,13 +209,13 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
 def _to_change(cfg: ModelConfig, back: ModelConfig) -> dict[str, Any]:
     """Returns the settings of `back` that `cfg` lacks, except those of layouts, which are converted."""
     settings = {setting.partition("=")[0].removeprefix("model.") for setting in exact.differences(back, cfg)}
-    found = {}
+    changes = {}
     for name in sorted(DERIVED.get(name, name) for name in settings - {"attention_projections"}):
         with contextlib.suppress(AttributeError):  # what follows from other settings
             value, mine = (operator.attrgetter(name)(config) for config in (back, cfg))
             if value != mine and not isinstance(getattr(ModelConfig, name, None), property):
-                found[name] = value
-    return found
+                changes[name] = value
+    return changes
 
 
 def _in_layout_of(architecture: Architecture, cfg: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:

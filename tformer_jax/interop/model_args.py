@@ -10,7 +10,7 @@ REQUIRED = None
 """Default of an argument that must be given."""
 
 
-def checked(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
+def check_arguments(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
     """Returns the given arguments, with defaults.
 
     Args:
@@ -21,29 +21,29 @@ def checked(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
     """
     for name, value in given.items():
         if name not in arrays and name not in defaults:
-            known = ", ".join([*arrays, *defaults])
-            raise UserError(f"model_args: {name}={value!r} is not supported; supported are {known}")
+            supported = ", ".join([*arrays, *defaults])
+            raise UserError(f"model_args: {name}={value!r} is not supported; supported are {supported}")
         if name in arrays and arrays[name] != value:
             raise UserError(f"model_args: {name}={value!r}, but the arrays have {arrays[name]!r}")
-    found = defaults | given
+    values = defaults | given
     for name, default in defaults.items():
-        if default is REQUIRED and found[name] is REQUIRED:
+        if default is REQUIRED and values[name] is REQUIRED:
             raise UserError(
                 f"model_args: {name} is missing and cannot be inferred from the arrays: add --model-args {name}=..."
             )
-    return found
+    return values
 
 
-def shape(arrays: StoredArrays, name: str) -> tuple[int, ...]:
+def matrix_shape(arrays: StoredArrays, name: str) -> tuple[int, ...]:
     """Returns the shape of a matrix."""
     if name not in arrays:
         raise UserError(f"the checkpoint has no {name!r}")
-    found: tuple[int, ...] = arrays[name].shape
-    if len(found) != 2:
-        raise UserError(f"{name} of the checkpoint has the shape {found}, but must be a matrix")
-    return found
+    sizes: tuple[int, ...] = arrays[name].shape
+    if len(sizes) != 2:
+        raise UserError(f"{name} of the checkpoint has the shape {sizes}, but must be a matrix")
+    return sizes
 
 
-def depth(arrays: StoredArrays, pattern: str) -> int:
+def count_layers(arrays: StoredArrays, pattern: str) -> int:
     """Returns the number of layers, given a pattern of names whose group is the number of a layer."""
-    return 1 + max((int(found[1]) for name in arrays if (found := re.match(pattern, name))), default=-1)
+    return 1 + max((int(match[1]) for name in arrays if (match := re.match(pattern, name))), default=-1)

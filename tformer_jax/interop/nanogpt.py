@@ -7,7 +7,7 @@ import numpy as np
 from tformer_jax.interop.decoders import gpt2_rules
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.interop.mapping import kernel
-from tformer_jax.interop.model_args import REQUIRED, checked, depth, shape
+from tformer_jax.interop.model_args import REQUIRED, check_arguments, count_layers, matrix_shape
 
 HAS = "transformer.h.0.attn.c_attn.weight"
 BUFFERS = (r"transformer\.h\.\d+\.attn\.bias",)
@@ -17,11 +17,11 @@ RULES = gpt2_rules(kernel)
 
 def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
     """Returns our settings, given `model_args`; removes the head from `arrays` if it is the embedding."""
-    vocab_size, dim = shape(arrays, _EMBEDDING)
-    length, ffn_dim = (shape(arrays, f"transformer.{name}.weight")[0] for name in ("wpe", "h.0.mlp.c_fc"))
-    layers, bias = depth(arrays, r"transformer\.h\.(\d+)\."), "transformer.ln_f.bias" in arrays
+    vocab_size, dim = matrix_shape(arrays, _EMBEDDING)
+    length, ffn_dim = (matrix_shape(arrays, f"transformer.{name}.weight")[0] for name in ("wpe", "h.0.mlp.c_fc"))
+    layers, bias = count_layers(arrays, r"transformer\.h\.(\d+)\."), "transformer.ln_f.bias" in arrays
     sizes = {"n_layer": layers, "n_embd": dim, "block_size": length, "vocab_size": vocab_size, "bias": bias}
-    found = checked(args, sizes, {"n_head": REQUIRED, "dropout": 0.0})
+    values = check_arguments(args, sizes, {"n_head": REQUIRED, "dropout": 0.0})
     tied = _HEAD not in arrays or np.array_equal(arrays[_HEAD], arrays[_EMBEDDING])
     if tied and _HEAD in arrays:
         del arrays[_HEAD]
@@ -31,7 +31,7 @@ def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
         "max_length": length,
         "dim": dim,
         "decoder_layers": layers,
-        "num_heads": found["n_head"],
+        "num_heads": values["n_head"],
         "ffn_dim": ffn_dim,
         "attention_projections": "fused_qkv",
         "attention_bias": ("query", "key", "value", "output") if bias else (),
@@ -41,8 +41,8 @@ def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
         "position": "learned",
         "tie_embeddings": "output" if tied else "none",
         "scale_embeddings": False,
-        "dropout": found["dropout"],
-        "attention_dropout": found["dropout"],
+        "dropout": values["dropout"],
+        "attention_dropout": values["dropout"],
         "initializer": "normal",
         "scale_residual_init": True,
     }

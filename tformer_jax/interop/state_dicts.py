@@ -63,15 +63,15 @@ def load(
         UserError: the file is damaged, holds other objects than tensors, or its arrays fit no kind of model.
     """
     arrays, given = read(path)
-    found = [name for name, layout in KINDS.items() if layout.has in arrays]
-    if not found:
-        names = " or ".join(f"{layout.has!r} ({name})" for name, layout in KINDS.items())
-        raise UserError(f"{path} is a state dict of another model: it has no array {names}")
-    layout = KINDS[found[0]]
+    names = [name for name, layout in KINDS.items() if layout.has in arrays]
+    if not names:
+        arrays_of_kinds = " or ".join(f"{layout.has!r} ({name})" for name, layout in KINDS.items())
+        raise UserError(f"{path} is a state dict of another model: it has no array {arrays_of_kinds}")
+    layout = KINDS[names[0]]
     cfg = ModelConfig(**layout.settings(arrays, {**given, **args}) | settings)
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)
-    return found[0], cfg, mapping.to_ours(layout.rules, arrays, shapes, ignored=layout.ignored)
+    return names[0], cfg, mapping.to_ours(layout.rules, arrays, shapes, ignored=layout.ignored)
 
 
 def read(path: Path) -> tuple[StoredArrays, Settings]:
@@ -84,7 +84,7 @@ def read(path: Path) -> tuple[StoredArrays, Settings]:
     except ImportError as error:
         raise UserError("reading PyTorch's files needs torch: pip install torch") from error
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path} holds other objects than tensors, which are never unpickled: save model.state_dict() instead"
@@ -92,16 +92,16 @@ def read(path: Path) -> tuple[StoredArrays, Settings]:
     except Exception as error:  # PyTorch raises RuntimeError, EOFError and others for damaged files
         reason = first_line(error, 200)
         raise UserError(f"{path} is not a file of torch.save, or is damaged ({reason})") from error
-    content = found if isinstance(found, dict) else {}
+    content = content if isinstance(content, dict) else {}
     state = next((content[key] for key in STATES if isinstance(content.get(key), dict)), content)
     tensors = {WRAPPERS.sub("", name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not state or len(tensors) < len(state):
         raise UserError(f"{path} has no state dict, neither as a whole nor under one of {', '.join(STATES)}")
     args = content.get("model_args", {})
-    return StoredArrays(_readers(tensors)), args if isinstance(args, dict) else {}
+    return StoredArrays(_array_readers(tensors)), args if isinstance(args, dict) else {}
 
 
-def _readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
+def _array_readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
     readers: dict[str, Callable[[], np.ndarray]] = {}
     for name, tensor in tensors.items():
         stem, stacked, leaf = name.rpartition("in_proj_")
@@ -109,11 +109,11 @@ def _readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray]]:
             raise UserError(f"{name} has the shape {tuple(tensor.shape)}, which cannot be split into three projections")
         parts = [f"{stem}{side}_proj.{leaf}" for side in "qkv"] if stacked else [name]
         for part, values in zip(parts, tensor.chunk(3) if stacked else [tensor], strict=True):
-            readers[part] = functools.partial(_numpy, values)
+            readers[part] = functools.partial(_to_numpy, values)
     return readers
 
 
-def _numpy(tensor: Any) -> np.ndarray:
+def _to_numpy(tensor: Any) -> np.ndarray:
     """Converts a tensor to float32, which holds float16 and bfloat16 exactly."""
     array: np.ndarray = tensor.detach().float().numpy()
     return array

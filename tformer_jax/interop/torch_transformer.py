@@ -12,7 +12,7 @@ import numpy as np
 from tformer_jax.base.errors import UserError
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.interop.mapping import AFFINE, NORM, Part, Rule, attention_parts, parts, rules_below
-from tformer_jax.interop.model_args import REQUIRED, checked, depth, shape
+from tformer_jax.interop.model_args import REQUIRED, check_arguments, count_layers, matrix_shape
 
 HAS = "transformer.encoder.layers.0.self_attn.q_proj.weight"
 _SOURCE, _TARGET, _HEAD = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight", "generator.weight"
@@ -53,42 +53,42 @@ RULES = (
 
 def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
     """Returns our settings, given arguments of `nn.Transformer`; removes copies of an embedding from `arrays`."""
-    (source_size, dim), (target_size, _) = shape(arrays, _SOURCE), shape(arrays, _TARGET)
+    (source_size, dim), (target_size, _) = matrix_shape(arrays, _SOURCE), matrix_shape(arrays, _TARGET)
     encoder, decoder = "transformer.encoder.", "transformer.decoder."
     bias = f"{encoder}layers.0.self_attn.q_proj.bias" in arrays
     sizes = {
         "d_model": dim,
-        "num_encoder_layers": depth(arrays, rf"{encoder}layers\.(\d+)\."),
-        "num_decoder_layers": depth(arrays, rf"{decoder}layers\.(\d+)\."),
-        "dim_feedforward": shape(arrays, f"{encoder}layers.0.linear1.weight")[0],
+        "num_encoder_layers": count_layers(arrays, rf"{encoder}layers\.(\d+)\."),
+        "num_decoder_layers": count_layers(arrays, rf"{decoder}layers\.(\d+)\."),
+        "dim_feedforward": matrix_shape(arrays, f"{encoder}layers.0.linear1.weight")[0],
         "src_vocab_size": source_size,
         "tgt_vocab_size": target_size,
         "bias": bias,
     }
     options = {"nhead": REQUIRED, "activation": "relu", "norm_first": False, "layer_norm_eps": 1e-5, "dropout": 0.1}
-    found = checked(args, sizes, options | {"max_len": _longest(arrays, dim)})
-    if found["activation"] not in ("relu", "gelu"):
-        raise UserError(f"model_args: activation={found['activation']!r} is not supported; supported are relu, gelu")
+    values = check_arguments(args, sizes, options | {"max_len": _longest(arrays, dim)})
+    if values["activation"] not in ("relu", "gelu"):
+        raise UserError(f"model_args: activation={values['activation']!r} is not supported; supported are relu, gelu")
     return {
         "family": "seq2seq",
         "source_vocab_size": source_size,
         "vocab_size": target_size,
-        "max_length": found["max_len"],
+        "max_length": values["max_len"],
         "dim": dim,
         "encoder_layers": sizes["num_encoder_layers"],
         "decoder_layers": sizes["num_decoder_layers"],
-        "num_heads": found["nhead"],
+        "num_heads": values["nhead"],
         "attention_bias": ("query", "key", "value", "output") if bias else (),
         "ffn_dim": sizes["dim_feedforward"],
         "ffn_bias": bias,
-        "activation": found["activation"],
-        "norm_placement": "pre" if found["norm_first"] else "post",
-        "norm_eps": found["layer_norm_eps"],
+        "activation": values["activation"],
+        "norm_placement": "pre" if values["norm_first"] else "post",
+        "norm_eps": values["layer_norm_eps"],
         "norm_bias": f"{encoder}layers.0.norm1.bias" in arrays,
         "final_norm": f"{encoder}norm.weight" in arrays,
         "tie_embeddings": _tied(arrays),
         "output_bias": "generator.bias" in arrays,
-        **dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), found["dropout"]),
+        **dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), values["dropout"]),
     }
 
 

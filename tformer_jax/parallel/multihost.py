@@ -79,10 +79,10 @@ class ProcessGroup:
         except UserError as error:
             problem = str(error)
         problems = [json.loads(text) for text in self.all_gather(json.dumps([socket.gethostname(), problem]))]
-        for index, (host, found) in enumerate(problems):
-            if found:
-                everywhere = all(other == found for _, other in problems)
-                raise UserError(found if everywhere else f"process {index} (host {host}): {found}")
+        for index, (host, problem) in enumerate(problems):
+            if problem:
+                everywhere = all(other == problem for _, other in problems)
+                raise UserError(problem if everywhere else f"process {index} (host {host}): {problem}")
         return result  # type: ignore[return-value]
 
     def from_first(self, find: Callable[[], T]) -> T:
@@ -91,8 +91,8 @@ class ProcessGroup:
         Args:
             find: returns values that JSON can represent.
         """
-        found = self.run(lambda: find() if self.first else None)
-        return json.loads(self.broadcast(lambda: json.dumps(found)))
+        value = self.run(lambda: find() if self.first else None)
+        return json.loads(self.broadcast(lambda: json.dumps(value)))
 
     def check_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises `UserError` in all processes if their `facts` differ, naming the first difference."""
@@ -204,7 +204,7 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
             new.write_text(socket.gethostname(), encoding="utf-8")
             new.replace(markers / str(index))  # others read either the earlier file or the complete one
             if time.monotonic() > deadline:
-                print(f"error: {_missing(markers, index, count, seconds)}", file=sys.stderr, flush=True)
+                print(f"error: {_describe_missing(markers, index, count, seconds)}", file=sys.stderr, flush=True)
                 if index == 0:  # processes that started later must be able to report it, too
                     time.sleep(STALE_SECONDS)
                 os._exit(LATE)
@@ -221,7 +221,7 @@ def roll_call(folder: Path, index: int | None, count: int | None, seconds: int) 
             markers.rmdir()
 
 
-def _missing(markers: Path, index: int, count: int, seconds: int) -> str:
+def _describe_missing(markers: Path, index: int, count: int, seconds: int) -> str:
     now = (markers / str(index)).stat().st_mtime
     started = {int(file.name): file for file in markers.glob("[0-9]*") if now - file.stat().st_mtime < STALE_SECONDS}
     absent = [str(number) for number in range(count) if number not in started]

@@ -104,9 +104,9 @@ def state_shardings(
     )
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        known = parameters if path[0] == jax.tree_util.GetAttrKey("params") else moments
+        specs = parameters if path[0] == jax.tree_util.GetAttrKey("params") else moments
         for start in range(len(path)):
-            shape, spec = known.get(path[start:], (None, None))
+            shape, spec = specs.get(path[start:], (None, None))
             if spec is not None and shape == leaf.shape:
                 return NamedSharding(mesh, spec)
         return replicated(mesh)

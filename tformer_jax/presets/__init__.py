@@ -54,10 +54,10 @@ def of_variant(location: str, variant: str, families: Sequence[str], others: str
     Raises:
         UserError: `variant` is not a preset of one of the families.
     """
-    found = PRESETS.get(variant)
-    if found is None or found.get("family", "seq2seq") not in families:
+    preset = PRESETS.get(variant)
+    if preset is None or preset.get("family", "seq2seq") not in families:
         wanted = f"{others}, or a preset" if others else "a preset"
-        hint = nearest(variant, PRESETS) if found is None else ""
+        hint = nearest(variant, PRESETS) if preset is None else ""
         hint = hint if "did you mean" in hint else ""
         raise UserError(f"variant {variant!r} of {location}: write {wanted} of family {' or '.join(families)}{hint}")
     return for_data(variant)

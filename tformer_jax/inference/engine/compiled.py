@@ -95,7 +95,7 @@ def admit(plan: Plan, params: Any, state: State, new: NewRows) -> State:
     indices = new.indices
     cache = state.cache.start(indices, new.filled, new.tables, new.counts)
     if new.sources is not None:
-        cache = _with_sources(plan, params, cache, indices, new.sources)
+        cache = _encode_sources(plan, params, cache, indices, new.sources)
     return constrain_state(
         plan, State(cache, set_rows(state.rows, indices, initial_rows(plan, new, state.rows.length)))
     )
@@ -196,18 +196,20 @@ def finished(state: State) -> Hypotheses:
     return Hypotheses(*map(replicate, rows.finished))
 
 
-def _with_sources(plan: Plan, params: Any, cache: DecoderCache, indices: jax.Array, sources: jax.Array) -> DecoderCache:
+def _encode_sources(
+    plan: Plan, params: Any, cache: DecoderCache, indices: jax.Array, sources: jax.Array
+) -> DecoderCache:
     assert cache.memory_padding_mask is not None
     variables, padding_mask = {"params": params}, sources != PAD
     memory = plan.model.apply(variables, sources, padding_mask, right_padded=True, method="encode")
     own: Any = plan.model.apply(variables, memory, padding_mask, 1, dtype=plan.decode.cache_dtype, method="init_cache")
     missing = cache.memory_padding_mask.shape[1] - sources.shape[1]
 
-    def padded(kept: jax.Array, new: jax.Array) -> jax.Array:
-        return kept.at[indices].set(jnp.pad(new, ((0, 0), (0, 0), (0, missing), (0, 0))), mode="drop")
+    def put_padded(memory: jax.Array, new: jax.Array) -> jax.Array:
+        return memory.at[indices].set(jnp.pad(new, ((0, 0), (0, 0), (0, missing), (0, 0))), mode="drop")
 
     layers = tuple(
-        LayerCache(layer.self_attention, jax.tree.map(padded, layer.cross_attention, read.cross_attention))
+        LayerCache(layer.self_attention, jax.tree.map(put_padded, layer.cross_attention, read.cross_attention))
         for layer, read in zip(cache.layers, own.layers, strict=True)
     )
     mask = set_rows(cache.memory_padding_mask, indices, jnp.pad(padding_mask, ((0, 0), (0, missing))))

@@ -128,7 +128,7 @@ class Engine:
             UserError: the request can never be served.
         """
         number = self._next
-        queued = self._queued(number, request)
+        queued = self._queue_request(number, request)
         self._queues.setdefault(queued.kind, collections.deque()).append(queued)
         self._next += 1
         return number
@@ -141,7 +141,7 @@ class Engine:
     def cancel(self, request: int) -> None:
         """Ends a pending or running request; it has no further events."""
         remaining = {
-            kind: collections.deque(one for one in queue if one.number != request)
+            kind: collections.deque(queued for queued in queue if queued.number != request)
             for kind, queue in self._queues.items()
         }
         self._queues = {kind: queue for kind, queue in remaining.items() if queue}
@@ -156,7 +156,9 @@ class Engine:
             self._admit()
             lanes = {kind: lane for kind, lane in self._lanes.items() if lane.running}
             seconds = self._seconds / max(len(lanes), 1)
-            return self._finished([event for one in lanes.items() for event in self._advance(*one, seconds)])
+            return self._finish_texts(
+                [event for kind, lane in lanes.items() for event in self._advance(kind, lane, seconds)]
+            )
 
     def _check(self, request: Request) -> None:
         """Raises `UserError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
@@ -175,20 +177,21 @@ class Engine:
         """Starts the pending requests that `scheduler.admit` selects."""
         if not self._queues:
             return
-        front = sorted((one for kind in self._queues for one in self._front(kind)), key=lambda one: one.number)
+        queued = (request for kind in self._queues for request in self._front(kind))
+        front = sorted(queued, key=lambda request: request.number)
         plans = {kind: self._plan(kind) for kind in self._queues}
         chosen = admit(
-            [PendingRequest(one.kind, len(one.rows), self._pages_needed(one)) for one in front],
+            [PendingRequest(request.kind, len(request.rows), self._pages_needed(request)) for request in front],
             {kind: lane.vacancy for kind, lane in self._lanes.items()},
             empty={kind: Vacancy(plan.rows, plan.pages - 1, 0) for kind, plan in plans.items()},
             most_lanes=MAX_LANES,
             group=self._group,
         )
         started: dict[Kind, list[list[RequestRow]]] = collections.defaultdict(list)
-        for one in [front[index] for index in chosen]:
-            self._lane(one.kind).reserve(one.rows)
-            started[one.kind].append(one.rows)
-            self._queues[one.kind].popleft()
+        for request in [front[index] for index in chosen]:
+            self._lane(request.kind).reserve(request.rows)
+            started[request.kind].append(request.rows)
+            self._queues[request.kind].popleft()
         self._queues = {kind: queue for kind, queue in self._queues.items() if queue}
         for kind, requests in started.items():
             self._lanes[kind].start(requests)
@@ -197,12 +200,12 @@ class Engine:
         """Returns the first pending requests of a kind, at most as many as a lane has rows."""
         return list(itertools.islice(self._queues.get(kind, ()), self._max_rows))
 
-    def _pages_needed(self, one: _QueuedRequest) -> int:
+    def _pages_needed(self, request: _QueuedRequest) -> int:
         """Returns the maximum number of free pages that a request takes."""
-        lane = self._lanes.get(one.kind)
-        return _max_pages(one.rows) if lane is None else lane.pages_needed(one.rows)
+        lane = self._lanes.get(request.kind)
+        return _max_pages(request.rows) if lane is None else lane.pages_needed(request.rows)
 
-    def _queued(self, number: int, request: Request) -> "_QueuedRequest":
+    def _queue_request(self, number: int, request: Request) -> "_QueuedRequest":
         """Builds the rows of a request.
 
         Raises:
@@ -301,7 +304,7 @@ class Engine:
 
     def _advance(self, kind: Kind, lane: Lane, seconds: float) -> list[Event]:
         """Generates tokens in a lane and returns their events; releases rows whose outputs have ended."""
-        pending_rows = sum(len(one.rows) for one in self._front(kind))
+        pending_rows = sum(len(request.rows) for request in self._front(kind))
         wanted = min(self._group, pending_rows) if pending_rows else None
         events = []
         for row, new_tokens in lane.advance(seconds, wanted).items():
@@ -321,16 +324,16 @@ class Engine:
             decoder = self._decoder(running.decode)
             events = list(beam_events(running, decoder, *lane.hypotheses(row))) if new.done else []
         output = running.unfinished
-        return events if output is None else [self._withheld(output, event) for event in events]
+        return events if output is None else [self._withhold_text(output, event) for event in events]
 
-    def _withheld(self, empty: Unfinished, event: Event) -> Event:
-        """Returns the event without its text, which `_finished` adds to the last event of the output."""
+    def _withhold_text(self, empty: Unfinished, event: Event) -> Event:
+        """Returns the event without its text, which `_finish_texts` adds to the last event of the output."""
         output = self._unfinished.setdefault(event[:2], dataclasses.replace(empty, tokens=[]))
         output.text += event.text
         output.tokens += event.ids
         return event._replace(text="")
 
-    def _finished(self, events: list[Event]) -> list[Event]:
+    def _finish_texts(self, events: list[Event]) -> list[Event]:
         """Returns the events with the texts of withheld outputs that have ended."""
         ended = [n for n, event in enumerate(events) if event.finish and event[:2] in self._unfinished]
         texts = self._finish([self._unfinished.pop(events[n][:2]) for n in ended]) if ended else []

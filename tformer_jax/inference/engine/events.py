@@ -32,7 +32,7 @@ class Request:
     scored: bool = False
     """Report scores; beam search always reports them."""
     text: str = ""
-    """The text, of which `decode.unknown="copy"` copies words; empty: the names of unknown tokens are shown."""
+    """The text, whose words `decode.unknown="copy"` copies; empty: the names of unknown tokens are shown."""
 
 
 class Event(NamedTuple):
@@ -50,7 +50,7 @@ class Event(NamedTuple):
     score: float | None
     """In the last event: beam score, or the sum of token log-probabilities if `Request.scored`.
 
-    None if beam search found fewer outputs, of which the missing ones are empty.
+    None for the empty outputs that are added if beam search found too few.
     """
     tokens: int
     """Number of tokens generated for this output so far."""
@@ -81,15 +81,15 @@ def beam_events(running: RequestRow, decoder: Decoder, tokens: np.ndarray, score
         ids = row[row != PAD].tolist()
         decoded = decoder.decode(ids)
         text = cut(decoded, running.decode.stop)
-        known = float(score) if score > WORST else None
+        beam_score = float(score) if score > WORST else None
         ended = set(ids) & set(decoder.special.eos) or text != decoded
-        finish = "stop" if ended or known is None else "length"
+        finish = "stop" if ended or beam_score is None else "length"
         if text != decoded:
-            ids = _until_stop(TextStream(decoder, running.decode.stop), ids)
-        yield Event(running.request, sample, text, finish, known, len(ids), tuple(ids))
+            ids = _cut_after_stop(TextStream(decoder, running.decode.stop), ids)
+        yield Event(running.request, sample, text, finish, beam_score, len(ids), tuple(ids))
 
 
-def _until_stop(stream: TextStream, ids: list[int]) -> list[int]:
+def _cut_after_stop(stream: TextStream, ids: list[int]) -> list[int]:
     """Returns the tokens up to the one that completes a stop sequence."""
     for count, token in enumerate(ids, start=1):
         stream.feed(token)

@@ -16,7 +16,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
 from tformer_jax.inference.decoding_state import DecodingState, SamplingState
-from tformer_jax.inference.layout import unrolled
+from tformer_jax.inference.layout import unroll_layers
 from tformer_jax.inference.model_step import Step, step_fn
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.seq2seq import Seq2Seq
@@ -71,7 +71,7 @@ class Start(NamedTuple):
 
 def start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> Start:
     """Encodes the sources; arguments are as for `translate`."""
-    model, params = unrolled(model, params)
+    model, params = unroll_layers(model, params)
     variables, padding_mask = {"params": params}, source != PAD
     memory = model.apply(variables, source, padding_mask, right_padded=True, method="encode")
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}
