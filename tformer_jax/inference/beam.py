@@ -199,7 +199,7 @@ class BeamState(DecodingState):
         return jnp.where(columns < 0, self.history[:, None], own)
 
     def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, generated: jax.Array) -> Hypotheses:
-        """Returns the finished hypotheses, with those of the k best candidates that end in this step."""
+        """Returns the finished hypotheses, and the k best candidates that end in this step."""
         k = self.cfg.beams
         among_best = jnp.arange(ends.shape[1]) < self.settings.beams[:, None]
         counts = ends & (sums > WORST / 2) & among_best & ~self.done[:, None]
@@ -219,7 +219,7 @@ class BeamState(DecodingState):
         return exists & (~full | (best_sum / self._penalty(length) > scores.min(axis=1)))
 
     def _penalty(self, generated: jax.Array) -> jax.Array:
-        """Returns `length_penalty` for int [B] generated tokens; those of `decode.prefix` do not count."""
+        """Returns `length_penalty` for int [B] generated tokens; the tokens of `decode.prefix` do not count."""
         return length_penalty(jnp.maximum(generated - self.constraints.prefix_tokens, 1), self.cfg)
 
 

@@ -93,7 +93,7 @@ def embed_rows(
 
 @functools.partial(jax.jit, static_argnames=("model", "pooling", "normalize"))
 def embeddings(model: nn.Module, params: Any, batch: registry.Batch, *, pooling: str, normalize: bool) -> jax.Array:
-    """Returns embeddings, float32 [B, D], of tokens int [B, S] with PAD on the right; those of empty rows are 0."""
+    """Returns embeddings, float32 [B, D], of tokens int [B, S] with PAD on the right; 0 for empty rows."""
     tokens = batch["tokens"]
     real = tokens != PAD
     if model.reads_source:

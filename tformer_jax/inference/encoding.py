@@ -86,7 +86,7 @@ def no_tokens(name: str, text: Any) -> str:
 
 
 def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
-    """Returns the characters of `text` that a tokenizer without unknown token leaves out, as those of nanoGPT do."""
+    """Returns the characters of `text` that a tokenizer without unknown token, such as nanoGPT's, leaves out."""
     if tokenizer.special.unknown is not None:
         return ""
     characters = list(dict.fromkeys(tokenizer.normalize(text)))

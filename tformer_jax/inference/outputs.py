@@ -78,7 +78,7 @@ class RowDecoder:
         scores: bool = False,
         texts: Sequence[str] = (),
     ) -> list[list[Output]]:
-        """Returns `outputs` outputs of each row, best first for beam search; those of an empty row are empty.
+        """Returns `outputs` outputs of each row, best first for beam search; an empty row has empty outputs.
 
         Args:
             texts: as for `stream`.

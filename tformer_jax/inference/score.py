@@ -51,10 +51,9 @@ class Scored(NamedTuple):
 class Scorer:
     """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
 
-    All tokens of a target are scored, and its end. Of a text, all tokens that have a token before them are scored:
-    all except the first, unless the tokenizer begins texts with a special token. Of a (prompt, continuation) pair of a
-    `DecoderLM`, the tokens after those of the prompt are scored. The end that may follow a text is not scored, since a
-    text may be part of a document.
+    All tokens of a target are scored, and its end. The first token of a text is not scored, unless the tokenizer begins
+    texts with a special token. A (prompt, continuation) pair of a `DecoderLM` is scored from the end of the prompt on.
+    The end that may follow a text is not scored, since a text may be part of a document.
     """
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):

@@ -185,7 +185,7 @@ class TextBuffer:
 
 
 def cut(text: str, stop: Sequence[str]) -> str:
-    """Returns the text before the first stop sequence: the one that ends first, or the longest of several."""
+    """Returns the text before the stop sequence that ends first, or before the longest of several."""
     start = _find_stop(text, stop)
     return text if start is None else text[:start]
 

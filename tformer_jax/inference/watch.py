@@ -33,7 +33,7 @@ class Watched:
     tokens: dict[str, jax.Array]
     """int32 [B, T] by batch key."""
     weights: dict[str, jax.Array]
-    """Attention weights, float32 [B, L, N, T, S]; those of a query that may attend to no key are 0."""
+    """Attention weights, float32 [B, L, N, T, S]; 0 for a query that may attend to no key."""
     masks: dict[str, jax.Array]
     """bool [B, L, T, S]: True = may attend."""
     norms: dict[str, jax.Array]

@@ -40,7 +40,7 @@ class Architecture:
     prefix: str = ""
     """Name prefix of the base model's arrays, which checkpoints of a base model alone omit."""
     shared: str = ""
-    """Name of their token embedding, of which other arrays may be copies."""
+    """Name of their token embedding, which other arrays may repeat."""
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of arrays that must equal another array if they are present, and the name of that array."""
     head_bias: str = "final_logits_bias"

@@ -39,7 +39,7 @@ READ = frozenset(
         *("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens"),
     )
 )
-"""Settings that are read, here or with the tokenizer, besides those of `SAMPLING` and `LENGTHS`."""
+"""Settings that are read, here or with the tokenizer, besides `SAMPLING` and `LENGTHS`."""
 IRRELEVANT = frozenset(
     (
         *(f"{name}_token_id" for name in ("pad", "bos", "eos", "decoder_start")),
@@ -64,7 +64,7 @@ STOPPING = {True: "first", False: "heuristic", "never": "never"}
 
 
 def read_decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
-    """Returns the decoding settings of a checkpoint, and those of its settings that are not applied, as `name=value`.
+    """Returns the decoding settings of a checkpoint, and the settings that are not applied, as `name=value`.
 
     Raises:
         UserError: `generation_config.json` is damaged, or a value is out of range.
@@ -105,7 +105,7 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
 
 
 def _strategy(given: Settings) -> tuple[Settings, list[str]]:
-    """Returns the settings of the decoding strategy, and those of `given` that are not applied, as `name=value`."""
+    """Returns the settings of the decoding strategy, and the given settings that are not applied, as `name=value`."""
     sampling = _different(given, SAMPLING)
     if given.get("num_beams", 1) > 1:
         return _search(given), sampling if given.get("do_sample") else []

@@ -189,7 +189,7 @@ DERIVED = {"kv_heads": "num_kv_heads", "head_size": "head_dim", "rotary_size": "
 def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
     """Returns the settings to change, as `model.name=value`, so that a `model_type` can represent the model.
 
-    None: it has another family, or its settings cannot be told from those of `cfg`.
+    None: it has another family, or its settings do not follow from `cfg`.
     """
     architecture = architecture_of(model_type, cfg.family)
     try:
@@ -207,7 +207,7 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
 
 
 def _to_change(cfg: ModelConfig, back: ModelConfig) -> dict[str, Any]:
-    """Returns the settings of `back` that `cfg` lacks, except those of layouts, which are converted."""
+    """Returns the settings of `back` that `cfg` lacks, without layouts, which are converted."""
     settings = {setting.partition("=")[0].removeprefix("model.") for setting in exact.differences(back, cfg)}
     changes = {}
     for name in sorted(DERIVED.get(name, name) for name in settings - {"attention_projections"}):

@@ -10,7 +10,7 @@ FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors")
 """Suffixes of files, which no model of the hub has in its name."""
 FILES = ("*.safetensors", "*.json", "*.txt", "*.spm", "*.model")
 OTHERS = ("*/*", "consolidated*")
-"""Patterns of files that are not downloaded: those of other libraries, which repeat the arrays."""
+"""Patterns of files that are not downloaded: other libraries' copies of the arrays."""
 
 
 def download(name: str) -> Path:
@@ -31,7 +31,7 @@ def download(name: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)))
-    except Exception as error:  # the library's own types, those of its HTTP client, and OSError
+    except Exception as error:  # types of the library and of its HTTP client, and OSError
         reason = first_line(error, 200).removeprefix("Got: ")
         raise UserError(
             f"{name} does not exist here, and downloading it from the Hugging Face hub failed: {reason}"

@@ -67,7 +67,7 @@ NORM: tuple[Part, ...] = (("scale", "weight", SAME), ("bias", "bias", SAME))
 
 
 def parts(ours: str, theirs: str, leaves: Iterable[Part]) -> tuple[Part, ...]:
-    """Returns the parts of a module from those of its parameters."""
+    """Returns the parts of a module, given its parameters' names below it."""
     return tuple((f"{ours}/{leaf}", f"{theirs}.{name}", layout) for leaf, name, layout in leaves)
 
 

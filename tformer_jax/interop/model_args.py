@@ -1,4 +1,4 @@
-"""Sizes of the models of state dicts: most are those of the arrays, the others are given as "model_args"."""
+"""Sizes of the models of state dicts, which the arrays determine or "model_args" gives."""
 
 import re
 

@@ -10,7 +10,7 @@ KNOWN = {
     *("low_freq_factor", "high_freq_factor"),
     *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
 }
-"""Fields of `rope_scaling` and `rope_parameters` that transformers reads: all, those of llama3, and those of YaRN."""
+"""Fields of `rope_scaling` and `rope_parameters` that transformers reads, in general, for llama3 and for YaRN."""
 
 
 def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Settings:

@@ -55,7 +55,7 @@ def load(
     """Returns the kind of model, and its config and parameters; arrays are read, converted and placed one by one.
 
     Args:
-        args: values of model_args, which replace those of the file.
+        args: values of model_args, which replace the file's.
         mesh: mesh that holds the parameters; None: the default device.
         settings: override the config (dtype, attention_backend, ...).
 

@@ -93,7 +93,7 @@ def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longest(arrays: StoredArrays, dim: int) -> int:
-    """Returns the number of positions in the table, whose values must be those of the tutorial; 5000 without one."""
+    """Returns the number of positions in the table, which must be the tutorial's; 5000 without a table."""
     if _POSITIONS not in arrays:
         return 5000
     table = arrays[_POSITIONS]

@@ -18,7 +18,7 @@ BATCH_AXES = ("data", "fsdp", "expert")
 
 
 def axis_sizes(cfg: ParallelConfig, devices: int) -> dict[str, int]:
-    """Returns the size of each mesh axis for `devices` devices, some of which may remain unused.
+    """Returns the size of each mesh axis for `devices` devices; some may remain unused.
 
     Raises:
         UserError: the sizes exceed the number of devices, or do not divide it if an axis is -1 (all that remain).

@@ -33,7 +33,7 @@ LAUNCHERS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_CO
 NO_CLUSTER = ("coordinator_address", "must be called before any JAX calls")
 """Parts of JAX's errors if it finds no cluster, or if this process has already used JAX, as in a notebook."""
 LATE = 1
-"""Exit status if processes are missing; those of a cluster may only be late, so that a restart may succeed."""
+"""Exit status if processes are missing; they may only be late, so that a restart may succeed."""
 BEAT_SECONDS = 1.0
 """Interval at which a waiting process touches its file."""
 STALE_SECONDS = 10
@@ -146,7 +146,7 @@ SINGLE = ProcessGroup()
 def start(
     cfg: ParallelConfig, folder: Path, coordinator: str | None, processes: int | None, process: int | None
 ) -> ProcessGroup:
-    """Connects to the processes that the flags name or, without flags, to those of a cluster that JAX detects.
+    """Connects to the processes that the flags name or, without flags, to a cluster that JAX detects.
 
     With neither, the group has only this process.
 

@@ -91,7 +91,7 @@ def state_shardings(
     Args:
         boxed_params: parameter shapes, boxed with their logical axes.
         state: the state, as shapes.
-        boxed_moments: parameter shapes as in the optimizer state, if it splits fused parameters or has those of LoRA.
+        boxed_moments: parameter shapes as in the optimizer state, if it splits fused parameters or is LoRA's.
     """
 
     def by_path(boxed: Any, rules: Rules) -> dict[Any, tuple[tuple[int, ...], PartitionSpec]]:

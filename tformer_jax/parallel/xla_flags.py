@@ -1,7 +1,7 @@
 """XLA flags that overlap computation and communication. This module does not import JAX, so that it loads quickly.
 
-XLA aborts at unknown flags, and many flags become defaults over time. The GPU flags are those of jaxlib 0.10 whose
-defaults differ; the TPU flags are those of libtpu 0.0.42. Tests check the GPU flags against the installed jaxlib.
+XLA aborts at unknown flags, and many flags become defaults over time. The GPU flags exist in jaxlib 0.10 with other
+defaults, the TPU flags in libtpu 0.0.42. Tests check the GPU flags against the installed jaxlib.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Flag(NamedTuple):
 
 
 LAYER_BYTES = str(256 * 2**20)
-"""Large enough for the messages of one layer; XLA's 30 MiB splits those of large layers into many small ones."""
+"""Large enough for the messages of one layer; XLA's 30 MiB splits large layers' messages into many."""
 
 FLAGS = {
     "gpu": (

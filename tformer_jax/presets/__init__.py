@@ -22,7 +22,7 @@ LAYERS_OF_QWEN3: Settings = {
     "ffn_bias": False,
     "norm": "rmsnorm",
 }
-"""Layers of "Qwen3 Technical Report" (2025), for models of any size: those of Llama, with QK-norm."""
+"""Layers of "Qwen3 Technical Report" (2025), for models of any size: Llama's layers with QK-norm."""
 
 PRESETS: dict[str, Settings] = encoder_decoders.PRESETS | decoders.PRESETS | encoders.PRESETS
 

@@ -126,7 +126,7 @@ class Handlers:
         return PlainTextResponse(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, _: HttpRequest) -> Response:
-        """Returns OpenAI's list of models, with the one that is served."""
+        """Returns OpenAI's list of models, with the served model alone."""
         return JSONResponse({"object": "list", "data": [self._description()]})
 
     async def model(self, request: HttpRequest) -> Response:

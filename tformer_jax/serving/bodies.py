@@ -149,7 +149,7 @@ class ModelBody(Body):
 
 @dataclasses.dataclass(frozen=True)
 class Completion(ModelBody):
-    """Fields of `POST /v1/completions`: those of OpenAI's API, `top_k` and `min_p`.
+    """Fields of `POST /v1/completions`, as in OpenAI's API, with `top_k` and `min_p`.
 
     Without `temperature`, `top_p`, `top_k`, `min_p` and `n`, the strategy of the run is used; any of them selects
     sampling, and a temperature of 0 selects greedy decoding.
@@ -246,7 +246,7 @@ class Completion(ModelBody):
 
 @dataclasses.dataclass(frozen=True)
 class Classification(ModelBody):
-    """Fields of `POST /classify`, those of vLLM's API."""
+    """Fields of `POST /classify`, as in vLLM's API."""
 
     input: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
 
@@ -257,7 +257,7 @@ class Classification(ModelBody):
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(Classification):
-    """Fields of `POST /v1/embeddings`, those of OpenAI's API."""
+    """Fields of `POST /v1/embeddings`, as in OpenAI's API."""
 
     neutral: ClassVar[Mapping[str, Any]] = {"dimensions": None}
 
@@ -274,7 +274,7 @@ class Attention(Body):
 
 @dataclasses.dataclass(frozen=True)
 class Tokenization(Body):
-    """Fields of `POST /tokenize`, those of vLLM's API."""
+    """Fields of `POST /tokenize`, as in vLLM's API."""
 
     model: str | None = setting(None, "name of the model")
     prompt: str | None = setting(None, "a text")
@@ -287,7 +287,7 @@ class Tokenization(Body):
 
 @dataclasses.dataclass(frozen=True)
 class Detokenization(Body):
-    """Fields of `POST /detokenize`, those of vLLM's API."""
+    """Fields of `POST /detokenize`, as in vLLM's API."""
 
     model: str | None = setting(None, "name of the model")
     tokens: tuple[Any, ...] | None = setting(None, "token ids")

@@ -13,7 +13,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 
 class Metrics:
-    """Metrics that the event loop records, and those of the engine's `load`."""
+    """Metrics that the event loop records, and the engine's `load`."""
 
     def __init__(self, load: Callable[[], Load]) -> None:
         disable_created_metrics()  # the time at which each counter was created

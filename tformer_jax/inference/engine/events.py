@@ -55,7 +55,7 @@ class Event(NamedTuple):
     tokens: int
     """Number of tokens generated for this output so far."""
     ids: tuple[int, ...] = ()
-    """New tokens, with EOS and those of a stop sequence."""
+    """New tokens, with EOS and the tokens of a stop sequence."""
 
 
 def token_event(running: RequestRow, new: NewTokens) -> Event:
@@ -90,7 +90,7 @@ def beam_events(running: RequestRow, decoder: Decoder, tokens: np.ndarray, score
 
 
 def _cut_after_stop(stream: TextStream, ids: list[int]) -> list[int]:
-    """Returns the tokens up to the one that completes a stop sequence."""
+    """Returns the tokens until a stop sequence is complete."""
     for count, token in enumerate(ids, start=1):
         stream.feed(token)
         if stream.done:

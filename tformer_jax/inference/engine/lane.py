@@ -75,7 +75,7 @@ class NewTokens(NamedTuple):
     """Tokens that a row generated in one call, which takes one or more steps."""
 
     tokens: list[int]
-    """For beam search, those of the best beam in each step."""
+    """For beam search, the tokens of the best beam in each step."""
     scores: list[float]
     """Score of the row after each token."""
     done: bool
@@ -235,7 +235,7 @@ class Lane:
     def _compact(self) -> None:
         """Compacts the cache of beam search if it is full; doubles its positions if that frees less than a quarter.
 
-        A paged cache is full if the slots in use beyond the longest prompt exceed those of a dense cache.
+        A paged cache is full if it uses more slots beyond the longest prompt than a dense cache has.
         """
         prompt = max(len(running.prompt) for running in self.running.values()) - 1
         slots, needed = dense_slots(self.plan, self._size), self._slots_of_next_step()
