@@ -18,7 +18,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.pipeline import check_divisible
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import BATCH_AXES, axis_sizes
-from tformer_jax.parallel.xla_flags import VARIABLES, chosen
+from tformer_jax.parallel.xla_flags import VARIABLES, choose_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCH = ROOT / "scripts" / "launch"
@@ -83,7 +83,7 @@ def check_fits(cfg: Config, devices: int, variable: str, environment: dict[str, 
     check_divisible(cfg, math.prod(sizes[axis] for axis in BATCH_AXES))
     kind = next(kind for kind, name in VARIABLES.items() if name == variable)
     axes = [axis for axis, size in sizes.items() if size > 1]
-    assert environment[variable].split() == [str(flag) for flag in chosen(kind, axes)]
+    assert environment[variable].split() == [str(flag) for flag in choose_flags(kind, axes)]
     assert cfg.model.dtype == "bfloat16"
 
 

@@ -57,7 +57,7 @@ def test_calls_keep_the_types_of_the_state(case):
     submit(served, "abc", decode, num_outputs=2)
     finish(served)
     (lane,) = served._lanes.values()
-    initial = compiled.empty(lane.plan, lane._size)
+    initial = compiled.empty_state(lane.plan, lane._size)
     assert jax.tree.map(jax.typeof, jax.tree.leaves(lane.state)) == jax.tree.map(jax.typeof, jax.tree.leaves(initial))
 
 
@@ -321,7 +321,7 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
     """For any lengths of prompts and outputs, and any number of requests admitted together."""
     served = engine(trained, few_shapes=True, max_rows=4)
     decode = dataclasses.replace(GREEDY, max_new_tokens=33)
-    functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.extend, compiled.empty]
+    functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.extend, compiled.empty_state]
     served.warm_up(decode)
     before = [function._cache_size() for function in functions]
     for texts in (["a"], TEXTS, ["abcdefg" * 5, "ga"], ["abcdefg" * 2]):

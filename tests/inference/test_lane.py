@@ -51,9 +51,9 @@ def lane_and_rows(served, decode, text="abc"):
 def test_samples_read_the_prompt_and_take_the_pages_that_were_promised(length, called):
     """A full page of the prompt is shared, and a partly filled one is copied."""
     lane, rows = lane_and_rows(engine(plain("decoder_lm")), SAMPLE, "a" * length)
-    free, promised = lane.table.free, lane.pages_needed(rows)
+    free, promised = lane.table.free_pages, lane.pages_needed(rows)
     lane.reserve(rows)
-    assert free - lane.table.free == promised
+    assert free - lane.table.free_pages == promised
     leader, *siblings = rows
     contents = {(leader.allocation.pages[slot // 16], slot % 16): slot for slot in range(length - 1)}
     full = (length - 1) // 16

@@ -62,8 +62,8 @@ class Memory:
             assert read == tokens
             assert RESERVED_PAGE not in allocation.pages
         held = {page for allocation, _ in self.rows for page in allocation.pages}
-        assert self.table.used == len(held)
-        assert self.table.used + self.table.free == PAGES - 1
+        assert self.table.used_pages == len(held)
+        assert self.table.used_pages + self.table.free_pages == PAGES - 1
 
 
 @settings(max_examples=200)
@@ -82,7 +82,7 @@ def test_rows_read_their_tokens_and_no_page_leaks(data):
     while memory.rows:
         memory.stop(0)
         memory.check()
-    assert memory.table.used == 0
+    assert memory.table.used_pages == 0
 
 
 def test_prompts_share_the_pages_of_a_common_prefix():
@@ -103,7 +103,7 @@ def test_released_pages_are_shared_until_reallocated():
     table.share_prefix(row, [5, 6, 7, 8, 9])
     first, second, _ = row.pages
     table.release(row)
-    assert table.used == 0
+    assert table.used_pages == 0
     again = table.match([5, 6, 7, 8, 9])
     assert again.pages == [first, second]
     table.release(again)
@@ -128,9 +128,9 @@ def test_a_failed_allocation_changes_nothing():
     row = Allocation()
     with pytest.raises(OutOfPages, match="4 pages are needed, 3 are free"):
         table.grow(row, 7)
-    assert (row.pages, table.used, table.free) == ([], 0, 3)
+    assert (row.pages, table.used_pages, table.free_pages) == ([], 0, 3)
     table.grow(row, 6)
     row.filled = 5
     with pytest.raises(OutOfPages):
         table.fork(row)
-    assert table.used == 3
+    assert table.used_pages == 3

@@ -138,7 +138,7 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
         logits, cache = step(np.int32(ids[-1] if ids else BOS), cache)
         steps.append(log_softmax(np.asarray(logits, np.float64)[0, 0]))
         ids.append(int(2 + steps[-1][2:].argmax()))  # neither PAD nor BOS is generated
-    (found,) = score.score_rows(model, params, [score.pair_row(source[0].tolist(), ids)], 1, top=3)
+    (found,) = score.score_rows(model, params, [score.make_pair_row(source[0].tolist(), ids)], 1, top=3)
     assert_close(found.log_probabilities, np.array(steps)[np.arange(len(ids)), ids], 1e-5)
     for top, values in zip(found.top, steps, strict=True):
         most = np.argsort(-values)[:3]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_jaxlib_knows_the_flags_of_gpus_and_has_other_defaults(tmp_path):
     """XLA dumps the flags that differ from their defaults with each compiled program."""
-    flags = xla_flags.chosen("gpu", MESH_AXES)
+    flags = xla_flags.choose_flags("gpu", MESH_AXES)
     assert set(flags) == set(xla_flags.FLAGS["gpu"])
     environment = os.environ | {"XLA_FLAGS": " ".join(map(str, flags)) + f" --xla_dump_to={tmp_path}"}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "false"

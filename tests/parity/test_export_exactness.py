@@ -165,7 +165,7 @@ def test_configs_that_transformers_reads_differently_are_rejected(model_type, ch
     arrays = {"model.embed_tokens.weight": np.zeros((V, 16), np.float32)}
     config.pop("tie_word_embeddings")
     with pytest.raises(UserError, match=sentence):
-        hf._settings({"model_type": model_type, **config}, arrays, hf.architecture_of(model_type))
+        hf._read_settings({"model_type": model_type, **config}, arrays, hf.architecture_of(model_type))
 
 
 def test_a_transposed_array_is_rejected():
@@ -180,5 +180,5 @@ def test_gemma_2_has_full_attention_in_every_second_layer():
     cfg = tiny("decoder_lm", **{**GATED, **GEMMA, "window": 3, "layer_pattern": ("window", "full")})
     config = hf.architecture_of("gemma2").config(cfg) | {"sliding_window_pattern": 3, "layer_types": None}
     arrays = {"model.embed_tokens.weight": np.zeros((V, 16), np.float32)}
-    read = hf._settings({"model_type": "gemma2", **config}, arrays, hf.architecture_of("gemma2"))
+    read = hf._read_settings({"model_type": "gemma2", **config}, arrays, hf.architecture_of("gemma2"))
     assert read["layer_pattern"] == ("window", "full")

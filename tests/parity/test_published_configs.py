@@ -49,7 +49,7 @@ BARE = {
 
 def read(model_type: str, config: dict) -> ModelConfig:
     arrays = {"lm_head.weight": np.ones(1)}
-    settings = hf._settings({"model_type": model_type, **config}, arrays, hf.ARCHITECTURES[model_type])
+    settings = hf._read_settings({"model_type": model_type, **config}, arrays, hf.ARCHITECTURES[model_type])
     return ModelConfig(**settings)
 
 
@@ -147,8 +147,8 @@ def test_a_published_config_is_read_as_our_preset(name):
     arrays |= (
         dict.fromkeys(("cls.predictions.bias", "final_logits_bias"), 0) if "bert-base" in name or "opus" in name else {}
     )
-    architecture = hf.architecture_of(config["model_type"], hf._family(config))
-    cfg = ModelConfig(**hf._settings(config, arrays, architecture))
+    architecture = hf.architecture_of(config["model_type"], hf._pretrained_family(config))
+    cfg = ModelConfig(**hf._read_settings(config, arrays, architecture))
     if name in PRESETS:
         preset = presets.build(PRESETS[name])
         assert exact.differences(cfg, preset) == []

@@ -70,7 +70,7 @@ def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tupl
     if run.model.decodes:
         settings, unwritten = generation.generation_fields(run.config.decode, run.config.model)
         sizes = run.tokenizers.target.vocab_size, run.config.model.size("vocab_size")
-        fields |= settings | generation.never_generated(special, *sizes)
+        fields |= settings | generation.suppressed_fields(special, *sizes)
     (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     notes = [f"without a tokenizer: {why_not}"] if why_not else []
     return model_type, [*notes, *([f"not written: {', '.join(unwritten)}"] if unwritten else [])]

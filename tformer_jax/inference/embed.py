@@ -100,13 +100,13 @@ def embeddings(model: nn.Module, params: Any, batch: registry.Batch, *, pooling:
         x: Any = model.apply({"params": params}, tokens, real, right_padded=True, method="encode")
     else:
         x = model.apply({"params": params}, tokens, padding_mask=real, right_padded=True, method="features")
-    pooled = _pooled(x, real, pooling).astype(jnp.float32) * real.any(axis=1, keepdims=True)
+    pooled = _pool_tokens(x, real, pooling).astype(jnp.float32) * real.any(axis=1, keepdims=True)
     if normalize:
         pooled /= jnp.maximum(jnp.linalg.norm(pooled, axis=1, keepdims=True), 1e-12)
     return replicate(pooled)
 
 
-def _pooled(x: jax.Array, real: jax.Array, kind: str) -> jax.Array:
+def _pool_tokens(x: jax.Array, real: jax.Array, kind: str) -> jax.Array:
     """Pools x [B, S, D] over the tokens where `real`, bool [B, S], is True: [B, D]; the kinds are `embed.pooling`'s."""
     if kind in POOLINGS:
         return pool(x, real, kind)

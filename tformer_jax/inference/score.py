@@ -94,9 +94,9 @@ class Scorer:
         ids = _encode_all(self.tokenizers.target, index, example[1])
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
-            return pair_row(sides[0].wrap_side([]), [])
+            return make_pair_row(sides[0].wrap_side([]), [])
         read = sides[1].wrap_side(target)[:max_length] if len(target) == len(ids) else [*sides[1].before, *target]
-        return pair_row(sides[0].wrap_side(source), read, sides[1].start)
+        return make_pair_row(sides[0].wrap_side(source), read, sides[1].start)
 
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         model, tokenizer = self.cfg.model, self.tokenizers.target
@@ -105,7 +105,7 @@ class Scorer:
         text = long_texts.fit(index, encoded, model.max_length + 1 - len(before), "text")
         ids = [*before, *text] if text else []
         prompt = min(prompt_length(tokenizer, example, text or ()), len(ids))
-        row = text_row(ids, max(prompt, len(before), 1))
+        row = make_text_row(ids, max(prompt, len(before), 1))
         return row._replace(inputs=row.inputs | {"prefix": [prompt]}) if model.prefix_lm else row
 
 
@@ -116,12 +116,12 @@ def _encode_all(tokenizer: Tokenizer, index: int, text: str) -> list[int]:
     return tokenizer.encode(text)
 
 
-def pair_row(source: list[int], target: list[int], start: int = BOS) -> Row:
+def make_pair_row(source: list[int], target: list[int], start: int = BOS) -> Row:
     """Returns the row that scores all of `target`, given the special tokens around it and the decoder's first input."""
     return Row({"source": source, "target_in": [start, *target[:-1]]}, target)
 
 
-def text_row(ids: list[int], given: int = 1) -> Row:
+def make_text_row(ids: list[int], given: int = 1) -> Row:
     """Returns the row that scores all tokens except the first `given`, which must be at least 1."""
     return Row({"tokens": ids[:-1]}, [IGNORED] * (given - 1) + ids[given:])
 

@@ -156,7 +156,7 @@ def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False
     }
 
 
-def _windows(hf: Settings, kinds: list[str]) -> Settings:
+def _window_settings(hf: Settings, kinds: list[str]) -> Settings:
     """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
     names = {"sliding_attention": "window", "full_attention": "full"}
     check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not supported")
@@ -167,7 +167,7 @@ def _windows(hf: Settings, kinds: list[str]) -> Settings:
     return {"window": size, "layer_pattern": pattern}
 
 
-def _kinds(hf: Settings, default: list[str]) -> list[str]:
+def _read_layer_types(hf: Settings, default: list[str]) -> list[str]:
     """Returns the kind of each layer: `layer_types`, or the default."""
     kinds, depth = hf.get("layer_types"), hf["num_hidden_layers"]
     if not kinds:
@@ -181,27 +181,27 @@ def mistral_settings(hf: Settings) -> Settings:
 
     For `layer_types`, AutoModel of transformers 5 reads Mistral as Ministral.
     """
-    return _unbiased(hf) | _windows(hf, _kinds(hf, _alike(hf)))
+    return _settings_without_biases(hf) | _window_settings(hf, _read_layer_types(hf, _same_layer_types(hf)))
 
 
 def mixtral_settings(hf: Settings) -> Settings:
     """Returns our settings of Mixtral without its experts: no biases, and windows in all layers or none."""
     check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
-    return _unbiased(hf) | _windows(hf, _alike(hf))
+    return _settings_without_biases(hf) | _window_settings(hf, _same_layer_types(hf))
 
 
-def _unbiased(hf: Settings) -> Settings:
+def _settings_without_biases(hf: Settings) -> Settings:
     return llama_settings(hf) | {"attention_bias": (), "ffn_bias": False}
 
 
-def _alike(hf: Settings) -> list[str]:
+def _same_layer_types(hf: Settings) -> list[str]:
     """Returns the kinds of layers that all have windows if there is a window, or else none."""
     return ["full_attention" if hf.get("sliding_window") is None else "sliding_attention"] * hf["num_hidden_layers"]
 
 
 def check_windows(hf: Settings, windows: bool, otherwise: str) -> None:
     """Raises `UserError` if `layer_types` has another length, or windows although the architecture has none here."""
-    kinds = _kinds(hf, [])
+    kinds = _read_layer_types(hf, [])
     check(windows or "sliding_attention" not in kinds, f"layer_types has sliding_attention, but {otherwise}")
 
 
@@ -211,7 +211,7 @@ def _qwen_settings(hf: Settings) -> Settings:
     check_windows(hf, used, "use_sliding_window is false")
     first = hf["max_window_layers"] if used and hf.get("sliding_window") is not None else depth
     layers = [("full" if i < first else "sliding") + "_attention" for i in range(depth)]
-    return llama_settings(hf) | _windows(hf, _kinds(hf, layers)) | {"ffn_bias": False}
+    return llama_settings(hf) | _window_settings(hf, _read_layer_types(hf, layers)) | {"ffn_bias": False}
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
@@ -228,7 +228,7 @@ def _smollm3_settings(hf: Settings) -> Settings:
     layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
     rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
     check(len(rotated) >= len(layers), f"no_rope_layers has the length {len(rotated)} for {len(layers)} layers")
-    full = {*_kinds(hf, ["full_attention"] * len(layers))} == {"full_attention"}
+    full = {*_read_layer_types(hf, ["full_attention"] * len(layers))} == {"full_attention"}
     check(full, "layer_types with sliding_attention are not supported for this architecture")
     check(any(rotated[: len(layers)]), "no_rope_layers without a layer that has positions are not supported")
     return llama_settings(hf) | {"layer_pattern": shortest_pattern(["full" if rotated[i] else "nope" for i in layers])}
@@ -256,7 +256,7 @@ def _gemma_settings(hf: Settings, period: int, *, by_kind: bool = False) -> Sett
     require(hf, use_bidirectional_attention=False)
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
     return llama_settings(hf, by_kind=by_kind) | {
-        **_windows(hf, _kinds(hf, layers)),
+        **_window_settings(hf, _read_layer_types(hf, layers)),
         "activation": our_activation(hf["hidden_activation"]),
         "ffn_bias": False,
         "norm_placement": "both",

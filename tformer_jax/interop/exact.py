@@ -47,11 +47,11 @@ ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
 
 def differences(cfg: ModelConfig, other: ModelConfig) -> list[str]:
     """Returns the settings in which two models differ, as `model.name=value` of the first model."""
-    mine, others = _facts(cfg), _facts(other)
-    return [f"model.{name}={value!r}" for name, value in mine.items() if not _same(value, others.get(name))]
+    mine, others = _compared_settings(cfg), _compared_settings(other)
+    return [f"model.{name}={value!r}" for name, value in mine.items() if not _values_equal(value, others.get(name))]
 
 
-def _facts(cfg: ModelConfig) -> dict[str, Any]:
+def _compared_settings(cfg: ModelConfig) -> dict[str, Any]:
     names = [
         *ALWAYS,
         *(name for (kind, value), more in ONLY_FOR.items() if attrgetter(kind)(cfg) == value for name in more),
@@ -72,7 +72,7 @@ def _facts(cfg: ModelConfig) -> dict[str, Any]:
     return facts
 
 
-def _same(value: Any, other: Any) -> bool:
+def _values_equal(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, float):
         return math.isclose(value, other, rel_tol=1e-9)
     return bool(value == other)

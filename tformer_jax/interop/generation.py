@@ -70,17 +70,17 @@ def read_decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[Dec
         UserError: `generation_config.json` is damaged, or a value is out of range.
     """
     try:
-        return _decoding(folder, config, cfg)
+        return _read_settings(folder, config, cfg)
     except UserError:
         raise
     except (TypeError, ValueError) as error:
         raise UserError(f"{folder}: a decoding setting has the wrong type or value: {error}") from error
 
 
-def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
+def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
     own = read_json(folder / "generation_config.json", {})
     given = {k: v for k, v in (own or config).items() if v is not None}
-    unapplied = _different(given, NEUTRAL)
+    unapplied = _differing_settings(given, NEUTRAL)
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
         unapplied.append(f"bad_words_ids={sequences!r}")
@@ -88,44 +88,44 @@ def _decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeC
         lengths = {name: v for name, v in LENGTHS.items() if not given.get(name.replace("length", "new_tokens"))}
         if given.get("max_length", 0) >= cfg.max_length:
             lengths.pop("max_length", None)
-        unapplied += _different(given, lengths)
-    shortest, longest = _lengths(given, cfg)
+        unapplied += _differing_settings(given, lengths)
+    shortest, longest = _new_token_limits(given, cfg)
     settings: Settings = {
         "min_new_tokens": shortest,
         "max_new_tokens": longest,
         "repetition_penalty": float(given.get("repetition_penalty", 1.0)),
         "no_repeat_ngram": given.get("no_repeat_ngram_size", 0),
-        "stop": _texts(given.get("stop_strings", ())),
+        "stop": _as_texts(given.get("stop_strings", ())),
     }
-    chosen, left = _strategy(given)
+    chosen, left = _strategy_settings(given)
     unapplied += left
     unknown = own.keys() - READ - IRRELEVANT - NEUTRAL.keys() - SAMPLING.keys() - LENGTHS.keys()
     unapplied += [f"{name}={own[name]!r}" for name in sorted(unknown) if own[name] not in (None, False)]
     return DecodeConfig(**settings, **chosen), unapplied
 
 
-def _strategy(given: Settings) -> tuple[Settings, list[str]]:
+def _strategy_settings(given: Settings) -> tuple[Settings, list[str]]:
     """Returns the settings of the decoding strategy, and the given settings that are not applied, as `name=value`."""
-    sampling = _different(given, SAMPLING)
+    sampling = _differing_settings(given, SAMPLING)
     if given.get("num_beams", 1) > 1:
-        return _search(given), sampling if given.get("do_sample") else []
+        return _beam_settings(given), sampling if given.get("do_sample") else []
     if not given.get("do_sample"):
         return {}, []
     if given.get("temperature") == 0:  # which transformers refuses; greedy decoding is its limit
         return {}, sampling
-    return _sampling(given), []
+    return _sampling_settings(given), []
 
 
-def _different(given: Settings, defaults: Settings) -> list[str]:
+def _differing_settings(given: Settings, defaults: Settings) -> list[str]:
     """Returns the settings that differ from the defaults, as `name=value`."""
     return [f"{name}={given[name]!r}" for name, value in defaults.items() if given.get(name, value) != value]
 
 
-def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
+def _as_texts(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int | None]:
+def _new_token_limits(given: Settings, cfg: ModelConfig) -> tuple[int, int | None]:
     """Returns the minimum and maximum number of new tokens; their `_length` counts the decoder's inputs as well.
 
     The maximum is None where only the model limits outputs.
@@ -140,7 +140,7 @@ def _lengths(given: Settings, cfg: ModelConfig) -> tuple[int, int | None]:
     return min(max(shortest, 0), longest), longest if longest < room else None
 
 
-def _search(given: Settings) -> Settings:
+def _beam_settings(given: Settings) -> Settings:
     return {
         "strategy": "beam",
         "beams": given["num_beams"],
@@ -150,7 +150,7 @@ def _search(given: Settings) -> Settings:
     }
 
 
-def _sampling(given: Settings) -> Settings:
+def _sampling_settings(given: Settings) -> Settings:
     """Returns the settings of sampling; transformers samples from the 50 most probable tokens by default."""
     return {
         "strategy": "sample",
@@ -161,7 +161,7 @@ def _sampling(given: Settings) -> Settings:
     }
 
 
-def never_generated(special: SpecialTokens, tokens: int, V: int) -> Settings:
+def suppressed_fields(special: SpecialTokens, tokens: int, V: int) -> Settings:
     """Returns the fields about tokens that are never generated, given the sizes of the tokenizer and the model."""
     words = [[token] for token in special.suppressed if token < tokens]
     padding = [token for token in range(tokens, V) if token not in special.eos]

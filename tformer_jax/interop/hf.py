@@ -50,7 +50,7 @@ class Fields(dict[str, Any]):
 
     def __init__(self, hf: dict[str, Any]):
         kind = hf["model_type"]
-        super().__init__(DEFAULTS[kind] | _with_own_names(hf, ALIASES.get(kind, {})))
+        super().__init__(DEFAULTS[kind] | _resolve_aliases(hf, ALIASES.get(kind, {})))
         self._read: set[str] = set()
         self._unread = UNREAD.union(UNREAD_BY.get(kind, ()), ALIASES.get(kind, {}))
 
@@ -73,7 +73,7 @@ class Fields(dict[str, Any]):
                 raise UserError(f"{UNREADABLE}the field {name}={value!r} is not supported")
 
 
-def _with_own_names(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
+def _resolve_aliases(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
     """Returns the fields of a config.json, with those that it has by another name."""
     fields = dict(hf)
     for alias, name in aliases.items():
@@ -127,13 +127,13 @@ def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **se
         raise UserError(f"{folder / 'config.json'} has no model_type: {folder} is not a Hugging Face checkpoint")
     architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _pretrained_family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
-    arrays = _with_originals(_named(files.read_arrays(folder), architecture), architecture, tied)
-    read = _settings(hf, arrays, architecture, headless=headless)
+    arrays = _rename_copies(_standard_names(files.read_arrays(folder), architecture), architecture, tied)
+    read = _read_settings(hf, arrays, architecture, headless=headless)
     _check_length(read, settings.get("max_length"))
     if read["position"] == "sinusoidal_halves":
         _check_sinusoids(arrays)
     if _family(read).classifies and "classifier.weight" not in arrays:
-        arrays.update(_fresh_head(read, settings))
+        arrays.update(_random_head(read, settings))
     cfg = ModelConfig(**read | settings)
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)
@@ -165,12 +165,12 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     save_file = arrays_writer()
     architecture = architecture_of(model_type, cfg.family)
     if other := [kind for kind in cfg.attentions if kind != "multi_head"]:
-        raise _unfit(model_type, f"the architecture has no attention of the kind {other[0]!r}")
-    cfg, params = _in_layout_of(architecture, cfg, params)
+        raise _unfit_error(model_type, f"the architecture has no attention of the kind {other[0]!r}")
+    cfg, params = _convert_layout(architecture, cfg, params)
     try:
         arrays = mapping.to_theirs(architecture.rules(cfg), params)
     except UserError as error:
-        raise _unfit(model_type, str(error)) from error
+        raise _unfit_error(model_type, str(error)) from error
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | architecture.config(cfg) | theirs
     _check_exact(cfg, hf, arrays, architecture)
@@ -203,10 +203,10 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
         return None
     if back.model_class is not cfg.model_class:
         return None
-    return [f"model.{name}={value!r}" for name, value in _to_change(cfg, back).items()]
+    return [f"model.{name}={value!r}" for name, value in _changed_settings(cfg, back).items()]
 
 
-def _to_change(cfg: ModelConfig, back: ModelConfig) -> dict[str, Any]:
+def _changed_settings(cfg: ModelConfig, back: ModelConfig) -> dict[str, Any]:
     """Returns the settings of `back` that `cfg` lacks, without layouts, which are converted."""
     settings = {setting.partition("=")[0].removeprefix("model.") for setting in exact.differences(back, cfg)}
     changes = {}
@@ -218,7 +218,7 @@ def _to_change(cfg: ModelConfig, back: ModelConfig) -> dict[str, Any]:
     return changes
 
 
-def _in_layout_of(architecture: Architecture, cfg: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
+def _convert_layout(architecture: Architecture, cfg: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
     """Returns the same model with unrolled layers, and with projections separate or fused as the architecture's."""
     cfg, params = conversions.unrolled(cfg, params)
     if architecture.projections == "fused_qkv":
@@ -269,7 +269,7 @@ def _check_sinusoids(arrays: Mapping[str, Any]) -> None:
             check(np.abs(table - expected).max() < 0.01, f"{name} has other positions than sinusoids")
 
 
-def _settings(
+def _read_settings(
     hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture: Architecture, *, headless: bool = False
 ) -> dict[str, Any]:
     """Returns our settings from their config.json and arrays; removes copies of the embedding from `arrays`."""
@@ -287,7 +287,7 @@ def _settings(
     if untied and "lm_head.weight" not in arrays and not headless:
         _check_whole(hf, _family(read))
         raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
-    read["tie_embeddings"] = _tied(_family(read), arrays, architecture)
+    read["tie_embeddings"] = _remove_tied(_family(read), arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
     if _family(read).classifies:
         read["pooler"] = "bert.pooler.dense.weight" in arrays
@@ -315,28 +315,28 @@ def _check_head(hf: dict[str, Any], architecture: Architecture, classes: int) ->
 def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], architecture: Architecture) -> None:
     """Raises `UserError` unless loading the written checkpoint would give the same model."""
     try:
-        back = ModelConfig(**_settings(hf, dict(arrays), architecture))
+        back = ModelConfig(**_read_settings(hf, dict(arrays), architecture))
     except UserError as error:
-        raise _unfit(hf["model_type"], str(error).removeprefix(UNREADABLE)) from error
+        raise _unfit_error(hf["model_type"], str(error).removeprefix(UNREADABLE)) from error
     if different := exact.differences(cfg, back):
-        raise _unfit(hf["model_type"], f"its config.json cannot express {', '.join(different)}")
+        raise _unfit_error(hf["model_type"], f"its config.json cannot express {', '.join(different)}")
 
 
-def _unfit(model_type: str, problem: str) -> UserError:
+def _unfit_error(model_type: str, problem: str) -> UserError:
     return UserError(f"model_type {model_type!r} cannot represent this model: {problem}")
 
 
-def _tied(family: type[Family], arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
+def _remove_tied(family: type[Family], arrays: MutableMapping[str, Any], architecture: Architecture) -> str:
     """Returns `tie_embeddings`, and removes copies of the embedding from `arrays`."""
     for name, original in architecture.copies.items():
         if name in arrays:
-            if not _equal(arrays, name, original):
+            if not _arrays_equal(arrays, name, original):
                 raise UserError(f"{UNREADABLE}{name} differs from {original}")
             del arrays[name]
     if family.classifies:
         return "none"
     own_head = "lm_head.weight" in arrays
-    if own_head and _equal(arrays, "lm_head.weight", architecture.shared):
+    if own_head and _arrays_equal(arrays, "lm_head.weight", architecture.shared):
         del arrays["lm_head.weight"]
         own_head = False
     if family.reads_source:
@@ -344,7 +344,7 @@ def _tied(family: type[Family], arrays: MutableMapping[str, Any], architecture: 
     return "none" if own_head else "output"
 
 
-def _equal(arrays: Mapping[str, Any], name: str, other: str) -> bool:
+def _arrays_equal(arrays: Mapping[str, Any], name: str, other: str) -> bool:
     return other in arrays and np.array_equal(arrays[name], arrays[other])
 
 
@@ -352,10 +352,10 @@ HEADS = ("lm_head.", "classifier.", "cls.", "final_logits_bias")
 """Name prefixes of arrays outside of the base model."""
 
 
-def _named(arrays: files.StoredArrays, architecture: Architecture) -> files.StoredArrays:
+def _standard_names(arrays: files.StoredArrays, architecture: Architecture) -> files.StoredArrays:
     """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
-    wrapped = _wrapping(arrays)
-    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _renamed, name[wrapped:]) for name in arrays}
+    wrapped = _wrapper_length(arrays)
+    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
     if not any(name.startswith(architecture.prefix) for name in names.values()):
         names = {old: new if new.startswith(HEADS) else architecture.prefix + new for old, new in names.items()}
     return arrays.renamed(names)
@@ -365,7 +365,7 @@ WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
 """Name prefixes that PEFT, torch.compile and DistributedDataParallel give to all arrays."""
 
 
-def _wrapping(names: Collection[str]) -> int:
+def _wrapper_length(names: Collection[str]) -> int:
     """Returns the length of the prefixes of wrappers that all names share."""
     length = 0
     while shared := [prefix for prefix in WRAPPERS if names and all(n.startswith(prefix, length) for n in names)]:
@@ -373,7 +373,7 @@ def _wrapping(names: Collection[str]) -> int:
     return length
 
 
-def _with_originals(arrays: files.StoredArrays, architecture: Architecture, tied: bool) -> files.StoredArrays:
+def _rename_copies(arrays: files.StoredArrays, architecture: Architecture, tied: bool) -> files.StoredArrays:
     """Renames copies whose original is absent; a `tied` head is a copy of the embedding."""
     head = {"lm_head.weight": architecture.shared} if tied and architecture.shared else {}
     names = {name: name for name in arrays}
@@ -383,11 +383,11 @@ def _with_originals(arrays: files.StoredArrays, architecture: Architecture, tied
     return arrays.renamed(names)
 
 
-def _renamed(match: re.Match[str]) -> str:
+def _modern_name(match: re.Match[str]) -> str:
     return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]
 
 
-def _fresh_head(read: dict[str, Any], settings: dict[str, Any]) -> dict[str, np.ndarray]:
+def _random_head(read: dict[str, Any], settings: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns a random classification head for a checkpoint without one."""
     if "num_classes" not in settings:
         raise NoHeadError("this checkpoint has no classification head; set num_classes=... to initialize one randomly")

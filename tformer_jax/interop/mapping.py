@@ -104,14 +104,14 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
     rules, used = list(rules), set()
 
     def find(path: Any, leaf: Any) -> jax.Array:
-        rule, place = _rule_for(parameter_name(path), rules)
-        names = _names(rule, place, leaf.shape)
+        rule, place = _find_rule(parameter_name(path), rules)
+        names = _array_names(rule, place, leaf.shape)
         for name in names:
             if name not in arrays:
                 raise UserError(f"the checkpoint has no array {name!r} for the parameter {parameter_name(path)}")
             used.add(name)
         shape = leaf.shape[1:] if "{e}" in rule.theirs else leaf.shape
-        parts = [_reshaped(rule, name, np.asarray(arrays[name]), shape) for name in names]
+        parts = [_reshape(rule, name, np.asarray(arrays[name]), shape) for name in names]
         whole = np.stack(parts) if "{e}" in rule.theirs else parts[0]
         return jax.device_put(jnp.asarray(whole, leaf.dtype), leaf.sharding)
 
@@ -126,15 +126,15 @@ def to_theirs(rules: Iterable[Rule], params: Any) -> dict[str, np.ndarray]:
     """Converts our parameters to their arrays, by name."""
     rules, result = list(rules), {}
     for ours, leaf in named_leaves(params):
-        rule, place = _rule_for(ours, rules)
-        names = _names(rule, place, leaf.shape)
+        rule, place = _find_rule(ours, rules)
+        names = _array_names(rule, place, leaf.shape)
         parts = np.asarray(leaf) if "{e}" in rule.theirs else np.asarray(leaf)[None]
         for name, part in zip(names, parts, strict=True):
             result[name] = np.ascontiguousarray(rule.layout.theirs(part))
     return result
 
 
-def _rule_for(name: str, rules: list[Rule]) -> tuple[Rule, str]:
+def _find_rule(name: str, rules: list[Rule]) -> tuple[Rule, str]:
     """Returns the rule for our parameter `name` and its layer number, "" outside of layers."""
     for rule in rules:
         match = re.fullmatch(re.escape(rule.ours).replace(r"\{i\}", r"(\d+)"), name)
@@ -143,12 +143,12 @@ def _rule_for(name: str, rules: list[Rule]) -> tuple[Rule, str]:
     raise UserError(f"the architecture has no array for the parameter {name}")
 
 
-def _names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
+def _array_names(rule: Rule, place: str, shape: tuple[int, ...]) -> list[str]:
     name = rule.theirs.replace("{i}", place)
     return [name.replace("{e}", str(e)) for e in range(shape[0])] if "{e}" in name else [name]
 
 
-def _reshaped(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _reshape(rule: Rule, name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise UserError(f"{name} of the checkpoint has dtype {array.dtype}, not a floating-point dtype")
     expected = rule.layout.theirs(np.broadcast_to(np.float32(0), shape)).shape

@@ -19,7 +19,7 @@ def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Se
     Unless `partial`, the architecture rotates whole heads and does not read `partial_rotary_factor`. Unless `by_kind`,
     it has one rotation for all layers, instead of one for `full_attention` and one for `sliding_attention`.
     """
-    rope = _rope(hf)
+    rope = _rope_fields(hf)
     _check_known(rope)
     full: Settings = rope
     local: Settings = {}
@@ -47,7 +47,7 @@ def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Se
         turns = full["low_freq_factor"], full["high_freq_factor"]
         check(turns == (1.0, 4.0), f"low_freq_factor and high_freq_factor are {turns}, only (1, 4) are supported")
     if kind == "yarn":
-        result |= _yarn(full)
+        result |= _yarn_settings(full)
     if kind != "linear":
         original = full.get("original_max_position_embeddings")
         result["original_length"] = hf["max_position_embeddings"] if original is None else original
@@ -61,7 +61,7 @@ def max_length(hf: Settings, rotary: Settings) -> int:
     return round(rotary["factor"] * length) if extended else length
 
 
-def _rope(hf: Settings) -> Settings:
+def _rope_fields(hf: Settings) -> Settings:
     """Returns `rope_parameters`, or else `rope_theta` and `rope_scaling` in that form.
 
     Raises:
@@ -89,7 +89,7 @@ def _check_known(rope: Settings) -> None:
             check(False, f"the rotary setting {name}={value!r} is not supported: delete it to ignore it")
 
 
-def _yarn(rope: Settings) -> Settings:
+def _yarn_settings(rope: Settings) -> Settings:
     """Returns our settings of YaRN; DeepSeek's `mscale` and `mscale_all_dim` are factors of the logarithm."""
     names = {"beta_fast": 32, "beta_slow": 1}
     result: Settings = {name: float(rope.get(name) or default) for name, default in names.items()}

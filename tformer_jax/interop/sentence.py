@@ -44,19 +44,19 @@ def read_embedding(folder: Path, tokenizer: Tokenizer, max_length: int) -> Embed
     """
     if not (folder / MODULES).is_file():
         return EmbedConfig()
-    modules = _modules(folder)
+    modules = _read_modules(folder)
     settings: dict[str, Any] = {"normalize": False}
     for kind, path in modules[1:]:
         if kind == "Normalize":
             settings["normalize"] = True
         elif kind == "Pooling" and "pooling" not in settings and not settings["normalize"]:
-            settings["pooling"] = _pooling(folder / path)
+            settings["pooling"] = _read_pooling(folder / path)
         else:
-            raise _unsupported(folder, f"the module {kind}")
-    return EmbedConfig(**settings, **_lengths(folder, tokenizer, max_length), **_prompts(folder))
+            raise _unsupported_error(folder, f"the module {kind}")
+    return EmbedConfig(**settings, **_read_length(folder, tokenizer, max_length), **_read_prompts(folder))
 
 
-def _modules(folder: Path) -> list[tuple[str, str]]:
+def _read_modules(folder: Path) -> list[tuple[str, str]]:
     """Returns the type and the folder of each module."""
     path = folder / MODULES
     try:
@@ -65,40 +65,42 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
     except (ValueError, TypeError, LookupError, AttributeError):
         raise UserError(f"{path} is not a list of modules of sentence-transformers: remove it") from None
     if not modules or modules[0] != ("Transformer", ""):
-        raise _unsupported(folder, f"{modules[0] if modules else 'no module'} as the first module")
+        raise _unsupported_error(folder, f"{modules[0] if modules else 'no module'} as the first module")
     return modules
 
 
-def _pooling(folder: Path) -> str:
+def _read_pooling(folder: Path) -> str:
     config = read_json(folder / "config.json")
     modes = config.get("pooling_mode") or [mode for flag, mode in FLAGS.items() if config.get(flag)] or "mean"
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) > 1 or modes[0] not in POOLINGS:
-        raise _unsupported(folder.parent, f"the pooling {' with '.join(map(str, modes))}")
+        raise _unsupported_error(folder.parent, f"the pooling {' with '.join(map(str, modes))}")
     if config.get("include_prompt") is False:
-        raise _unsupported(folder.parent, "include_prompt=False")
+        raise _unsupported_error(folder.parent, "include_prompt=False")
     return POOLINGS[modes[0]]
 
 
-def _lengths(folder: Path, tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+def _read_length(folder: Path, tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
     """Returns the maximum length: of the settings of the model, or else of its tokenizer."""
     files = [folder / name for name in SETTINGS if (folder / name).is_file()]
     settings = read_json(files[0]) if files else {}
     text = "Ab Äß"
     if settings.get("do_lower_case") and tokenizer.encode(text) != tokenizer.encode(text.lower()):
-        raise _unsupported(folder, f"do_lower_case=True in {files[0].name} with a tokenizer of upper-case letters")
+        raise _unsupported_error(
+            folder, f"do_lower_case=True in {files[0].name} with a tokenizer of upper-case letters"
+        )
     limit = settings.get("max_seq_length") or read_json(folder / "tokenizer_config.json", {}).get("model_max_length")
     return {"max_length": int(limit)} if limit and limit < max_length else {}
 
 
-def _prompts(folder: Path) -> dict[str, Any]:
+def _read_prompts(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config_sentence_transformers.json", {})
     prompts = config.get("prompts") or {}
     texts = tuple(f"{name}={text}" for name, text in prompts.items())
     return {"prompts": texts, "prompt": config.get("default_prompt_name") or ""}
 
 
-def _unsupported(folder: Path, what: str) -> UserError:
+def _unsupported_error(folder: Path, what: str) -> UserError:
     return UserError(
         f"{folder / MODULES}: {what} of sentence-transformers is not supported: remove {MODULES} to import the model "
         "alone"

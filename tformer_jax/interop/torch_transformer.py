@@ -20,18 +20,18 @@ _POSITIONS = "positional_encoding.pos_embedding"
 BUFFERS = (r"positional_encoding\.pos_embedding",)
 
 
-def _attention(ours: str, theirs: str, norm: str) -> tuple[Part, ...]:
+def _attention_parts(ours: str, theirs: str, norm: str) -> tuple[Part, ...]:
     projections = attention_parts(ours, (f"{theirs}.{name}_proj" for name in ("q", "k", "v", "out")))
     return (*projections, *parts(f"{ours}_residual/norm", norm, NORM))
 
 
-def _layer(*attentions: Part) -> tuple[Part, ...]:
+def _layer_parts(*attentions: Part) -> tuple[Part, ...]:
     ffn = (*parts("ffn/expand", "linear1", AFFINE), *parts("ffn/contract", "linear2", AFFINE))
     return (*attentions, *ffn)
 
 
-_SELF = _attention("self_attention", "self_attn", "norm1")
-_CROSS = _attention("cross_attention", "multihead_attn", "norm2")
+_SELF = _attention_parts("self_attention", "self_attn", "norm1")
+_CROSS = _attention_parts("cross_attention", "multihead_attn", "norm2")
 RULES = (
     Rule("source_embedding/embedding", _SOURCE),
     Rule("target_embedding/embedding", _TARGET),
@@ -41,12 +41,12 @@ RULES = (
     *rules_below(
         "encoder/layers_{i}/",
         "transformer.encoder.layers.{i}.",
-        _layer(*_SELF, *parts("ffn_residual/norm", "norm2", NORM)),
+        _layer_parts(*_SELF, *parts("ffn_residual/norm", "norm2", NORM)),
     ),
     *rules_below(
         "decoder/layers_{i}/",
         "transformer.decoder.layers.{i}.",
-        _layer(*_SELF, *_CROSS, *parts("ffn_residual/norm", "norm3", NORM)),
+        _layer_parts(*_SELF, *_CROSS, *parts("ffn_residual/norm", "norm3", NORM)),
     ),
 )
 
@@ -66,7 +66,7 @@ def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
         "bias": bias,
     }
     options = {"nhead": REQUIRED, "activation": "relu", "norm_first": False, "layer_norm_eps": 1e-5, "dropout": 0.1}
-    values = check_arguments(args, sizes, options | {"max_len": _longest(arrays, dim)})
+    values = check_arguments(args, sizes, options | {"max_len": _count_positions(arrays, dim)})
     if values["activation"] not in ("relu", "gelu"):
         raise UserError(f"model_args: activation={values['activation']!r} is not supported; supported are relu, gelu")
     return {
@@ -86,13 +86,13 @@ def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
         "norm_eps": values["layer_norm_eps"],
         "norm_bias": f"{encoder}layers.0.norm1.bias" in arrays,
         "final_norm": f"{encoder}norm.weight" in arrays,
-        "tie_embeddings": _tied(arrays),
+        "tie_embeddings": _remove_tied(arrays),
         "output_bias": "generator.bias" in arrays,
         **dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), values["dropout"]),
     }
 
 
-def _longest(arrays: StoredArrays, dim: int) -> int:
+def _count_positions(arrays: StoredArrays, dim: int) -> int:
     """Returns the number of positions in the table, which must be the tutorial's; 5000 without a table."""
     if _POSITIONS not in arrays:
         return 5000
@@ -107,7 +107,7 @@ def _longest(arrays: StoredArrays, dim: int) -> int:
     return len(table)
 
 
-def _tied(arrays: StoredArrays) -> str:
+def _remove_tied(arrays: StoredArrays) -> str:
     """Returns `tie_embeddings`, and removes copies of the target's embedding."""
 
     def remove(name: str) -> bool:

@@ -70,7 +70,7 @@ def arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     TPU slices and GPU nodes, which a slower network connects, are spread over the first axes that they divide
     (`outer_sizes`). A mesh axis may take a part of an axis of a slice's torus. Unmeasured on devices.
     """
-    granules = Counter(map(_granule, devices))
+    granules = Counter(map(_granule_index, devices))
     if len(granules) == 1 or len(set(granules.values())) > 1:
         return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
     outer = outer_sizes(sizes, len(granules))
@@ -92,7 +92,7 @@ def outer_sizes(sizes: tuple[int, ...], granules: int) -> tuple[int, ...]:
     return tuple(outer)
 
 
-def _granule(device: Any) -> int:
+def _granule_index(device: Any) -> int:
     """Returns the index of a device's slice (TPU) or node (GPU); 0 on other platforms.
 
     A GPU without a slice index is assigned to the node of its process.

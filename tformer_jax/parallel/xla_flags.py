@@ -112,7 +112,7 @@ FLAGS = {
 """Flags by kind of device."""
 
 
-def chosen(kind: str, axes: Iterable[str] = ()) -> tuple[Flag, ...]:
+def choose_flags(kind: str, axes: Iterable[str] = ()) -> tuple[Flag, ...]:
     """Returns the flags for a kind of device and a mesh whose axes larger than 1 are `axes`; (): one device."""
     wanted = {ALWAYS, *axes}
     return tuple(flag for flag in FLAGS[kind] if wanted & set(flag.uses))

@@ -190,7 +190,7 @@ class Handlers:
         named = [i for i, name in self.served.tokenizer.special.names if name == body.prompt]
         encoded = named or await asyncio.to_thread(self.served.tokenizer.encode, body.prompt or "")
         if body.add_special_tokens:
-            encoded = self.served.framed(encoded)
+            encoded = self.served.add_special_tokens(encoded)
         return JSONResponse({"tokens": encoded, "count": len(encoded), "max_model_len": self.served.max_length})
 
     async def detokenize(self, request: HttpRequest) -> Response:

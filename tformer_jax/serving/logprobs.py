@@ -31,10 +31,12 @@ def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
     rows = zip(
         places[missing:], tokens[missing:], scored.log_probabilities, scored.top or itertools.repeat({}), strict=False
     )
-    top = [{name: at_least_lowest(value), **other_logprobs(*place, name, best)} for place, name, value, best in rows]
+    top = [
+        {name: clip_log_probability(value), **other_logprobs(*place, name, best)} for place, name, value, best in rows
+    ]
     return {
         "tokens": tokens,
-        "token_logprobs": [None] * missing + [at_least_lowest(value) for value in scored.log_probabilities],
+        "token_logprobs": [None] * missing + [clip_log_probability(value) for value in scored.log_probabilities],
         "top_logprobs": [None] * missing + top,
         "text_offset": list(itertools.accumulate(lengths, initial=0))[:-1],
     }
@@ -66,7 +68,7 @@ def other_logprobs(
     for i, value in best.items():
         if i != ids[place]:
             text = text_after(tokenizer, before, i)
-            named[f"token_id:{i}" if text in (name, *named) else text] = at_least_lowest(value)
+            named[f"token_id:{i}" if text in (name, *named) else text] = clip_log_probability(value)
     return named
 
 
@@ -81,6 +83,6 @@ def text_after(tokenizer: Decoder, before: int | None, token: int) -> str:
     return tokenizer.decode([token])
 
 
-def at_least_lowest(value: float) -> float:
+def clip_log_probability(value: float) -> float:
     """Returns a log-probability that JSON can represent."""
     return value if value > LOWEST else LOWEST

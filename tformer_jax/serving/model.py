@@ -121,7 +121,7 @@ class ServedModel:
         """Maximum number of tokens of a text from which an output is generated, with its special tokens."""
         return self.max_length if self.translates else self.max_length - 1
 
-    def framed(self, ids: Sequence[int]) -> list[int]:
+    def add_special_tokens(self, ids: Sequence[int]) -> list[int]:
         """Returns the token ids of a text with the special tokens around it."""
         special = self.tokenizer.special
         return special.wrap_side(ids) if self.translates else special.wrap_text(ids)
@@ -157,7 +157,7 @@ class ServedModel:
     def _ids(self, field: str, text: Text) -> tuple[int, ...]:
         if isinstance(text, str):
             ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(text)
-            return tuple(self.framed(ids) if ids else ())
+            return tuple(self.add_special_tokens(ids) if ids else ())
         self.check_ids(field, text)
         closing = self.tokenizer.special.after_side if self.translates else ()
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)

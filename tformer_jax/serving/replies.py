@@ -14,7 +14,7 @@ import numpy as np
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from tformer_jax.inference.engine import Event, Request
-from tformer_jax.inference.score import Row, Scored, pair_row, text_row
+from tformer_jax.inference.score import Row, Scored, make_pair_row, make_text_row
 from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.serving.bodies import Completion, Embedding
 from tformer_jax.serving.logprobs import logprobs
@@ -107,9 +107,9 @@ class TokenScores:
 
     def _row(self, ids: tuple[int, ...], output: AccumulatedOutput) -> Row:
         if self.served.translates:
-            source, start = [*ids] or self.served.framed([]), self.served.tokenizers.target.special.start
-            return pair_row(source, output.ids, start)
-        return text_row([*ids, *output.ids], given=1 if self.echo else len(ids))
+            source, start = [*ids] or self.served.add_special_tokens([]), self.served.tokenizers.target.special.start
+            return make_pair_row(source, output.ids, start)
+        return make_text_row([*ids, *output.ids], given=1 if self.echo else len(ids))
 
 
 class TranslationReply(Reply):

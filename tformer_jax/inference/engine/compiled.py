@@ -41,7 +41,7 @@ class Steps(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
-def empty(plan: Plan, size: Size) -> State:
+def empty_state(plan: Plan, size: Size) -> State:
     """Returns the initial state of a lane, without running rows."""
     cfg, B, width, dtype = plan.model.cfg, plan.rows, plan.decode.width, plan.decode.cache_dtype
     if plan.paged:
@@ -189,7 +189,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
 
 
 @jax.jit
-def finished(state: State) -> Hypotheses:
+def finished_hypotheses(state: State) -> Hypotheses:
     """Returns the finished hypotheses of beam search for each row."""
     rows = state.rows
     assert isinstance(rows, BeamState)

@@ -114,7 +114,7 @@ class Engine:
     @property
     def pages_used(self) -> int:
         """Number of pages in use."""
-        return sum(lane.table.used for lane in self._lanes.values())
+        return sum(lane.table.used_pages for lane in self._lanes.values())
 
     @property
     def pages(self) -> int:

@@ -98,13 +98,13 @@ class Lane:
     @functools.cached_property
     def state(self) -> State:
         """State on the device, allocated at its first use, when the lengths of the first requests are known."""
-        return compiled.empty(self.plan, self._size)
+        return compiled.empty_state(self.plan, self._size)
 
     @property
     def vacancy(self) -> Vacancy:
         """Free rows and pages, and the number of rows in use."""
         taken = len(self.running) + self._reserved
-        return Vacancy(self.plan.rows - taken, self.table.free, taken)
+        return Vacancy(self.plan.rows - taken, self.table.free_pages, taken)
 
     @property
     def _free(self) -> list[int]:
@@ -113,9 +113,9 @@ class Lane:
     def pages_needed(self, rows: Sequence[RequestRow]) -> int:
         """Returns the number of free pages that the rows of a request need; shared prompt pages are not counted."""
         leader = rows[0]
-        pages = self.table.needed(leader.slots)
-        shared = self.table.shared_in_use(leader.prompt) if self._shares else 0
-        return len(rows) * pages - shared - (len(rows) - 1) * self.table.full(len(leader.prompt) - 1)
+        pages = self.table.pages_for(leader.slots)
+        shared = self.table.shared_pages_in_use(leader.prompt) if self._shares else 0
+        return len(rows) * pages - shared - (len(rows) - 1) * self.table.full_pages(len(leader.prompt) - 1)
 
     def reserve(self, rows: Sequence[RequestRow]) -> None:
         """Reserves pages for the rows of one request.
@@ -203,8 +203,8 @@ class Lane:
         if not missing:
             return
         taken = sum(len(self.running[row].allocation.pages) for row in missing)
-        pages = sum(map(self.table.needed, missing.values())) - taken
-        if pages > self.table.free:
+        pages = sum(map(self.table.pages_for, missing.values())) - taken
+        if pages > self.table.free_pages:
             self.table.enlarge(max(self.table.pages, pages))
             self.plan = dataclasses.replace(self.plan, pages=self.table.pages)
             self.state = compiled.enlarge(self.plan, self.state)
@@ -225,11 +225,11 @@ class Lane:
     @property
     def _page_counts(self) -> Sequence[int]:
         """Numbers of pages per row that attention is compiled for: fewer than a group of pages take as long."""
-        return powers_of_two(self.table.needed(paged.GROUP), self.plan.pages_per_row)
+        return powers_of_two(self.table.pages_for(paged.GROUP), self.plan.pages_per_row)
 
     def _pages_with(self, slots: int) -> int | None:
         """Returns the number of pages per row to read for `slots` slots; None for a dense cache."""
-        needed = self.table.needed(slots)
+        needed = self.table.pages_for(slots)
         return next(count for count in self._page_counts if count >= needed) if self.plan.paged else None
 
     def _compact(self) -> None:
@@ -276,7 +276,7 @@ class Lane:
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the beam search outputs of a row: tokens int32 [k, length], scores float32 [k]."""
         if self._hypotheses is None:
-            self._hypotheses = jax.device_get(compiled.finished(self.state))
+            self._hypotheses = jax.device_get(compiled.finished_hypotheses(self.state))
         return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
 
     def warm_up(self, new_tokens: int) -> None:
@@ -301,7 +301,7 @@ class Lane:
             if beam:
                 self.state, _ = compiled.compact(self.plan, self.state, self._ended, pages=pages)
         if beam:
-            jax.block_until_ready(compiled.finished(self.state))
+            jax.block_until_ready(compiled.finished_hypotheses(self.state))
 
     def release(self, row: int) -> None:
         """Releases a row and its pages."""
@@ -317,7 +317,7 @@ class Lane:
         if self.plan.paged:
             self._size = self._size._replace(positions=needed.positions)
         elif any(length >= SHRINK_FACTOR * of for length, of in zip(self._size, needed, strict=True)):
-            self._size, self.state = needed, compiled.empty(self.plan, needed)
+            self._size, self.state = needed, compiled.empty_state(self.plan, needed)
 
     def _extend(self, source: int, output: int, positions: int = 0) -> None:
         """Extends the arrays to at least these lengths.

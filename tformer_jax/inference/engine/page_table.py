@@ -41,24 +41,24 @@ class PageTable:
         """Shared pages by their previous page."""
 
     @property
-    def used(self) -> int:
+    def used_pages(self) -> int:
         """Number of pages in use."""
         return self.pages - 1 - len(self._free)
 
     @property
-    def free(self) -> int:
+    def free_pages(self) -> int:
         """Number of free pages."""
         return len(self._free)
 
-    def needed(self, slots: int) -> int:
+    def pages_for(self, slots: int) -> int:
         """Returns the number of pages for `slots` slots."""
         return -(-slots // self.size)
 
-    def full(self, slots: int) -> int:
+    def full_pages(self, slots: int) -> int:
         """Returns the number of pages that `slots` slots fill completely."""
         return slots // self.size
 
-    def shared_in_use(self, tokens: Sequence[int]) -> int:
+    def shared_pages_in_use(self, tokens: Sequence[int]) -> int:
         """Returns the number of pages that `match` would share with other rows, so that no free page is taken."""
         return sum(self._references[page] > 0 for page in self._matching(tokens))
 
@@ -72,7 +72,7 @@ class PageTable:
     def _matching(self, tokens: Sequence[int]) -> list[int]:
         """Returns the shared pages of the longest prefix of `tokens` without its last token."""
         pages: list[int] = []
-        for start in range(0, self.full(len(tokens) - 1) * self.size, self.size):
+        for start in range(0, self.full_pages(len(tokens) - 1) * self.size, self.size):
             before = pages[-1] if pages else RESERVED_PAGE
             page = self._shared.get((before, tuple(tokens[start : start + self.size])))
             if page is None:
@@ -86,9 +86,9 @@ class PageTable:
         Raises:
             OutOfPages: there are not enough free pages.
         """
-        missing = self.needed(slots) - len(allocation.pages)
-        if missing > self.free:
-            raise OutOfPages(f"{missing} pages are needed, {self.free} are free")
+        missing = self.pages_for(slots) - len(allocation.pages)
+        if missing > self.free_pages:
+            raise OutOfPages(f"{missing} pages are needed, {self.free_pages} are free")
         for _ in range(missing):
             page, _ = self._free.popitem(last=False)
             self._unshare(page)
@@ -111,8 +111,8 @@ class PageTable:
             OutOfPages: no page is free for the copy.
         """
         full = allocation.filled // self.size
-        partly_filled = allocation.pages[full : self.needed(allocation.filled)]
-        if len(partly_filled) > self.free:
+        partly_filled = allocation.pages[full : self.pages_for(allocation.filled)]
+        if len(partly_filled) > self.free_pages:
             raise OutOfPages("1 page is needed, 0 are free")
         child = Allocation(list(allocation.pages[:full]), allocation.filled)
         for page in child.pages:

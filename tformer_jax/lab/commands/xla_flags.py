@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from tformer_jax.cli.common import new_parser
-from tformer_jax.parallel.xla_flags import FLAGS, USES, VARIABLES, Flag, chosen
+from tformer_jax.parallel.xla_flags import FLAGS, USES, VARIABLES, Flag, choose_flags
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.explain:
         print(f"{VARIABLES[options.device]}:\n" + "\n".join(map(describe, FLAGS[options.device])))
     else:
-        print(" ".join(map(str, chosen(options.device, options.axes))))
+        print(" ".join(map(str, choose_flags(options.device, options.axes))))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -193,14 +193,14 @@ def _pool_map(cache: PagedRows) -> Heat:
     table, used = cache.table, sorted(owners)
     texts = [cache.pool[page] for page in used]
     several = sum(len(keys) > 1 for keys in owners.values())
-    dense = sum(table.needed(len(words)) for words in cache.rows.values())
+    dense = sum(table.pages_for(len(words)) for words in cache.rows.values())
     return Heat(
         "The pool after three rows",
         np.array([[len(owners[page]) if text else np.nan for text in cache.pool[page]] for page in used]),
         [f"page {page}: {', '.join(owners[page])}" for page in used],
         [str(slot) for slot in range(PAGE)],
-        f"A is the sentence; B begins with its first {cache.alike} words; C continues A. {table.used} pages are in "
-        f"use, {several} by several rows; without sharing there would be {dense}. Copied pages: {len(cache.copies)}.",
+        f"A is the sentence; B begins with its first {cache.alike} words; C continues A. {table.used_pages} pages are "
+        f"in use, {several} by several rows; without sharing there would be {dense}. Copied pages: {len(cache.copies)}.",
         texts,
     )
 
