@@ -19,7 +19,8 @@ OTHERS = {"llama": {}, "stablelm": STABLELM, "gemma3_text": GEMMA}
 
 def read(model_type: str, **config: Any) -> ModelConfig:
     arrays = {"lm_head.weight": np.ones(1)}
-    return ModelConfig(**hf._read_settings({"model_type": model_type, **SIZES, **config}, arrays, hf.DECODERS[model_type]))
+    fields = {"model_type": model_type, **SIZES, **config}
+    return ModelConfig(**hf._read_settings(fields, arrays, hf.DECODERS[model_type]))
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,8 @@ def _pool_map(cache: PagedRows) -> Heat:
         [f"page {page}: {', '.join(owners[page])}" for page in used],
         [str(slot) for slot in range(PAGE)],
         f"A is the sentence; B begins with its first {cache.alike} words; C continues A. {table.used_pages} pages are "
-        f"in use, {several} by several rows; without sharing there would be {dense}. Copied pages: {len(cache.copies)}.",
+        f"in use, {several} by several rows; without sharing there would be {dense}. "
+        f"Copied pages: {len(cache.copies)}.",
         texts,
     )
 
