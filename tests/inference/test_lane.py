@@ -43,7 +43,7 @@ def called(monkeypatch):
 
 def lane_and_rows(served, decode, text="abc"):
     """Returns the lane of a request of three outputs, and its rows."""
-    queued = served._queued(0, Request(encode(text, served._cfg.model.family), decode, num_outputs=3))
+    queued = served._queue_request(0, Request(encode(text, served._cfg.model.family), decode, num_outputs=3))
     return served._lane(queued.kind), queued.rows
 
 
