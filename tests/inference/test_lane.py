@@ -34,7 +34,7 @@ def called(monkeypatch):
     def replace(name, result=None):
         monkeypatch.setattr(compiled, name, lambda *_, **options: names.append(name) or result)
 
-    for name in ("empty", "extend", "admit", "read_prompts", "finished"):
+    for name in ("empty_state", "extend", "admit", "read_prompts", "finished_hypotheses"):
         replace(name)
     replace("compact", (None, None))
     replace("advance", (None, (None, 1)))
@@ -97,7 +97,7 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
     """No array grows; after the warm-up, all rows and pages are free."""
     served = engine(plain("seq2seq"), pages=pages)
     served.warm_up(BEAM)
-    assert set(called) == {"empty", "admit", "advance", "compact", "finished"}
+    assert set(called) == {"empty_state", "admit", "advance", "compact", "finished_hypotheses"}
     lane, _ = lane_and_rows(served, BEAM)
     assert lane.vacancy == Vacancy(3, lane.plan.pages - 1, 0)
 
@@ -106,9 +106,9 @@ def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
     lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
     assert lane.state is None
     lane._extend(0, 16, 2 * lane._size.positions)
-    assert called == ["empty"]
+    assert called == ["empty_state"]
     lane._extend(0, 17)
-    assert called == ["empty", "extend"]
+    assert called == ["empty_state", "extend"]
 
 
 def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called):
