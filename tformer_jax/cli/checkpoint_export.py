@@ -77,7 +77,7 @@ def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tupl
 
 
 def _origin(run: tj.Run) -> dict[str, Any]:
-    """Returns what is known about the checkpoint of an imported run, or of the one that a tuned run started from."""
+    """Returns `imported.json` of an imported run, or of the imported run from which a tuned run started."""
     start = run.config.train.start_from
     for folder in (run.path, *([as_path(start)] if start else ())):
         if (folder / IMPORTED).exists() and (folder == run.path or _has_tokenizers_of(folder, run)):

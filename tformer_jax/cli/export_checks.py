@@ -41,7 +41,7 @@ class Difference(UserError):
 
 
 def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
-    """Compares ids, decoded texts and logits with those of transformers; returns what was found, as one sentence.
+    """Compares ids, decoded texts and logits with transformers; returns the result as one sentence.
 
     Args:
         tokenizer: whether the folder has a tokenizer.

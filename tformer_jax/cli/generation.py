@@ -28,7 +28,7 @@ with contextlib.suppress(ImportError):  # line editing and history, if available
 
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 SETTINGS = ("seed", "outputs", "scores")
-"""Options, besides those of `DecodeConfig`, that determine the outputs."""
+"""Options that determine the outputs, besides the settings of `DecodeConfig`."""
 PROMPT = "> "
 
 
@@ -92,7 +92,7 @@ def run_command(
 
     Args:
         format_output: formats an input and an output as plain text.
-        print_texts: prints the outputs of texts on the command line unless they go to a file; None: as those of lines.
+        print_texts: prints the outputs of texts on the command line that do not go to a file; None: as lines.
 
     Raises:
         UserError: flags contradict each other, the folder is not a run folder, its task is another, or a setting is
@@ -131,7 +131,7 @@ class Generation:
     """Number of outputs so far."""
 
     def stream(self, texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[list["Output"]]:
-        """Yields the outputs of each text, in order, without those of the first `skip` texts."""
+        """Yields the outputs of each text after the first `skip` ones, in order."""
         wanted = {name: getattr(self.options, name) for name in SETTINGS}
         for outputs in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=long_texts):
             self._count(outputs)

@@ -188,7 +188,7 @@ def pair_results(
 
 
 def _record(work: Work[Result], line: Line, result: Result, action: str | None) -> str:
-    """Returns the record of a line; `action` is the one taken if it is too long, else None."""
+    """Returns the record of a line; `action` says what was done if it is too long, else None."""
     added = dict.fromkeys(work.names) if action == "skip" else work.added(line, result)
     return outputs.format_record({**line.record, **added, **({TOO_LONG: action} if action else {})})
 

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "--tokenizers",
         type=Path,
         metavar="DIR",
-        help="folder of tokenizers, such as that of a run, to use instead of those that the config describes; "
+        help="folder of tokenizers, such as a run's, to use instead of what the config describes; "
         "configs that read the output may then have any tokenizer settings",
     )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
@@ -117,9 +117,8 @@ def download_dataset(cfg: Config, root: Path | None, manual: Path | None) -> Non
 
 def summary_table(folder: Path, summaries: dict[str, Summary]) -> Table:
     """Returns a table of the examples, tokens, lengths and skipped lines of each split."""
-    result = Table(title=escape(str(folder)))
-    for heading in ("split", "examples", "tokens", "examples by length of the longer side", "skipped lines"):
-        result.add_column(heading)
+    headings = ("split", "examples", "tokens", "examples by length of the longer side", "skipped lines")
+    result = Table(*headings, title=escape(str(folder)))
     for split, summary in summaries.items():
         facts = dataclasses.asdict(summary)
         tokens = "\n".join(f"{key} {count:,}" for key, count in facts["tokens"].items())

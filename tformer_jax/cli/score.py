@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def text_fields(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...]:
-    """Returns the options that name the fields to score: those of source and target, or that of a text.
+    """Returns the options that name the fields to score: source and target, or text.
 
     Raises:
         UserError: a field is named that the model does not read.

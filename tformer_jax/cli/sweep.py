@@ -35,7 +35,7 @@ TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
 MAX_NAME_BYTES = 240
-"""Bytes of a folder's name; file systems allow 255, of which suffixes and temporary names need some."""
+"""Bytes of a folder's name; file systems allow 255, and suffixes and temporary names need some."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def sweep_name(config: str, overrides: Sequence[str], combinations: Sequence[Combination]) -> str:
-    """Returns the name of the sweep: that of the config, or of its file and variant if `combinations` have variants."""
+    """Returns the name of the config, or its file and variant if `combinations` have variants."""
     named = any(override.startswith("--config.name=") for override in overrides)
     if named or not any(setting.startswith("variant=") for setting in combinations[0]):
         return read_config(config, overrides).name
@@ -221,7 +221,7 @@ def _differences(earlier: Mapping[str, Any], cfg: Config) -> list[str]:
 
 
 def _differences_of_run(run: Path, cfg: Config) -> list[str]:
-    """Returns the settings in which a config differs from that of a run, whose sizes are those of its data."""
+    """Returns the settings in which a config differs from a run's config, except sizes that the data determine."""
     if not (run / "config.json").exists():
         return []
     sizes = tuple(f"model.{name}:" for name in ("vocab_size", "source_vocab_size", "num_classes"))
@@ -311,7 +311,7 @@ def run_environment(options: argparse.Namespace, device: str | None) -> dict[str
 def print_results(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
     """Prints the table of a record, and writes the record and its plot where `options` say so.
 
-    A terminal that is too narrow for all metrics shows only the one that selects models.
+    A terminal that is too narrow for all metrics shows only the metric that selects models.
     """
     console, view = RunConsole(emoji=False), result_table(record, list(record["groups"][0]["mean"]))
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:

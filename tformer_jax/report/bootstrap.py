@@ -125,7 +125,7 @@ def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
 
 
 def _compared(scores: Sequence[float], sampled: np.ndarray, highest: float) -> list[Estimate]:
-    """Returns the estimate of each system from its score and those of its resamples, tested against the first.
+    """Returns the estimate of each system from its score and its resamples' scores, tested against the first.
 
     Args:
         sampled: float [systems, resamples].
@@ -142,7 +142,7 @@ def two_sided(differences: np.ndarray, observed: float) -> float:
     """Returns the p-value of an observed difference; 1 for a difference that is not a number.
 
     Args:
-        differences: those of the resamples, float [resamples].
+        differences: difference of each resample, float [resamples].
     """
     nearer = np.abs(differences - observed) < abs(observed) * (1 - ROUNDING)
     return float((~nearer).sum() + 1) / (len(differences) + 1)

@@ -161,7 +161,7 @@ def _same_documents(a: Outputs, b: Outputs) -> bool:
 
 
 def _same_labels(a: RunFiles, b: RunFiles, split: str) -> bool:
-    """Returns whether runs whose outputs do not show all labels, of texts alone, have those of the same corpus."""
+    """Returns whether runs of texts alone, whose outputs do not show all labels, read the same corpus."""
     if not a.task.documents:
         return True
     checksums = [run.corpus.get(f"the checksum of the {split} examples") for run in (a, b)]

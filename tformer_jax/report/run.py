@@ -68,7 +68,7 @@ class RunFiles:
 
     @property
     def step(self) -> int:
-        """The last step of which a record or an event exists."""
+        """The last step with a record or an event."""
         steps = [int(series.steps[-1]) for series in self.metrics.values() if len(series.steps)]
         return max([*steps, *(event["step"] for event in self.events)], default=0)
 
@@ -83,7 +83,7 @@ class RunFiles:
         return next((split for split in ("test", "validation") if split in self.outputs), None)
 
     def is_current(self, split: str) -> bool:
-        """Returns whether the outputs of a split are those of its last record: a resumed run keeps older ones."""
+        """Returns whether the outputs of a split belong to its last record: a resumed run keeps older outputs."""
         steps = self.group(split).steps
         return split in self.outputs and len(steps) > 0 and int(steps[-1]) == self.outputs[split].step
 

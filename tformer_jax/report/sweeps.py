@@ -25,7 +25,7 @@ def without_setting(combination: Combination, *names: str) -> Combination:
 
 
 def chosen_combinations(results: Results, setting: str, metric: str) -> set[Combination]:
-    """Returns, for each combination of the other settings, the one whose value of `setting` is best on validation.
+    """Returns the combination with the best value of `setting` on validation, for each combination of the others.
 
     Args:
         results: runs with one seed.

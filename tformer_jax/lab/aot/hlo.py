@@ -10,7 +10,7 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
 _REDUCE_SCATTER = re.compile(r"^%?(?P<name>all-reduce-scatter[\w.\-]*) .*-> (?P<result>\S+) \{$", re.MULTILINE)
-"""A reduce-scatter for TPUs: a fused computation with an all-reduce, of which each device keeps a part."""
+"""A reduce-scatter for TPUs: a fused computation with an all-reduce, whose result each device keeps in part."""
 _COLLECTIVE = re.compile(rf"= (?P<result>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
 _ARRAY = re.compile(r"\b(?P<type>pred|bf16|[fsu]\d+)\[(?P<sizes>[\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|branch_computations)=\{?(%[\w.\-]+(?:, ?%[\w.\-]+)*)")

@@ -69,7 +69,7 @@ class Passes:
 
     def compile(self, shape: Shape) -> dict[str, Any]:
         """Compiles a pass over inputs [B, T, N, H]; returns the bytes that XLA plans for intermediate results."""
-        self._inputs, self._compiled = [], None  # frees those of the last shape
+        self._inputs, self._compiled = [], None  # frees the arrays of the last shape
         try:
             *inputs, weights = (jax.random.normal(jax.random.key(seed), shape, self._dtype) for seed in range(4))
             jax.block_until_ready((inputs, weights, jnp.zeros(())))
@@ -92,7 +92,7 @@ class Passes:
     def run(self) -> dict[str, Any]:
         """Returns the median seconds after one warm-up run, and the peak memory beyond the inputs.
 
-        The peak is that of the device, or on a CPU of the process.
+        The device reports the peak; on a CPU, it is the peak of the process.
         """
         try:
             outputs = jax.block_until_ready(self._compiled(*self._inputs))

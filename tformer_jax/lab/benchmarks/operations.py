@@ -23,7 +23,7 @@ WARM_UP_STEPS = 2
 MAX_ROWS = 25
 """Maximum number of rows in the printed table; the JSON has all."""
 CONTROL_FLOW = {"while", "call", "conditional"}
-"""Opcodes to exclude: their time is that of the operations inside, which are traced separately."""
+"""Opcodes to exclude: the operations inside are traced separately."""
 PRODUCTS = {"dot", "convolution", "ragged-dot"}
 LOOPS = {"while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
 """Components that loops and rematerialization add to the paths of operations."""
@@ -145,7 +145,7 @@ def iterate_instructions(lines: Iterable[str]) -> Iterator[tuple[str, Instructio
 
 
 def describe_instruction(name: str, instruction: Instruction, fused: Sequence[Instruction]) -> Operation:
-    """Classifies an instruction; the path of a fusion is that of its product, or else its own or that of a part."""
+    """Classifies an instruction; a fusion has the path of its product, else its own, else the path of a part."""
     products = [part for part in (instruction, *fused) if part.opcode in PRODUCTS]
     if instruction.opcode in CONTROL_FLOW:
         kind = instruction.opcode

@@ -35,7 +35,7 @@ SQUARES = {"cpu": (1024, 2048), "gpu": (4096, 8192), "tpu": (4096, 8192)}
 WARM_UP_STEPS = 1
 """Steps at the start of each turn that are not measured."""
 PRODUCT_GROUPS, PRODUCTS = 5, 4
-"""Repetitions of each product: the number of groups, the fastest of which counts, and of products per group."""
+"""Repetitions of each product: groups, the fastest of which counts, and products per group."""
 
 
 def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def compute_speeds(
     Args:
         work: tokens and FLOPs of a step.
         seconds: mean seconds of the steps of each round, by system.
-        rates: FLOP/s of matrix products of each system, that of the model last. The fastest of the others, of any
-            system, is the peak.
+        rates: FLOP/s of matrix products of each system. The last product is the model's; the fastest other one of any
+            system is the peak.
     """
     median = {name: statistics.median(times) for name, times in seconds.items()}
     peak = max(max(of_system[:-1]) for of_system in rates.values())

@@ -124,7 +124,7 @@ def published_case(name: str) -> Case:
 
 
 def config_case(cfg: Config) -> Case:
-    """Builds the case of a config with its batch size; with buckets, that of the middle one.
+    """Builds the case of a config with its batch size; with buckets, the size of the middle bucket.
 
     Raises:
         UserError: the config does not determine the size of the vocabulary.
@@ -180,7 +180,7 @@ SUPPORTED_VALUES: dict[str, tuple[str, ...]] = {
     "norm": ("layernorm", "rmsnorm"),
     "norm_placement": ("pre", "post"),
 }
-"""Settings of the model of which the PyTorch model supports some values."""
+"""Settings of the model with the values that the PyTorch model supports."""
 SUPPORTED_SETTINGS = {
     *("vocab_size", "source_vocab_size", "num_classes", "max_length", "dim", "encoder_layers", "decoder_layers"),
     *("remat", "attention_backend", "attention_projections", "attention_scale", "num_heads", "head_dim"),

@@ -30,7 +30,7 @@ def print_program(config: Config, options: argparse.Namespace, length: int) -> N
     console.print(collectives_table(program))
     console.print(bound_table(options.topology, program, chip))
     if config.model.dtype != "bfloat16":
-        console.print(f"The rate is that of bfloat16; the config computes in {config.model.dtype} (model.dtype).")
+        console.print(f"The rate is for bfloat16; the config computes in {config.model.dtype} (model.dtype).")
 
 
 def memory_table(program: Program, chip: Chip) -> Table:

@@ -121,7 +121,7 @@ def _search(logits: np.ndarray) -> tuple[dict[Prefix, float], BeamState]:
         rows = advance(rows)
         length = int(rows.generated[0])
         for tokens, log_probability in zip(np.asarray(rows.running)[0], np.asarray(rows.sums)[0], strict=True):
-            if log_probability > WORST / 2:  # those of missing beams are near `WORST`, or below
+            if log_probability > WORST / 2:  # missing beams have sums near `WORST`, or below
                 sums[tuple(tokens[:length].tolist())] = float(log_probability)
         for output, score in zip(_outputs(rows), np.asarray(rows.finished.scores)[0], strict=False):
             if output not in sums:

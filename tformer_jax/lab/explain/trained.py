@@ -37,7 +37,7 @@ class TrainedFigures:
     """Texts of the tokens of the outputs of beam search, best first, and their log-probabilities."""
 
     def add(self, topics: Mapping[str, Topic]) -> dict[str, Topic]:
-        """Returns topics by name, with the figures of the run before those of random weights."""
+        """Returns topics by name, with the figures of the run before the figures of random weights."""
         own = {
             "heads": self._heads,
             "placement": self._residuals,
