@@ -23,6 +23,7 @@ MODULES = {
     "scale_norm": (kinds.NORMS, "scalenorm"),
     "signum": (kinds.OPTIMIZERS, "signum"),
 }
+REGISTERED = {**MODULES, "tagging": (kinds.TASKS, "tagging")}
 TOKENS = np.array([[5, 6, 7, 8]], np.int32)
 CONFIG = """
 from tformer_jax.config import (
@@ -47,7 +48,7 @@ def get_config():
 
 def forget() -> None:
     """Removes the modules of `tests/outside` and their kinds, as in a new process."""
-    for module, (registry, name) in MODULES.items():
+    for module, (registry, name) in REGISTERED.items():
         sys.modules.pop(module, None)
         registry.pop(name, None)
 
@@ -203,3 +204,43 @@ def test_a_registered_norm_is_finite_for_zeros(scale_norm):
 
     value, gradients = jax.jit(jax.value_and_grad(total))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((value, gradients)))
+
+
+TAGGED = """
+from tformer_jax.config import (
+    Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig, to_config_dict
+)
+
+def get_config():
+    sizes = {"dim": 16, "encoder_layers": 1, "num_heads": 2, "ffn_dim": 32, "max_length": 8, "dropout": 0.0}
+    cfg = Config(
+        task="tagging",
+        model=ModelConfig(family="masked_lm", **sizes),
+        data=DataConfig(source="tsv", train="tags.tsv", tokenizer="words", bucket_lengths=(8,), batch_tokens=256),
+        optim=OptimConfig(schedule="constant", learning_rate=1e-2, warmup_steps=1),
+        train=TrainConfig(steps=120, eval_every=120, metric="token_accuracy"),
+        parallel=ParallelConfig(data=1),
+        eval=EvalConfig(batch_size=8, samples=0),
+    )
+    return to_config_dict(cfg)
+"""
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_task_of_other_code_is_trained_and_used(tmp_path, capsys):
+    """The tag of a word names the word before it, so that the model must attend to it."""
+    rng = np.random.default_rng(0)
+    sentences = [rng.choice(list("abcd"), rng.integers(2, 7)).tolist() for _ in range(300)]
+    tags = [["start", *(f"after_{word}" for word in words[:-1])] for words in sentences]
+    rows = (f"{' '.join(words)}\t{' '.join(named)}\n" for words, named in zip(sentences, tags, strict=True))
+    (tmp_path / "tags.tsv").write_text("".join(rows))
+    (tmp_path / "own.py").write_text(TAGGED)
+    folders = ["--run", f"{tmp_path}/run", "--data", str(tmp_path)]
+    train.main(["--config", f"{tmp_path}/own.py", "--import=tagging", *folders])
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["test"]["token_accuracy"] > 99
+    evaluate.main(folders)
+    assert "token_accuracy" in capsys.readouterr().out
+    run = tj.load(tmp_path / "run")
+    assert run.task.tag(run, ["a c d", "b b"]) == [["start", "after_a", "after_c"], ["start", "after_b"]]
+    with pytest.raises(UserError, match="translate: .*run holds a masked_lm model; use tag"):
+        run.translate(["a"])

@@ -21,7 +21,7 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, DecodeConfig, read_mesh
-from tformer_jax.config.task import task_of
+from tformer_jax.config.task import Task, task_of
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
@@ -78,6 +78,11 @@ class Run:
     """Class names of a classifier."""
     step: int | None = None
     """Step of the checkpoint that `load` was asked for; None: the final weights, or the newest checkpoint."""
+
+    @property
+    def task(self) -> Task:
+        """What the model is trained for, with the methods of its own that a task of other code has."""
+        return task_of(self.config)
 
     def translate(self, texts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
         """Translates texts, in order; a blank text gives a blank translation.

@@ -112,7 +112,10 @@ class Task:
                 yield f"eval.samples={cfg.eval.samples} has no effect with {by}"
 
     def features(self, block: Any) -> Any:
-        """Turns the columns that the model of a pair, a document or a labeled text reads into those of this task."""
+        """Returns the batch keys and columns of this task, given those of pairs, documents or labeled texts.
+
+        See `data.transforms.FeatureConverter`; loader processes call it.
+        """
         return block
 
     def evaluators(self, parts: Any) -> Sequence[Any]:
@@ -147,6 +150,8 @@ def find_task(name: str | None, family: str, objective: str | None) -> Task:
         ConfigError: no task has them.
     """
     if name is not None:
+        if name not in kinds.TASKS:
+            raise ConfigError(f"task={name!r}: is not registered; --import MODULE registers others")
         return kinds.load(kinds.TASKS, name)
     tasks = tasks_of_family(family)
     for task in tasks:
@@ -162,5 +167,10 @@ def task_of(cfg: Config) -> Task:
 
 
 def task_of_settings(settings: Mapping[str, Any]) -> Task:
-    """Returns the task of settings by full name, such as those of an earlier version, which have no `task`."""
+    """Returns the task of settings by full name, such as those of an earlier version, which have no `task`.
+
+    Raises:
+        ConfigError: the settings name another task, or modules that cannot be imported.
+    """
+    kinds.import_modules(settings.get("imports", ()))
     return find_task(settings.get("task"), settings["model.family"], settings["data.objective"])

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -101,6 +101,8 @@ class FeatureConverter:
     """Label of the last token of a document."""
     settings: tuple[str, str] = ("data.window", "data.source_window")
     """Names of the settings that `length` and `source_length` are, for messages."""
+    adapt: Callable[[Block], Block] | None = None
+    """Turns the result into the inputs and labels of a task (`Task.features`)."""
     reported: bool = dataclasses.field(default=False, init=False)
 
     def __call__(self, ids: Block) -> Block:
@@ -111,6 +113,10 @@ class FeatureConverter:
         yields none, a long one several if `split`. A truncated target has no end label, so that no model learns to stop
         there.
         """
+        features = self._features(ids)
+        return features if self.adapt is None else self.adapt(features)
+
+    def _features(self, ids: Block) -> Block:
         if "label" in ids:
             texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
             return {"tokens": texts.surround(self.target.before, self.target.after), "label": ids["label"]}
@@ -218,6 +224,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         target=target,
         end=IGNORED if end is None else end,
         settings=settings,
+        adapt=task.features,
     )
 
 
