@@ -149,11 +149,15 @@ def test_a_module_that_cannot_be_imported(text, sentence, tmp_path, monkeypatch)
     assert "\n" not in str(caught.value)
 
 
-def test_the_readme_shows_the_attention():
-    text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8")
-    example = text.partition("## Add a kind")[2].partition("```python\n")[2].partition("```")[0]
-    assert example == (OUTSIDE / "gated_heads.py").read_text(encoding="utf-8")
-    assert len([line for line in example.splitlines() if line.strip()]) <= 20
+@pytest.mark.parametrize(
+    ("module", "most"), [("gated_heads", 20), ("letter_pairs", 10), ("csv_files", 20), ("tagging", 40)]
+)
+def test_the_readme_shows_modules_of_tests(module, most):
+    """And they are short."""
+    text = (ROOT / "tformer_jax" / "README.md").read_text(encoding="utf-8").partition("## Add a kind")[2]
+    shown = (OUTSIDE / f"{module}.py").read_text(encoding="utf-8")
+    assert f"```python\n{shown}```" in text
+    assert len([line for line in shown.splitlines() if line.strip()]) <= most
 
 
 @pytest.fixture
