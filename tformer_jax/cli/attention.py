@@ -8,7 +8,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli import lines
 from tformer_jax.cli.common import check_writable, integer, run_parser
-from tformer_jax.report import html
+from tformer_jax.report import check_pages_installed
 
 NAME = "attention.html"
 
@@ -57,7 +57,7 @@ def check_flags(options: argparse.Namespace) -> None:
     if options.batch is None:
         if options.npz is not None and resolved(options.npz) == resolved(page_path(options)):
             raise UserError(f"--npz {options.npz}: is the page's file; name another file for the arrays")
-        html.check_installed("this command")
+        check_pages_installed("this command")
         return
     if options.npz is None:
         raise UserError("--batch needs --npz FILE, to which the arrays are written")

@@ -12,7 +12,7 @@ from rich.table import Table
 from tformer_jax.cli import report
 from tformer_jax.cli.common import check_writable, integer, new_parser, run_path
 from tformer_jax.config.task import Task
-from tformer_jax.report import html, run
+from tformer_jax.report import check_pages_installed, run
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.comparison import Change, Comparison, compare_runs
 from tformer_jax.report.sections import (
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the comparison; with `--report`, also writes the report of both runs."""
     options = parser().parse_args(argv)
     if options.report:
-        html.check_installed("--report")
+        check_pages_installed("--report")
         check_writable(options.report, "--report")
     folders = [options.baseline, options.run]
     a, b = run.load_all(folders)

@@ -16,7 +16,7 @@ from tformer_jax.cli.common import format_size, integer, load_run, positive_seco
 from tformer_jax.cli.embed import add_pooling
 from tformer_jax.config import Config
 from tformer_jax.config.fields import flag
-from tformer_jax.report import html
+from tformer_jax.report import check_pages_installed
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
@@ -56,7 +56,7 @@ def attention_renderer(run: "tj.Run") -> Callable[[str, str], str] | str:
     from tformer_jax.inference import watch
 
     try:
-        html.check_installed("the page of attention")
+        check_pages_installed("the page of attention")
         watch.check(run.model)
     except UserError as error:
         return str(error)

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = options.run or Path("runs") / cfg.name
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
-    from tformer_jax.report import html
+    from tformer_jax.report import check_pages_installed
     from tformer_jax.runs import curves, experiment, profiler, run_folder, training
 
     if options.profile and cfg.train.steps < profiler.NEEDED:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.profile and is_remote(folder):
         raise UserError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
     if cfg.train.report:
-        html.check_installed("train.report=True")
+        check_pages_installed("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
     compilation_cache.disable_if_private(group.count)
     if options.record:

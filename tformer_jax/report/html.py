@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from tformer_jax.base import packages
 from tformer_jax.report import charts, sections
 from tformer_jax.report.comparison import compare_runs
 from tformer_jax.report.run import RunFiles
@@ -21,11 +20,6 @@ SCRIPTS = {
     "explain": ("page.js", "heat.js", "explain.js"),
 }
 """Scripts of each page, in order."""
-
-
-def check_installed(what: str) -> None:
-    """Raises `UserError`, which begins with `what`, if a package for pages is not installed."""
-    packages.require(what, ("jinja2", "plotly"), "report")
 
 
 def render_report(runs: Sequence[RunFiles], *, refresh: int | None = None) -> str:
