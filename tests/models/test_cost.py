@@ -257,8 +257,8 @@ def test_lengths_and_batches_out_of_range(flags, sentence, capsys):
 
 
 def test_sizes_are_shown_in_units():
-    assert describe.size_of(3 * 2**30) == "3.00 GiB"
-    assert describe.size_of(2**19) == "512.00 KiB"
+    assert describe.format_size(3 * 2**30) == "3.00 GiB"
+    assert describe.format_size(2**19) == "512.00 KiB"
 
 
 def test_the_cache_has_the_dtype_of_the_config():
