@@ -75,7 +75,10 @@ def test_a_mask_includes_the_space_before_it_as_the_tokens_of_training_do(kind):
     tokenizer = words.extended(["<mask>"])
     cfg = dataclasses.replace(CFG, model=tiny("masked_lm", vocab_size=tokenizer.vocab_size), data=data)
     model, _ = build(cfg.model)
-    encode, mask = MaskFiller(cfg, model, Tokenizers(tokenizer, tokenizer), top=1)._encode, tokenizer.id_of("<mask>")
+    encode, mask = (
+        MaskFiller(cfg, model, Tokenizers(tokenizer, tokenizer), top=1)._encode_with_masks,
+        tokenizer.id_of("<mask>"),
+    )
     first, last = tokenizer.encode("import os")
     assert encode("import <mask>") == [first, mask]
     assert encode("<mask> os") == [mask, last]

@@ -1,16 +1,21 @@
 """Batches of few shapes, with results in the order of the inputs."""
 
+import abc
 import collections
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
 from flax import linen as nn
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
 from tformer_jax.special_tokens import PAD
 
@@ -29,6 +34,44 @@ Larger windows are faster; smaller ones yield the first outputs earlier.
 
 MIN_LENGTH = 16
 """Minimum length of a batch in tokens: compiling shorter ones separately would gain little."""
+
+
+class TextProcessor(abc.ABC, Generic[Item, Row, Result]):
+    """Computes one result for each of any number of texts.
+
+    Args:
+        cfg: the batch size and the maximum length.
+    """
+
+    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
+        self.cfg, self.model, self.tokenizers = cfg, model, tokenizers
+
+    def stream(
+        self, params: Any, texts: Iterable[Item], *, skip: int = 0, long_texts: LongTexts | None = None
+    ) -> Iterator[Result]:
+        """Yields the result of each text, in order; the class says what it is.
+
+        Args:
+            texts: read as needed.
+            skip: number of first texts to omit; it does not change the other results.
+            long_texts: what to do with texts that are too long; default: raise an error. A text that is left out has
+                the result of an empty one.
+
+        Raises:
+            UserError: raised by `texts`; the results of all earlier texts are yielded first.
+            TextError: the model cannot process a text; as above.
+        """
+        encode = functools.partial(self._encode, long_texts or LongTexts())
+        size = WINDOW * self.cfg.eval.batch_size
+        return in_chunks(texts, encode, functools.partial(self._compute, params), skip=skip, size=size)
+
+    @abc.abstractmethod
+    def _encode(self, long_texts: LongTexts, index: int, text: Item) -> Row:
+        """Returns the row of text `index`."""
+
+    @abc.abstractmethod
+    def _compute(self, params: Any, rows: list[Row]) -> Iterable[Result]:
+        """Computes one result per row."""
 
 
 def in_batches(

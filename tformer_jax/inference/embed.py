@@ -1,7 +1,7 @@
 """Embeddings of texts: the last hidden states of a model, pooled over the tokens of each text."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.config.kinds import EMBEDDING_POOLINGS, POOLINGS
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
+from tformer_jax.inference.batching import TextProcessor, compute_rows
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.models import registry
 from tformer_jax.models.classifier import pool
@@ -21,10 +21,10 @@ from tformer_jax.nn.sharding import replicate
 from tformer_jax.special_tokens import PAD
 
 
-class Embedder:
+class Embedder(TextProcessor[str, list[int], np.ndarray]):
     """Embeds texts with the encoder of a `Classifier`, `MaskedLM` or `Seq2Seq` model, or with a `DecoderLM` model.
 
-    The special tokens around a text count as its tokens.
+    Results are float32 [D]. The special tokens around a text count as its tokens; an embedding of no token is zero.
 
     Args:
         pooling: a value of `embed.pooling`; None: as `cfg` says.
@@ -45,34 +45,23 @@ class Embedder:
         normalize: bool | None = None,
         prompt: str | None = None,
     ):
+        super().__init__(cfg, model, tokenizers)
         self.pooling = cfg.embed.pooling if pooling is None else pooling
         if self.pooling not in EMBEDDING_POOLINGS:
             raise UserError(f"pooling={pooling!r}: must be one of {', '.join(EMBEDDING_POOLINGS)}")
         self.normalize = cfg.embed.normalize if normalize is None else normalize
         self.prompt = cfg.embed.prompt if prompt is None else prompt
         self._before = cfg.embed.prompt_text(self.prompt)
-        self.cfg, self.model = cfg, model
         self._pair = cfg.model.model_class.reads_source
-        self._tokenizer = tokenizers.source if self._pair else tokenizers.target
 
-    def stream(
-        self, params: Any, texts: Iterable[str], *, skip: int = 0, long_texts: LongTexts | None = None
-    ) -> Iterator[np.ndarray]:
-        """Yields the embedding of each text, float32 [D], in order.
-
-        An embedding of no token is zero. Arguments and errors are as in `Translator.stream`.
-        """
-        fit, special = (long_texts or LongTexts()).fit, self._tokenizer.special
+    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+        tokenizer = self.tokenizers.source if self._pair else self.tokenizers.target
+        special = tokenizer.special
         wrap, added = (special.wrap_side, special.added_to_side) if self._pair else (special.wrap_text, special.added)
         limit = (self.cfg.embed.max_length or self.cfg.model.max_length) - added
+        return wrap(long_texts.fit(index, tokenizer.encode(self._before + text), limit, "text") or [])
 
-        def encode(index: int, text: str) -> list[int]:
-            return wrap(fit(index, self._tokenizer.encode(self._before + text), limit, "text") or [])
-
-        size = WINDOW * self.cfg.eval.batch_size
-        return in_chunks(texts, encode, functools.partial(self._embed, params), skip=skip, size=size)
-
-    def _embed(self, params: Any, rows: Sequence[list[int]]) -> Iterator[np.ndarray]:
+    def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[np.ndarray]:
         size = self.cfg.eval.batch_size
         return embed_rows(self.model, params, rows, size, pooling=self.pooling, normalize=self.normalize)
 

@@ -1,7 +1,7 @@
 """Fills the masked tokens of texts with a masked language model."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, in_batches, in_chunks, pad_rows, power_of_two
+from tformer_jax.inference.batching import TextProcessor, in_batches, pad_rows, power_of_two
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
@@ -30,8 +30,11 @@ class Fill(NamedTuple):
     """The product of the probabilities of the tokens, each given the text with all its masks."""
 
 
-class MaskFiller:
+class MaskFiller(TextProcessor[str, list[int], list[Fill]]):
     """Fills masks with a `MaskedLM` model.
+
+    Results are the `top` fills of a text, the most probable one first; none for a blank text. A text without a mask
+    raises `TextError`.
 
     Args:
         top: number of fills per text; the n-th one has the n-th most probable token of each mask.
@@ -41,7 +44,8 @@ class MaskFiller:
     """
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, *, top: int):
-        self.cfg, self.model, self.top, self._tokenizer = cfg, model, top, tokenizers.target
+        super().__init__(cfg, model, tokenizers)
+        self.top, self._tokenizer = top, tokenizers.target
         mask = self._tokenizer.mask
         if mask is None:
             raise UserError("the tokenizer of this run has no mask token")
@@ -49,33 +53,17 @@ class MaskFiller:
             raise UserError(f"top={top}: must be from 1 to {self._tokenizer.vocab_size}, the vocabulary size")
         self._mask, self._name = mask
 
-    def stream(
-        self, params: Any, texts: Iterable[str], *, skip: int = 0, long_texts: LongTexts | None = None
-    ) -> Iterator[list[Fill]]:
-        """Yields the `top` fills of each text, the most probable one first, in order; none for a blank text.
-
-        Arguments and errors are as in `Translator.stream`.
-
-        Raises:
-            TextError: a text has no mask.
-        """
-        special, fit = self._tokenizer.special, (long_texts or LongTexts()).fit
+    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+        special = self._tokenizer.special
         limit = self.cfg.model.max_length - special.added
+        ids = self._encode_with_masks(text) if not is_blank(text) else []
+        fitting = long_texts.fit(index, ids, limit, "text") or []
+        if fitting and self._mask not in fitting:
+            among = f" within the {limit} tokens to which it is truncated" if self._mask in ids else ""
+            raise TextError(index, f"the text has no mask{among}: write {self._name} where a token is to be predicted")
+        return special.wrap_text(fitting) if fitting else []
 
-        def encode(index: int, text: str) -> list[int]:
-            ids = self._encode(text) if not is_blank(text) else []
-            fitting = fit(index, ids, limit, "text") or []
-            if fitting and self._mask not in fitting:
-                among = f" within the {limit} tokens to which it is truncated" if self._mask in ids else ""
-                raise TextError(
-                    index, f"the text has no mask{among}: write {self._name} where a token is to be predicted"
-                )
-            return special.wrap_text(fitting) if fitting else []
-
-        size = WINDOW * self.cfg.eval.batch_size
-        return in_chunks(texts, encode, functools.partial(self._fill, params), skip=skip, size=size)
-
-    def _encode(self, text: str) -> list[int]:
+    def _encode_with_masks(self, text: str) -> list[int]:
         """Encodes a text in which the name of the mask token is that token, for any tokenizer.
 
         The space before a mask belongs to the token that it stands for, if the tokenizer joins spaces to words.
@@ -89,7 +77,7 @@ class MaskFiller:
         first, *others = map(self._tokenizer.encode, (*before, last))
         return first + [token for part in others for token in (self._mask, *part)]
 
-    def _fill(self, params: Any, rows: Sequence[list[int]]) -> Iterator[list[Fill]]:
+    def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[list[Fill]]:
         mesh = mesh_of(params)
         masks = [[at for at, token in enumerate(row) if token == self._mask] for row in rows]
         most = power_of_two(max(map(len, masks), default=1))

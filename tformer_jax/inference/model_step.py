@@ -1,6 +1,7 @@
 """Calls of a model with a KV cache: prefill and decoding steps."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +12,12 @@ from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.special_tokens import PAD
 
+Step = Callable[..., tuple[jax.Array, DecoderCache]]
+"""A model applied to new tokens and a cache of the earlier tokens: `step(tokens, cache, ancestry=None)`.
 
-class Step(Protocol):
-    """A model applied to new tokens and a cache of the earlier tokens."""
-
-    def __call__(
-        self, tokens: jax.Array, cache: DecoderCache, ancestry: BeamAncestry | None = None
-    ) -> tuple[jax.Array, DecoderCache]:
-        """Returns float32 logits [B, 1, V] of the last token, and the new cache, for tokens int [B, T] and a cache.
-
-        With an `ancestry`, the T tokens of a row are beams, and logits are [B, T, V].
-        """
+Returns float32 logits [B, 1, V] of the last token, and the new cache, for tokens int [B, T] and a cache. With an
+`ancestry`, the T tokens of a row are beams, and logits are [B, T, V].
+"""
 
 
 def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.config import Config
-from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
-from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
+from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.inference.batching import TextProcessor, compute_rows
 from tformer_jax.inference.encoding import LongTexts, TextError, check_example, dropped_characters, prompt_length
 from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
@@ -48,40 +47,14 @@ class Scored(NamedTuple):
         return math.fsum(self.log_probabilities)
 
 
-class Scorer:
+class Scorer(TextProcessor[Sequence[str], Row, Scored]):
     """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
 
     All tokens of a target are scored, and its end. The first token of a text is not scored, unless the tokenizer begins
     texts with a special token. A (prompt, continuation) pair of a `DecoderLM` is scored from the end of the prompt on.
-    The end that may follow a text is not scored, since a text may be part of a document.
+    The end that may follow a text is not scored, since a text may be part of a document. A text that cannot be encoded
+    raises `TextError`.
     """
-
-    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
-        self.cfg, self.model, self.tokenizers = cfg, model, tokenizers
-
-    def stream(
-        self,
-        params: Any,
-        examples: Iterable[Sequence[str]],
-        *,
-        skip: int = 0,
-        long_texts: LongTexts | None = None,
-    ) -> Iterator[Scored]:
-        """Yields the scores of (source, target), (text,) or (prompt, continuation) examples, in order.
-
-        Args:
-            skip, long_texts: as in `Translator.stream`; an example that is left out has no scored tokens.
-
-        Raises:
-            UserError: a text is too long for the model or cannot be encoded, or an example does not have the texts
-                that the model scores; the scores of all earlier examples are yielded first.
-        """
-
-        def run(rows: list[Row]) -> Iterator[Scored]:
-            return score_rows(self.model, params, rows, self.cfg.eval.batch_size)
-
-        encode = functools.partial(self._encode, long_texts or LongTexts())
-        return in_chunks(examples, encode, run, skip=skip, size=WINDOW * self.cfg.eval.batch_size)
 
     def _encode(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         max_length = self.cfg.model.max_length
@@ -91,7 +64,7 @@ class Scorer:
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         limits = max_length - sides[0].added_to_side, max_length - len(sides[1].before)
         source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), limits[0], "source")
-        ids = _encode_all(self.tokenizers.target, index, example[1])
+        ids = _encode_whole(self.tokenizers.target, index, example[1])
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
             return make_pair_row(sides[0].wrap_side([]), [])
@@ -101,15 +74,18 @@ class Scorer:
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         model, tokenizer = self.cfg.model, self.tokenizers.target
         before = tokenizer.special.before
-        encoded = _encode_all(tokenizer, index, "".join(example))
+        encoded = _encode_whole(tokenizer, index, "".join(example))
         text = long_texts.fit(index, encoded, model.max_length + 1 - len(before), "text")
         ids = [*before, *text] if text else []
         prompt = min(prompt_length(tokenizer, example, text or ()), len(ids))
         row = make_text_row(ids, max(prompt, len(before), 1))
         return row._replace(inputs=row.inputs | {"prefix": [prompt]}) if model.prefix_lm else row
 
+    def _compute(self, params: Any, rows: list[Row]) -> Iterator[Scored]:
+        return score_rows(self.model, params, rows, self.cfg.eval.batch_size)
 
-def _encode_all(tokenizer: Tokenizer, index: int, text: str) -> list[int]:
+
+def _encode_whole(tokenizer: Tokenizer, index: int, text: str) -> list[int]:
     """Returns the token ids of text `index`; raises `TextError` if the tokenizer leaves out one of its characters."""
     if dropped := dropped_characters(tokenizer, text):
         raise TextError(index, f"has no probability: {dropped[0]!r} is not in the vocabulary")

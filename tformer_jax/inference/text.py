@@ -12,7 +12,7 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
+from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, in_chunks
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
 from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits, describe_unknown
@@ -154,11 +154,12 @@ class TextGenerator(_Generator):
         return len(Constraints.from_config(decode, tokenizer, continues=self.model.continues).forced)
 
 
-class LabelClassifier:
-    """Predicts the most probable label of texts with a `Classifier` model."""
+class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):
+    """Predicts the most probable label of texts with a `Classifier` model; results are a label and its probability."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, labels: Sequence[str]):
-        self.cfg, self.model, self.tokenizers, self.labels = cfg, model, tokenizers, labels
+        super().__init__(cfg, model, tokenizers)
+        self.labels = labels
 
     def __call__(
         self, params: Any, texts: Sequence[str], *, long_texts: LongTexts | None = None
@@ -168,30 +169,16 @@ class LabelClassifier:
         Raises:
             TextError: as in `stream`, but before anything is computed.
         """
-        encode = self._encoder(long_texts)
-        return list(self._classify(params, [encode(index, text) for index, text in enumerate(texts)]))
+        long_texts = long_texts or LongTexts()
+        rows = [self._encode(long_texts, index, text) for index, text in enumerate(texts)]
+        return list(self._compute(params, rows))
 
-    def stream(
-        self, params: Any, texts: Iterable[str], *, skip: int = 0, long_texts: LongTexts | None = None
-    ) -> Iterator[tuple[str, float]]:
-        """Like `__call__`, for any number of texts, in order; arguments and errors are as in `Translator.stream`.
-
-        A text that is left out has the label of an empty one.
-        """
-        size = WINDOW * self.cfg.eval.batch_size
-        run = functools.partial(self._classify, params)
-        return in_chunks(texts, self._encoder(long_texts), run, skip=skip, size=size)
-
-    def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
-        fit, tokenizer = (long_texts or LongTexts()).fit, self.tokenizers.target
+    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+        tokenizer = self.tokenizers.target
         limit = self.cfg.model.max_length - tokenizer.special.added
+        return tokenizer.special.wrap_text(long_texts.fit(index, tokenizer.encode(text), limit, "text") or [])
 
-        def encode(index: int, text: str) -> list[int]:
-            return tokenizer.special.wrap_text(fit(index, tokenizer.encode(text), limit, "text") or [])
-
-        return encode
-
-    def _classify(self, params: Any, rows: Sequence[list[int]]) -> Iterator[tuple[str, float]]:
+    def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[tuple[str, float]]:
         for probabilities in classify_rows(self.model, params, rows, self.cfg.eval.batch_size):
             yield self.labels[int(probabilities.argmax())], float(probabilities.max())
 
