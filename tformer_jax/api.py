@@ -25,11 +25,11 @@ from tformer_jax.config.task import Task, task_of
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
-from tformer_jax.inference.embed import Embedder
+from tformer_jax.inference.embeddings import Embedder
 from tformer_jax.inference.encoding import check_example, encode_one, prompt_length
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
 from tformer_jax.inference.outputs import Output
-from tformer_jax.inference.score import Scored, Scorer
+from tformer_jax.inference.scores import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.inference.watch import Watched, watch, weight_shapes, without_padding
 from tformer_jax.models import registry

@@ -17,7 +17,7 @@ from tformer_jax import api
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import classify, generate, lines, score, serve, translate
 from tformer_jax.inference import batching
-from tformer_jax.inference.score import Scorer
+from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import Translator
 from tformer_jax.runs.trained import load_trained
 

@@ -8,7 +8,7 @@ from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import score
 from tformer_jax.data.tokenizers.simple import WordTokenizer
-from tformer_jax.inference.score import Scored
+from tformer_jax.inference.scores import Scored
 
 
 @pytest.mark.parametrize(("nats", "shown"), [(2 * math.log(5), "5"), (1418.0, "8.218e+307"), (1420.0, "inf")])

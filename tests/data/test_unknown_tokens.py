@@ -6,7 +6,7 @@ import json
 import pytest
 import tokenizers as hf
 
-from tests.inference.test_stopping import bert, marian, metaspace, spiece
+from tests.inference.test_detokenization import bert, marian, metaspace, spiece
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizer, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
-from tformer_jax.inference.layout import unrolled
+from tformer_jax.inference.layout import unroll_layers
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.lab.benchmarks import jitted_loop
 from tformer_jax.lab.benchmarks.jitted_loop import Start, compile_loop
@@ -42,7 +42,7 @@ def continue_text(
 
 def start_continuation(model: DecoderLM, params: Any, prompt: jax.Array, length: int, cfg: DecodeConfig) -> Start:
     """Reads the prompts; arguments are as for `continue_text`."""
-    model, params = unrolled(model, params)
+    model, params = unroll_layers(model, params)
     B, T = prompt.shape
     lengths = (prompt != PAD).sum(axis=1, dtype=jnp.int32)
     options: Any = {"width": cfg.width, "dtype": cfg.cache_dtype}

@@ -22,8 +22,8 @@ from tformer_jax.inference.constraints import (
     forbid,
     penalize,
 )
+from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.special_tokens import EOS, UNK
 
 V = 10

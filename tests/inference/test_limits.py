@@ -6,13 +6,13 @@ import pytest
 
 from tests.helpers import rest_slow
 from tests.inference.engines import GREEDY, LONG, encode, engine, finish, models, plain, submit
-from tests.inference.test_stopping import llama
+from tests.inference.test_detokenization import llama
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.detokenization import TextStream
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.engine.events import token_event
 from tformer_jax.inference.engine.lane import NewTokens, RequestRow
-from tformer_jax.inference.stopping import TextStream
 
 
 @pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm"], 1))

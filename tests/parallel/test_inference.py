@@ -10,7 +10,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, Par
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.engine import Engine, Request
-from tformer_jax.inference.score import Scorer
+from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules

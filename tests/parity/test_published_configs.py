@@ -12,7 +12,7 @@ from tests.parity import test_huggingface as parity
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop import exact, files, generation, hf
+from tformer_jax.interop import files, generation, hf, settings_comparison
 
 CLASSES = {
     "gpt2": transformers.GPT2Config,
@@ -59,7 +59,7 @@ def test_what_a_config_leaves_out_is_as_in_transformers(model_type):
     sizes = BARE.get(model_type, SIZES | ({"head_dim": 8} if "gemma" in model_type else {}))
     whole = json.loads(CLASSES[model_type](**sizes).to_json_string(use_diff=False))
     bare, written_out = read(model_type, sizes), read(model_type, whole)
-    assert exact.differences(bare, written_out) == []
+    assert settings_comparison.differences(bare, written_out) == []
     for name in ("dropout", "attention_dropout", "ffn_dropout", "init_std"):
         assert getattr(bare, name) == getattr(written_out, name), name
 
@@ -151,7 +151,7 @@ def test_a_published_config_is_read_as_our_preset(name):
     cfg = ModelConfig(**hf._read_settings(config, arrays, architecture))
     if name in PRESETS:
         preset = presets.build(PRESETS[name])
-        assert exact.differences(cfg, preset) == []
+        assert settings_comparison.differences(cfg, preset) == []
         assert preset.ffn != "moe" or preset.moe.balance_loss == cfg.moe.balance_loss
 
 
@@ -380,7 +380,7 @@ def test_what_is_written_reads_as_the_same_config_and_parameters(name, tmp_path)
     _, params = build(cfg)
     hf.save(tmp_path, model_type, cfg, params)
     back, same = hf.load(tmp_path)
-    assert exact.differences(cfg, back) == []
+    assert settings_comparison.differences(cfg, back) == []
     parity.jax.tree.map(np.testing.assert_array_equal, same, params)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     if model_type == "qwen2":
@@ -392,6 +392,8 @@ def test_settings_that_only_training_reads_do_not_matter():
     other = with_settings(
         cfg, dropout=0.3, initializer="normal", scan_layers=True, remat="dots_saveable", dtype="bfloat16"
     )
-    assert exact.differences(cfg, other) == []
-    assert exact.differences(cfg, with_settings(cfg, num_kv_heads=4, final_norm=True, attention_scale=0.5)) == []
-    assert exact.differences(cfg, with_settings(cfg, rotary={"base": 5.0})) == ["model.rotary.base=10000.0"]
+    assert settings_comparison.differences(cfg, other) == []
+    other = with_settings(cfg, num_kv_heads=4, final_norm=True, attention_scale=0.5)
+    assert settings_comparison.differences(cfg, other) == []
+    other = with_settings(cfg, rotary={"base": 5.0})
+    assert settings_comparison.differences(cfg, other) == ["model.rotary.base=10000.0"]

@@ -14,7 +14,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import embed, import_hf
 from tformer_jax.config import EmbedConfig
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.interop import sentence
+from tformer_jax.interop import sentence_transformers
 
 TEXTS = ["the cat sat on the mat", "a", "the dog sat on the log and the cat sat on the mat"]
 MODES = {
@@ -90,9 +90,9 @@ def truncated(run, **how):
 def test_what_is_read(imported, mode, flags, tmp_path):
     """Also the flags of earlier versions."""
     folder = sentence_folder(imported("bert")[0], tmp_path / "copy", mode=mode, flags=flags)
-    found = sentence.read_embedding(folder, tj.load(imported("bert")[1]).tokenizers.source, 32)
+    found = sentence_transformers.read_embedding(folder, tj.load(imported("bert")[1]).tokenizers.source, 32)
     assert found == EmbedConfig(pooling=MODES[mode], normalize=True, max_length=9)
-    assert sentence.read_embedding(folder, None, 8) == EmbedConfig(pooling=MODES[mode], normalize=True)
+    assert sentence_transformers.read_embedding(folder, None, 8) == EmbedConfig(pooling=MODES[mode], normalize=True)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.helpers import build, with_settings
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig
 from tformer_jax.config.task import tasks_of_family
-from tformer_jax.interop import exact, hf
+from tformer_jax.interop import hf, settings_comparison
 from tformer_jax.models import conversions, registry
 from tformer_jax.nn import kv_cache
 from tformer_jax.special_tokens import PAD
@@ -306,7 +306,7 @@ def files(case: Case) -> Iterator[Finding]:
             except UserError:
                 continue
             back, read = hf.load(Path(folder))
-            yield f"files: {model_type}, settings", "exact", float(len(exact.differences(cfg, back)))
+            yield f"files: {model_type}, settings", "exact", float(len(settings_comparison.differences(cfg, back)))
             logits, expected = (
                 registry.build(of).apply({"params": of_params}, **arguments)
                 for of, of_params in ((back, read), (cfg, params))

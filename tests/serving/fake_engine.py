@@ -20,8 +20,8 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.inference.engine import Event, Request
-from tformer_jax.inference.score import Row as ScoredRow
-from tformer_jax.inference.score import Scored
+from tformer_jax.inference.scores import Row as ScoredRow
+from tformer_jax.inference.scores import Scored
 from tformer_jax.serving import server
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import IGNORED

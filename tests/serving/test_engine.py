@@ -13,7 +13,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, Ev
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.engine import Engine, Request
-from tformer_jax.inference.score import Scorer
+from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import TextGenerator, Translator
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS

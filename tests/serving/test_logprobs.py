@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
-from tformer_jax.inference.score import Scored
+from tformer_jax.inference.scores import Scored
 from tformer_jax.serving.logprobs import LOWEST, added_texts, logprobs
 from tformer_jax.special_tokens import EOS, UNK
 

@@ -9,8 +9,8 @@ from tests.serving.live import around
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
-from tformer_jax.inference.score import Scored
-from tformer_jax.inference.stopping import output_decoder
+from tformer_jax.inference.detokenization import output_decoder
+from tformer_jax.inference.scores import Scored
 from tformer_jax.serving.bodies import Completion
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.logprobs import logprobs

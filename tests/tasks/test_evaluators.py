@@ -26,7 +26,7 @@ from tformer_jax.data.tokenizers.training import ADDED
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import RowDecoder
-from tformer_jax.inference.score import Scorer
+from tformer_jax.inference.scores import Scorer
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 from tformer_jax.tasks.evaluators.bleu import bleu_metric, translation_metrics, unsplit

@@ -18,7 +18,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, Mo
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_standalone_tokenizers
-from tformer_jax.interop import companions, files, generation, hf, hub, sentence, state_dicts
+from tformer_jax.interop import companions, files, generation, hf, hub, sentence_transformers, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.guards import FolderLock
@@ -111,11 +111,11 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     if unread := files.unread_weights(folder):
         notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    embed = sentence.read_embedding(folder, tokenizers.source, cfg.max_length)
+    embed = sentence_transformers.read_embedding(folder, tokenizers.source, cfg.max_length)
     embed = dataclasses.replace(embed, only=only_embeds)
     if changed := list(embed.changed_settings()):
         written = ", ".join(f"embed.{name}={getattr(embed, name)!r}" for name in changed)
-        notes.append(f"{sentence.MODULES} of sentence-transformers: {written}")
+        notes.append(f"{sentence_transformers.MODULES} of sentence-transformers: {written}")
     origin = theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed
     return Imported(*origin, companions.read(folder))
 

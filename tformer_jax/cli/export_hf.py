@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import check_writable_folder, run_parser
-from tformer_jax.interop.published import DEFAULTS
+from tformer_jax.interop.published_fields import DEFAULTS
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from tformer_jax.config.fields import flag
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 
 if TYPE_CHECKING:
-    from tformer_jax.inference.score import Scored
+    from tformer_jax.inference.scores import Scored
 
 FIELDS = {"field": "text", "source_field": "source", "target_field": "target"}
 """Default names of fields of .jsonl, by option."""

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among
-from tformer_jax.inference.stopping import output_decoder
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
 
 CONTEXTS = ("\n", ".", "a", "0")

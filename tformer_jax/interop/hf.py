@@ -18,13 +18,13 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.interop import exact, files, mapping
+from tformer_jax.interop import files, mapping, settings_comparison
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
 from tformer_jax.interop.bert import BERT, BERT_MASKED_LM, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.mixtures import MIXTURES
-from tformer_jax.interop.published import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
+from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
@@ -208,7 +208,8 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
 
 def _changed_settings(cfg: ModelConfig, back: ModelConfig) -> dict[str, Any]:
     """Returns the settings of `back` that `cfg` lacks, without layouts, which are converted."""
-    settings = {setting.partition("=")[0].removeprefix("model.") for setting in exact.differences(back, cfg)}
+    different = settings_comparison.differences(back, cfg)
+    settings = {setting.partition("=")[0].removeprefix("model.") for setting in different}
     changes = {}
     for name in sorted(DERIVED.get(name, name) for name in settings - {"attention_projections"}):
         with contextlib.suppress(AttributeError):  # what follows from other settings
@@ -318,7 +319,7 @@ def _check_exact(cfg: ModelConfig, hf: dict[str, Any], arrays: dict[str, Any], a
         back = ModelConfig(**_read_settings(hf, dict(arrays), architecture))
     except UserError as error:
         raise _unfit_error(hf["model_type"], str(error).removeprefix(UNREADABLE)) from error
-    if different := exact.differences(cfg, back):
+    if different := settings_comparison.differences(cfg, back):
         raise _unfit_error(hf["model_type"], f"its config.json cannot express {', '.join(different)}")
 
 

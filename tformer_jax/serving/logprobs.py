@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer_jax.data.tokenizers import Decoder
-from tformer_jax.inference.score import Scored
-from tformer_jax.inference.stopping import TextStream
+from tformer_jax.inference.detokenization import TextStream
+from tformer_jax.inference.scores import Scored
 
 LOWEST = -9999.0
 """Smallest log-probability in a response, as in OpenAI's API: JSON has no infinity."""

@@ -13,9 +13,9 @@ from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.constraints import Constraints
-from tformer_jax.inference.embed import Embedder, embed_rows
+from tformer_jax.inference.embeddings import Embedder, embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
-from tformer_jax.inference.score import Row, Scored, score_rows
+from tformer_jax.inference.scores import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
 from tformer_jax.models.family import Family
 from tformer_jax.serving.errors import RequestError

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.engine import Event, Request
-from tformer_jax.inference.score import Row, Scored, make_pair_row, make_text_row
-from tformer_jax.inference.stopping import output_decoder
+from tformer_jax.inference.scores import Row, Scored, make_pair_row, make_text_row
 from tformer_jax.serving.bodies import Completion, Embedding
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.model import ServedModel

@@ -17,14 +17,14 @@ from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.tokenizers import Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
+from tformer_jax.inference.detokenization import TextBuffer, TextStream, output_decoder
 from tformer_jax.inference.engine.events import Event, Request, beam_events, token_event
 from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
 from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_new_tokens
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
-from tformer_jax.inference.finishing import Finisher, Unfinished, is_withheld
+from tformer_jax.inference.final_texts import Finisher, Unfinished, is_withheld
 from tformer_jax.inference.layout import decoding_layout
-from tformer_jax.inference.stopping import TextBuffer, TextStream, output_decoder
 from tformer_jax.parallel.placement import everywhere, mesh_of
 
 MAX_LANES = 4

@@ -9,8 +9,8 @@ import numpy as np
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Decoder
 from tformer_jax.inference.beam import WORST
+from tformer_jax.inference.detokenization import TextStream, cut
 from tformer_jax.inference.engine.lane import NewTokens, RequestRow
-from tformer_jax.inference.stopping import TextStream, cut
 from tformer_jax.special_tokens import PAD
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from tformer_jax.config import DecodeConfig, kinds
 from tformer_jax.inference.batching import MIN_LENGTH, pad_rows, power_of_two, powers_of_two
 from tformer_jax.inference.beam import Hypotheses
+from tformer_jax.inference.detokenization import TextBuffer, TextStream
 from tformer_jax.inference.engine import compiled
 from tformer_jax.inference.engine.compiled import MAX_STEPS
 from tformer_jax.inference.engine.page_table import RESERVED_PAGE, Allocation, PageTable
 from tformer_jax.inference.engine.scheduler import Vacancy
 from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots
-from tformer_jax.inference.finishing import Unfinished
+from tformer_jax.inference.final_texts import Unfinished
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.inference.stopping import TextBuffer, TextStream
 from tformer_jax.nn.attention_ops import paged
 from tformer_jax.special_tokens import PAD
 

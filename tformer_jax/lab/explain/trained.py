@@ -12,7 +12,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import attention_page
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
-from tformer_jax.inference.score import Scored
+from tformer_jax.inference.scores import Scored
 from tformer_jax.inference.watch import Watched
 from tformer_jax.lab.explain.search import BEAMS, BY_ALPHA, STEPS, by_alpha
 from tformer_jax.lab.explain.topic import MAX_TOKENS, Curve, Example, Heat, Lines, Topic, cell_texts

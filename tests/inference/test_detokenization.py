@@ -17,7 +17,7 @@ from tformer_jax.data.tokenizers.files import TiktokenTokenizer
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.inference.stopping import MAX_WAITING, TextBuffer, TextStream, cut, output_decoder
+from tformer_jax.inference.detokenization import MAX_WAITING, TextBuffer, TextStream, cut, output_decoder
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS
 
 TEXTS = ["the cat sat on the mat.", "a dog's log , it is n't", "naïve 数字 123 456", "😀 \ufffd 数学 a\n\nb  c"] * 9

@@ -16,9 +16,9 @@ from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
-from tformer_jax.inference import score
+from tformer_jax.inference import scores
 from tformer_jax.inference.encoding import dropped_characters
-from tformer_jax.inference.score import Scorer
+from tformer_jax.inference.scores import Scorer
 from tformer_jax.special_tokens import BOS, EOS, PAD, SpecialTokens
 
 PAIRS = [("abc", "bd"), ("g", ""), ("", "fg"), ("abcdefgabcdefga", "a" * 15), ("fedcba", "gfedcbagf")]
@@ -111,10 +111,10 @@ def test_skipped_results_are_left_out(scored):
 
 def test_logits_are_computed_for_few_positions_at_once(scored, monkeypatch):
     cfg, model, params, examples, found = scored
-    monkeypatch.setattr(score, "POSITIONS_AT_ONCE", 3)
-    score._label_scores.clear_cache()
+    monkeypatch.setattr(scores, "POSITIONS_AT_ONCE", 3)
+    scores._label_scores.clear_cache()
     parts = list(Scorer(cfg, model, TOKENIZERS).stream(params, examples))
-    score._label_scores.clear_cache()
+    scores._label_scores.clear_cache()
     for mine, theirs in zip(found, parts, strict=True):
         assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
 
@@ -138,7 +138,7 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
         logits, cache = step(np.int32(ids[-1] if ids else BOS), cache)
         steps.append(log_softmax(np.asarray(logits, np.float64)[0, 0]))
         ids.append(int(2 + steps[-1][2:].argmax()))  # neither PAD nor BOS is generated
-    (found,) = score.score_rows(model, params, [score.make_pair_row(source[0].tolist(), ids)], 1, top=3)
+    (found,) = scores.score_rows(model, params, [scores.make_pair_row(source[0].tolist(), ids)], 1, top=3)
     assert_close(found.log_probabilities, np.array(steps)[np.arange(len(ids)), ids], 1e-5)
     for top, values in zip(found.top, steps, strict=True):
         most = np.argsort(-values)[:3]
