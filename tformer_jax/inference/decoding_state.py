@@ -47,6 +47,10 @@ class DecodingState(abc.ABC):
         state: Any = self
         return dataclasses.replace(state, done=self.done | rows)
 
+    def fork(self, source: jax.Array, to: jax.Array, key: jax.Array) -> Self:
+        """Copies row `source` to row `to`, with another PRNG key; the outputs of beam search share one row."""
+        raise NotImplementedError
+
     @property
     @abc.abstractmethod
     def length(self) -> int:
@@ -154,6 +158,10 @@ class SamplingState(DecodingState):
             return self.scores + jnp.where(counts, chosen - jax.nn.logsumexp(logits, axis=1), 0)
 
         return jax.lax.cond(counts.any(), added, lambda: self.scores)
+
+    def fork(self, source: jax.Array, to: jax.Array, key: jax.Array) -> "SamplingState":
+        rows = jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), self)
+        return dataclasses.replace(rows, keys=rows.keys.at[to].set(key))
 
     @property
     def length(self) -> int:

@@ -96,3 +96,31 @@ def shortest_pattern(kinds: Sequence[str]) -> tuple[str, ...]:
         if all(kind == kinds[i % period] for i, kind in enumerate(kinds)):
             return tuple(kinds[:period])
     return ("full",)
+
+
+REQUIRED = None
+"""Default of an argument that must be given."""
+
+
+def check_arguments(given: Settings, arrays: Settings, defaults: Settings) -> Settings:
+    """Returns the given "model_args" of a state dict, with defaults.
+
+    Args:
+        arrays: arguments that the arrays determine, which may be given as well.
+
+    Raises:
+        UserError: an argument is unknown or missing, or contradicts the arrays.
+    """
+    for name, value in given.items():
+        if name not in arrays and name not in defaults:
+            supported = ", ".join([*arrays, *defaults])
+            raise UserError(f"model_args: {name}={value!r} is not supported; supported are {supported}")
+        if name in arrays and arrays[name] != value:
+            raise UserError(f"model_args: {name}={value!r}, but the arrays have {arrays[name]!r}")
+    values = defaults | given
+    for name, default in defaults.items():
+        if default is REQUIRED and values[name] is REQUIRED:
+            raise UserError(
+                f"model_args: {name} is missing and cannot be inferred from the arrays: add --model-args {name}=..."
+            )
+    return values

@@ -1,6 +1,7 @@
 """Reads the files of a checkpoint folder: JSON, and arrays in safetensors files, which hold no code."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,23 @@ class StoredArrays(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._readers)
+
+    def matrix_shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a matrix.
+
+        Raises:
+            UserError: there is no such array, or it is not a matrix.
+        """
+        if name not in self:
+            raise UserError(f"the checkpoint has no {name!r}")
+        shape: tuple[int, ...] = self[name].shape
+        if len(shape) != 2:
+            raise UserError(f"{name} of the checkpoint has the shape {shape}, but must be a matrix")
+        return shape
+
+    def count_layers(self, pattern: str) -> int:
+        """Returns the number of layers, given a pattern of names whose group is the number of a layer."""
+        return 1 + max((int(match[1]) for name in self if (match := re.match(pattern, name))), default=-1)
 
     def renamed(self, names: dict[str, str]) -> "StoredArrays":
         """Renames the arrays; `names` maps the present names to new ones."""

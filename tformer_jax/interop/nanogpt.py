@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.interop.architecture import REQUIRED, check_arguments
 from tformer_jax.interop.decoders import gpt2_rules
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.interop.mapping import kernel
-from tformer_jax.interop.model_args import REQUIRED, check_arguments, count_layers, matrix_shape
 
 HAS = "transformer.h.0.attn.c_attn.weight"
 BUFFERS = (r"transformer\.h\.\d+\.attn\.bias",)
@@ -17,9 +17,9 @@ RULES = gpt2_rules(kernel)
 
 def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
     """Returns our settings, given `model_args`; removes the head from `arrays` if it is the embedding."""
-    vocab_size, dim = matrix_shape(arrays, _EMBEDDING)
-    length, ffn_dim = (matrix_shape(arrays, f"transformer.{name}.weight")[0] for name in ("wpe", "h.0.mlp.c_fc"))
-    layers, bias = count_layers(arrays, r"transformer\.h\.(\d+)\."), "transformer.ln_f.bias" in arrays
+    vocab_size, dim = arrays.matrix_shape(_EMBEDDING)
+    length, ffn_dim = (arrays.matrix_shape(f"transformer.{name}.weight")[0] for name in ("wpe", "h.0.mlp.c_fc"))
+    layers, bias = arrays.count_layers(r"transformer\.h\.(\d+)\."), "transformer.ln_f.bias" in arrays
     sizes = {"n_layer": layers, "n_embd": dim, "block_size": length, "vocab_size": vocab_size, "bias": bias}
     values = check_arguments(args, sizes, {"n_head": REQUIRED, "dropout": 0.0})
     tied = _HEAD not in arrays or np.array_equal(arrays[_HEAD], arrays[_EMBEDDING])

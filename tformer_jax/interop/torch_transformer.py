@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.interop.architecture import REQUIRED, check_arguments
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.interop.mapping import AFFINE, NORM, Part, Rule, attention_parts, parts, rules_below
-from tformer_jax.interop.model_args import REQUIRED, check_arguments, count_layers, matrix_shape
 
 HAS = "transformer.encoder.layers.0.self_attn.q_proj.weight"
 _SOURCE, _TARGET, _HEAD = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight", "generator.weight"
@@ -53,14 +53,14 @@ RULES = (
 
 def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
     """Returns our settings, given arguments of `nn.Transformer`; removes copies of an embedding from `arrays`."""
-    (source_size, dim), (target_size, _) = matrix_shape(arrays, _SOURCE), matrix_shape(arrays, _TARGET)
+    (source_size, dim), (target_size, _) = arrays.matrix_shape(_SOURCE), arrays.matrix_shape(_TARGET)
     encoder, decoder = "transformer.encoder.", "transformer.decoder."
     bias = f"{encoder}layers.0.self_attn.q_proj.bias" in arrays
     sizes = {
         "d_model": dim,
-        "num_encoder_layers": count_layers(arrays, rf"{encoder}layers\.(\d+)\."),
-        "num_decoder_layers": count_layers(arrays, rf"{decoder}layers\.(\d+)\."),
-        "dim_feedforward": matrix_shape(arrays, f"{encoder}layers.0.linear1.weight")[0],
+        "num_encoder_layers": arrays.count_layers(rf"{encoder}layers\.(\d+)\."),
+        "num_decoder_layers": arrays.count_layers(rf"{decoder}layers\.(\d+)\."),
+        "dim_feedforward": arrays.matrix_shape(f"{encoder}layers.0.linear1.weight")[0],
         "src_vocab_size": source_size,
         "tgt_vocab_size": target_size,
         "bias": bias,

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from tformer_jax.inference.beam import BeamState, Hypotheses
-from tformer_jax.inference.decoding_state import DecodingState, SamplingState, StepResult
+from tformer_jax.inference.decoding_state import DecodingState, StepResult
 from tformer_jax.inference.engine.state import (
     NewRows,
     Plan,
@@ -120,10 +120,7 @@ def fork(
         table: int32 [pages per row], page table of row `to`.
         copies: int32 [n, 2], pages to copy, (from, to); (0, 0) copies nothing.
     """
-
-    rows = jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), state.rows)
-    assert isinstance(rows, SamplingState), "the outputs of beam search share one row"
-    rows = dataclasses.replace(rows, keys=rows.keys.at[to].set(prng_keys(seeds[None])[0]))
+    rows = state.rows.fork(source, to, prng_keys(seeds[None])[0])
     return constrain_state(plan, State(state.cache.fork(source, to, table, copies), rows))
 
 
@@ -181,8 +178,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
     Returns:
         The new state, and the number of slots in use, int32 [B].
     """
-    assert isinstance(state.rows, BeamState)
-    rows = state.rows.mark_done(ended)
+    rows = cast(BeamState, state.rows).mark_done(ended)
     cache = state.cache.take(ALL, pages).compact(rows.ancestry, ~rows.done)
     used = cache.first_slots.index
     return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), replicate(used)
@@ -191,9 +187,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
 @jax.jit
 def finished_hypotheses(state: State) -> Hypotheses:
     """Returns the finished hypotheses of beam search for each row."""
-    rows = state.rows
-    assert isinstance(rows, BeamState)
-    return Hypotheses(*map(replicate, rows.finished))
+    return Hypotheses(*map(replicate, cast(BeamState, state.rows).finished))
 
 
 def _encode_sources(
