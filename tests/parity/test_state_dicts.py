@@ -218,7 +218,7 @@ def test_copies_of_the_targets_embedding_are_tied(copies, kind):
     names = {"source": torch_transformer._SOURCE, "head": torch_transformer._HEAD}
     arrays = {torch_transformer._TARGET: np.eye(2)}
     arrays |= {name: np.eye(2) if part in copies else np.ones((2, 2)) for part, name in names.items()}
-    assert torch_transformer._tied(arrays) == kind
+    assert torch_transformer._remove_tied(arrays) == kind
     assert arrays.keys() == {torch_transformer._TARGET, *(name for part, name in names.items() if part not in copies)}
 
 
