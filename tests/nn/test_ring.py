@@ -43,7 +43,7 @@ def on_mesh(sizes: dict[str, int], run):
     mesh = make_mesh(ParallelConfig(**{"data": 1} | sizes))
 
     def traced(*arguments):
-        with rules.on(mesh):
+        with rules.use_mesh(mesh):
             return run(*arguments)
 
     return mesh, jax.jit(traced)

@@ -53,7 +53,7 @@ def test_the_choice(platform, changes, sizes, expected):
 
 
 def test_sharded_rows_use_the_reference():
-    with rules.on(make_mesh(ParallelConfig(data=1, sequence=8))):
+    with rules.use_mesh(make_mesh(ParallelConfig(data=1, sequence=8))):
         assert select.choose(PLAIN, 4096, 4096) == "reference"
 
 
@@ -211,7 +211,7 @@ def test_cudnn_gets_keys_sharded_like_queries(heads, monkeypatch):
     mask = Mask(causal=True, self_attention=True)
 
     def run(q, k, v):
-        with rules.on(mesh):
+        with rules.use_mesh(mesh):
             return dot_product.dot_product(attention_ops.Operands.pack(q, k, v, mask), implementation="cudnn")
 
     assert_close(jax.jit(run)(q, k, v), attention_ops.attend(q, k, v, mask, backend="reference"), 1e-5)

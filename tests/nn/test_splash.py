@@ -61,7 +61,7 @@ def test_rows_and_heads_are_sharded_over_the_mesh(case):
 
     def run(q, k, v, segments):
         mask = Mask(causal=True, segments=(segments, segments), self_attention=True)
-        with rules.on(mesh):
+        with rules.use_mesh(mesh):
             return kernel(Operands(q, k, v, mask, Scoring(0.25, None, 0.0)), interpret=True)
 
     q, k, v = normal(2, 128, 4, 16), normal(2, 128, K, 16, seed=1), normal(2, 128, K, 16, seed=2)

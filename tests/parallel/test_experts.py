@@ -88,7 +88,7 @@ def placed(params, mesh, module, x):
 
 def assert_same_on(mesh, module, params, x, real=REAL, tolerance=1e-5):
     (_, expected), expected_grads = compiled_dense(module)(params, x, real)
-    with rules.on(mesh):
+    with rules.use_mesh(mesh):
         (_, found), grads = differentiated(outcome, module)(placed(params, mesh, module, x), x, real)
     formula = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, real, train=True)
     proves = (f"ffn=moe, 8 devices, {module.cfg.dtype}", "NumPy float64")

@@ -49,7 +49,7 @@ def test_a_product_and_its_gradients(on_cpus, sizes, width):
     where = jax.sharding.NamedSharding(mesh, where)
 
     def run(x, kernel):
-        with rules.on(mesh):
+        with rules.use_mesh(mesh):
             out, pull = jax.vjp(lambda x, kernel: product(x, kernel, names), x, kernel)
             return out, *pull(weights)
 

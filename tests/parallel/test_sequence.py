@@ -98,7 +98,7 @@ def gradients(cfg: Config, extra: dict[str, np.ndarray], devices: int = 8):
     rows |= {key: np.where(rows[key] < 7, PAD, rows[key]) for key in inputs}
 
     def both(params, rows):
-        with rules.on(mesh):
+        with rules.use_mesh(mesh):
             sums, _, grads, _ = accumulated_gradients(model, params, rows, jax.random.key(1), cfg)
         return sums._asdict(), grads
 

@@ -51,7 +51,7 @@ def config(model: str, optimizer: str) -> Config:
 def set_up(cfg: Config, devices: int) -> tuple[Any, Any, Any, Any]:
     """Returns a mesh, the jitted step, and the initial state as shapes and as a function that creates it."""
     mesh = make_mesh(cfg.parallel, jax.devices()[:devices])
-    with rules.on(mesh):
+    with rules.use_mesh(mesh):
         model = registry.build(cfg.model, train=True)
     optimizer = optimizers.build(cfg, registry.shapes(model))
     step = make_train_step(model, optimizer, cfg)

@@ -16,7 +16,7 @@ from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.packages import not_installed
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.models import registry
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
+from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
 from tformer_jax.special_tokens import SpecialTokens
 
 TEXTS = ("The cat sat on the mat.", " two  spaces\tand\nlines ", "Füße, 漢字 123 456.78 isn't", "")
@@ -140,7 +140,7 @@ def logits(run: tj.Run, batch: dict[str, np.ndarray]) -> np.ndarray:
     """Returns the logits of rows of ids, computed in float32 with the highest precision of the device."""
     model = registry.build(dataclasses.replace(run.config.model, dtype="float32"))
     mesh = mesh_of(run.params)
-    with everywhere(mesh), jax.default_matmul_precision("highest"):
+    with use_whole_mesh(mesh), jax.default_matmul_precision("highest"):
         arguments = run.model.arguments(shard_batch(mesh, batch))
         computed = jax.jit(lambda params: model.apply({"params": params}, **arguments))(run.params)
     return np.asarray(jax.device_get(computed), np.float32)

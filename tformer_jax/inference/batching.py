@@ -16,7 +16,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
+from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
 from tformer_jax.special_tokens import PAD
 
 Item = TypeVar("Item")
@@ -124,7 +124,7 @@ def compute_rows(
 
     def run(indices: np.ndarray, T: int) -> Iterator[Any]:
         batch = pad_inputs([rows[index] for index in indices], len(indices), T)
-        with everywhere(mesh):
+        with use_whole_mesh(mesh):
             results = jax.device_get(function(model, params, shard_batch(mesh, batch)))
         return (jax.tree.map(operator.itemgetter(number), results) for number in range(len(indices)))
 

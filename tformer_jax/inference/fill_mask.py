@@ -16,7 +16,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import TextProcessor, in_batches, pad_rows, power_of_two
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.nn.sharding import replicate
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
+from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
 from tformer_jax.special_tokens import PAD
 
 
@@ -85,7 +85,7 @@ class MaskFiller(TextProcessor[str, list[int], list[Fill]]):
         def run(indices: np.ndarray, T: int) -> Iterator[list[Fill]]:
             tokens = pad_rows([rows[index] for index in indices], len(indices), T)
             positions = np.maximum(pad_rows([masks[index] for index in indices], len(indices), most), 0)
-            with everywhere(mesh):
+            with use_whole_mesh(mesh):
                 batch = shard_batch(mesh, {"tokens": tokens, "positions": positions})
                 size = self._tokenizer.vocab_size
                 best = jax.device_get(candidates(self.model, params, **batch, top=self.top, size=size))

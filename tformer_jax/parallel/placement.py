@@ -24,12 +24,12 @@ def mesh_of(arrays: Any) -> Mesh | None:
 
 
 @contextlib.contextmanager
-def everywhere(mesh: Mesh | None) -> Iterator[None]:
+def use_whole_mesh(mesh: Mesh | None) -> Iterator[None]:
     """Context in which computations run on the whole mesh, even those without arguments on it; no effect for None."""
     if mesh is None:
         yield
     else:
-        with jax.set_mesh(mesh), rules.on(mesh):
+        with jax.set_mesh(mesh), rules.use_mesh(mesh):
             yield
 
 

@@ -56,7 +56,7 @@ def model_facts(experiment: Experiment, params: Any) -> dict[str, Any]:
 
 def attention_backends(experiment: Experiment) -> dict[str, str]:
     """Returns the attention backends used for the longest rows."""
-    with rules.on(experiment.mesh):
+    with rules.use_mesh(experiment.mesh):
         return registry.attention_backends(experiment.cfg.model, experiment.cfg.data.longest)
 
 

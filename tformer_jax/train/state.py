@@ -57,7 +57,7 @@ def initial_params(model: nn.Module, optimizer: optax.GradientTransformation, cf
 def _on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any) -> T:
     """Calls a function that is compiled as `create` describes."""
     options = initialization_options(mesh.devices.flat[0].platform)
-    with rules.on(mesh):
+    with rules.use_mesh(mesh):
         return jax.jit(function, out_shardings=shardings, compiler_options=options)(*arguments)
 
 

@@ -87,7 +87,7 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
 
     def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        with rules.on(mesh):
+        with rules.use_mesh(mesh):
             new_state, metrics = train_step(state, batch)
             return new_state, pack(metrics)
 

@@ -25,7 +25,7 @@ from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admi
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.final_texts import Finisher, Unfinished, is_withheld
 from tformer_jax.inference.layout import decoding_layout
-from tformer_jax.parallel.placement import everywhere, mesh_of
+from tformer_jax.parallel.placement import mesh_of, use_whole_mesh
 
 MAX_LANES = 4
 """Maximum number of lanes, one per `Kind`."""
@@ -86,7 +86,7 @@ class Engine:
         self._decoders: dict[str, Decoder] = {}
         self._group = -(-max_rows // 4) if seconds == math.inf else 1
         self._mesh = mesh_of(params)
-        with everywhere(self._mesh):
+        with use_whole_mesh(self._mesh):
             self._model, self._params = decoding_layout(model, params)
         self._finish = Finisher(self._model, self._params, tokenizers, min(max_rows, cfg.eval.batch_size))
         self._unfinished: dict[tuple[int, int], Unfinished] = {}
@@ -135,7 +135,7 @@ class Engine:
 
     def warm_up(self, decode: DecodeConfig) -> None:
         """Compiles the functions for requests with these settings; others are compiled when first needed."""
-        with everywhere(self._mesh):
+        with use_whole_mesh(self._mesh):
             self._lane(self._kind(decode)).warm_up(expected_tokens(self._cfg.model, decode, 1))
 
     def cancel(self, request: int) -> None:
@@ -152,7 +152,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Admits pending requests to free rows, generates tokens in all running rows, and returns their events."""
-        with everywhere(self._mesh):
+        with use_whole_mesh(self._mesh):
             self._admit()
             lanes = {kind: lane for kind, lane in self._lanes.items() if lane.running}
             seconds = self._seconds / max(len(lanes), 1)

@@ -84,7 +84,7 @@ def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, le
     """
     mesh = make_mesh(cfg.parallel, devices)
     rows = checked_rows(cfg, mesh, batch, length, micro_batches=cfg.train.accumulate)
-    with rules.on(mesh):
+    with rules.use_mesh(mesh):
         model = registry.build(cfg.model, train=True)
     optimizer = optimizers.build(cfg, registry.shapes(model))
     start = state.abstract(model, optimizer, cfg, mesh)
@@ -106,7 +106,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
         raise UserError(f"--decode is for models of the family 'decoder_lm', and this is a {cfg.model.family!r}")
     mesh = make_mesh(cfg.parallel, devices)
     rows = checked_rows(cfg, mesh, batch, length, micro_batches=1)
-    with rules.on(mesh):
+    with rules.use_mesh(mesh):
         model = registry.build(cfg.model)
     params = registry.sharded_shapes(model, mesh)
     dtype = cfg.decode.cache_dtype
@@ -115,7 +115,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
     tokens = jax.ShapeDtypeStruct((rows, 1), jnp.int32, sharding=rules.batch_sharding(mesh))
 
     def step(params: Any, cache: Any, tokens: jax.Array) -> Any:
-        with rules.on(mesh):
+        with rules.use_mesh(mesh):
             return model.apply({"params": params}, tokens, cache, method="decode_step")
 
     program = _compile(jax.jit(step, donate_argnums=1).lower(params, cache, tokens))

@@ -16,7 +16,7 @@ from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy, sum_over_chunks
 from tformer_jax.nn.sharding import replicate
-from tformer_jax.parallel.placement import everywhere, mesh_of, shard_batch
+from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
 from tformer_jax.special_tokens import IGNORED
 from tformer_jax.tasks.evaluators.evaluation import Losses
 
@@ -56,7 +56,7 @@ class Likelihood:
         rows: list[np.ndarray] = []
         mesh = mesh_of(params)
         pending: collections.deque[jax.Array] = collections.deque()
-        with everywhere(mesh):
+        with use_whole_mesh(mesh):
             for batch in self._all_batches():
                 order += [batch[ORDER]] if ORDER in batch else []
                 arrays = {key: array for key, array in batch.items() if key != ORDER}
