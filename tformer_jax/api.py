@@ -24,7 +24,7 @@ from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.config.task import Task, task_of
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, compute_rows, in_chunks
+from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
 from tformer_jax.inference.embeddings import Embedder
 from tformer_jax.inference.encoding import check_example, encode_one, prompt_length
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
@@ -154,7 +154,7 @@ class Run:
                 yield without_padding(found, type(self.model), lengths)
 
         size = WINDOW * self.config.eval.batch_size
-        return in_chunks(_examples(examples), self._inputs, run, size=size)
+        return run_in_chunks(_examples(examples), self._inputs, run, size=size)
 
     def weight_shapes(self, example: Any) -> dict[str, tuple[int, int, int, int]]:
         """Returns the shapes of the attention weights that `watch` yields for an example, without computing them."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Line, Source
-from tformer_jax.inference.batching import in_chunks
+from tformer_jax.inference.batching import run_in_chunks
 from tformer_jax.inference.encoding import LongTexts
 
 SECONDS_A_CHUNK = 0.01
@@ -29,7 +29,7 @@ def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
             time.sleep(sleep)
             return [text.upper() for text in texts]
 
-        return in_chunks(texts, lambda _, text: text, compute, skip=skip, size=4)
+        return run_in_chunks(texts, lambda _, text: text, compute, skip=skip, size=4)
 
     def plain(_: Line, text: str) -> list[str]:
         return [text] * 2

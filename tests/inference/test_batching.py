@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.inference.batching import in_batches, in_chunks, pad_rows, powers_of_two
+from tformer_jax.inference.batching import pad_rows, powers_of_two, run_in_batches, run_in_chunks
 from tformer_jax.inference.outputs import longest_first
 from tformer_jax.special_tokens import PAD
 
@@ -20,7 +20,7 @@ def batches(lengths, *, size: int, max_length: int):
         seen.append((tokens.shape, (tokens != PAD).sum(1).tolist()))
         return [(int(index), int(row[row != PAD].sum())) for index, row in zip(indices, tokens, strict=True)]
 
-    found = list(in_batches(list(map(len, rows)), run, size=size, max_length=max_length))
+    found = list(run_in_batches(list(map(len, rows)), run, size=size, max_length=max_length))
     assert found == [(index, 5 * n) for index, n in enumerate(lengths)]
     return seen
 
@@ -51,7 +51,7 @@ def test_results_are_yielded_before_later_batches_run():
         ran.append(indices.tolist())
         return indices
 
-    found = in_batches([1, 20, 1, 9], run, size=2, max_length=32)
+    found = run_in_batches([1, 20, 1, 9], run, size=2, max_length=32)
     assert next(found) == 0
     assert ran == [[0, 2]]
     assert list(found) == [1, 2, 3]
@@ -85,7 +85,7 @@ def squares(items, *, size=3, skip=0):
         chunks.append(rows)
         return [row**2 for row in rows]
 
-    return in_chunks(items, lambda index, item: item, run, skip=skip, size=size), chunks
+    return run_in_chunks(items, lambda index, item: item, run, skip=skip, size=size), chunks
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
@@ -103,7 +103,7 @@ def test_results_are_yielded_before_their_chunk_is_complete():
             made.append(row)
             yield row
 
-    found = in_chunks(range(6), lambda _, item: item, run, size=3)
+    found = run_in_chunks(range(6), lambda _, item: item, run, size=3)
     for n in range(6):
         assert (next(found), made) == (n, [*range(n + 1)])
 

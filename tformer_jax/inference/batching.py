@@ -63,7 +63,7 @@ class TextProcessor(abc.ABC, Generic[Item, Row, Result]):
         """
         encode = functools.partial(self._encode, long_texts or LongTexts())
         size = WINDOW * self.cfg.eval.batch_size
-        return in_chunks(texts, encode, functools.partial(self._compute, params), skip=skip, size=size)
+        return run_in_chunks(texts, encode, functools.partial(self._compute, params), skip=skip, size=size)
 
     @abc.abstractmethod
     def _encode(self, long_texts: LongTexts, index: int, text: Item) -> Row:
@@ -74,7 +74,7 @@ class TextProcessor(abc.ABC, Generic[Item, Row, Result]):
         """Computes one result per row."""
 
 
-def in_batches(
+def run_in_batches(
     lengths: Sequence[int],
     run: Callable[[np.ndarray, int], Iterable[Result]],
     *,
@@ -129,10 +129,10 @@ def compute_rows(
         return (jax.tree.map(operator.itemgetter(number), results) for number in range(len(indices)))
 
     lengths = [max(map(len, row.values())) for row in rows]
-    return in_batches(lengths, run, size=batch_size, max_length=model.cfg.max_length)
+    return run_in_batches(lengths, run, size=batch_size, max_length=model.cfg.max_length)
 
 
-def in_chunks(
+def run_in_chunks(
     items: Iterable[Item],
     read: Callable[[int, Item], Row],
     run: Callable[[list[Row]], Iterable[Result]],

@@ -13,7 +13,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import TextProcessor, in_batches, pad_rows, power_of_two
+from tformer_jax.inference.batching import TextProcessor, pad_rows, power_of_two, run_in_batches
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
@@ -94,7 +94,7 @@ class MaskFiller(TextProcessor[str, list[int], list[Fill]]):
                 yield self._fills(rows[index], masks[index], probabilities[:count], ids[:count])
 
         cfg = self.cfg
-        return in_batches(list(map(len, rows)), run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
+        return run_in_batches(list(map(len, rows)), run, size=cfg.eval.batch_size, max_length=cfg.model.max_length)
 
     def _fills(self, row: list[int], masks: list[int], probabilities: np.ndarray, ids: np.ndarray) -> list[Fill]:
         """Returns the fills of a row, given the candidates of each mask, [masks, top]; none without masks."""

@@ -12,7 +12,7 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, in_chunks
+from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, run_in_chunks
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
 from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits, describe_unknown
@@ -89,7 +89,7 @@ class _Generator:
             rows, sources = [row for _, row, _ in chunk], [text for *_, text in chunk]
             return decode.stream(rows, first, texts=sources, seed=seed, outputs=outputs, scores=scores, window=window)
 
-        return in_chunks(texts, read, run, skip=skip)
+        return run_in_chunks(texts, read, run, skip=skip)
 
     def stream_pieces(
         self, params: Any, text: str, *, seed: int = 0, long_texts: LongTexts | None = None

@@ -167,13 +167,8 @@ _WINDOWS_OFF = ("sliding_window", "max_window_layers")
 _MARIAN = ("static_position_embeddings", "extra_pos_embeddings", "normalize_embedding")
 UNREAD_BY: dict[str, tuple[str, ...]] = {
     "gpt2": ("n_ctx", "reorder_and_upcast_attn"),
-    "qwen2": _WINDOWS_OFF,
-    "qwen3": _WINDOWS_OFF,
-    "qwen2_moe": _WINDOWS_OFF,
-    "qwen3_moe": _WINDOWS_OFF,
-    "smollm3": _WINDOWS_OFF,
-    "gemma2": ("_sliding_window_pattern", "sliding_window_pattern"),
-    "gemma3_text": ("_sliding_window_pattern", "sliding_window_pattern"),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _WINDOWS_OFF),
+    **dict.fromkeys(("gemma2", "gemma3_text"), ("_sliding_window_pattern", "sliding_window_pattern")),
     "t5": ("n_positions", "max_position_embeddings"),
     "bart": ("decoder_vocab_size",),
     "marian": _MARIAN,

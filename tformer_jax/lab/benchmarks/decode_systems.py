@@ -15,7 +15,7 @@ import numpy as np
 
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
-from tformer_jax.inference.batching import in_batches, pad_rows, power_of_two
+from tformer_jax.inference.batching import pad_rows, power_of_two, run_in_batches
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.lab.benchmarks.jitted_loop import row_keys, translate
@@ -78,7 +78,7 @@ class JittedLoop:
             return np.asarray(outputs)
 
         longest = self._model.cfg.max_length
-        return lambda: list(in_batches(list(map(len, rows)), run, size=self._batch, max_length=longest))
+        return lambda: list(run_in_batches(list(map(len, rows)), run, size=self._batch, max_length=longest))
 
     def tokens(self, output: list[np.ndarray]) -> np.ndarray:
         return np.stack(output)
