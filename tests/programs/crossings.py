@@ -30,7 +30,7 @@ from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.interop import hf, settings_comparison
 from tformer_jax.models import conversions, registry
-from tformer_jax.nn import kv_cache
+from tformer_jax.nn import decoder_cache
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import optimizers
 
@@ -200,7 +200,7 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
             "int8": functools.partial(crossed, dtype="int8"),
         }
     seen = jnp.full((3,), prefix, jnp.int32) if cfg.prefix_lm else None
-    empty = functools.partial(kv_cache.empty_cache, cfg, 3, T, prefix=seen)
+    empty = functools.partial(decoder_cache.empty_cache, cfg, 3, T, prefix=seen)
     kinds = {
         "dense": empty,
         "rows": lambda: _with_row_slots(cfg, empty()),
@@ -208,7 +208,7 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
     }
 
     def paged() -> Any:
-        cache = kv_cache.paged_cache(cfg, 3, pages=13, page_size=2, pages_per_row=4)
+        cache = decoder_cache.paged_cache(cfg, 3, pages=13, page_size=2, pages_per_row=4)
         table = jnp.asarray(1 + np.random.default_rng(0).permutation(12).reshape(3, 4))
         slots = {kind: dataclasses.replace(of, table=table) for kind, of in cache.slots.items()}
         return dataclasses.replace(cache, slots=slots, prefix=seen)
@@ -218,7 +218,7 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
 
 def _with_row_slots(cfg: ModelConfig, cache: Any) -> Any:
     """Returns a cache in the engine's layout, in which rows fill their slots independently."""
-    rows = kv_cache.row_cache(cfg, 3, T)
+    rows = decoder_cache.row_cache(cfg, 3, T)
     layers = tuple(
         dataclasses.replace(layer, self_attention=row.self_attention)
         for layer, row in zip(cache.layers, rows.layers, strict=True)

@@ -47,8 +47,8 @@ class DecodingState(abc.ABC):
         state: Any = self
         return dataclasses.replace(state, done=self.done | rows)
 
-    def fork(self, source: jax.Array, to: jax.Array, key: jax.Array) -> Self:
-        """Copies row `source` to row `to`, with another PRNG key; the outputs of beam search share one row."""
+    def fork(self, source: jax.Array, to: jax.Array, seeds: jax.Array) -> Self:
+        """Copies row `source` to row `to`, with other seeds, uint32 [2]; the outputs of beam search share one row."""
         raise NotImplementedError
 
     @property
@@ -159,9 +159,9 @@ class SamplingState(DecodingState):
 
         return jax.lax.cond(counts.any(), added, lambda: self.scores)
 
-    def fork(self, source: jax.Array, to: jax.Array, key: jax.Array) -> "SamplingState":
+    def fork(self, source: jax.Array, to: jax.Array, seeds: jax.Array) -> "SamplingState":
         rows = jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), self)
-        return dataclasses.replace(rows, keys=rows.keys.at[to].set(key))
+        return dataclasses.replace(rows, keys=rows.keys.at[to].set(prng_keys(seeds[None])[0]))
 
     @property
     def length(self) -> int:
@@ -173,3 +173,8 @@ class SamplingState(DecodingState):
 
     def result(self) -> StepResult:
         return StepResult(self.last, self.scores, self.done)
+
+
+def prng_keys(seeds: jax.Array) -> jax.Array:
+    """Returns PRNG keys [P] for seeds, uint32 [P, 2]."""
+    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(seeds)

@@ -17,7 +17,6 @@ from tformer_jax.inference.engine.state import (
     constrain_state,
     dense_slots,
     initial_rows,
-    prng_keys,
 )
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
@@ -120,7 +119,7 @@ def fork(
         table: int32 [pages per row], page table of row `to`.
         copies: int32 [n, 2], pages to copy, (from, to); (0, 0) copies nothing.
     """
-    rows = state.rows.fork(source, to, prng_keys(seeds[None])[0])
+    rows = state.rows.fork(source, to, seeds)
     return constrain_state(plan, State(state.cache.fork(source, to, table, copies), rows))
 
 

@@ -10,7 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import BeamState
 from tformer_jax.inference.constraints import Constraints
-from tformer_jax.inference.decoding_state import DecodingState, SamplingState
+from tformer_jax.inference.decoding_state import DecodingState, SamplingState, prng_keys
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
@@ -137,8 +137,3 @@ def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
     return SamplingState.start(
         new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), new.settings, plan.constraints, **options
     )
-
-
-def prng_keys(seeds: jax.Array) -> jax.Array:
-    """Returns PRNG keys [P] for seeds, uint32 [P, 2]."""
-    return jax.vmap(lambda pair: jax.random.fold_in(jax.random.key(pair[0]), pair[1]))(seeds)
