@@ -7,7 +7,6 @@ from tformer_jax.data.objectives.span_corruption import SpanCorruption
 from tformer_jax.data.objectives.vocabulary import Vocabulary
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
-from tformer_jax.data.tokenizers.training import ADDED
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .!"
 KINDS = {"masked_tokens": MaskedTokens, "span_corruption": SpanCorruption, "denoising": Denoising}
@@ -15,9 +14,9 @@ FIRST, MASK = 4, 4 + len(LETTERS)
 
 
 def extended(objective: str, inner=None) -> Tokenizer:
-    return (inner or CharacterTokenizer(LETTERS)).extended(ADDED[objective])
+    return (inner or CharacterTokenizer(LETTERS)).extended(KINDS[objective].added)
 
 
 def built(objective: str, window: int = 64, inner=None, **noise):
     cfg = DataConfig(objective=objective, window=window, noise=NoiseConfig(**noise), batching="windows")
-    return KINDS[objective].of(cfg, Vocabulary(extended(objective, inner)))
+    return KINDS[objective].build(cfg, Vocabulary(extended(objective, inner)))

@@ -8,9 +8,9 @@ import pytest
 from tests.data.objectives import FIRST, KINDS, MASK, built
 from tests.data.test_pipeline import assert_same, setup, take
 from tformer_jax.base.errors import UserError
-from tformer_jax.data import pipeline
+from tformer_jax.data import order
 from tformer_jax.data.corpora import Corpus
-from tformer_jax.data.objectives import CorruptedWindows, covering_corrupted
+from tformer_jax.data.objectives.windows import CorruptedWindows, covering_corrupted
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.rows import Shards
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -43,9 +43,9 @@ class TestBatches:
     def test_draws_number_epochs_and_windows(self, kind):
         cfg, *_ = setup(kind)
         sizes = [30, 20]
-        blocks = pipeline._numbered_blocks(sizes, cfg.data.weights, cfg.seed, 50)
+        blocks = order.numbered_blocks(sizes, cfg.data.weights, cfg.seed, 50)
         draws = np.concatenate([blocks[number] for number in range(4)])
-        indexed = pipeline._index_blocks(sizes, cfg.data.weights, cfg.seed, 50)
+        indexed = order.index_blocks(sizes, cfg.data.weights, cfg.seed, 50)
         indices = np.concatenate([indexed[number] for number in range(4)])
         np.testing.assert_array_equal(draws % 50, indices)
         assert len(set(draws.tolist())) == len(draws)

@@ -9,7 +9,7 @@ import pytest
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, setup, take
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig
-from tformer_jax.data import mixtures, pipeline
+from tformer_jax.data import mixtures, order
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.mixtures import example_weights, shares
 from tformer_jax.data.pipeline import train_batches
@@ -188,7 +188,7 @@ def test_where_the_unit_does_not_matter():
 
 def first_epochs(seed: int, sources: int = 2, size: int = 50, epochs: int = 3) -> list[tuple[int, ...]]:
     """Returns the order of each source in its first epochs, as indices within the source."""
-    blocks = pipeline._index_blocks([size] * sources, (1.0,) * sources, seed, 1)
+    blocks = order.index_blocks([size] * sources, (1.0,) * sources, seed, 1)
     places = [int(blocks[number][0]) for number in range(sources * size * epochs)]
     by_source = [[place % size for place in places if place // size == source] for source in range(sources)]
     return [tuple(order[size * epoch :][:size]) for order in by_source for epoch in range(epochs)]

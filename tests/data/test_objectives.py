@@ -12,12 +12,11 @@ from tests.data.objectives import FIRST, KINDS, LETTERS, MASK, built, extended
 from tests.data.trained import trained_tokenizer
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, NoiseConfig
-from tformer_jax.data.objectives.denoising import Denoising, span_lengths
-from tformer_jax.data.objectives.span_corruption import SpanCorruption, random_parts
+from tformer_jax.data.objectives.denoising import Denoising, draw_span_lengths
+from tformer_jax.data.objectives.span_corruption import SpanCorruption, draw_parts
 from tformer_jax.data.objectives.vocabulary import Vocabulary
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.data.tokenizers.training import ADDED
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, SpecialTokens
 
 
@@ -140,7 +139,7 @@ class TestRestored:
         objective, stop = built("denoising", permute_sentences=True), CharacterTokenizer(LETTERS).encode(".")[0]
         sentences = [[5, 6, stop], [7, stop], [8, 9, 10, stop], [stop]]
         ids = np.concatenate(sentences, dtype=np.int32)
-        orders = {tuple(objective._permuted(ids, np.random.default_rng(seed)).tolist()) for seed in range(500)}
+        orders = {tuple(objective._permute_sentences(ids, np.random.default_rng(seed)).tolist()) for seed in range(500)}
         assert orders == {tuple(itertools.chain(*order)) for order in itertools.permutations(sentences)}
 
     @pytest.mark.parametrize("objective", KINDS)
@@ -174,7 +173,7 @@ class TestShares:
         assert set(replacements) == set(range(FIRST, MASK))
 
     def test_spans_have_the_mean_length(self):
-        lengths = [span_lengths(300, 3.0, np.random.default_rng(seed)) for seed in range(50)]
+        lengths = [draw_span_lengths(300, 3.0, np.random.default_rng(seed)) for seed in range(50)]
         assert {row.sum() for row in lengths} == {300}
         drawn = np.concatenate([row[:-1] for row in lengths])
         assert drawn.mean() == pytest.approx(3.0, abs=0.1)
@@ -183,7 +182,7 @@ class TestShares:
 
     def test_each_division_is_as_probable(self):
         rng = np.random.default_rng(0)
-        counts = collections.Counter(tuple(random_parts(6, 3, rng).tolist()) for _ in range(5000))
+        counts = collections.Counter(tuple(draw_parts(6, 3, rng).tolist()) for _ in range(5000))
         assert len(counts) == math.comb(5, 2)
         assert all(min(parts) > 0 and sum(parts) == 6 for parts in counts)
         assert max(abs(count / 5000 - 0.1) for count in counts.values()) < 4 * math.sqrt(0.09 / 5000)
@@ -245,12 +244,12 @@ class TestTokenizer:
             special = SpecialTokens(((4, "[MASK]"), (5, "[SEP]")), start=7, eos=(5,), before=(6,), after=(5,))
 
         inner = Published("mebcdf")
-        tokenizer = inner.extended(ADDED["denoising"])
+        tokenizer = inner.extended(KINDS["denoising"].added)
         assert (tokenizer.vocab_size, tokenizer.id_of("<mask>")) == (inner.vocab_size, 4)
         vocabulary = Vocabulary(tokenizer)
         assert np.flatnonzero(~vocabulary.ordinary).tolist() == [4, 5]
         cfg = DataConfig(objective="denoising", window=8, batching="windows")
-        objective = Denoising.of(cfg, vocabulary)
+        objective = Denoising.build(cfg, vocabulary)
         ids = np.array([8, 9] * 3, np.int32)
         assert objective.tokens == len(ids)
         found = objective(ids, np.random.default_rng(0))
@@ -258,12 +257,12 @@ class TestTokenizer:
         assert found["target_in"].tolist() == [7, 6, *ids]
         assert (found["source"][0], found["source"][-1]) == (6, 5) and 4 in found["source"]
         assert max(map(len, found.values())) <= objective.lengths["source"] == 8
-        spans = inner.extended(ADDED["span_corruption"])
+        spans = inner.extended(KINDS["span_corruption"].added)
         assert (spans.vocab_size, spans.special.name(spans.id_of("<extra_id_1>"))) == (
             inner.vocab_size + 100,
             "<extra_id_1>",
         )
-        framed = SpanCorruption.of(dataclasses.replace(cfg, objective="span_corruption"), Vocabulary(spans))
+        framed = SpanCorruption.build(dataclasses.replace(cfg, objective="span_corruption"), Vocabulary(spans))
         found = framed(np.full(framed.tokens, 8, np.int32), np.random.default_rng(0))
         assert {key: len(row) for key, row in found.items()} == framed.lengths
         assert len(found["source"]) <= 8

@@ -13,14 +13,14 @@ import pytest
 from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, NoiseConfig
-from tformer_jax.data import pipeline
+from tformer_jax.data import order
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
-from tformer_jax.data.rows import Shards
+from tformer_jax.data.rows import Shards, token_stream
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.transforms import Tokenized
-from tformer_jax.data.windows import Windows, covering_windows, token_stream
+from tformer_jax.data.windows import Windows, covering_windows
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 draw = random.Random(0)
@@ -147,13 +147,13 @@ def test_the_seed_fixes_the_order(kind):
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 10, pipeline.SMALL - 1, pipeline.SMALL])
+@pytest.mark.parametrize("size", [1, 2, 10, order.SMALL - 1, order.SMALL])
 def test_shuffling_is_a_permutation_and_fast(size):
     """Of few examples, `grain.experimental.index_shuffle` needs up to 9 ms for each."""
     start = time.process_time()
     for seed in range(3):
-        order = [pipeline._shuffled_index(index, size, seed) for index in range(size)]
-        assert sorted(order) == list(range(size))
+        places = [order._shuffled_index(index, size, seed) for index in range(size)]
+        assert sorted(places) == list(range(size))
     assert time.process_time() - start < 0.5
 
 
@@ -167,7 +167,7 @@ def test_each_epoch_has_every_example_once_and_another_order():
     counts = collections.Counter(seen)
     assert set(counts) == set(WORDS)
     assert max(counts.values()) - min(counts.values()) <= 2
-    places = pipeline._index_blocks([len(WORDS)], (), cfg.seed, len(WORDS))
+    places = order.index_blocks([len(WORDS)], (), cfg.seed, len(WORDS))
     epochs = [tuple(places[number].tolist()) for number in range(3)]
     assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(range(len(WORDS)))}
     assert len(set(epochs)) == 3

@@ -19,15 +19,16 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus, DataError, load_corpus
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
-from tformer_jax.data.objectives import CorruptedWindows, objective_of
+from tformer_jax.data.objectives import build_objective
+from tformer_jax.data.objectives.windows import CorruptedWindows
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import _metadata, prepare
-from tformer_jax.data.rows import Shards
+from tformer_jax.data.rows import Shards, token_stream
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import Tokenized
-from tformer_jax.data.windows import Windows, token_stream
+from tformer_jax.data.windows import Windows
 from tformer_jax.special_tokens import PAD
 
 
@@ -95,7 +96,7 @@ def test_loader_processes_map_the_tokens_instead_of_copying_them(kind, corpus_fo
     windows = (
         Windows(stream, 9)
         if kind == "decoder_lm"
-        else CorruptedWindows([stream], objective_of(cfg.data, tokenizers.target), 0)
+        else CorruptedWindows([stream], build_objective(cfg.data, tokenizers.target), 0)
     )
     windows.batch([0])
     pickled = pickle.dumps(windows)

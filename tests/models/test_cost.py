@@ -9,7 +9,6 @@ from tests.helpers import build, init_module, normal, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, DataConfig, ModelConfig, kinds
-from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.sizes import with_sizes
 from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.lab.benchmarks import train_cases
@@ -217,11 +216,11 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
         sizes(tokenizer="bpe", source_tokenizer="file", tokenizer_file="x.json")
 
 
-@pytest.mark.parametrize("objective", [*ADDED_TOKENS])
+@pytest.mark.parametrize("objective", [*kinds.OBJECTIVES])
 def test_the_vocabulary_has_the_tokens_of_the_objective(objective):
     cfg = read_config(str(train_cases.CONFIGS / f"pretrain_stdlib.py:{objective}"), ["--config.data.tokenizer=bytes"])
     trained = train_tokenizers(cfg.data, [{"text": "abc"}]).target.vocab_size
-    assert with_sizes(cfg).vocab_size == trained == 260 + ADDED_TOKENS[objective]
+    assert with_sizes(cfg).vocab_size == trained == 260 + len(kinds.load(kinds.OBJECTIVES, objective).added)
     pair = dataclasses.replace(cfg.data, target_tokenizer="words", shared_vocab=False)
     with pytest.raises(UserError, match=f"data.target_tokenizer='words': must be None for .*={objective!r}: set"):
         dataclasses.replace(cfg, data=pair, model=dataclasses.replace(cfg.model, tie_embeddings="output"))

@@ -9,12 +9,12 @@ import transformers
 from tests.data.trained import trained_tokenizer
 from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import kinds
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 from tformer_jax.data.tokenizers.exported import save_tokenizers
 from tformer_jax.data.tokenizers.normalization import WHITESPACE
 from tformer_jax.data.tokenizers.simple import WordTokenizer, byte_names
-from tformer_jax.data.tokenizers.training import ADDED
 from tformer_jax.interop import hf
 
 TEXTS = ("the cat sat", " the </s> cat<pad><mask>", "a\u2028b", "<unk>", "<extra_id_0> on", "")
@@ -37,6 +37,10 @@ SEQ2SEQ = ("t5", "bart", "marian")
 def trained(kind):
     texts = ["the cat sat on the mat", "der Hund, 1234 Ωμέγα 漢字 isn't", "\tnew <|endoftext|>"] * 9
     return trained_tokenizer(kind, texts, 400, split_digits=kind in ("bpe", "unigram"))
+
+
+def added_tokens(objective):
+    return kinds.load(kinds.OBJECTIVES, objective).added
 
 
 def assert_equal_after_export(tokenizer, folder, model_type, family, texts=TEXTS):
@@ -75,7 +79,7 @@ def test_every_architecture_reads_the_same_ids(model_type, kind, tmp_path):
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "bart"])
 def test_a_tokenizer_that_cleans_white_space(model_type, kind, tmp_path):
     cleaning = trained(kind).normalized((WHITESPACE,), "")
-    extended = cleaning.extended(ADDED["masked_tokens"])
+    extended = cleaning.extended(added_tokens("masked_tokens"))
     family = "seq2seq" if model_type in SEQ2SEQ else "decoder_lm"
     theirs = assert_equal_after_export(extended, tmp_path, model_type, family, WRITTEN)
     assert theirs.convert_tokens_to_ids("<mask>") == extended.id_of("<mask>")
@@ -151,9 +155,9 @@ def test_names_of_special_tokens_in_a_text_are_text(own, model_type, family, tmp
 
 @pytest.mark.parametrize("objective", ["masked_tokens", "span_corruption"])
 def test_tokens_that_an_objective_added(own, objective, tmp_path):
-    extended = own.extended(ADDED[objective])
+    extended = own.extended(added_tokens(objective))
     theirs = assert_equal_after_export(extended, tmp_path, "t5", "seq2seq")
-    for name in ADDED[objective]:
+    for name in added_tokens(objective):
         assert theirs.convert_tokens_to_ids(name) == extended.id_of(name)
 
 

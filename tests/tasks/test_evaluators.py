@@ -16,13 +16,13 @@ from tests import oracles
 from tests.helpers import build, rest_slow, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
+from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, kinds
 from tformer_jax.data.corpora import Corpus, load_corpus
-from tformer_jax.data.objectives import covering_corrupted, objective_of
+from tformer_jax.data.objectives import build_objective
+from tformer_jax.data.objectives.windows import covering_corrupted
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.data.tokenizers.training import ADDED
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import RowDecoder
@@ -140,7 +140,7 @@ def test_prompts_leave_room_for_the_prefix_of_outputs():
 @pytest.mark.parametrize(("family", "objective"), [("masked_lm", "masked_tokens"), ("seq2seq", "span_corruption")])
 def test_pre_training_objectives(family, objective):
     """The mean negative log-likelihood and the accuracy of the labels of corrupted windows, in NumPy."""
-    tokenizer = LETTERS.extended(ADDED[objective])
+    tokenizer = LETTERS.extended(kinds.load(kinds.OBJECTIVES, objective).added)
     vocabularies = {"vocab_size": tokenizer.vocab_size, "tie_embeddings": "output"}
     if family == "seq2seq":
         vocabularies["source_vocab_size"] = tokenizer.vocab_size
@@ -152,7 +152,7 @@ def test_pre_training_objectives(family, objective):
     stream = np.array([*LETTERS.encode("abcdefgabcdefggg"), EOS, *LETTERS.encode("cab")])
     forward = jax.jit(lambda batch: registry.forward(model, params, batch)[:2])
     total, hits, count = 0.0, 0, 0
-    for batch in covering_corrupted(stream, objective_of(data, tokenizer), 3):
+    for batch in covering_corrupted(stream, build_objective(data, tokenizer), 3):
         logits, labels = map(np.asarray, forward(batch))
         counted = labels != IGNORED
         labels, found = labels[counted], log_probabilities(logits)[counted]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from tformer_jax.config import kinds
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
-from tformer_jax.config.noise import ADDED_TOKENS, SENTINELS, NoiseConfig
+from tformer_jax.config.noise import NoiseConfig
 
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BUCKETS = {"batching": ("buckets",)}
@@ -94,7 +94,7 @@ class DataConfig(Section):
         None,
         "pre-training on texts: masked_tokens (BERT, 2019), span_corruption (T5, 2020) or denoising (BART, 2020); "
         "None: learn targets, labels or next tokens",
-        choices=tuple(ADDED_TOKENS),
+        choices=kinds.OBJECTIVES,
     )
     noise: NoiseConfig = section(NoiseConfig)
 
@@ -184,7 +184,6 @@ class DataConfig(Section):
 
     def check(self) -> None:
         self._check_source()
-        self._check_objective()
         self._check_tokenizer()
         self._check_batching()
 
@@ -206,15 +205,6 @@ class DataConfig(Section):
             raise self.error("weight_by", "is used only with data.weights; set them, or write 'examples'")
         if self.validation and "validation_fraction" in self.changed_settings():
             raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
-
-    def _check_objective(self) -> None:
-        if self.objective in ("span_corruption", "denoising") and self.window < 3:
-            raise self.error("window", f"must be at least 3 for data.objective={self.objective!r}")
-        spans = self.noise.longest_spans(self.window).spans if self.objective == "span_corruption" else 0
-        if spans > SENTINELS:
-            raise self.error(
-                "window", f"needs {spans} sentinels, but there are only {SENTINELS}; increase data.noise.mean_span"
-            )
 
     def _check_tokenizer(self) -> None:
         sides = self.tokenizer_kinds

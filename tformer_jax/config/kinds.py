@@ -138,6 +138,19 @@ CORPORA = Kinds(
     prepared="tformer_jax.data.corpora.prepared:Prepared",
 )
 """Sources of corpora; see `data.corpora.corpus.Source`."""
+BATCHINGS = Kinds(
+    buckets="tformer_jax.data.bucketing:Buckets",
+    packed="tformer_jax.data.packing:Packed",
+    windows="tformer_jax.data.windows:WindowBatches",
+    corrupted_windows="tformer_jax.data.objectives.windows:CorruptedBatches",
+)
+"""Values of `data.batching`, and the batches of objectives: `train_batches` and `evaluation_batches`."""
+OBJECTIVES = Kinds(
+    masked_tokens="tformer_jax.data.objectives.masked_tokens:MaskedTokens",
+    span_corruption="tformer_jax.data.objectives.span_corruption:SpanCorruption",
+    denoising="tformer_jax.data.objectives.denoising:Denoising",
+)
+"""Pre-training objectives; see `data.objectives.Objective`."""
 POOLINGS = ("mean", "first", "last")
 """Poolings over the tokens of a text."""
 EMBEDDING_POOLINGS = (*POOLINGS, "max", "mean_sqrt", "weighted_mean")

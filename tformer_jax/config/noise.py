@@ -3,12 +3,11 @@
 import dataclasses
 from typing import ClassVar, NamedTuple
 
+from tformer_jax.config import kinds
 from tformer_jax.config.fields import Section, setting
 
 SENTINELS = 100
 """Number of sentinel tokens of span corruption, as in T5."""
-ADDED_TOKENS = {"masked_tokens": 1, "span_corruption": SENTINELS, "denoising": 1}
-"""Number of special tokens that each objective appends to a vocabulary that lacks them."""
 
 
 class SpanSizes(NamedTuple):
@@ -42,17 +41,23 @@ class NoiseConfig(Section):
         "fraction of the tokens that are corrupted (BERT, T5: 0.15, BART: 0.3)",
         above=0.0,
         high=0.49,
-        used_by={"objective": tuple(ADDED_TOKENS)},
+        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.density")},
     )
     mean_span: float = setting(
         3.0,
         "mean length of corrupted spans, in tokens (T5, BART: 3)",
         low=1.0,
-        used_by={"objective": ("span_corruption", "denoising")},
+        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.mean_span")},
     )
-    whole_words: bool = setting(False, "mask all tokens of a word, or none", used_by={"objective": ("masked_tokens",)})
+    whole_words: bool = setting(
+        False,
+        "mask all tokens of a word, or none",
+        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.whole_words")},
+    )
     permute_sentences: bool = setting(
-        False, "shuffle the sentences of the source (BART)", used_by={"objective": ("denoising",)}
+        False,
+        "shuffle the sentences of the source (BART)",
+        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.permute_sentences")},
     )
 
     def count(self, tokens: int) -> int:

@@ -1,7 +1,7 @@
 """Sizes of a model that are known from the config, before any data is read."""
 
+from tformer_jax.config import kinds
 from tformer_jax.config.model import ModelConfig
-from tformer_jax.config.noise import ADDED_TOKENS
 from tformer_jax.config.schema import Config
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
@@ -50,4 +50,5 @@ def _vocabulary(config: Config, name: str, kind: str) -> int:
         reason, example = UNKNOWN[kind]
         raise config.model.error(name, f"depends on {reason}; add, for example, --config.model.{name}={example}")
     size = BYTES if kind == "bytes" else config.data.vocab_size
-    return size + ADDED_TOKENS.get(config.data.objective or "", 0)
+    objective = config.data.objective
+    return size if objective is None else size + len(kinds.load(kinds.OBJECTIVES, objective).added)

@@ -7,10 +7,15 @@ from typing import Any
 import grain
 import numpy as np
 
-from tformer_jax.config import DataConfig
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.columns import TokenIds
+from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.examples import evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
-from tformer_jax.data.rows import RowReader
+from tformer_jax.data.prefetch import Batch
+from tformer_jax.data.rows import IndexedReader, RowReader, Shards
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms import Tokenized
 from tformer_jax.special_tokens import IGNORED, PAD
 
 LABELS = ("target_out", "targets", "label")
@@ -36,6 +41,40 @@ def length_of(example: PendingExample) -> int:
 def smallest_fitting(lengths: Sequence[int], length: int) -> int:
     """Returns the first of the ascending `lengths` that is at least `length`."""
     return next(bucket for bucket in lengths if length <= bucket)
+
+
+def evaluation_lengths(cfg: Config) -> list[int]:
+    """Returns the lengths that rows of pairs and labeled texts are padded to in evaluation, up to the model's.
+
+    They are the bucket lengths of training and further ones, so that a loss does not depend on the batching.
+    """
+    longest = cfg.model.max_length
+    buckets = cfg.data.bucket_lengths if cfg.data.batching == "buckets" else ()
+    powers = (2**n for n in range(4, longest.bit_length()))
+    return sorted({*buckets, *(length for length in powers if length > max(buckets, default=0)), longest})
+
+
+class Buckets:
+    """Batches of whole examples of similar length."""
+
+    @staticmethod
+    def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
+        """Returns endless batches of this process's rows."""
+        examples, rows = training_examples(cfg, corpus, tokenizers, shards)
+        return BucketBatches(examples, bucket_sizes(cfg.data), rows)
+
+    @staticmethod
+    def evaluation_batches(
+        cfg: Config,
+        reader: IndexedReader | Tokenized,
+        tokenizers: Tokenizers,
+        limit: int,
+        rows: int,
+        shards: Shards,
+    ) -> Iterator[Batch]:
+        """Returns batches of this process's rows that hold each example once."""
+        examples, read = evaluation_examples(cfg, reader, tokenizers, limit, shards)
+        return bucketed_once(examples, rows, evaluation_lengths(cfg), read)
 
 
 def pad_batch(examples: Iterable[TokenIds], rows: int, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -8,10 +8,9 @@ import numpy as np
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import DataError, Example, Joined
 from tformer_jax.data.corpora.corpus import spread
-from tformer_jax.data.corpora.prepared import Records
 from tformer_jax.data.rows import BLOCK, id_reader, pending_reader
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import feature_converter
+from tformer_jax.data.transforms import Tokenized, feature_converter
 
 TOKENIZED = 10_000
 """Maximum number of examples of an entry whose tokens are counted."""
@@ -78,8 +77,8 @@ def _mean_tokens(
     cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None
 ) -> float:
     reader = id_reader(examples, tokenizers, labels)
-    stored = isinstance(reader, Records)
-    chosen = spread(len(examples), TOKENIZED) if stored else affordable(examples, TOKENIZED)
+    tokenized = isinstance(reader, Tokenized)
+    chosen = affordable(examples, TOKENIZED) if tokenized else spread(len(examples), TOKENIZED)
     blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
     if cfg.data.batching == "windows":
         return sum(int(reader.read(block)["text"].lengths.sum()) for block in blocks) / len(chosen)

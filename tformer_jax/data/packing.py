@@ -1,17 +1,23 @@
 """Packing: several whole examples in one row, separated by segment numbers."""
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 
-from tformer_jax.data.bucketing import LABELS
+from tformer_jax.config import Config
+from tformer_jax.config.task import task_of
+from tformer_jax.data.bucketing import LABELS, Buckets
 from tformer_jax.data.columns import Column, TokenIds
+from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.examples import evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
-from tformer_jax.data.rows import RowReader
+from tformer_jax.data.prefetch import Batch
+from tformer_jax.data.rows import IndexedReader, RowReader, Shards
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms import Tokenized
 from tformer_jax.special_tokens import IGNORED, PAD
 
 SEGMENTS = {"source": "source_segments", "target_in": "target_segments", "tokens": "segments"}
@@ -22,6 +28,37 @@ POOL = 512
 """Number of pending examples to choose from."""
 SEARCH_SPAN = 2
 """Length of the end of a row that is filled by search instead of in order, in examples of mean length."""
+
+
+class Packed:
+    """Batches of rows that hold several whole examples each; pairs and labeled texts are evaluated in buckets."""
+
+    @staticmethod
+    def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
+        """Returns endless batches of this process's rows."""
+        examples, rows = training_examples(cfg, corpus, tokenizers, shards)
+        return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
+
+    @staticmethod
+    def evaluation_batches(
+        cfg: Config,
+        reader: IndexedReader | Tokenized,
+        tokenizers: Tokenizers,
+        limit: int,
+        rows: int,
+        shards: Shards,
+    ) -> Iterator[Batch]:
+        """Returns batches of this process's rows that hold each example once."""
+        if not task_of(cfg).documents:
+            return Buckets.evaluation_batches(cfg, reader, tokenizers, limit, rows, shards)
+        examples, read = evaluation_examples(cfg, reader, tokenizers, limit, shards)
+        return packed_once(examples, rows, _capacity(cfg), read)
+
+
+def _capacity(cfg: Config) -> dict[str, int]:
+    if task_of(cfg).documents:
+        return {"tokens": cfg.data.window}
+    return {"source": cfg.data.source_window or cfg.data.window, "target_in": cfg.data.window}
 
 
 def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
@@ -51,37 +88,23 @@ def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
 
 
 class _Search:
-    """Finds pending examples, from index `start` on, that fill a free space of given lengths (source, target).
-
-    The lengths of an example are encoded as one number in a mixed radix, so that two examples fill a free space if
-    their numbers add up to the number of that space. Each digit has a radix above twice the largest length of its
-    side, so that adding two numbers never carries.
-
-    For example, with sources of at most 3 and targets of at most 4 tokens, the radices are 7 and 9. The example
-    (source 2, target 1) is 2 * 9 + 1 = 19. A free space of (3, 5) is 3 * 9 + 5 = 32, so its complement is
-    32 - 19 = 13 = 1 * 9 + 4: an example (1, 4), if there is one, fills what remains.
-    """
+    """Finds pending examples, from index `start` on, that fill a free space of given lengths (source, target)."""
 
     def __init__(self, lengths: np.ndarray, start: int):
         self._lengths = lengths
-        self._largest_sum = 2 * lengths.max(axis=1).astype(np.int64)
-        widths = self._largest_sum + 1
-        self._weights = np.append(np.cumprod(widths[:0:-1])[::-1], 1)
-        self._numbers = self._weights @ lengths
-        self._exists = np.zeros(widths.prod(), bool)
-        self._exists[self._numbers[start:]] = True
+        self._largest = lengths.max(axis=1, keepdims=True)
+        self._exists = np.zeros(self._largest.ravel() + 1, bool)
+        self._exists[tuple(lengths[:, start:])] = True
         self._unused = np.arange(lengths.shape[1]) >= start
 
     def best(self, free: np.ndarray) -> int | None:
         """Takes the best example for a free space, int [sides], and returns its index; None if none fits."""
-        if all(map(operator.le, free.tolist(), self._largest_sum.tolist())):
-            missing = self._weights @ free - self._numbers
-            index = self._take(missing == 0)
-            if index is None:
-                index = self._take(self._exists.take(missing, mode="clip"))
-            if index is not None:
-                return index
-        return self._take((self._lengths <= free[:, None]).all(axis=0))
+        missing = free[:, None] - self._lengths
+        index = self._take((missing == 0).all(axis=0))
+        if index is None:
+            inside = ((missing >= 0) & (missing <= self._largest)).all(axis=0)
+            index = self._take(inside & self._exists[tuple(np.clip(missing, 0, self._largest))])
+        return index if index is not None else self._take((missing >= 0).all(axis=0))
 
     def _take(self, candidates: "np.ndarray | np.bool") -> int | None:
         unused = self._unused & candidates

@@ -38,7 +38,7 @@ def with_ids(examples: Iterable[TokenIds]) -> list[PendingExample]:
     return [PendingExample({key: len(ids) for key, ids in example.items()}, example) for example in examples]
 
 
-def of_block(block: Block) -> list[PendingExample]:
+def split_block(block: Block) -> list[PendingExample]:
     """Returns the examples of a block."""
     return with_ids(split_examples(block))
 

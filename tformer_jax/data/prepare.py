@@ -17,7 +17,7 @@ from tformer_jax.config import Config, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
 from tformer_jax.data.corpora import DataError, Example, stream_corpus
-from tformer_jax.data.corpora.cldr import is_endless
+from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.prepared import (
     FORMAT,
     LENGTH,
@@ -89,7 +89,7 @@ def prepare(
         problem = "is not stored in prepared data; prepare each entry of data.train alone, and mix the folders when you"
         raise cfg.data.error("weights", f"{problem} train")
     splits = stream_corpus(cfg, root)
-    if is_endless(splits.train):
+    if isinstance(splits.train, Endless):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     given = tokenizers
     tokenizers = adopt_tokenizers(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)

@@ -2,16 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
 from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
-from tformer_jax.data.corpora import Example
-from tformer_jax.data.corpora.prepared import JoinedRecords, Records
-from tformer_jax.data.pending import PendingExample, of_block
+from tformer_jax.data.corpora import Corpus, Example, Joined
+from tformer_jax.data.corpora.corpus import spread
+from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized
+from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, document_end
+from tformer_jax.special_tokens import EOS
+
+if TYPE_CHECKING:
+    from tformer_jax.data.corpora.prepared import StoredIds
 
 T = TypeVar("T")
 
@@ -31,12 +35,17 @@ class Shards:
 
 BLOCK = 512
 """Number of examples that are read together."""
+DOCUMENTS_PER_BLOCK = 256
+"""Number of documents of a stream to tokenize at once."""
+TokenStream: TypeAlias = "np.ndarray | StoredIds"
+"""Token ids, int [tokens], in memory or in a file."""
 WHOLE_BATCH = Shards()
 """The shards of a single process, which prepares all rows."""
 
 
+@runtime_checkable
 class IndexedReader(IdReader, Protocol):
-    """Examples whose lengths are known without reading them."""
+    """Examples of prepared data, whose lengths are stored."""
 
     def lengths(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         """Returns the number of ids of each example by key: int64 [examples]."""
@@ -84,8 +93,8 @@ class RowReader:
         indices = sorted({example.position for example in examples})
         if not indices:
             return []
-        found = dict(zip(indices, split_examples(self._convert(self._reader.read(indices))), strict=True))
-        return [found[example.position] for example in examples]
+        ids = dict(zip(indices, split_examples(self._convert(self._reader.read(indices))), strict=True))
+        return [ids[example.position] for example in examples]
 
     def _place(self, example: PendingExample) -> tuple[int, int, int]:
         return example.position, example.piece * self._convert.length, example.lengths["tokens"]
@@ -107,7 +116,7 @@ def pending_reader(
     """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
     if isinstance(reader, Tokenized):
         read = BlockReader(reader, convert)
-        return lambda indices: of_block(read(indices))
+        return lambda indices: split_block(read(indices))
     return LengthReader(reader, convert)
 
 
@@ -115,6 +124,24 @@ def id_reader(
     examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
 ) -> IndexedReader | Tokenized:
     """Returns a reader of prepared ids; for text, and for prepared data with BPE-dropout, one that tokenizes."""
-    if isinstance(examples, Records | JoinedRecords) and not dropout:
+    if isinstance(examples, IndexedReader) and not dropout:
         return examples
     return Tokenized(examples, tokenizers, labels, dropout)
+
+
+def token_stream(documents: IdReader, end: int | None = EOS, limit: int = 0) -> TokenStream:
+    """Concatenates the tokens of `limit` evenly spread documents (0: all), separated by `end`; None: not separated."""
+    indices = spread(len(documents), limit)
+    if len(indices) == len(documents) and (stream := getattr(documents, "stream", lambda: None)()) is not None:
+        return stream
+    parts = (indices[start : start + DOCUMENTS_PER_BLOCK] for start in range(0, len(indices), DOCUMENTS_PER_BLOCK))
+    columns = (documents.read(part)["text"] for part in parts)
+    if end is None:
+        return np.concatenate([column.ids for column in columns])
+    return np.concatenate([column.append(end).ids for column in columns])[:-1]
+
+
+def training_streams(corpus: Corpus, tokenizers: Tokenizers) -> list[TokenStream]:
+    """Returns the tokens of each entry of the training split."""
+    parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
+    return [token_stream(id_reader(part, tokenizers), document_end(tokenizers.target)) for part in parts]

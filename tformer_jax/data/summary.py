@@ -9,8 +9,7 @@ import numpy as np
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import Corpus, Example, Joined
-from tformer_jax.data.corpora.cldr import is_endless
-from tformer_jax.data.corpora.corpus import spread
+from tformer_jax.data.corpora.corpus import Endless, spread
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.mixtures import affordable, shares
 from tformer_jax.data.rows import id_reader
@@ -87,7 +86,7 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         summary = summaries[split] = _of_tokens(cfg, examples, tokenizers, corpus.labels, training=split == "train")
         _compare(summary, examples, trained, training=split == "train")
         summary.left_out = dict(corpus.left_out.get(split, {}))
-    if isinstance(corpus.train, Joined) and not is_endless(corpus.train):
+    if isinstance(corpus.train, Joined) and not isinstance(corpus.train, Endless):
         examples, tokens = shares(cfg, corpus.train, tokenizers, corpus.labels)
         summaries["train"].parts = [
             {"examples": float(share), "tokens": float(of_tokens)}
@@ -99,11 +98,11 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
 def _of_tokens(
     cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, *, training: bool
 ) -> SplitSummary:
-    chosen = range(GENERATED) if is_endless(examples) else affordable(examples, TOKENIZED)
+    chosen = range(GENERATED) if isinstance(examples, Endless) else affordable(examples, TOKENIZED)
     converter = None
     if cfg.data.batching != "windows":
         converter = (feature_converter if training else evaluation_converter)(cfg, tokenizers)
-    summary = SplitSummary(None if is_endless(examples) else len(examples), len(chosen), {})
+    summary = SplitSummary(None if isinstance(examples, Endless) else len(examples), len(chosen), {})
     reader = id_reader(examples, tokenizers, labels)
     for start in range(0, len(chosen), BLOCK):
         block = reader.read(chosen[start : start + BLOCK])
@@ -140,7 +139,7 @@ def _limits(converter: FeatureConverter | None, lengths: Mapping[str, np.ndarray
 
 def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[bytes], *, training: bool) -> None:
     """Counts duplicates, held-out examples of the training split, blank texts and what looks misaligned."""
-    if is_endless(examples):
+    if isinstance(examples, Endless):
         return
     seen = trained if training else set[bytes]()
     chosen = _spread(examples, COMPARED)
@@ -160,7 +159,7 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
 
 def _spread(examples: Sequence[Any], limit: int) -> Sequence[int]:
     """Returns the indices of at most `limit` evenly spread examples; of an endless split, the first ones."""
-    return range(GENERATED) if is_endless(examples) else spread(len(examples), limit)
+    return range(GENERATED) if isinstance(examples, Endless) else spread(len(examples), limit)
 
 
 def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:

@@ -1,34 +1,54 @@
 """One long stream of tokens, split into windows of equal length."""
 
+import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 
+import grain
 import numpy as np
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.corpora.corpus import spread
-from tformer_jax.data.corpora.prepared import Records, StoredIds
-from tformer_jax.data.rows import WHOLE_BATCH, Shards
-from tformer_jax.data.transforms import IdReader
-from tformer_jax.special_tokens import EOS, IGNORED, PAD
+from tformer_jax.config import Config
+from tformer_jax.data.corpora import Corpus, Joined
+from tformer_jax.data.loading import LoadedBlocks
+from tformer_jax.data.order import index_blocks
+from tformer_jax.data.prefetch import Batch
+from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Shards, TokenStream, token_stream, training_streams
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms import Tokenized, document_end
+from tformer_jax.special_tokens import IGNORED, PAD
 
-DOCUMENTS_PER_BLOCK = 256
-"""Number of documents to tokenize at once."""
-TokenStream = np.ndarray | StoredIds
-"""Token ids, int [tokens], in memory or in a file."""
+
+class WindowBatches:
+    """Batches of windows of the texts, concatenated."""
+
+    @staticmethod
+    def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
+        """Returns endless batches of this process's rows."""
+        streams = training_streams(corpus, tokenizers)
+        windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
+        joined = Joined(windows)
+        blocks = index_blocks(joined.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size).map(shards.select)
+        read = windows[0].batch if len(windows) == 1 else functools.partial(_mix_windows, joined)
+        return LoadedBlocks(blocks.map(read), cfg.data.workers)
+
+    @staticmethod
+    def evaluation_batches(
+        cfg: Config,
+        reader: IndexedReader | Tokenized,
+        tokenizers: Tokenizers,
+        limit: int,
+        rows: int,
+        shards: Shards,
+    ) -> Iterator[Batch]:
+        """Returns batches of this process's rows that predict each token but the first once."""
+        stream = token_stream(reader, document_end(tokenizers.target), limit)
+        return covering_windows(stream, cfg.data.window, rows, shards, prefix_lm=cfg.model.prefix_lm)
 
 
-def token_stream(documents: IdReader, end: int | None = EOS, limit: int = 0) -> TokenStream:
-    """Concatenates the tokens of `limit` evenly spread documents (0: all), separated by `end`; None: not separated."""
-    indices = spread(len(documents), limit)
-    stream = documents.stream() if isinstance(documents, Records) and len(indices) == len(documents) else None
-    if stream is not None:
-        return stream
-    parts = (indices[start : start + DOCUMENTS_PER_BLOCK] for start in range(0, len(indices), DOCUMENTS_PER_BLOCK))
-    columns = (documents.read(part)["text"] for part in parts)
-    if end is None:
-        return np.concatenate([column.ids for column in columns])
-    return np.concatenate([column.append(end).ids for column in columns])[:-1]
+def _mix_windows(joined: Joined, indices: Sequence[int]) -> Batch:
+    windows = [joined.parts[part].batch([inside]) for part, inside in map(joined.locate, map(int, indices))]
+    return {key: np.concatenate([window[key] for window in windows]) for key in windows[0]}
 
 
 class Windows:

@@ -6,7 +6,7 @@ import platform
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tformer_jax.base import user_cache
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora import cldr_phrases, heldout
 from tformer_jax.data.corpora.cldr_phrases import PhraseBook
-from tformer_jax.data.corpora.corpus import LABELED, PAIRS, Corpus, DataError, Example, Source
+from tformer_jax.data.corpora.corpus import LABELED, PAIRS, Corpus, DataError, Endless, Example, Source
 from tformer_jax.data.languages import read_language
 
 ENDLESS = 2**31
@@ -31,13 +31,8 @@ LETTERS_TO_RECOGNIZE = 4
 """Number of letters from which the language of an ASCII phrase counts as recognizable."""
 
 
-def is_endless(split: object) -> bool:
-    """Returns whether a training split generates its examples on access."""
-    return isinstance(split, Phrases)
-
-
 @dataclasses.dataclass(frozen=True)
-class Phrases(Sequence[Example]):
+class Phrases(Endless):
     """An endless random-access split: example i is a function of (seed, i) alone."""
 
     locales: tuple[str, ...]

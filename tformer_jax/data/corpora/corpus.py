@@ -40,6 +40,14 @@ class Corpus:
     """Number of malformed lines and of examples that filters dropped, by split and reason."""
 
 
+class Endless(Sequence[Example]):
+    """A training split that generates its examples on access."""
+
+    def origin(self) -> dict[str, Any]:
+        """Returns everything that the examples depend on, ready for JSON; equal origins give equal examples."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
 class Splits:
     """Three splits that can be iterated over repeatedly."""

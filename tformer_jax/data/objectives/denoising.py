@@ -1,28 +1,33 @@
 """Denoising of "BART: Denoising Sequence-to-Sequence Pre-training" (2020), section 2.2."""
 
-import dataclasses
+from typing import Self
 
 import numpy as np
 
-from tformer_jax.config import DataConfig, NoiseConfig
+from tformer_jax.config import DataConfig
 from tformer_jax.data.columns import TokenIds
+from tformer_jax.data.objectives import Objective, check_window
 from tformer_jax.data.objectives.vocabulary import Vocabulary
+from tformer_jax.data.tokenizers import MASK
 
 
-@dataclasses.dataclass(frozen=True)
-class Denoising:
+class Denoising(Objective):
     """Text infilling, with sentence permutation if `noise.permute_sentences`; the target is the whole text.
 
     Infilling replaces spans, whose lengths have a Poisson distribution, by one mask token each; a span of length 0
     inserts one. Spans are separated by at least one token that stays.
     """
 
-    noise: NoiseConfig
-    tokens: int
-    vocabulary: Vocabulary
+    settings = (*Objective.settings, "noise.mean_span", "noise.permute_sentences")
+    added = (MASK,)
+
+    @staticmethod
+    def check(data: DataConfig) -> None:
+        """Raises `ConfigError` for windows that are too short."""
+        check_window(data)
 
     @classmethod
-    def of(cls, cfg: DataConfig, vocabulary: Vocabulary) -> "Denoising":
+    def build(cls, cfg: DataConfig, vocabulary: Vocabulary) -> Self:
         """Builds the objective of texts that fill a target of `cfg.window` tokens."""
         return cls(cfg.noise, cfg.window - vocabulary.around, vocabulary)
 
@@ -33,25 +38,25 @@ class Denoising:
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> TokenIds:
         """Returns `source`, `target_in` and `target_out`."""
-        permuted = self._permuted(ids, rng) if self.noise.permute_sentences else ids
-        return self.vocabulary.pair(self._infilled(permuted, rng), ids)
+        permuted = self._permute_sentences(ids, rng) if self.noise.permute_sentences else ids
+        return self.vocabulary.pair(self._infill(permuted, rng), ids)
 
-    def _infilled(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _infill(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Replaces spans by mask tokens: int32 [at most n]."""
-        spans = span_lengths(min(self.noise.count(len(ids)), len(ids) - 1), self.noise.mean_span, rng)
-        kept = len(ids) - spans.sum()
-        places = np.sort(rng.choice(kept + 1, len(spans), replace=False))
+        spans = draw_span_lengths(min(self.noise.count(len(ids)), len(ids) - 1), self.noise.mean_span, rng)
+        remaining = len(ids) - spans.sum()
+        places = np.sort(rng.choice(remaining + 1, len(spans), replace=False))
         starts = places + np.cumsum(spans) - spans
         inside = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
         return np.insert(np.delete(ids, np.repeat(starts, spans) + inside), places, self.vocabulary.mask)
 
-    def _permuted(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _permute_sentences(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Shuffles the sentences."""
         sentences = np.split(ids, np.flatnonzero(self.vocabulary.ends_sentence[ids[:-1]]) + 1)
         return np.concatenate([sentences[index] for index in rng.permutation(len(sentences))])
 
 
-def span_lengths(total: int, mean: float, rng: np.random.Generator) -> np.ndarray:
+def draw_span_lengths(total: int, mean: float, rng: np.random.Generator) -> np.ndarray:
     """Draws Poisson lengths until they add up to `total`; the last is cut: int [at most `total`].
 
     Lengths of 0 are left out if there would be more than `total` lengths.

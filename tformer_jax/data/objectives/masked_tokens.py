@@ -1,33 +1,24 @@
 """Masked language modeling of "BERT: Pre-training of Deep Bidirectional Transformers" (2019), section 3.1."""
 
-import dataclasses
-
 import numpy as np
 
-from tformer_jax.config import DataConfig, NoiseConfig
 from tformer_jax.data.columns import TokenIds
-from tformer_jax.data.objectives.vocabulary import Vocabulary
+from tformer_jax.data.objectives import Objective
+from tformer_jax.data.tokenizers import MASK
 from tformer_jax.special_tokens import IGNORED
 
 MASKED, RANDOM = 0.8, 0.1
 """Probabilities that a chosen token is replaced by the mask token, or by a random token; otherwise it stays."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MaskedTokens:
+class MaskedTokens(Objective):
     """Chooses a fraction of the tokens, replaces most of them, and predicts all that are chosen.
 
     Special tokens are neither chosen nor random replacements.
     """
 
-    noise: NoiseConfig
-    tokens: int
-    vocabulary: Vocabulary
-
-    @classmethod
-    def of(cls, cfg: DataConfig, vocabulary: Vocabulary) -> "MaskedTokens":
-        """Builds the objective of rows of `cfg.window` tokens."""
-        return cls(cfg.noise, cfg.window, vocabulary)
+    settings = (*Objective.settings, "noise.whole_words")
+    added = (MASK,)
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -40,17 +31,17 @@ class MaskedTokens:
         candidates = np.flatnonzero(ordinary[ids])
         count = min(self.noise.count(len(ids)), len(candidates))
         if self.noise.whole_words:
-            chosen = self._in_words(ids, candidates, count, rng)
+            chosen = self._choose(ids, candidates, count, rng)
         else:
             chosen = rng.choice(candidates, count, replace=False)
         draws, replacements = rng.random(len(chosen)), rng.choice(np.flatnonzero(ordinary), len(chosen))
-        kept = np.where(draws < MASKED + RANDOM, replacements, ids[chosen])
+        unmasked = np.where(draws < MASKED + RANDOM, replacements, ids[chosen])
         tokens, targets = ids.copy(), np.full_like(ids, IGNORED)
-        tokens[chosen] = np.where(draws < MASKED, self.vocabulary.mask, kept)
+        tokens[chosen] = np.where(draws < MASKED, self.vocabulary.mask, unmasked)
         targets[chosen] = ids[chosen]
         return {"tokens": tokens, "targets": targets}
 
-    def _in_words(self, ids: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    def _choose(self, ids: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
         """Chooses words in random order that have at most `count` tokens together, at least one word: int [chosen]."""
         within = self.vocabulary.ends_within_word[ids[:-1]] & self.vocabulary.begins_within_word[ids[1:]]
         words = np.cumsum(np.append(True, ~within))[candidates]

@@ -13,17 +13,14 @@ from rich.progress import track
 from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig, kinds
 from tformer_jax.data import characters
-from tformer_jax.data.corpora.cldr import Phrases, is_endless
-from tformer_jax.data.corpora.corpus import Example
+from tformer_jax.data.corpora.corpus import Endless, Example
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import base, huggingface, normalization, simple
-from tformer_jax.data.tokenizers.base import MASK, SENTINEL_TOKENS, Tokenizer
+from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
 
-ADDED = {"masked_tokens": (MASK,), "span_corruption": SENTINEL_TOKENS, "denoising": (MASK,)}
-"""Special tokens that each `data.objective` needs."""
 SETTINGS = (
     *("tokenizer", "source_tokenizer", "target_tokenizer", "vocab_size", "tokenizer_examples"),
     *("split_digits", "shared_vocab", "clean_whitespace", "normalize", "source_language", "target_language"),
@@ -48,7 +45,7 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
     """
     if cfg.tokenizer_file is not None and (folder := Path(root or "") / cfg.tokenizer_file).is_dir():
         return _load_folder(cfg, folder)
-    if not isinstance(train, Phrases) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
+    if not isinstance(train, Endless) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
         return _train_sides(cfg, train, root)
     key = {
         "examples": train.origin(),
@@ -94,7 +91,7 @@ def _extend(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers
     """Returns the tokenizers with the special tokens that `cfg.objective` needs; its texts have one tokenizer."""
     if cfg.objective is None:
         return Tokenizers(source, target)
-    extended = target.extended(ADDED[cfg.objective])
+    extended = target.extended(kinds.load(kinds.OBJECTIVES, cfg.objective).added)
     return Tokenizers(extended, extended)
 
 
@@ -131,7 +128,7 @@ def _train_kind(
     def texts(limit: int | None) -> Iterator[str]:
         return (change(example[side]) for example in _sample(train, limit) for side, change in normalizers.items())
 
-    every = cfg.tokenizer_examples if is_endless(train) else None
+    every = cfg.tokenizer_examples if isinstance(train, Endless) else None
     tokenizer = find_class(kind).train(cfg, texts(cfg.tokenizer_examples), texts(every))
     tokenizer.kind = kind
     return tokenizer

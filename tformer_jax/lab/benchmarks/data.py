@@ -10,7 +10,7 @@ from typing import Any
 
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, load_corpus
-from tformer_jax.data.corpora.cldr import is_endless
+from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.pipeline import Batch, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
@@ -26,7 +26,7 @@ def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]
     cases = []
     with tempfile.TemporaryDirectory() as scratch:
         sources = {"text": cfg.data}
-        if not is_endless(corpus.train):
+        if not isinstance(corpus.train, Endless):
             prepare(cfg, options.data, Path(scratch), tokenizers=tokenizers)
             sources["prepared"] = dataclasses.replace(
                 cfg.data, source="prepared", train=(scratch,), validation=(), test=(), weights=(), workers=0

@@ -1,0 +1,58 @@
+"""The examples of a corpus that are assigned to batches whole, in training and evaluation."""
+
+import itertools
+from collections.abc import Iterator
+
+import grain
+
+from tformer_jax.config import Config
+from tformer_jax.config.task import task_of
+from tformer_jax.data.corpora import Corpus, Joined
+from tformer_jax.data.corpora.corpus import spread
+from tformer_jax.data.loading import LoadedBlocks
+from tformer_jax.data.mixtures import example_weights
+from tformer_jax.data.order import index_blocks
+from tformer_jax.data.pending import PendingExample, split_block
+from tformer_jax.data.rows import (
+    BLOCK,
+    BlockReader,
+    IndexedReader,
+    LengthReader,
+    RowReader,
+    Shards,
+    id_reader,
+    pending_reader,
+)
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms import Tokenized, evaluation_converter, feature_converter
+
+DOCUMENTS = 8
+"""Number of documents that are read together; fewer, since they may be long."""
+
+
+def training_examples(
+    cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards
+) -> tuple[grain.IterDataset, RowReader]:
+    """Returns endless lists of pending examples in the order of training, and the reader of their rows."""
+    reader = id_reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout)
+    convert = feature_converter(cfg, tokenizers)
+    sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
+    weights = example_weights(cfg, corpus.train, tokenizers, corpus.labels)
+    blocks = index_blocks(sizes, weights, cfg.seed, DOCUMENTS if task_of(cfg).documents else BLOCK)
+    rows = RowReader(reader, convert, shards)
+    if not isinstance(reader, Tokenized):
+        return LoadedBlocks(blocks.map(LengthReader(reader, convert)), workers=0), rows
+    read = BlockReader(reader, convert)
+    blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
+    return LoadedBlocks(blocks, cfg.data.workers).map(split_block), rows
+
+
+def evaluation_examples(
+    cfg: Config, reader: IndexedReader | Tokenized, tokenizers: Tokenizers, limit: int, shards: Shards
+) -> tuple[Iterator[PendingExample], RowReader]:
+    """Returns `limit` evenly spread examples (0: all), and the reader of their rows."""
+    convert = evaluation_converter(cfg, tokenizers)
+    indices = spread(len(reader), limit)
+    blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
+    pending = itertools.chain.from_iterable(map(pending_reader(reader, convert), blocks))
+    return pending, RowReader(reader, convert, shards)
