@@ -12,8 +12,8 @@ import pytest
 from tests.report.folders import cut, lock, write_run
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import report
+from tformer_jax.report import check_pages_installed, sections
 from tformer_jax.report import html as page
-from tformer_jax.report import sections
 from tformer_jax.report.run import load_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,4 +274,4 @@ def test_without_its_packages_the_extra_is_named(absent, monkeypatch):
     for name in absent:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf'this command needs {" and ".join(absent)}: pip install -e "\.\[report\]"'):
-        page.check_installed("this command")
+        check_pages_installed("this command")
