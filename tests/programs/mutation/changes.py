@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("nn", "models", "train", "data", "inference", "interop", "parallel", "eval")
+PACKAGES = ("nn", "models", "train", "runs", "data", "inference", "interop", "parallel", "tasks")
 """The folders of tformer_jax that are sampled."""
 OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub,
