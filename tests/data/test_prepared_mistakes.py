@@ -110,7 +110,7 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
     prepare(config("seq2seq"), corpus_folder, tmp_path / "b", tokenizers=Tokenizers(*[ByteTokenizer()] * 2))
     with pytest.raises(DataError, match="b differs from .*a in its tokenizers or labels: prepare both with the same"):
         load_corpus(prepared(config("seq2seq"), tmp_path / "a", tmp_path / "b"), None)
-    with pytest.raises(DataError, match="was prepared for a seq2seq model, not for model.family='classifier'"):
+    with pytest.raises(DataError, match="was prepared for model.family='seq2seq', not 'classifier'"):
         load_corpus(prepared(config("classifier"), tmp_path / "a"), None)
     file = corpus_folder / "seq2seq.tsv"
     with pytest.raises(DataError, match="seq2seq.tsv is a file: name the folder"):

@@ -5,25 +5,18 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import Any, ClassVar, overload
 
-from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.data.corpora.example import DataError as DataError
+from tformer_jax.data.corpora.example import Example
+from tformer_jax.data.corpora.filters import Filters
+from tformer_jax.data.corpora.lines import BadLines
 
-if TYPE_CHECKING:
-    from tformer_jax.data.corpora.filters import Filters
-    from tformer_jax.data.corpora.lines import BadLines
-
-Example = Mapping[str, str]
-"""{"source", "target"} for translation, {"text"} for language models, {"text", "label"} for classification."""
 PAIRS, TEXTS, LABELED = ("source", "target"), ("text",), ("text", "label")
 """Keys of examples."""
 FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "validation_fraction")
 """Settings of sources that read files."""
-
-
-class DataError(UserError):
-    """A corpus cannot be read; the message names the file and line, and the fix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +49,9 @@ class Splits:
     validation: Iterable[Example]
     test: Iterable[Example]
     labels: tuple[str, ...] | None = None
-    bad: "dict[str, BadLines]" = dataclasses.field(default_factory=dict)
+    bad: dict[str, BadLines] = dataclasses.field(default_factory=dict)
     """Skipped lines of each split read so far; empty for sources that are not files."""
-    filters: "dict[str, Filters]" = dataclasses.field(default_factory=dict)
+    filters: dict[str, Filters] = dataclasses.field(default_factory=dict)
     """Filters of the examples named for each split."""
 
 

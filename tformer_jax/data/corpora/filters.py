@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.corpora.corpus import Example
+from tformer_jax.data.corpora.example import Example
 
 BLANK_LINE = "blank lines"
 HEADER = "header lines"

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 
-from tformer_jax.data.corpora.corpus import DataError
+from tformer_jax.data.corpora.example import DataError
 
 DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 """Exceptions raised by a damaged or truncated compressed file."""

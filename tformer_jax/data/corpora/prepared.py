@@ -313,11 +313,10 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is damaged: {error}") from error
-    if metadata["family"] != cfg.model.family:
-        found = metadata["family"]
-        raise DataError(f"{folder} was prepared for a {found} model, not for model.family={cfg.model.family!r}")
-    if (objective := metadata["data"].get("objective")) != cfg.data.objective:
-        raise DataError(f"{folder} was prepared for data.objective={objective!r}, not {cfg.data.objective!r}")
+    settings = {"model.family": metadata["family"], "data.objective": metadata["data"].get("objective")}
+    for name, value in {"model.family": cfg.model.family, "data.objective": cfg.data.objective}.items():
+        if settings[name] != value:
+            raise DataError(f"{folder} was prepared for {name}={settings[name]!r}, not {value!r}")
     prepared, wanted = metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
     for name in ("source_language", "target_language", "clean_whitespace", "normalize", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):

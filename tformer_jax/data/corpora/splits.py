@@ -4,10 +4,10 @@ import collections
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
@@ -15,9 +15,6 @@ from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, 
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.corpora.locations import locate
-
-if TYPE_CHECKING:
-    from tformer_jax.data.corpora.files import FileSource
 
 NAMES = ("train", "validation", "test")
 SKIP = "data.on_bad_line='skip'"
@@ -27,11 +24,24 @@ MANY_LABELS = 20
 """If a corpus has more labels than this, and most examples have one of their own, the labels are probably texts."""
 
 
+class Reader(Protocol):
+    """Reads the entries of one split."""
+
+    @property
+    def bad(self) -> BadLines:
+        """Malformed lines of the files."""
+        ...
+
+    def read_entry(self, name: str) -> Iterator[Example]:
+        """Yields the examples of the files that `name` names."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Stream:
     """Examples `start` to `stop` (exclusive) of some entries, read from their files in each iteration."""
 
-    reader: "FileSource"
+    reader: Reader
     filters: Filters
     names: tuple[str, ...]
     start: int = 0
@@ -42,7 +52,7 @@ class Stream:
         return itertools.islice(examples, self.start, self.stop)
 
 
-def stream(source: "type[FileSource]", cfg: Config, root: Path | None) -> Splits:
+def stream(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Splits:
     """Opens the splits that `cfg.data` names as streams.
 
     Raises:
@@ -66,7 +76,7 @@ def stream(source: "type[FileSource]", cfg: Config, root: Path | None) -> Splits
     return dataclasses.replace(splits, labels=labels)
 
 
-def load(source: "type[FileSource]", cfg: Config, root: Path | None) -> Corpus:
+def load(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Corpus:
     """Loads the splits that `cfg.data` names into memory; the entries of a mixture are kept as parts.
 
     Raises:

@@ -285,7 +285,7 @@ class Lane:
         The arrays keep this length. Only the dense cache of a long beam search may still grow, if its beams have few
         common ancestors.
         """
-        translates = self.plan.model.cfg.family == "seq2seq"
+        translates = self.plan.model.reads_source
         self._extend(self.plan.longest_input if translates else 0, new_tokens)
         self._smallest = self._size
         lengths = powers_of_two(MIN_LENGTH, self._size.source if translates else self._chunk)
@@ -359,7 +359,7 @@ class Lane:
         for table, row in zip(tables, rows, strict=False):
             table[: len(row.allocation.pages)] = row.allocation.pages
         sources: Any = None
-        if plan.model.cfg.family == "seq2seq":
+        if plan.model.reads_source:
             texts = [row.source or [] for row in rows]
             longest = max([source, *map(len, texts)])
             sources = pad_rows(texts, count, min(power_of_two(longest), self._size.source))

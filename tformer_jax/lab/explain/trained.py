@@ -102,7 +102,7 @@ def default_text(run: tj.Run, otherwise: str) -> str:
     """Returns the first held-out text of a run that has few enough tokens for a page, or the beginning of another."""
     (loaded,) = load_all([run.path])
     texts = loaded.outputs[loaded.split].sources if loaded.split else []
-    tokenizer = run.tokenizers.source if run.config.model.family == "seq2seq" else run.tokenizers.target
+    tokenizer = run.tokenizers.source if run.model.reads_source else run.tokenizers.target
     limit = min(MAX_TOKENS, run.config.model.max_length - tokenizer.special.added_to_side)
     short = (text for text in texts if 3 < len(tokenizer.encode(text)) < min(MAX_TOKENS // 2, limit + 1))
     words = otherwise.split()
@@ -120,7 +120,7 @@ def trained_example(run: tj.Run, text: str, target: str | None) -> tuple[Example
     Raises:
         UserError: a text has too few or too many tokens.
     """
-    translates = run.config.model.family == "seq2seq"
+    translates = run.model.reads_source
     if target is not None and not translates:
         raise UserError(f"--target: {run.path} is not a translator; leave it out")
     translated = run.translate([text])[0] if translates and target is None else None
@@ -141,11 +141,10 @@ def token_pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def search_outputs(run: tj.Run, text: str) -> list[Scores]:
     """Returns the tokens of the outputs of beam search with their log-probabilities, best first; encoders have none."""
-    family = run.config.model.family
-    if family not in ("seq2seq", "decoder_lm"):
+    if not run.model.decodes:
         return []
     settings: dict[str, Any] = {"strategy": "beam", "beams": BEAMS}
-    if family == "decoder_lm":
+    if run.model.continues:
         fewest = min(run.config.decode.min_new_tokens, STEPS)
         settings |= {"max_new_tokens": STEPS, "min_new_tokens": fewest, "prefix": ""}
     (outputs,) = run.outputs([text], BEAMS, **settings)
