@@ -8,6 +8,7 @@ adds a kind by assignment, and `imports` of the config names the module. The cla
 - `check(section)`: a function that raises `section.error(...)` if other settings of its section do not fit.
 """
 
+import functools
 import importlib
 import os
 import pkgutil
@@ -165,7 +166,11 @@ def load(kinds: Kinds, name: str) -> Any:
         KeyError: `kinds` has no such name.
     """
     entry = kinds[name]
-    return pkgutil.resolve_name(entry) if isinstance(entry, str) else entry
+    return _resolve(entry) if isinstance(entry, str) else entry
+
+
+_resolve = functools.cache(pkgutil.resolve_name)
+"""Asked for each request of the decoding engine, by the properties of a config."""
 
 
 def loaded(kinds: Kinds) -> Iterator[tuple[str, Any]]:
