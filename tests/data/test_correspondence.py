@@ -30,7 +30,7 @@ def test_added_special_tokens_correspond_by_name():
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
 def test_subwords_correspond_as_the_vocabulary_writes_them(kind):
     some, more = (trained_tokenizer(kind, texts, 300) for texts in TEXTS.values())
-    pieces = [{i: piece for piece, i in tokenizer.library.get_vocab().items()} for tokenizer in (more, some)]
+    pieces = [{i: piece for piece, i in tokenizer.backend_tokenizer.get_vocab().items()} for tokenizer in (more, some)]
     pairs = correspondence(more, some)
     shared = set(pieces[0].values()) & set(pieces[1].values())
     assert len(shared) == len(pairs.here) == len(set(pairs.here)) > FIRST

@@ -70,7 +70,7 @@ def test_bpe_dropout_reads_normalized_text(p, pieces):
     text = "The MAN"
     expected = tokenizer.encode(text)
     if pieces == "letters":
-        vocabulary = tokenizer.library.get_vocab()
+        vocabulary = tokenizer.backend_tokenizer.get_vocab()
         expected = [vocabulary[letter] for letter in "theĠman"]
     for one in (tokenizer, tokenizer.extended(("<mask>",))):
         assert one.is_bpe

@@ -129,12 +129,12 @@ def _find_context(tokenizer: HFTokenizer) -> int | None:
     Some decoders leave out the space before the first word, also if it is the text of a token alone.
     """
     ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special.used]
-    texts = dict(zip(ids, tokenizer.library.decode_batch([[i] for i in ids]), strict=True))
+    texts = dict(zip(ids, tokenizer.backend_tokenizer.decode_batch([[i] for i in ids]), strict=True))
     encoded = (i for text in ("a", *texts.values()) for i in tokenizer.encode(text)[-1:])
     context = next((i for i in encoded if i not in tokenizer.fallback_bytes and texts.get(i)), None)
     if context is None:
         return None
-    pairs = tokenizer.library.decode_batch([[context, i] for i in ids])
+    pairs = tokenizer.backend_tokenizer.decode_batch([[context, i] for i in ids])
     alike = all(pair == texts[context] + texts[i] for i, pair in zip(ids, pairs, strict=True))
     return None if alike else context
 

@@ -39,7 +39,7 @@ class HFTokenizer(Tokenizer):
         self, library: hf.Tokenizer, special: SpecialTokens | None = None, *, split_special_tokens: bool = False
     ):
         self.kind = type(self).kind if special is None else CHECKPOINT
-        self.library = library
+        self.backend_tokenizer = library
         self.split_special_tokens = split_special_tokens or special is None
         library.encode_special_tokens = self.split_special_tokens
         library.no_truncation()
@@ -53,7 +53,7 @@ class HFTokenizer(Tokenizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.library.encode_special_tokens = self.split_special_tokens  # the library does not pickle it
+        self.backend_tokenizer.encode_special_tokens = self.split_special_tokens  # the library does not pickle it
 
     @property
     def unknown_ids(self) -> set[int]:
@@ -61,15 +61,15 @@ class HFTokenizer(Tokenizer):
 
     def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes each text, in parallel."""
-        rows = [encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False)]
+        rows = [encoding.ids for encoding in self.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         return [[self._shift + i for i in row] for row in rows] if self._shift else rows
 
     def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
         shown = self.unknown_ids
         if not unknown or shown.isdisjoint(ids):
-            return self.library.decode([i - self._shift for i in ids] if self._shift else ids)
-        names = (UNKNOWN_MARK if i in shown else self.library.id_to_token(i - self._shift) for i in ids)
-        tokens, decoder = [name for name in names if name is not None], self.library.decoder
+            return self.backend_tokenizer.decode([i - self._shift for i in ids] if self._shift else ids)
+        names = (UNKNOWN_MARK if i in shown else self.backend_tokenizer.id_to_token(i - self._shift) for i in ids)
+        tokens, decoder = [name for name in names if name is not None], self.backend_tokenizer.decoder
         return (" ".join(tokens) if decoder is None else decoder.decode(tokens)).replace(UNKNOWN_MARK, unknown)
 
     def without_added(self, size: int) -> Tokenizer:
@@ -96,14 +96,14 @@ class HFTokenizer(Tokenizer):
         return {"model": self._model(), "special": dataclasses.asdict(self.own_special), **split}
 
     def to_library(self) -> hf.Tokenizer | None:
-        return None if self._shift else hf.Tokenizer.from_str(self.library.to_str())
+        return None if self._shift else hf.Tokenizer.from_str(self.backend_tokenizer.to_str())
 
     def vocabulary(self) -> tuple[str, dict[str, int]]:
         notation = f"tokenizers {_decoder_types(self._model().get('decoder'))}"
-        return notation, {token: self._shift + i for token, i in self.library.get_vocab().items()}
+        return notation, {token: self._shift + i for token, i in self.backend_tokenizer.get_vocab().items()}
 
     def _model(self) -> dict[str, Any]:
-        model: dict[str, Any] = json.loads(self.library.to_str())
+        model: dict[str, Any] = json.loads(self.backend_tokenizer.to_str())
         return model
 
     def _with_library_tokens(self, special: SpecialTokens) -> SpecialTokens:
@@ -113,8 +113,8 @@ class HFTokenizer(Tokenizer):
         model = self._model()["model"]
         unknown = model.get("unk_id")
         if name := model.get("unk_token"):
-            unknown = self.library.token_to_id(name)
-        added = self.library.get_added_tokens_decoder()
+            unknown = self.backend_tokenizer.token_to_id(name)
+        added = self.backend_tokenizer.get_added_tokens_decoder()
         names = ((self._shift + i, token.content) for i, token in added.items() if token.special)
         return dataclasses.replace(
             special,
