@@ -8,14 +8,14 @@ import grain
 import numpy as np
 
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import IndexedReader, RowReader, Shards
+from tformer_jax.data.rows import RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Tokenized
 from tformer_jax.special_tokens import IGNORED, PAD
 
 LABELS = ("target_out", "targets", "label")
@@ -54,27 +54,18 @@ def evaluation_lengths(cfg: Config) -> list[int]:
     return sorted({*buckets, *(length for length in powers if length > max(buckets, default=0)), longest})
 
 
-class Buckets:
+class Buckets(Batching):
     """Batches of whole examples of similar length."""
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        """Returns endless batches of this process's rows."""
         examples, rows = training_examples(cfg, corpus, tokenizers, shards)
         return BucketBatches(examples, bucket_sizes(cfg.data), rows)
 
     @staticmethod
-    def evaluation_batches(
-        cfg: Config,
-        reader: IndexedReader | Tokenized,
-        tokenizers: Tokenizers,
-        limit: int,
-        rows: int,
-        shards: Shards,
-    ) -> Iterator[Batch]:
-        """Returns batches of this process's rows that hold each example once."""
-        examples, read = evaluation_examples(cfg, reader, tokenizers, limit, shards)
-        return bucketed_once(examples, rows, evaluation_lengths(cfg), read)
+    def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
+        examples, read = evaluation_examples(cfg, split)
+        return bucketed_once(examples, split.rows, evaluation_lengths(cfg), read)
 
 
 def pad_batch(examples: Iterable[TokenIds], rows: int, lengths: Mapping[str, int]) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ import grain
 
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
+from tformer_jax.data.batching import EvaluationPass
 from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.loading import LoadedBlocks
@@ -16,7 +17,6 @@ from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.rows import (
     BLOCK,
     BlockReader,
-    IndexedReader,
     LengthReader,
     RowReader,
     Shards,
@@ -47,12 +47,10 @@ def training_examples(
     return LoadedBlocks(blocks, cfg.data.workers).map(split_block), rows
 
 
-def evaluation_examples(
-    cfg: Config, reader: IndexedReader | Tokenized, tokenizers: Tokenizers, limit: int, shards: Shards
-) -> tuple[Iterator[PendingExample], RowReader]:
-    """Returns `limit` evenly spread examples (0: all), and the reader of their rows."""
-    convert = evaluation_converter(cfg, tokenizers)
-    indices = spread(len(reader), limit)
+def evaluation_examples(cfg: Config, split: EvaluationPass) -> tuple[Iterator[PendingExample], RowReader]:
+    """Returns the examples of a pass, and the reader of their rows."""
+    reader, convert = split.reader, evaluation_converter(cfg, split.tokenizers)
+    indices = spread(len(reader), split.limit)
     blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
     pending = itertools.chain.from_iterable(map(pending_reader(reader, convert), blocks))
-    return pending, RowReader(reader, convert, shards)
+    return pending, RowReader(reader, convert, split.shards)

@@ -9,15 +9,15 @@ import numpy as np
 
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
+from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.bucketing import LABELS, Buckets
 from tformer_jax.data.columns import Column, TokenIds
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import IndexedReader, RowReader, Shards
+from tformer_jax.data.rows import RowReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Tokenized
 from tformer_jax.special_tokens import IGNORED, PAD
 
 SEGMENTS = {"source": "source_segments", "target_in": "target_segments", "tokens": "segments"}
@@ -30,29 +30,20 @@ SEARCH_SPAN = 2
 """Length of the end of a row that is filled by search instead of in order, in examples of mean length."""
 
 
-class Packed:
+class Packed(Batching):
     """Batches of rows that hold several whole examples each; pairs and labeled texts are evaluated in buckets."""
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        """Returns endless batches of this process's rows."""
         examples, rows = training_examples(cfg, corpus, tokenizers, shards)
         return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
 
     @staticmethod
-    def evaluation_batches(
-        cfg: Config,
-        reader: IndexedReader | Tokenized,
-        tokenizers: Tokenizers,
-        limit: int,
-        rows: int,
-        shards: Shards,
-    ) -> Iterator[Batch]:
-        """Returns batches of this process's rows that hold each example once."""
+    def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
         if not task_of(cfg).documents:
-            return Buckets.evaluation_batches(cfg, reader, tokenizers, limit, rows, shards)
-        examples, read = evaluation_examples(cfg, reader, tokenizers, limit, shards)
-        return packed_once(examples, rows, _capacity(cfg), read)
+            return Buckets.evaluation_batches(cfg, split)
+        examples, read = evaluation_examples(cfg, split)
+        return packed_once(examples, split.rows, _capacity(cfg), read)
 
 
 def _capacity(cfg: Config) -> dict[str, int]:

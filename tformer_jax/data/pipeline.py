@@ -2,10 +2,10 @@
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tformer_jax.config import Config, kinds
 from tformer_jax.config.task import task_of
+from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.corpora import Corpus, DataError, Example
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, Shards, id_reader, pending_reader, token_stream
@@ -63,12 +63,12 @@ def evaluation_batches(
         DataError: a token id is outside the vocabulary.
     """
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
-    reader = id_reader(examples, tokenizers, labels)
-    batches = _batching(cfg).evaluation_batches(cfg, reader, tokenizers, limit, rows, shards)
+    split = EvaluationPass(id_reader(examples, tokenizers, labels), tokenizers, limit, rows, shards)
+    batches = _batching(cfg).evaluation_batches(cfg, split)
     return (_check_ids(tokenizers, batch) for batch in batches)
 
 
-def _batching(cfg: Config) -> Any:
+def _batching(cfg: Config) -> type[Batching]:
     """Returns the class in `kinds.BATCHINGS` that makes the batches of a config."""
     return kinds.load(kinds.BATCHINGS, "corrupted_windows" if cfg.data.objective else cfg.data.batching)
 

@@ -9,22 +9,22 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
+from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.order import index_blocks
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Shards, TokenStream, token_stream, training_streams
+from tformer_jax.data.rows import WHOLE_BATCH, Shards, TokenStream, token_stream, training_streams
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Tokenized, document_end
+from tformer_jax.data.transforms import document_end
 from tformer_jax.special_tokens import IGNORED, PAD
 
 
-class WindowBatches:
+class WindowBatches(Batching):
     """Batches of windows of the texts, concatenated."""
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        """Returns endless batches of this process's rows."""
         streams = training_streams(corpus, tokenizers)
         windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
         joined = Joined(windows)
@@ -33,17 +33,9 @@ class WindowBatches:
         return LoadedBlocks(blocks.map(read), cfg.data.workers)
 
     @staticmethod
-    def evaluation_batches(
-        cfg: Config,
-        reader: IndexedReader | Tokenized,
-        tokenizers: Tokenizers,
-        limit: int,
-        rows: int,
-        shards: Shards,
-    ) -> Iterator[Batch]:
-        """Returns batches of this process's rows that predict each token but the first once."""
-        stream = token_stream(reader, document_end(tokenizers.target), limit)
-        return covering_windows(stream, cfg.data.window, rows, shards, prefix_lm=cfg.model.prefix_lm)
+    def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
+        stream = token_stream(split.reader, document_end(split.tokenizers.target), split.limit)
+        return covering_windows(stream, cfg.data.window, split.rows, split.shards, prefix_lm=cfg.model.prefix_lm)
 
 
 def _mix_windows(joined: Joined, indices: Sequence[int]) -> Batch:

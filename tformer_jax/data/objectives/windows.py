@@ -7,6 +7,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
+from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.bucketing import pad_batch
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Corpus, Joined
@@ -14,34 +15,26 @@ from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.objectives import Objective, build_objective
 from tformer_jax.data.order import numbered_blocks
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import WHOLE_BATCH, IndexedReader, Shards, TokenStream, token_stream, training_streams
+from tformer_jax.data.rows import WHOLE_BATCH, Shards, TokenStream, token_stream, training_streams
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Tokenized, document_end
+from tformer_jax.data.transforms import document_end
 
 
-class CorruptedBatches:
+class CorruptedBatches(Batching):
     """Batches of corrupted windows of the texts, concatenated."""
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        """Returns endless batches of this process's rows."""
         objective = build_objective(cfg.data, tokenizers.target)
         windows = CorruptedWindows(training_streams(corpus, tokenizers), objective, cfg.seed)
         blocks = numbered_blocks(windows.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size).map(shards.select)
         return LoadedBlocks(blocks.map(windows.batch), cfg.data.workers)
 
     @staticmethod
-    def evaluation_batches(
-        cfg: Config,
-        reader: IndexedReader | Tokenized,
-        tokenizers: Tokenizers,
-        limit: int,
-        rows: int,
-        shards: Shards,
-    ) -> Iterator[Batch]:
-        """Returns batches of this process's rows that have each token in one window."""
-        stream = token_stream(reader, document_end(tokenizers.target), limit)
-        return covering_corrupted(stream, build_objective(cfg.data, tokenizers.target), rows, shards)
+    def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
+        stream = token_stream(split.reader, document_end(split.tokenizers.target), split.limit)
+        objective = build_objective(cfg.data, split.tokenizers.target)
+        return covering_corrupted(stream, objective, split.rows, split.shards)
 
 
 class CorruptedWindows:
