@@ -88,13 +88,14 @@ def test_the_end_and_errors_arrive():
 def test_only_time_without_a_ready_batch_is_waiting():
     slow = Prefetched(Numbers(pause=0.05), 2)
     numbers(slow, 3)
-    assert 0.08 < slow.waited < 1
+    assert 0.08 < slow.take_waited() < 1
+    assert slow.take_waited() == 0, "it is counted from the last call on"
     slow.close()
     fast = Prefetched(Numbers(), 2)
     fast.start()
     time.sleep(0.2)
     numbers(fast, 1)
-    assert fast.waited < 0.1
+    assert fast.take_waited() < 0.1
     fast.close()
 
 

@@ -12,7 +12,7 @@ from tests.parity import checkpoints
 from tests.parity.checkpoints import TEXTS
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
-from tformer_jax.data.tokenizers.exported import save_tokenizers
+from tformer_jax.data.tokenizers.exported import export_tokenizers
 
 T5 = {"model_type": "t5", "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
 LLAMA = {"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
@@ -124,7 +124,7 @@ def test_ids_and_texts_are_those_of_transformers(models, name, tmp_path):
     exported = tmp_path / "exported"
     exported.mkdir()
     (exported / "config.json").write_text(json.dumps(config))
-    assert save_tokenizers(exported, pair, config["model_type"], pair=config is T5) is None
+    assert export_tokenizers(exported, pair, config["model_type"], pair=config is T5) is None
     assert_equal(pair.source, transformers.AutoTokenizer.from_pretrained(exported))
     assert_equal(load_checkpoint_tokenizers(exported).source, theirs)
 

@@ -59,8 +59,8 @@ def _with_another_tokenizer(monkeypatch):
         (folder / "tokenizer.json").write_text(json.dumps(library))
         return why_not
 
-    original = exported.save_tokenizers
-    monkeypatch.setattr(checkpoint_export, "save_tokenizers", save)
+    original = exported.export_tokenizers
+    monkeypatch.setattr(checkpoint_export, "export_tokenizers", save)
 
 
 def _with_missing_weights(monkeypatch):

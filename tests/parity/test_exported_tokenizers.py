@@ -12,7 +12,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
-from tformer_jax.data.tokenizers.exported import save_tokenizers
+from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.data.tokenizers.normalization import WHITESPACE
 from tformer_jax.data.tokenizers.simple import WordTokenizer, byte_names
 from tformer_jax.interop import hf
@@ -49,7 +49,7 @@ def assert_equal_after_export(tokenizer, folder, model_type, family, texts=TEXTS
     config = {"model_type": model_type, "vocab_size": cfg.vocab_size} | hf.token_ids(tokenizer.special, cfg)
     (folder / "config.json").write_text(json.dumps(config))
     pair = family == "seq2seq"
-    assert save_tokenizers(folder, Tokenizers(tokenizer, tokenizer), model_type, pair=pair) is None
+    assert export_tokenizers(folder, Tokenizers(tokenizer, tokenizer), model_type, pair=pair) is None
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     again = load_checkpoint_tokenizers(folder).target
     again = Tokenizers.from_json(json.loads(json.dumps(Tokenizers(again, again).to_json()))).target
@@ -88,7 +88,7 @@ def test_a_tokenizer_that_cleans_white_space(model_type, kind, tmp_path):
 
 def test_the_steps_that_cannot_be_written_are_named(tmp_path):
     normalized = trained("bpe").normalized((WHITESPACE, "nfkc"), "")
-    why_not = save_tokenizers(tmp_path, Tokenizers(normalized, normalized), "llama", pair=False)
+    why_not = export_tokenizers(tmp_path, Tokenizers(normalized, normalized), "llama", pair=False)
     assert why_not == "tokenizer.json cannot hold data.normalize=('nfkc',)"
 
 
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_qwen2_is_read_as_qwen2(declared, tmp_path):
     assert [ours.encode(text) for text in WRITTEN] == theirs(list(WRITTEN))["input_ids"]
     (out := tmp_path / "out").mkdir()
     (out / "config.json").write_text(json.dumps(config))
-    assert save_tokenizers(out, Tokenizers(ours, ours), "qwen2", pair=False) is None
+    assert export_tokenizers(out, Tokenizers(ours, ours), "qwen2", pair=False) is None
     assert not (out / "exported_tokenizer.py").exists()
     again = transformers.AutoTokenizer.from_pretrained(out)
     assert again(list(WRITTEN))["input_ids"] == theirs(list(WRITTEN))["input_ids"]
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_qwen2_is_read_as_qwen2(declared, tmp_path):
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_a_tokenizer_that_transformers_rebuilds_for_qwen2(kind, tmp_path):
     """As written by other programs: of a BPE, the parts are replaced as transformers does; other kinds are refused."""
-    save_tokenizers(tmp_path, Tokenizers(trained(kind), trained(kind)), "llama", pair=False)
+    export_tokenizers(tmp_path, Tokenizers(trained(kind), trained(kind)), "llama", pair=False)
     config = {"model_type": "qwen2", "vocab_size": 400, "eos_token_id": 2, "bos_token_id": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if kind == "wordpiece":
@@ -142,7 +142,7 @@ def byte_level_vocabulary():
 def test_words_that_are_names_of_special_tokens_are_not_written(tmp_path):
     tokenizer = WordTokenizer(["<unk>", "cat", "the"])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    why_not = save_tokenizers(tmp_path, Tokenizers(tokenizer, tokenizer), "gpt2", pair=False)
+    why_not = export_tokenizers(tmp_path, Tokenizers(tokenizer, tokenizer), "gpt2", pair=False)
     assert why_not == "tokenizer.json cannot hold a tokenizer of the kind 'words' with these ids"
 
 

@@ -40,7 +40,7 @@ from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.corpora.files import file_reader
 from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.exported import save_tokenizers
+from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.inference.engine import Engine
 from tformer_jax.runs import experiment, run_folder, training, weights
 from tformer_jax.serving.model import ServedModel
@@ -98,7 +98,7 @@ class Fuzz:
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"model_type": "marian"}))
         pair = Tokenizers(tokenizer, tokenizer)
-        if (problem := save_tokenizers(folder, pair, "marian", pair=True)) is not None:
+        if (problem := export_tokenizers(folder, pair, "marian", pair=True)) is not None:
             findings.fault(f"{kind}: not exported", problem)
             return
         library = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))

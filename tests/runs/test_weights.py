@@ -220,7 +220,7 @@ def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
     result = training.Training.finish(run)
     assert done == evaluated
     assert result.get("validation") == ({"loss": 1.0} if "validation" in evaluated else None)
-    announced = [call.args for call in run.record.announce.call_args_list]
+    announced = [call.args for call in run.record.announce_event.call_args_list]
     written = [kind for _, kind, _ in announced] + [call.args[1] for call in run.record.events.write.call_args_list]
     assert written == events
     said = [text for _, _, text in announced]

@@ -16,7 +16,7 @@ from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.exported import save_tokenizers
+from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.interop import companions, generation, hf
 from tformer_jax.runs import run_folder
 
@@ -63,7 +63,7 @@ def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tupl
     """Writes all files; returns the model type, and what the files do not hold."""
     special = run.tokenizers.target.special
     model_type = _save_model(folder, options, run)
-    why_not = save_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source)
+    why_not = export_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source)
     companions.write(folder, _origin(run).get("companions", {}), run.config.model.max_length)
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []

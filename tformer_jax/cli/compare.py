@@ -84,7 +84,7 @@ def comparison_parts(comparison: Comparison, sentences: int) -> list[Table | str
 
 def _metric_table(comparison: Comparison) -> Table:
     steps = [f"{name}, step {step:,}" for name, step in zip("AB", comparison.steps, strict=True)]
-    title = f"{comparison.split}: {comparison.counted}; 95 % intervals"
+    title = f"{comparison.split}: {comparison.example_counts}; 95 % intervals"
     table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
     for name, (a, b) in comparison.metrics.items():
         cells = [

@@ -30,7 +30,9 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = read_result(run)
-            results[combination] = validation_and_speed(run / "metrics.jsonl") | result | {"curves": curves.read(run)}
+            results[combination] = (
+                validation_and_speed(run / "metrics.jsonl") | result | {"curves": curves.summarize_curves(run)}
+            )
             if "tokens_per_second" not in results[combination]:
                 results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return results

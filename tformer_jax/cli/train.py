@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.train.report and group.first:
             write_report(folder)
     if result is not None and options.record and group.first:
-        run_folder.write_json(options.record, result | {"curves": curves.read(folder)})
+        run_folder.write_json(options.record, result | {"curves": curves.summarize_curves(folder)})
     if result is None:
         sys.exit(INTERRUPTED)
 

@@ -40,11 +40,11 @@ class Limit(NamedTuple):
 def declares(**facts: Any) -> Callable[[Declared], Declared]:
     """Decorates a kind that is a function with what it declares, such as `settings` and `limits`."""
 
-    def decorate(kind: Declared) -> Declared:
+    def attach_facts(kind: Declared) -> Declared:
         vars(kind).update(facts)
         return kind
 
-    return decorate
+    return attach_facts
 
 
 FAMILIES = Kinds(

@@ -174,6 +174,7 @@ class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):
         return list(self._compute(params, rows))
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+        """Returns the token ids of a text; a text that is left out is encoded as empty."""
         tokenizer = self.tokenizers.target
         limit = self.cfg.model.max_length - tokenizer.special.added
         return tokenizer.special.wrap_text(long_texts.fit(index, tokenizer.encode(text), limit, "text") or [])

@@ -59,7 +59,7 @@ def our_settings(names: Mapping[str, str], hf: Settings) -> Settings:
 
 def their_fields(names: Mapping[str, str], cfg: ModelConfig) -> Settings:
     """Inverts `our_settings`."""
-    activation = {"activation": their_activation(cfg.activation)}
+    activation = {"activation": transformers_activation(cfg.activation)}
     return {name: activation.get(ours) or getattr(cfg, ours) for name, ours in names.items()}
 
 
@@ -69,8 +69,8 @@ def our_activation(name: str) -> str:
     return ACTIVATIONS[name]
 
 
-def their_activation(name: str) -> str:
-    """Returns their name for our activation."""
+def transformers_activation(name: str) -> str:
+    """Returns the name of our activation in transformers, or our name if it has none."""
     return next((theirs for theirs, ours in reversed(ACTIVATIONS.items()) if ours == name), name)
 
 

@@ -12,8 +12,8 @@ from tformer_jax.interop.architecture import (
     our_settings,
     require,
     shortest_pattern,
-    their_activation,
     their_fields,
+    transformers_activation,
 )
 from tformer_jax.interop.mapping import (
     AFFINE,
@@ -62,7 +62,7 @@ def _gpt2_settings(hf: Settings) -> Settings:
 def _gpt2_config(cfg: ModelConfig) -> Settings:
     return their_fields(_GPT2_FIELDS, cfg) | {
         "n_inner": cfg.ffn_dim,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, their_activation(cfg.activation)),
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(cfg.activation, transformers_activation(cfg.activation)),
         "scale_attn_weights": cfg.attention_scale is None or math.isclose(cfg.attention_scale, cfg.head_size**-0.5),
         "embd_pdrop": cfg.dropout,
         "tie_word_embeddings": cfg.tie_embeddings == "output",
@@ -331,7 +331,7 @@ def _gemma_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {
         "sliding_window": cfg.window or cfg.max_length,
         "layer_types": _layer_types(cfg),
-        "hidden_activation": their_activation(cfg.activation),
+        "hidden_activation": transformers_activation(cfg.activation),
         "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
         "attn_logit_softcapping": cfg.attention_softcap,
         "final_logit_softcapping": cfg.output_softcap,

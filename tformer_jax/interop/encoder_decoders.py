@@ -8,8 +8,8 @@ from tformer_jax.interop.architecture import (
     our_activation,
     our_settings,
     require,
-    their_activation,
     their_fields,
+    transformers_activation,
 )
 from tformer_jax.interop.mapping import (
     AFFINE,
@@ -120,7 +120,7 @@ def _t5_settings(hf: Settings) -> Settings:
 
 def _t5_config(cfg: ModelConfig) -> Settings:
     gated = cfg.ffn == "gated"
-    kind = "gelu" if gated and cfg.activation == "gelu_tanh" else their_activation(cfg.activation)
+    kind = "gelu" if gated and cfg.activation == "gelu_tanh" else transformers_activation(cfg.activation)
     return their_fields(_T5_FIELDS, cfg) | {
         "num_decoder_layers": cfg.decoder_layers,
         "d_kv": cfg.head_size,

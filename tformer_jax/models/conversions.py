@@ -46,12 +46,12 @@ def untied(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
     return dataclasses.replace(cfg, tie_embeddings=remaining[cfg.tie_embeddings]), {**params, "head": head}
 
 
-def convert_projections(params: Params, cfg: ModelConfig, kind: str) -> Params:
-    """Converts parameters of a model built from `cfg` to the same model with `attention_projections=kind`.
+def convert_projections(params: Params, cfg: ModelConfig, layout: str) -> Params:
+    """Converts parameters of a model built from `cfg` to the same model with `attention_projections=layout`.
 
     Also converts parts of a model, down to one self-attention; other parameters are unchanged.
     """
-    return _convert_tree(params, cfg, kind, cross=False)
+    return _convert_tree(params, cfg, layout, cross=False)
 
 
 def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
@@ -123,23 +123,24 @@ def _unstack(stack: Params, depth: int, period: int) -> Params:
     return {name: value for name, value in stack.items() if name != "periods"} | layers
 
 
-def _convert_tree(params: Params, cfg: ModelConfig, kind: str, cross: bool) -> Params:
+def _convert_tree(params: Params, cfg: ModelConfig, layout: str, cross: bool) -> Params:
     """Converts all attentions of a tree; cross-attention cannot fuse its queries, which have another input."""
     if "output" in params and {"query", "qkv"} & params.keys():
-        return _convert_attention(params, cfg, "fused_kv" if cross and kind == "fused_qkv" else kind)
+        return _convert_attention(params, cfg, "fused_kv" if cross and layout == "fused_qkv" else layout)
     return {
-        name: _convert_tree(value, cfg, kind, name == "cross_attention") if isinstance(value, dict) else value
+        name: _convert_tree(value, cfg, layout, name == "cross_attention") if isinstance(value, dict) else value
         for name, value in params.items()
     }
 
 
-def _convert_attention(params: Params, cfg: ModelConfig, kind: str) -> Params:
+def _convert_attention(params: Params, cfg: ModelConfig, layout: str) -> Params:
+    """Splits the fused projections of an attention, and fuses those that `layout` names."""
     heads = {"query": cfg.num_heads, "key": cfg.kv_heads, "value": cfg.kv_heads}
     for present in FUSED:
         if (fused := _fused_name(present)) in params:
             params = split_projection(params, fused, {name: heads[name] for name in FUSED[present]})
-    return fuse_projections(params, FUSED[kind], _fused_name(kind)) if FUSED[kind] else params
+    return fuse_projections(params, FUSED[layout], _fused_name(layout)) if FUSED[layout] else params
 
 
-def _fused_name(kind: str) -> str:
-    return kind.removeprefix("fused_")
+def _fused_name(layout: str) -> str:
+    return layout.removeprefix("fused_")

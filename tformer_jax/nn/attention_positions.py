@@ -169,9 +169,10 @@ class AlibiBias:
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Returns the slopes, float64 [N]: `2^(-8 i / N)` for i = 1..N.
+    """Returns ALiBi's slope of each head, float64 [N].
 
-    If N is not a power of two, these are the slopes of the next lower power P, then every other slope of 2P.
+    They are `2^(-8 i / N)` for i = 1..N if N is a power of two; else those of the next lower power P, then every other
+    slope of 2P.
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)

@@ -80,6 +80,7 @@ class DenseSlots:
         return cls(Tokens.empty(batch, slots), jnp.zeros((), jnp.int32))
 
     def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["DenseSlots", Tokens]:
+        """See `Slots`; the tokens take the next T slots of all rows, whatever their positions are."""
         T = new.positions.shape[1]
         check_capacity(self.index + T, self.tokens)
         tokens = jax.tree.map(lambda old, new: _write(old, new, self.index, axis=1), self.tokens, new)

@@ -76,11 +76,11 @@ def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> li
     scores = [metric._aggregate_and_compute(statistics).score for statistics in extracted]
     arrays = [np.array(statistics, np.float32) for statistics in extracted]
 
-    def score(statistics: np.ndarray) -> float:
+    def score_sample(statistics: np.ndarray) -> float:
         return metric._compute_score_from_stats(statistics.sum(0)).score
 
     drawn = _draws(len(systems[0].texts), resamples)
-    sampled = np.array([[score(array[row]) for array in arrays] for row in drawn])
+    sampled = np.array([[score_sample(array[row]) for array in arrays] for row in drawn])
     return _compared(scores, sampled.T, PERCENT)
 
 

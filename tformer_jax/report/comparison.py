@@ -66,8 +66,8 @@ class Comparison:
     """Number of examples, or of parts of the split whose losses are compared."""
 
     @property
-    def counted(self) -> str:
-        """What was compared, in words."""
+    def example_counts(self) -> str:
+        """The numbers of compared examples and of equal outputs, or of parts of the split, in words."""
         if self.equal is None:
             return f"{self.examples:,} parts of the split"
         return f"{self.examples:,} examples, {self.equal:,} with equal outputs"

@@ -18,8 +18,10 @@ Curve = dict[str, list[float | None]]
 """Values by metric, of equal lengths; None where a record has no finite value."""
 
 
-def read(run: Path) -> dict[str, Curve]:
-    """Returns the curves of a run folder: `train`, and `validation` with the training tokens at each evaluation.
+def summarize_curves(run: Path) -> dict[str, Curve]:
+    """Returns the curves `train` and `validation` of a run, thinned to `MAX_POINTS` points and rounded.
+
+    The points of `validation` have the training tokens at each evaluation.
 
     They are empty without `metrics.jsonl`.
     """

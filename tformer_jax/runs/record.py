@@ -21,13 +21,13 @@ class Record:
         self.metrics = MetricsWriter(folder, experiment.cfg, resume_step=resume_step, recording=first)
         self.events = EventLog(folder, recording=first)
 
-    def report(self, step: int, kind: str, message: str) -> None:
-        """Shows and records an event of a step."""
+    def report_event(self, step: int, kind: str, message: str) -> None:
+        """Shows a message after its step, and records it."""
         self.view.say(f"step {step}: {message}")
         self.events.write(step, kind, message)
 
-    def announce(self, step: int, kind: str, message: str) -> None:
-        """Shows and records an event as a sentence of its own."""
+    def announce_event(self, step: int, kind: str, message: str) -> None:
+        """Shows a message without its step, and records it with its step."""
         self.view.say(message)
         self.events.write(step, kind, message)
 

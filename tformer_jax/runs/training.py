@@ -99,7 +99,10 @@ class Training:
         step = int(state.step)
         self.record, self.watchdog = Record(experiment, view, step), Watchdog(train.hang_seconds)
         monitor = StepMonitor(
-            SpikeDetector(**host["spikes"]), checked=step, skipped=train.max_skipped_steps, report=self.record.report
+            SpikeDetector(**host["spikes"]),
+            checked=step,
+            skipped=train.max_skipped_steps,
+            report=self.record.report_event,
         )
         place = functools.partial(placement.shard_batch, experiment.mesh, own=experiment.shards.own)
         meter = Meter(**host["meter"])
@@ -243,7 +246,7 @@ class Training:
             self.record.view.say(f"Stopped at step {step}: {reason}")
         params, steps = weights.final_params(self.cfg, self.trainer.state, self.checkpointer)
         if shortage := weights.shortage(self.cfg.train, steps):
-            self.record.announce(step, "fewer_averaged", shortage)
+            self.record.announce_event(step, "fewer_averaged", shortage)
         weights.save(experiment.folder, params, kind, steps, step, experiment.group)
         result = self._facts(kind, steps)
         if kind not in weights.LAST_STEP:

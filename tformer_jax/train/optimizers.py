@@ -139,8 +139,8 @@ def _on_separate_projections(
 ) -> optax.GradientTransformation:
     """Applies an optimizer of separate attention projections to parameters with fused ones."""
     separate = dataclasses.replace(model, attention_projections="separate")
-    split = functools.partial(conversions.convert_projections, cfg=model, kind="separate")
-    fuse = functools.partial(conversions.convert_projections, cfg=separate, kind=model.attention_projections)
+    split = functools.partial(conversions.convert_projections, cfg=model, layout="separate")
+    fuse = functools.partial(conversions.convert_projections, cfg=separate, layout=model.attention_projections)
 
     def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
         updates, opt_state = optimizer.update(split(grads), opt_state, split(params))

@@ -91,7 +91,7 @@ def test_the_bound_on_utilization(overlap):
     sent = (programs.Collective("collective-permute", "", 20, 2, 2),)
     found = programs.Program({}, 1, 1, 0, 0, 0, 0, sent, useful_flops=300.0, flops=600.0)
     assert (found.seconds_computing(chip), found.seconds_sending(chip)) == (6, 4)
-    assert found.utilization(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
+    assert found.utilization_bound(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
 
 
 def test_a_program_that_does_not_fit():

@@ -35,8 +35,11 @@ class BadLines:
         """Resets the counts of a file before it is read again."""
         self._counts[path] = collections.Counter()
 
-    def record(self, path: Path, line: int, problem: str, count: int = 1) -> None:
-        """Records `count` malformed lines (or rows), the first of which is `line`.
+    def reject(self, path: Path, line: int, problem: str, count: int = 1) -> None:
+        """Raises an error for malformed lines or rows, or counts them if they are skipped.
+
+        Args:
+            line: number of the first of the `count` lines, from 1.
 
         Raises:
             DataError: malformed lines are not skipped.
@@ -46,15 +49,15 @@ class BadLines:
         self._counts[path][problem] += count
         self._first.setdefault((path, problem), line)
 
-    def record_empty(self, path: Path) -> None:
-        """Records an empty file as a malformed line.
+    def reject_empty(self, path: Path) -> None:
+        """Raises an error for an empty file, or counts it as a malformed line.
 
         Raises:
             DataError: malformed lines are not skipped.
         """
         if not self._skip:
             raise DataError(f"{path} is empty{self._advice}")
-        self.record(path, 1, "the file is empty")
+        self.reject(path, 1, "the file is empty")
 
     def reasons(self) -> dict[str, int]:
         """Returns the number of skipped lines by reason."""
@@ -95,7 +98,7 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
             blank = blank and line is not None and not line.strip()
             yield number, line
     if blank:
-        bad.record_empty(path)
+        bad.reject_empty(path)
 
 
 def decoded_lines(
@@ -107,7 +110,7 @@ def decoded_lines(
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            bad.record(path, number, NOT_UTF8)
+            bad.reject(path, number, NOT_UTF8)
             yield number, None
         else:
             yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
@@ -150,7 +153,7 @@ def _raw_lines(file: BinaryIO, path: Path, bad: BadLines) -> Iterator[bytes]:
             raw = file.readline()
         except DAMAGED as error:
             kind = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix, "readable")
-            bad.record(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
+            bad.reject(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
             return
         if not raw:
             return

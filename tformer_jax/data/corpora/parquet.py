@@ -35,24 +35,24 @@ class Parquet(FileSource):
                 names = batch.schema.names
                 columns = {field: field if field in names else field.partition(".")[0] for field in fields.values()}
                 if missing := next((field for field, column in columns.items() if column not in names), None):
-                    self.bad.record(path, number + 1, describe_missing_field(missing, names), batch.num_rows)
+                    self.bad.reject(path, number + 1, describe_missing_field(missing, names), batch.num_rows)
                     number += batch.num_rows
                     continue
                 for row in _rows(batch.select(list({*columns.values()}))):  # others may not fit into Python
                     number += 1
                     if row is None:
-                        self.bad.record(path, number, NOT_UTF8)
+                        self.bad.reject(path, number, NOT_UTF8)
                         continue
                     try:
                         yield as_example(row, fields)
                     except DataError as error:
-                        self.bad.record(path, number, str(error))
+                        self.bad.reject(path, number, str(error))
         except (pa.ArrowException, OSError) as error:
             reason = first_line(error)
             problem = "from here on, this is" if number else "this is"
-            self.bad.record(path, number + 1, f"{problem} not a complete Parquet or Arrow file ({reason})")
+            self.bad.reject(path, number + 1, f"{problem} not a complete Parquet or Arrow file ({reason})")
         if not number:
-            self.bad.record_empty(path)
+            self.bad.reject_empty(path)
 
 
 def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:

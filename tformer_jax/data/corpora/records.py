@@ -28,7 +28,7 @@ class Tsv(FileSource):
             cells = line.split("\t")
             if len(cells) <= max(columns) or (not self.cfg.fields and len(cells) != len(columns)):
                 actual = f"{len(cells)} column{'s' * (len(cells) != 1)}"
-                self.bad.record(path, number, f"has {actual} where {expected} is expected")
+                self.bad.reject(path, number, f"has {actual} where {expected} is expected")
             else:
                 yield {key: cells[column] for key, column in zip(keys, columns, strict=True)}
 
@@ -66,9 +66,9 @@ class Jsonl(FileSource):
             try:
                 yield as_example(json.loads(line), fields)
             except DataError as error:
-                self.bad.record(path, number, str(error))
+                self.bad.reject(path, number, str(error))
             except (ValueError, RecursionError) as error:  # too many digits, or too many brackets
-                self.bad.record(path, number, f"is not valid JSON ({getattr(error, 'msg', error)})")
+                self.bad.reject(path, number, f"is not valid JSON ({getattr(error, 'msg', error)})")
 
 
 def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:

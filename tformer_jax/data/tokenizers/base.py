@@ -73,12 +73,12 @@ class Tokenizer:
     """Names of the special tokens that `extended` appended to the vocabulary; texts never have them."""
 
     @classmethod
-    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> "Tokenizer":
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> "Tokenizer":
         """Trains a tokenizer on normalized texts.
 
         Args:
             texts: those of at most `cfg.tokenizer_examples` examples.
-            alphabet: those of all examples, for a vocabulary with each of their characters. Like `texts`, it can be
+            all_texts: those of all examples, for a vocabulary with each of their characters. Like `texts`, it can be
                 iterated once, and is read only then.
 
         Raises:

@@ -29,14 +29,14 @@ class ExportedTokenizer(PreTrainedTokenizerFast):
 '''
 
 
-def save_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pair: bool) -> str | None:
-    """Writes the tokenizers into an existing folder.
+def export_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pair: bool) -> str | None:
+    """Writes tokenizers into an existing folder as transformers reads them, or returns why that is impossible.
 
     Args:
         pair: the model is a `Seq2Seq` model, whose sources and targets end in an EOS token.
 
     Returns:
-        Why there is no such format for these tokenizers; None if they were written.
+        Why transformers has no class for these tokenizers; None if they were written.
     """
     source, target = tokenizers.source, tokenizers.target
     options: dict[str, Any] = _names_by_role(target) | {"clean_up_tokenization_spaces": False}

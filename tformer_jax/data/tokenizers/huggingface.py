@@ -131,8 +131,8 @@ class BPE(HFTokenizer):
     is_bpe = True
 
     @classmethod
-    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
-        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the special tokens and the 256 bytes."""
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
+        """Trains byte-level BPE of at most `cfg.vocab_size` tokens, with the special tokens and the 256 bytes."""
         return cls(_train_bytes(cfg, texts, hf.models.BPE(), hf.trainers.BpeTrainer))
 
 
@@ -143,7 +143,7 @@ class Unigram(HFTokenizer):
     settings = ("vocab_size", "tokenizer_examples", "split_digits")
 
     @classmethod
-    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
         """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the special tokens and the 256 bytes."""
         unknown = SPECIAL_TOKENS[UNK]
         return cls(_train_bytes(cfg, texts, hf.models.Unigram(), hf.trainers.UnigramTrainer, unk_token=unknown))
@@ -156,8 +156,8 @@ class WordPiece(HFTokenizer):
     settings = ("vocab_size", "tokenizer_examples")
 
     @classmethod
-    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
-        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the characters of `texts` and `alphabet`.
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
+        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the characters of `texts` and `all_texts`.
 
         The library numbers characters within words in the random order of a hash table, which also decides between
         pairs of equal frequency; here they come first, in order.
@@ -166,7 +166,7 @@ class WordPiece(HFTokenizer):
         words = hf.pre_tokenizers.BertPreTokenizer()
         starts: set[str] = set()
         within: set[str] = set()
-        for text in itertools.chain(texts, alphabet):
+        for text in itertools.chain(texts, all_texts):
             for word, _ in words.pre_tokenize_str(text):
                 starts.add(word[0])
                 within.update(word[1:])

@@ -22,7 +22,7 @@ class ByteTokenizer(Tokenizer):
     vocab_size = FIRST + 256
 
     @classmethod
-    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
         return cls()
 
     def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
@@ -63,7 +63,7 @@ class PieceTokenizer(Tokenizer):
         raise NotImplementedError
 
     @classmethod
-    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
         """Builds the vocabulary of at most `cfg.vocab_size` tokens from the most frequent pieces."""
         counts = collections.Counter(piece for text in texts for piece in cls.split(text))
         ranked = sorted(counts, key=lambda piece: (-counts[piece], piece))
@@ -98,9 +98,9 @@ class CharacterTokenizer(PieceTokenizer):
     settings = ("tokenizer_examples", "split_digits")
 
     @classmethod
-    def train(cls, cfg: DataConfig, texts: Iterable[str], alphabet: Iterable[str]) -> Self:
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
         """Builds the vocabulary of all characters that occur, by code point; `cfg.vocab_size` does not limit it."""
-        return cls(sorted({character for text in alphabet for character in text}))
+        return cls(sorted({character for text in all_texts for character in text}))
 
     @staticmethod
     def split(text: str) -> Sequence[str]:

@@ -59,8 +59,8 @@ class Program:
         """Returns the time to communicate with all ICI links of the chip saturated, in seconds."""
         return sum(collective.bytes_sent for collective in self.collectives) / chip.ici
 
-    def utilization(self, chip: Chip, *, overlap: bool) -> float:
-        """Returns an upper bound on the model FLOPs utilization (MFU).
+    def utilization_bound(self, chip: Chip, *, overlap: bool) -> float:
+        """Returns an upper bound on the model FLOPs utilization (MFU), by computation and communication alone.
 
         Args:
             overlap: whether communication is hidden by computation instead of following it.

@@ -67,7 +67,7 @@ def bound_table(name: str, program: Program, chip: Chip) -> Table:
         "FLOPs of a device (estimated by tracing)": f"{program.flops:.4g}",
         "compute time": f"{1e3 * program.seconds_computing(chip):.4g} ms",
         "communication time, over all links": f"{1e3 * program.seconds_sending(chip):.4g} ms",
-        "MFU without overlap": f"{program.utilization(chip, overlap=False):.1%}",
-        "MFU with full overlap": f"{program.utilization(chip, overlap=True):.1%}",
+        "MFU without overlap": f"{program.utilization_bound(chip, overlap=False):.1%}",
+        "MFU with full overlap": f"{program.utilization_bound(chip, overlap=True):.1%}",
     }
     return make_table((f"upper bounds on {name}", "one step"), rows.items())
