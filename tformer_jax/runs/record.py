@@ -1,7 +1,6 @@
 """What a run writes and shows while it trains: metrics, events, outputs and lines on the terminal."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tformer_jax.runs import run_folder
@@ -47,12 +46,6 @@ class Record:
             record |= {"remarks": evaluation.remarks}
             record |= {"losses": vars(evaluation.losses)} if evaluation.losses else {}
             run_folder.write_outputs(self.folder, split, record)
-
-    @contextlib.contextmanager
-    def failure_recorded(self, step: Callable[[], int]) -> Iterator[None]:
-        """Records the error that ends the block; `step` returns the last step that was done."""
-        with self.events.failure_recorded(step):
-            yield
 
     def close(self) -> None:
         """Closes the files of metrics."""

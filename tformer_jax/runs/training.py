@@ -52,7 +52,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
         failures.as_run_errors(experiment.group),
         contextlib.closing(experiment),
         contextlib.closing(Training(experiment, profile=profile)) as training,
-        training.record.failure_recorded(lambda: training.trainer.step),
+        training.record.events.failure_recorded(lambda: training.trainer.step),
     ):
         with GracefulStop(several=experiment.group.count > 1) as stop, training.record.view:
             training.begin()
