@@ -1,5 +1,6 @@
 """Small corpora in files, and configs that read them, for tests of file formats."""
 
+import functools
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +19,11 @@ def write(folder: Path, **files: bytes) -> None:
         (folder / name).write_bytes(content)
 
 
-def zstd(content: bytes) -> bytes:
+def compress(content: bytes, compression: str) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as file:
+    with pa.CompressedOutputStream(sink, compression) as file:
         file.write(content)
     return sink.getvalue().to_pybytes()
+
+
+zstd, lz4 = (functools.partial(compress, compression=name) for name in ("zstd", "lz4"))

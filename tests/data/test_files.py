@@ -1,13 +1,15 @@
 """Corpora in files: every format is read unchanged."""
 
+import bz2
 import gzip
 import json
+import lzma
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.data.corpus_files import config, write, zstd
+from tests.data.corpus_files import config, lz4, write, zstd
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 
 
@@ -116,7 +118,10 @@ def test_text_holds_out_its_last_characters(tmp_path):
     assert [len(split[0]["text"]) for split in (corpus.train, corpus.validation)] == [90, 10]
 
 
-@pytest.mark.parametrize(("name", "pack"), [("a.txt", bytes), ("a.txt.gz", gzip.compress), ("a.txt.zst", zstd)])
+PACKS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstd, ".lz4": lz4}
+
+
+@pytest.mark.parametrize(("name", "pack"), [(f"a.txt{end}", pack) for end, pack in PACKS.items()])
 def test_lines_are_documents(tmp_path, name, pack):
     write(tmp_path, **{name: pack("\ufeffone\n\n  two ü\r\nthree".encode())})
     corpus = load_corpus(config("lines", name, "decoder_lm", validation=name), tmp_path)

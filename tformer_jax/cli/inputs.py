@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, BadLines, decoded_lines, is_unicode, open_binary
+from tformer_jax.data.corpora.lines import (
+    COMPRESSIONS,
+    NOT_A_CHARACTER,
+    BadLines,
+    decoded_lines,
+    is_unicode,
+    open_binary,
+)
 
-JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+JSONL = tuple(f".jsonl{end}" for end in ("", *COMPRESSIONS))
 HASHED_BYTES = 2**20
 """Number of bytes at the start of a file whose hash identifies the file, together with its size."""
 
@@ -56,7 +63,7 @@ class Source:
     @property
     def size(self) -> int | None:
         """The size of the file in bytes; None if it is unknown."""
-        if self._path is None or not self.is_file or self._path.suffix == ".zst":
+        if self._path is None or not self.is_file or self._path.suffix in COMPRESSIONS.keys() - {".gz"}:
             return None
         return self._path.stat().st_size
 

@@ -66,7 +66,9 @@ def make_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of a command that processes lines, with the flags that all of them have."""
     result = run_parser(command, description)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
-    result.add_argument("--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz or .zst")
+    result.add_argument(
+        "--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz, .bz2, .xz, .lz4 or .zst"
+    )
     result.add_argument(
         "--output", type=Path, metavar="FILE", help="text or .jsonl, plain or .gz (default: standard output)"
     )

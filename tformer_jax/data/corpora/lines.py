@@ -1,10 +1,12 @@
 """Reads lines of plain or compressed text files and handles malformed lines."""
 
+import bz2
 import collections
 import contextlib
 import gzip
 import io
 import logging
+import lzma
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,11 @@ import pyarrow as pa
 
 from tformer_jax.data.corpora.example import DataError
 
-DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4", ".zst": "zstd"}
+"""Compressions of files, by the ends of their names."""
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 """Exceptions raised by a damaged or truncated compressed file."""
-NOT_UTF8 = "not valid UTF-8: convert the file to UTF-8; a compressed one must be named .gz or .zst"
+NOT_UTF8 = f"not valid UTF-8: convert the file to UTF-8; a compressed one must be named {' or '.join(COMPRESSIONS)}"
 NOT_A_CHARACTER = "has a lone surrogate, which is not a character"
 
 
@@ -87,7 +91,7 @@ class BadLines:
 def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Iterator[tuple[int, str | None]]:
     """Yields numbered lines of a file, from 1, without line ends unless `keep_ends`; None for skipped lines.
 
-    `.gz` and `.zst` files are decompressed as they are read.
+    Files with a name in `COMPRESSIONS` are decompressed as they are read.
 
     Raises:
         DataError: the file cannot be opened; or it is empty, damaged or not UTF-8, and malformed lines are not skipped.
@@ -131,16 +135,16 @@ def is_unicode(text: str) -> bool:
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """Opens a file for reading bytes; `.gz` and `.zst` files are decompressed.
+    """Opens a file for reading bytes, which are decompressed if `COMPRESSIONS` has the end of its name.
 
     Raises:
         DataError: the file cannot be opened.
     """
     try:
-        if path.suffix == ".gz":
-            return cast(BinaryIO, gzip.open(path))
-        if path.suffix == ".zst":
-            return io.BufferedReader(pa.input_stream(str(path), compression="zstd"))
+        if library := {".gz": gzip, ".bz2": bz2, ".xz": lzma}.get(path.suffix):
+            return cast(BinaryIO, library.open(path))
+        if path.suffix in COMPRESSIONS:
+            return io.BufferedReader(pa.input_stream(str(path), compression=COMPRESSIONS[path.suffix]))
         return path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -152,7 +156,7 @@ def _raw_lines(file: BinaryIO, path: Path, bad: BadLines) -> Iterator[bytes]:
         try:
             raw = file.readline()
         except DAMAGED as error:
-            kind = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix, "readable")
+            kind = COMPRESSIONS.get(path.suffix, "readable")
             bad.reject(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
             return
         if not raw:

@@ -19,7 +19,7 @@ from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
 """Modules that register their datasets on import."""
-BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8")
+BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8", "debian_descriptions")
 """Datasets missing from TFDS: modules of `tformer_jax.data.builders`."""
 
 
