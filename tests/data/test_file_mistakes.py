@@ -227,7 +227,7 @@ def test_no_folder_says_where_the_data_comes_from():
     [
         ("jsonl", ("text",), r"data.fields=\('text',\): must name 2 fields, for source and target"),
         ("tsv", ("en", "de"), "must be column numbers"),
-        ("tsv", ("1",), "must be two columns"),
+        ("tsv", ("1",), "must name 2 fields, for source and target"),
     ],
 )
 def test_fields_that_do_not_fit(tmp_path, source, fields, sentence):

@@ -112,7 +112,7 @@ def test_weights_are_those_of_examples_by_default():
     counts = drawn((cfg, corpus, tokenizers), 200)
     assert share(counts["examples"]) == pytest.approx(0.5, abs=0.03)
     assert share(counts["tokens"]) > 0.85
-    assert example_weights(cfg, corpus.train, tokenizers, None) == (0.5, 0.5)
+    assert example_weights(cfg, corpus, tokenizers) == (0.5, 0.5)
     assert DataConfig().weight_by == "examples"
 
 
@@ -130,13 +130,13 @@ def test_weights_and_shares_by_hand():
     """Pairs of 4 + 2 tokens and of 1 + 1, each side with an end: 8 and 4 tokens; an example in four is dropped."""
     cfg, _, tokenizers = mixed("pairs in buckets", weights=(1, 2), bucket_lengths=(8,))
     pairs = [{"source": "aaaa", "target": "aa"}] * 3 + [{"source": "a" * 8, "target": "a"}]
-    train = Joined([pairs, [{"source": "b", "target": "b"}] * 5])
-    assert example_weights(cfg, train, tokenizers, None) == (1 / (8 * 3 / 4), 2 / 4)
-    examples, tokens = shares(cfg, train, tokenizers, None)
+    corpus = Corpus(Joined([pairs, [{"source": "b", "target": "b"}] * 5]), [], [])
+    assert example_weights(cfg, corpus, tokenizers) == (1 / (8 * 3 / 4), 2 / 4)
+    examples, tokens, _ = shares(cfg, corpus, tokenizers)
     np.testing.assert_allclose(examples, np.array([1 / 6, 1 / 2]) / (1 / 6 + 1 / 2))
     np.testing.assert_allclose(tokens, [1 / 3, 2 / 3])
     by_examples = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, weight_by="examples"))
-    examples, tokens = shares(by_examples, train, tokenizers, None)
+    examples, tokens, _ = shares(by_examples, corpus, tokenizers)
     np.testing.assert_allclose(examples, [1 / 3, 2 / 3])
     np.testing.assert_allclose(tokens, [6 / 14, 8 / 14])
 
@@ -158,9 +158,9 @@ def test_few_evenly_spread_examples_are_read(monkeypatch):
     cfg, *_ = mixed("labeled texts in buckets")
     texts = [{"text": "a" * (1 + number % 2), "label": "x"} for number in range(6)]
     special = BYTES.target.special.added
-    assert mixtures.mean_tokens(cfg, [texts], BYTES, ("x",)) == [1 + special]
+    assert mixtures.mean_sizes(cfg, Corpus(texts, [], [], ("x",)), BYTES).tokens == [1 + special]
     monkeypatch.setattr(mixtures, "CHARACTERS", 1)
-    assert mixtures.mean_tokens(cfg, [texts[1:]], BYTES, ("x",)) == [2 + special]
+    assert mixtures.mean_sizes(cfg, Corpus(texts[1:], [], [], ("x",)), BYTES).tokens == [2 + special]
 
 
 def test_an_entry_without_tokens_cannot_have_a_share():

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
+from tformer_jax.config.directions import Direction, with_reverses
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import NoiseConfig
@@ -12,6 +13,7 @@ NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BUCKETS = {"batching": ("buckets",)}
 ROWS = {"batching": ("windows", "packed")}
 PACKED = {"batching": ("packed",)}
+TAGS = ("source", "target")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,44 @@ class DataConfig(Section):
     target_language: str = setting(
         "de", "CLDR locale or code of ISO 639; also `{lang}` of target files, and their TFDS feature"
     )
+    directions: tuple[str, ...] = setting(
+        (),
+        "translation between many languages: pairs such as ('en-de', 'en-pt_BR'), each read in this order. {src} and "
+        "{tgt} in entries are their codes, {lang} the code of either side; (): source_language and target_language, or "
+        "all directions that language_fields name",
+        used_by="source",
+    )
+    both_directions: bool = setting(False, "many languages: read each pair the other way round, too", used_by="source")
+    zero_shot: tuple[str, ...] = setting(
+        (), "as directions: pairs of the held-out splits that training leaves out", used_by="source"
+    )
+    language_fields: tuple[str, ...] = setting(
+        (), "as fields: the fields that hold the languages of source and target", used_by="source"
+    )
+    source_tags: tuple[str, ...] = setting(
+        ("target",),
+        "many languages: the languages whose tags each source starts with; target: which to translate into (Google's "
+        "multilingual system, 2017), source: which it is in",
+        choices=TAGS,
+    )
+    target_tags: tuple[str, ...] = setting(
+        (),
+        "many languages: the languages whose tags each target starts with; the decoder is given them, and does not "
+        "learn to predict them (M2M-100, 2020)",
+        choices=TAGS,
+    )
+    temperature: float = setting(
+        1.0,
+        "many languages: draw each direction with a probability proportional to n^(1/temperature), for n examples; 1: "
+        "as often as it occurs",
+        low=1.0,
+        high=1e6,
+    )
+    upsampling: float | None = setting(
+        None,
+        "many languages: repeat the examples of a direction at most so many times more often than on average",
+        low=1.0,
+    )
     languages: tuple[str, ...] = setting(
         ("en", "de", "fr", "es", "it", "nl", "sv", "pl"),
         "CLDR locales of cldr_language",
@@ -51,8 +91,8 @@ class DataConfig(Section):
     test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples", used_by="source")
     weights: tuple[float, ...] = setting(
         (),
-        "mixture weights of the entries of train, by weight_by; examples are drawn in proportions rounded down to "
-        "hundredths of the smallest; (): concatenate the entries",
+        "mixture weights of the entries of train, or of the directions, by weight_by; examples are drawn in proportions "
+        "exact to 2^-20; (): concatenate the entries",
         above=0,
         used_by="source",
     )
@@ -184,6 +224,7 @@ class DataConfig(Section):
 
     def check(self) -> None:
         self._check_source()
+        self._check_directions()
         self._check_tokenizer()
         self._check_batching()
 
@@ -197,7 +238,7 @@ class DataConfig(Section):
         entry = kinds.load(kinds.CORPORA, self.source).entry
         if entry and not self.train:
             raise self.error("train", f"must say what data.source={self.source!r} reads, such as {entry}")
-        if self.weights and len(self.weights) != len(self.train):
+        if self.weights and not self.multilingual and len(self.weights) != len(self.train):
             raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
         if self.weights and not self.validation and self.source != "prepared":
             raise self.error("weights", "requires data.validation, because a mixture has no last part to hold out")
@@ -205,6 +246,39 @@ class DataConfig(Section):
             raise self.error("weight_by", "is used only with data.weights; set them, or write 'examples'")
         if self.validation and "validation_fraction" in self.changed_settings():
             raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
+
+    def _check_directions(self) -> None:
+        for name in ("directions", "zero_shot"):
+            for text in getattr(self, name):
+                try:
+                    Direction.parse(text)
+                except ValueError as error:
+                    raise self.error(name, str(error)) from error
+        listed = [Direction.parse(text) for text in self.directions]
+        read = [*listed, *(direction.reverse for direction in listed if self.both_directions)]
+        for text in dict.fromkeys(map(str, (*read, *map(Direction.parse, self.zero_shot)))):
+            if (*map(str, read), *self.zero_shot).count(text) > 1:
+                raise self.error("directions", f"has {text!r} twice, with both_directions and zero_shot; write it once")
+        if not self.multilingual:
+            for name in ("both_directions", "zero_shot", "source_tags", "target_tags", "temperature", "upsampling"):
+                if name in self.changed_settings():
+                    default = type(self).__dataclass_fields__[name].default
+                    raise self.error(name, f"is used only with data.directions or language_fields; write {default!r}")
+            return
+        for name in ("source_language", "target_language"):
+            if name in self.changed_settings():
+                raise self.error(name, "is not used with several directions; leave it out")
+        if {"moses", "punctuation"} & {*self.normalize}:
+            raise self.error("normalize", "cannot have moses or punctuation with several languages, whose rules differ")
+        if self.train and not self.validation and self.source != "prepared":
+            raise self.error(
+                "validation", "must name data, because many languages have no common last part to hold out"
+            )
+        if self.weights and len(self.weights) != len(self.wanted_directions):
+            count = len(self.wanted_directions)
+            raise self.error("weights", f"must have one number for each of the {count} directions of data.directions")
+        if self.weights and (self.temperature != 1 or self.upsampling is not None):
+            raise self.error("temperature", "and data.upsampling must be left out with data.weights")
 
     def _check_tokenizer(self) -> None:
         sides = self.tokenizer_kinds
@@ -239,6 +313,17 @@ class DataConfig(Section):
     def generated(self) -> bool:
         """Whether examples are generated instead of read from what `train` names."""
         return not self.train
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether examples have directions."""
+        return bool(self.directions or self.language_fields) or kinds.load(kinds.CORPORA, self.source).multilingual
+
+    @property
+    def wanted_directions(self) -> tuple[Direction, ...]:
+        """The directions to read, in the order of the training split; (): all that the data has."""
+        listed = list(map(Direction.parse, self.directions))
+        return tuple(with_reverses(listed) if self.both_directions else listed)
 
     @property
     def tokenizer_kinds(self) -> tuple[str, str]:

@@ -80,6 +80,8 @@ class Task:
             raise cfg.data.error("source", f"does not fit {by}; write one of {self.sources}")
         if cfg.train.metric not in self.metrics:
             raise cfg.train.error("metric", f"must be one of {self.metrics} for {by}")
+        if cfg.data.multilingual and not self.pairs:
+            raise cfg.data.error("directions", f"and language_fields must be () for {by}, which has no pairs")
         if cfg.decode.unknown == "copy" and not self.pairs:
             raise cfg.decode.error("unknown", f"must be 'show' or 'omit' for {by}, which has no source")
         self.check_translation_settings(cfg)

@@ -43,8 +43,8 @@ class Column(NamedTuple):
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - 1), lengths)
 
-    def prepend(self, token: int) -> "Column":
-        """Prepends a token to each example."""
+    def prepend(self, token: int | np.ndarray) -> "Column":
+        """Prepends a token, or one for each example (int [examples]), to each example."""
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - lengths), lengths)
 
@@ -71,11 +71,11 @@ class Column(NamedTuple):
         lengths[last] = (self.lengths - limit * (pieces - 1))[pieces > 0]
         return Column(self.ids, lengths)
 
-    def _insert(self, token: int, indices: np.ndarray) -> np.ndarray:
-        result = np.full(len(self.ids) + len(indices), token, np.int32)
+    def _insert(self, token: int | np.ndarray, indices: np.ndarray) -> np.ndarray:
+        result = np.empty(len(self.ids) + len(indices), np.int32)
         others = np.ones(len(result), bool)
         others[indices] = False
-        result[others] = self.ids
+        result[indices], result[others] = token, self.ids
         return result
 
 

@@ -8,7 +8,7 @@ import grain
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.batching import EvaluationPass
-from tformer_jax.data.corpora import Corpus, Joined
+from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.mixtures import example_weights
@@ -36,9 +36,8 @@ def training_examples(
     """Returns endless lists of pending examples in the order of training, and the reader of their rows."""
     reader = id_reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout)
     convert = feature_converter(cfg, tokenizers)
-    sizes = corpus.train.sizes if isinstance(corpus.train, Joined) else [len(corpus.train)]
-    weights = example_weights(cfg, corpus.train, tokenizers, corpus.labels)
-    blocks = index_blocks(sizes, weights, cfg.seed, DOCUMENTS if task_of(cfg).documents else BLOCK)
+    weights = example_weights(cfg, corpus, tokenizers)
+    blocks = index_blocks(corpus.sizes, weights, cfg.seed, DOCUMENTS if task_of(cfg).documents else BLOCK)
     rows = RowReader(reader, convert, shards)
     if not isinstance(reader, Tokenized):
         return LoadedBlocks(blocks.map(LengthReader(reader, convert)), workers=0), rows

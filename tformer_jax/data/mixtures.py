@@ -1,19 +1,23 @@
 """The entries of a mixture: how often their examples are drawn, and the share of each in the tokens of training."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tformer_jax.config import Config
-from tformer_jax.data.corpora import DataError, Example, Joined
-from tformer_jax.data.corpora.corpus import spread
-from tformer_jax.data.rows import BLOCK, id_reader, pending_reader
+from tformer_jax.data.corpora import Corpus, DataError, Example
+from tformer_jax.data.corpora.corpus import Part, spread
+from tformer_jax.data.corpora.example import NO_TEXT
+from tformer_jax.data.rows import BLOCK, IndexedReader, id_reader, pending_reader
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import Tokenized, feature_converter
 
 TOKENIZED = 10_000
-"""Maximum number of examples of an entry whose tokens are counted."""
+"""Maximum number of examples of an entry, or of all directions, whose tokens are counted."""
+LEAST = 500
+"""Minimum number of examples of a direction whose tokens are counted, if it has as many."""
 CHARACTERS = 4_000_000
 """Approximate maximum number of characters to tokenize for a count."""
 COUNTED = ("source", "target_out", "tokens")
@@ -21,27 +25,46 @@ COUNTED = ("source", "target_out", "tokens")
 
 
 class Shares(NamedTuple):
-    """Shares of the entries of a mixture in training: float64 [entries] each."""
+    """Shares of the entries of a mixture, or of directions, in training: float64 [entries] each."""
 
     examples: np.ndarray
     tokens: np.ndarray
+    epochs: np.ndarray
+    """Approximate number of times that each example is drawn in the steps of training."""
 
 
-def example_weights(
-    cfg: Config, train: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None
-) -> tuple[float, ...]:
-    """Returns how often an example of each entry is drawn, in proportion; () to concatenate the entries.
+def direction_shares(sizes: Sequence[int], temperature: float, upsampling: float | None = None) -> np.ndarray:
+    """Returns the probabilities of directions with these numbers of examples: float64 [directions].
+
+    They are proportional to `sizes ** (1 / temperature)` ("Massively Multilingual Neural Machine Translation in the
+    Wild", 2019, section 4.2), but at most `upsampling` times the share of a direction in the data.
+    """
+    data = np.array(sizes, float) / np.sum(sizes)
+    scaled = data ** (1 / temperature)
+    capped = np.zeros(len(data), bool)
+    while True:
+        free = np.where(capped, 0.0, scaled)
+        room = 1 - (upsampling or 0.0) * data[capped].sum()
+        result = np.where(capped, (upsampling or 0.0) * data, room * free / (free.sum() or 1.0))
+        above = ~capped & (result > (np.inf if upsampling is None else upsampling) * data)
+        if not above.any():
+            return result
+        capped |= above
+
+
+def example_weights(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> tuple[float, ...]:
+    """Returns how often an example of each entry or direction is drawn, in proportion; () to concatenate them.
 
     It depends only on the config, the corpus and its tokenizers, so that all processes and resumed runs agree.
 
     Raises:
         DataError: the examples of an entry add no token to batches, so that it can have no share in tokens.
     """
-    weights = cfg.data.weights
+    weights = _drawn_shares(cfg, corpus)
     if not weights or cfg.data.weight_by == "examples":
         return weights
-    means = mean_tokens(cfg, _entries(train), tokenizers, labels)
-    for name, mean in zip(cfg.data.train, means, strict=True):
+    means = mean_sizes(cfg, corpus, tokenizers).tokens.tolist()
+    for name, mean in zip(corpus.directions or cfg.data.train, means, strict=True):
         if not mean:
             raise DataError(
                 f"all examples of {name} that were read are blank or too long for their row, so that it cannot have a "
@@ -50,51 +73,80 @@ def example_weights(
     return tuple(weight / mean for weight, mean in zip(weights, means, strict=True))
 
 
-def shares(cfg: Config, train: Joined, tokenizers: Tokenizers, labels: tuple[str, ...] | None) -> Shares:
-    """Returns the share of each entry in the examples of training, and in its tokens.
+def _drawn_shares(cfg: Config, corpus: Corpus) -> tuple[float, ...]:
+    """Returns the weights of entries or directions; () if they are drawn as often as they occur."""
+    if cfg.data.temperature == 1 and cfg.data.upsampling is None:
+        return cfg.data.weights
+    return tuple(direction_shares(corpus.sizes, cfg.data.temperature, cfg.data.upsampling).tolist())
+
+
+def shares(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Shares:
+    """Returns the share of each entry or direction in the examples of training, and in its tokens.
 
     Windows of several entries have equal numbers of tokens; their share in examples is that of the texts in them.
     """
-    weights = np.array(cfg.data.weights or train.sizes, float)
-    means = np.array(mean_tokens(cfg, train.parts, tokenizers, labels))
+    weights = np.array(_drawn_shares(cfg, corpus) or corpus.sizes, float)
+    means = mean_sizes(cfg, corpus, tokenizers)
     by_token = bool(cfg.data.weights) and (cfg.data.batching == "windows" or cfg.data.weight_by == "tokens")
-    examples, tokens = (weights / means, weights) if by_token else (weights, weights * means)
-    return Shares(examples / examples.sum(), tokens / (tokens.sum() or 1.0))
+    examples = weights / means.tokens if by_token else weights
+    tokens = examples * means.tokens
+    examples = examples / examples.sum()
+    draws = cfg.train.steps / ((examples * means.batches).sum() or 1.0) * examples
+    return Shares(examples, tokens / (tokens.sum() or 1.0), draws / np.array(corpus.sizes))
 
 
-def mean_tokens(
-    cfg: Config, entries: Sequence[Sequence[Example]], tokenizers: Tokenizers, labels: tuple[str, ...] | None
-) -> list[float]:
-    """Returns the mean number of tokens that an example of each entry adds to batches, from evenly spread examples.
+class MeanSizes(NamedTuple):
+    """Mean sizes of an example of each entry or direction: float64 [entries] each."""
 
-    Special tokens are counted; what is dropped or truncated is not. BPE-dropout is not applied. With windows, the mean
-    is that of whole texts.
+    tokens: np.ndarray
+    """Number of tokens that an example adds to batches."""
+    batches: np.ndarray
+    """Part of a batch that an example fills, padding included."""
+
+
+def mean_sizes(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> MeanSizes:
+    """Returns the mean sizes of evenly spread examples.
+
+    Special tokens are counted; what is dropped or truncated is not. BPE-dropout is not applied. With windows, the means
+    are those of whole texts.
     """
-    return [_mean_tokens(cfg, entry, tokenizers, labels) for entry in entries]
+    reader = id_reader(corpus.train, tokenizers, corpus.labels)
+    limit = max(TOKENIZED // len(corpus.directions), LEAST) if corpus.directions else TOKENIZED
+    means = []
+    for size, end in zip(corpus.sizes, itertools.accumulate(corpus.sizes), strict=True):
+        part = Part(corpus.train, range(end - size, end))
+        chosen = affordable(part, limit) if isinstance(reader, Tokenized) else spread(size, limit)
+        sizes = _sizes(cfg, reader, [part.indices[index] for index in chosen], tokenizers)
+        means.append(np.sum(list(sizes), axis=0) / len(chosen) if sizes else np.zeros(2))
+    return MeanSizes(*np.array(means).T)
 
 
-def _mean_tokens(
-    cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None
-) -> float:
-    reader = id_reader(examples, tokenizers, labels)
-    tokenized = isinstance(reader, Tokenized)
-    chosen = affordable(examples, TOKENIZED) if tokenized else spread(len(examples), TOKENIZED)
+def _sizes(
+    cfg: Config, reader: IndexedReader | Tokenized, chosen: Sequence[int], tokenizers: Tokenizers
+) -> list[tuple[float, float]]:
+    """Returns the number of tokens of each chosen example, and the part of a batch that it fills."""
     blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
+    rows = cfg.data.batch_size
     if cfg.data.batching == "windows":
-        return sum(int(reader.read(block)["text"].lengths.sum()) for block in blocks) / len(chosen)
+        lengths = (int(length) for block in blocks for length in reader.read(block)["text"].lengths)
+        return [(length, length / cfg.data.window / rows) for length in lengths]
     convert = feature_converter(cfg, tokenizers)
     convert.reported = True  # training reports what it drops or truncates
     read = pending_reader(reader, convert)
-    pending = (example.lengths for block in blocks for example in read(block))
-    return sum(lengths[key] for lengths in pending for key in COUNTED if key in lengths) / len(chosen)
-
-
-def _entries(train: Sequence[Example]) -> Sequence[Sequence[Example]]:
-    return train.parts if isinstance(train, Joined) else [train]
+    sizes = []
+    for example in (example for block in blocks for example in read(block)):
+        longest = max(example.lengths.values())
+        if cfg.data.batching == "buckets":
+            part = next(length for length in cfg.data.bucket_lengths if longest <= length) / cfg.data.batch_tokens
+        else:
+            part = longest / cfg.data.window / rows
+        sizes.append((sum(example.lengths[key] for key in COUNTED if key in example.lengths), part))
+    return sizes
 
 
 def affordable(examples: Sequence[Example], limit: int) -> Sequence[int]:
     """Returns the indices of evenly spread examples to tokenize: at most `limit`, fewer if they are long."""
     probe = spread(len(examples), 50)
-    characters = sum(len(text) for index in probe for text in examples[index].values()) / max(len(probe), 1)
+    texts = (text for index in probe for key, text in examples[index].items() if key not in NO_TEXT)
+    characters = sum(map(len, texts)) / max(len(probe), 1)
     return spread(len(examples), max(1, min(limit, int(CHARACTERS / max(characters, 1)))))

@@ -7,6 +7,7 @@ from tformer_jax.config import Config, kinds
 from tformer_jax.config.task import task_of
 from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.corpora import Corpus, DataError, Example
+from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, Shards, id_reader, pending_reader, token_stream
 from tformer_jax.data.tokenizers import Tokenizers
@@ -107,7 +108,7 @@ def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
 
 
 def _has_tokens(example: Example, tokenizers: Tokenizers) -> bool:
-    texts = {key: text for key, text in example.items() if key != "label"}
+    texts = {key: text for key, text in example.items() if key not in NO_TEXT}
     return any((tokenizers.source if key == "source" else tokenizers.target).encode(texts[key]) for key in texts)
 
 

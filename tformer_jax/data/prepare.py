@@ -18,6 +18,7 @@ from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
 from tformer_jax.data.corpora import DataError, Example, stream_corpus
 from tformer_jax.data.corpora.corpus import Endless
+from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.prepared import (
     FORMAT,
     LENGTH,
@@ -26,6 +27,7 @@ from tformer_jax.data.corpora.prepared import (
     TOKENIZERS,
     encode_record,
     id_dtype,
+    stored_keys,
 )
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
@@ -53,11 +55,15 @@ class Summary:
     """Number of examples by the length of their longest side, rounded up to a power of two."""
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of malformed lines by reason, of the files that are named for this split."""
+    directions: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Number of examples of each direction, in the order of the records."""
 
-    def count(self, ids: TokenIds) -> None:
+    def count(self, ids: TokenIds, direction: str | None) -> None:
         """Adds one example."""
         self.examples += 1
-        sizes = {key: len(tokens) for key, tokens in ids.items() if key != "label"}
+        if direction is not None:
+            self.directions[direction] = self.directions.get(direction, 0) + 1
+        sizes = {key: len(tokens) for key, tokens in ids.items() if key not in NO_TEXT}
         for key, size in sizes.items():
             self.tokens[key] = self.tokens.get(key, 0) + size
         bound = 1 << max(max(sizes.values()) - 1, 0).bit_length()
@@ -92,7 +98,9 @@ def prepare(
     if isinstance(splits.train, Endless):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
     given = tokenizers
-    tokenizers = adopt_tokenizers(cfg.data, given) if given else train_tokenizers(cfg.data, splits.train, root)
+    tokenizers = (
+        adopt_tokenizers(cfg.data, given, splits.train) if given else train_tokenizers(cfg.data, splits.train, root)
+    )
     if task_of(cfg).keys == ("text",) and document_end(tokenizers.target) is None:
         raise DataError("the vocabulary has no token that separates documents: train on the text directly")
     summaries = {}
@@ -131,7 +139,7 @@ class _SplitWriter:
         labels: tuple[str, ...] | None,
         shards: int,
     ):
-        self._keys = task_of(cfg).keys
+        self._keys = stored_keys(cfg)
         self._folder, self._split, self._shards = folder, split, shards
         self._tokenizers, self._labels = tokenizers, labels
         self._dtype = id_dtype(max(tokenizers.source.vocab_size, tokenizers.target.vocab_size))
@@ -162,7 +170,7 @@ class _SplitWriter:
                     record = encode_record(texts, [ids[key] for key in self._keys], self._dtype)
                     writers[summary.examples % count].write(record)
                     lengths.write(np.array([len(ids[key]) for key in self._keys], LENGTH).tobytes())
-                    summary.count(ids)
+                    summary.count(ids, example.get("direction"))
                 progress(self._split, len(chunk))
         return summary
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.corpora import Corpus, Example, Joined
+from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, spread
+from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.mixtures import affordable, shares
 from tformer_jax.data.rows import id_reader
@@ -71,8 +72,10 @@ class SplitSummary:
     """Mean number of target tokens for a source token."""
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of malformed lines and of examples that filters dropped, by reason."""
-    parts: list[dict[str, float]] = dataclasses.field(default_factory=list)
-    """Share of each entry of a mixture in the examples of training and in the tokens of its batches."""
+    parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Of each entry of a mixture, or direction: number of examples, shares in the examples of training and in the tokens
+    of its batches, and the number of epochs.
+    """
 
 
 def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, SplitSummary]:
@@ -86,13 +89,18 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         summary = summaries[split] = _of_tokens(cfg, examples, tokenizers, corpus.labels, training=split == "train")
         _compare(summary, examples, trained, training=split == "train")
         summary.left_out = dict(corpus.left_out.get(split, {}))
-    if isinstance(corpus.train, Joined) and not isinstance(corpus.train, Endless):
-        examples, tokens = shares(cfg, corpus.train, tokenizers, corpus.labels)
-        summaries["train"].parts = [
-            {"examples": float(share), "tokens": float(of_tokens)}
-            for share, of_tokens in zip(examples, tokens, strict=True)
-        ]
+    if len(corpus.sizes) > 1:
+        summaries["train"].parts = _parts(cfg, corpus, tokenizers)
     return summaries
+
+
+def _parts(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> list[dict[str, Any]]:
+    names = list(corpus.directions or cfg.data.train)
+    sizes, measured = corpus.sizes, np.transpose(shares(cfg, corpus, tokenizers))
+    return [
+        {"name": name, "size": size, "examples": float(row[0]), "tokens": float(row[1]), "epochs": float(row[2])}
+        for name, size, row in zip(names, sizes, measured, strict=False)
+    ]
 
 
 def _of_tokens(
@@ -106,7 +114,7 @@ def _of_tokens(
     reader = id_reader(examples, tokenizers, labels)
     for start in range(0, len(chosen), BLOCK):
         block = reader.read(chosen[start : start + BLOCK])
-        lengths = {key: column.lengths for key, column in block.items() if key != "label"}
+        lengths = {key: column.lengths for key, column in block.items() if key not in NO_TEXT}
         limits = _limits(converter, lengths)
         for key, sizes in lengths.items():
             side = summary.sides.setdefault(key, Side(limit=limits.get(key)))
@@ -179,3 +187,8 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
         parts += [f"{count:,} {name}" for name, count in names.items() if count]
         parts += [f"left out: {count:,} {reason}" for reason, count in summary.left_out.items()]
         yield "  ".join(parts)
+        for part in summary.parts:
+            yield (
+                f"  {part['name']}: {part['size']:,} examples, {100 * part['examples']:.2g} % of those drawn, "
+                f"{100 * part['tokens']:.2g} % of the tokens, {part['epochs']:.2g} epochs"
+            )

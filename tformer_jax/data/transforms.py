@@ -12,6 +12,7 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
+from tformer_jax.data.tags import Tags, direction_column
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
@@ -68,6 +69,9 @@ def tokenize(
             assert labels is not None
             block[key] = Column.of([[labels.index(value)] for value in values])
             continue
+        if key == "direction":
+            block[key] = direction_column(tokenizers, values)
+            continue
         tokenizer = tokenizers.source if key == "source" else tokenizers.target
         if rng is not None and dropouts and tokenizer in dropouts:
             block[key] = Column.of(dropouts[tokenizer].encode_batch(values, rng))
@@ -101,6 +105,8 @@ class FeatureConverter:
     """Label of the last token of a document."""
     settings: tuple[str, str] = ("data.window", "data.source_window")
     """Names of the settings that `length` and `source_length` are, for messages."""
+    tags: Tags | None = None
+    """Tags of examples with directions."""
     adapt: Callable[[Block], Block] | None = None
     """Turns the result into the inputs and labels of a task (`Task.features`)."""
     reported: bool = dataclasses.field(default=False, init=False)
@@ -141,20 +147,28 @@ class FeatureConverter:
                 self.reported = True
             chosen = fits & self._has_tokens(lengths)
             ids = {key: column.select(chosen) for key, column in ids.items()}
-        source = self._truncate(ids["source"], self.source_length - self.source.added_to_side, self.settings[1])
-        whole = ids["target"].surround(self.target.before, self.target.after_side)
-        target = self._truncate(whole, self.length, self.settings[0])
+        limit = self.source_length - self.source.added_to_side - self._tag_count("source")
+        source = self._truncate(ids["source"], limit, self.settings[1])
+        inputs = labels = ids["target"]
+        if self.tags is not None:
+            source = self.tags.prepend_to_sources(ids | {"source": source})
+            inputs, labels = (self.tags.prepend_to_targets(ids, labels=masked) for masked in (False, True))
+        inputs, labels = (side.surround(self.target.before, self.target.after_side) for side in (inputs, labels))
+        target = self._truncate(labels, self.length, self.settings[0])
         return {
             "source": source.surround(self.source.before, self.source.after_side),
-            "target_in": whole.prepend(self.target.start).truncate(target.lengths),
+            "target_in": inputs.prepend(self.target.start).truncate(target.lengths),
             "target_out": target,
         }
+
+    def _tag_count(self, side: str) -> int:
+        return 0 if self.tags is None else len(getattr(self.tags, side))
 
     def _fits(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns whether both sides of pairs fit into their rows: bool [pairs]."""
         limits = {
-            "source": self.source_length - self.source.added_to_side,
-            "target": self.length - self.target.added_to_side,
+            "source": self.source_length - self.source.added_to_side - self._tag_count("source"),
+            "target": self.length - self.target.added_to_side - self._tag_count("target"),
         }
         long = np.any([lengths[side] > limit for side, limit in limits.items()], axis=0)
         return ~long if self.drop else np.ones_like(long)
@@ -209,8 +223,9 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         settings = (f"data.{name}", f"data.{source_name}")
     task = task_of(cfg)
     if task.pairs:
-        _check_room(data, source_name, source_length, source.added_to_side)
-        _check_room(data, name, length, target.added_to_side)
+        tags = (len(data.source_tags), len(data.target_tags)) if data.multilingual else (0, 0)
+        _check_room(data, source_name, source_length, source.added_to_side + tags[0])
+        _check_room(data, name, length, target.added_to_side + tags[1])
     elif not task.documents:
         _check_room(data, name, length, target.added)
     end = document_end(tokenizers.target)
@@ -224,6 +239,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         target=target,
         end=IGNORED if end is None else end,
         settings=settings,
+        tags=Tags.from_config(data, tokenizers) if data.multilingual else None,
         adapt=task.features,
     )
 

@@ -17,6 +17,8 @@ PAIRS, TEXTS, LABELED = ("source", "target"), ("text",), ("text", "label")
 """Keys of examples."""
 FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "validation_fraction")
 """Settings of sources that read files."""
+DIRECTIONS = ("directions", "both_directions", "zero_shot")
+"""Settings of sources that have pairs of many languages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +29,19 @@ class Corpus:
     validation: Sequence[Example]
     test: Sequence[Example]
     labels: tuple[str, ...] | None = None
+    directions: Mapping[str, int] | None = None
+    """Number of training examples of each direction, in the order of `train`; None: one direction, or no pairs."""
     tokenizers: Path | None = None
     """Folder of the tokenizers of a prepared corpus."""
     left_out: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """Number of malformed lines and of examples that filters dropped, by split and reason."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of training examples of the parts that a mixture draws from."""
+        if self.directions:
+            return list(self.directions.values())
+        return self.train.sizes if isinstance(self.train, Joined) else [len(self.train)]
 
 
 class Endless(Sequence[Example]):
@@ -65,6 +76,8 @@ class Source:
     """Settings of `data` that it uses, of those that depend on the source."""
     examples: ClassVar[tuple[tuple[str, ...], ...] | None]
     """Keys of the examples that it may have; None: any, named by `data.fields`."""
+    multilingual: ClassVar[bool] = False
+    """Whether its pairs always have directions."""
     entry: ClassVar[str] = ""
     """An entry of `data.train`, which must name the data, for messages; "": the examples are generated."""
 

@@ -8,9 +8,21 @@ from pathlib import Path
 from typing import ClassVar
 
 from tformer_jax.config import Config, DataConfig, kinds
+from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import splits
-from tformer_jax.data.corpora.corpus import FILE_SETTINGS, PAIRS, TEXTS, Corpus, DataError, Example, Source, Splits
+from tformer_jax.data.corpora.corpus import (
+    DIRECTIONS,
+    FILE_SETTINGS,
+    PAIRS,
+    TEXTS,
+    Corpus,
+    DataError,
+    Example,
+    Source,
+    Splits,
+)
+from tformer_jax.data.corpora.directions import fill
 from tformer_jax.data.corpora.filters import BLANK_LINE, HEADER
 from tformer_jax.data.corpora.lines import BadLines, numbered_lines, read_text
 from tformer_jax.data.corpora.locations import locate, locate_by_wildcards
@@ -20,7 +32,7 @@ from tformer_jax.data.corpora.locations import locate, locate_by_wildcards
 class FileSource(Source):
     """A format of files; an instance reads the entries of one split. A subclass defines `read_file`."""
 
-    settings: ClassVar[tuple[str, ...]] = (*FILE_SETTINGS, "on_bad_line", "filters")
+    settings: ClassVar[tuple[str, ...]] = (*FILE_SETTINGS, *DIRECTIONS, "on_bad_line", "filters")
 
     cfg: DataConfig
     root: Path | None
@@ -29,13 +41,27 @@ class FileSource(Source):
     bad: BadLines
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Number of lines without an example, by kind."""
+    directions: tuple[Direction, ...] = ()
+    """The directions for which each entry is read; (): the one of `source_language` and `target_language`."""
+
+    @staticmethod
+    def check(data: DataConfig) -> None:
+        """Raises `ConfigError` for an entry that names no language although the data has several."""
+        if not data.directions or data.language_fields:
+            return
+        for split in ("train", "validation", "test"):
+            for name in getattr(data, split):
+                if not any(place in name for place in ("{src}", "{tgt}", "{lang}")):
+                    problem = "must contain {src} and {tgt}, or {lang}, for data.directions; or set language_fields"
+                    raise data.error(split, f"{name!r} {problem}")
 
     @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:
         """Raises `DataError` if an entry matches no file."""
-        for name in (*cfg.data.train, *cfg.data.validation, *cfg.data.test):
-            for language in dict.fromkeys((cfg.data.source_language, cfg.data.target_language)):
-                locate(root, name.replace("{lang}", language))
+        for split in splits.NAMES:
+            for name, direction in itertools.product(getattr(cfg.data, split), splits.read_directions(cfg.data, split)):
+                for path in dict.fromkeys(fill(name, direction, side) for side in direction):
+                    locate(root, path)
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:
@@ -44,16 +70,27 @@ class FileSource(Source):
 
     @classmethod
     def stream(cls, cfg: Config, root: Path | None) -> Splits:
-        """Opens the splits, which are read in each pass."""
-        return splits.stream(cls, cfg, root)
+        """Opens the splits, which are read in each pass; with many languages, they are loaded and sorted by direction."""
+        return super().stream(cfg, root) if cfg.data.multilingual else splits.stream(cls, cfg, root)
 
     def read_entry(self, name: str) -> Iterator[Example]:
         """Yields the examples of all files that match a path or glob, in the order of the paths.
 
+        With many languages, each has its direction.
+
         Raises:
             DataError: a file is missing or empty, or has a malformed line and `data.on_bad_line` is "stop".
         """
-        return itertools.chain.from_iterable(map(self.read_file, locate(self.root, name)))
+        for direction in self.directions:
+            examples = self.read_direction(name, direction)
+            if self.cfg.directions and not self.cfg.language_fields:
+                written = str(direction)
+                examples = ({**example, "direction": written} for example in examples)
+            yield from examples
+
+    def read_direction(self, name: str, direction: Direction) -> Iterator[Example]:
+        """Yields the examples of an entry in one direction."""
+        return itertools.chain.from_iterable(map(self.read_file, locate(self.root, fill(name, direction))))
 
     def read_file(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file."""
@@ -78,7 +115,9 @@ class FileSource(Source):
 
 def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileSource:
     """Returns the reader of the format that `cfg.data.source` names."""
-    reader: FileSource = kinds.load(kinds.CORPORA, cfg.data.source)(cfg.data, root, task_of(cfg).keys, bad)
+    source = kinds.load(kinds.CORPORA, cfg.data.source)
+    directions = splits.read_directions(cfg.data, "test")
+    reader: FileSource = source(cfg.data, root, task_of(cfg).keys, bad, directions=directions)
     return reader
 
 
@@ -106,7 +145,7 @@ class Lines(FileSource):
 
 
 class ParallelLines(FileSource):
-    """Translation pairs of two files, aligned by line; `{lang}` in a path is replaced by the language.
+    """Translation pairs of two files, aligned by line; `{lang}` in a path is replaced by the language of a side.
 
     The files of a glob are paired by the text in place of its wildcards.
     """
@@ -124,16 +163,16 @@ class ParallelLines(FileSource):
                     example = "multi30k/train.{lang}.gz"
                     raise data.error(split, f"{name!r} must contain {{lang}}, for example {example!r}")
 
-    def read_entry(self, name: str) -> Iterator[Example]:
-        """As `FileSource.read_entry`, of pairs of files.
+    def read_direction(self, name: str, direction: Direction) -> Iterator[Example]:
+        """As `FileSource.read_direction`, of pairs of files.
 
         Raises:
             DataError: a file has no counterpart in the other language.
         """
-        languages = (self.cfg.source_language, self.cfg.target_language)
-        sources, targets = (locate_by_wildcards(self.root, name, language) for language in languages)
+        name = fill(name, direction)
+        sources, targets = (locate_by_wildcards(self.root, name, language) for language in direction)
         for alone in sorted(sources.keys() ^ targets.keys()):
-            path, other = (sources[alone], languages[1]) if alone in sources else (targets[alone], languages[0])
+            path, other = (sources[alone], direction[1]) if alone in sources else (targets[alone], direction[0])
             raise DataError(
                 f"{path} has no counterpart in {other!r}: each file that {name!r} matches needs one in the other "
                 "language, with the same text in place of the wildcards"

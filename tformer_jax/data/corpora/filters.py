@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.corpora.example import Example
+from tformer_jax.data.corpora.example import NO_TEXT, Example
 
 BLANK_LINE = "blank lines"
 HEADER = "header lines"
@@ -61,4 +61,4 @@ def length_ratio(pair: Example) -> float:
 
 
 def _has_blank_text(example: Example) -> bool:
-    return any(is_blank(text) for key, text in example.items() if key != "label")
+    return any(is_blank(text) for key, text in example.items() if key not in NO_TEXT)

@@ -21,7 +21,7 @@ MAGIC = b"PAR1"
 class Parquet(FileSource):
     """Rows of Parquet, Arrow or Feather files."""
 
-    settings = (*FileSource.settings, "fields")
+    settings = (*FileSource.settings, "fields", "language_fields")
     examples = None
     entry = "'train.parquet'"
 

@@ -10,6 +10,7 @@ FOLDER/
                            uint16 or uint32
 """
 
+import copy
 import dataclasses
 import functools
 import json
@@ -24,7 +25,7 @@ from tformer_jax.base.errors import first_line
 from tformer_jax.config import Config, DataConfig, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
-from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, DataError, Example, Joined, Source
+from tformer_jax.data.corpora.corpus import DIRECTIONS, FILE_SETTINGS, Corpus, DataError, Example, Joined, Source
 from tformer_jax.special_tokens import EOS
 
 FORMAT = 2
@@ -39,7 +40,8 @@ TOKENIZER_SETTINGS = (
     *("vocab_size", "split_digits", "shared_vocab", "tokenizer_examples"),
 )
 """Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
-STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields", "header", "filters")
+LANGUAGE_SETTINGS = ("source_language", "target_language", "directions", "both_directions", "language_fields")
+STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields", "header", "filters", "zero_shot")
 """Settings whose effect is stored; other values than those or the defaults would have none."""
 
 
@@ -108,6 +110,7 @@ class Records(Sequence[Example]):
     ):
         self._folder, self._split, self._files, self._size = folder, split, files, size
         self._keys, self._dtype, self._end = keys, dtype, end
+        self._range = range(size)
         self._readers: list[ArrayRecordReader | None] = [None] * len(files)
         for number, name in enumerate(files):
             expected = len(range(number, size, len(files)))
@@ -117,13 +120,19 @@ class Records(Sequence[Example]):
             if actual != expected:
                 raise DataError(f"{folder / name} has {actual} records instead of {expected}: prepare the data again")
 
+    def select(self, start: int, size: int) -> "Records":
+        """Returns `size` consecutive examples."""
+        selected = copy.copy(self)
+        selected._range = self._range[start : start + size]
+        return selected
+
     def __len__(self) -> int:
-        return self._size
+        return len(self._range)
 
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        (record,) = self._records([range(len(self))[index]])
+        (record,) = self._records([self._range[index]])
         return dict(zip(self._keys, decode_texts(record, len(self._keys), self._dtype), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,13 +142,13 @@ class Records(Sequence[Example]):
 
     def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
         """Returns the token ids of the examples at `indices`."""
-        records = self._records([int(index) for index in indices])
+        records = self._records([self._range[int(index)] for index in indices])
         return dict(zip(self._keys, decode_ids(records, len(self._keys), self._dtype), strict=True))
 
     def lengths(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         """Returns the number of ids of the examples at `indices` by key: int64 [examples]."""
-        found = self._lengths[np.asarray(indices)].astype(np.int64)
-        return dict(zip(self._keys, found.T, strict=True))
+        rows = self._lengths[self._range.start + np.asarray(indices)].astype(np.int64)
+        return dict(zip(self._keys, rows.T, strict=True))
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
         """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""
@@ -240,7 +249,8 @@ class Prepared(Source):
     """The prepared folders that `data.train` names; each split is the concatenation over the folders."""
 
     settings = (
-        *(*FILE_SETTINGS, "fields", "languages", "dataset", "heldout_examples", "on_bad_line", "header", "filters"),
+        *(*FILE_SETTINGS, *DIRECTIONS, "language_fields", "fields", "languages", "dataset", "heldout_examples"),
+        *("on_bad_line", "header", "filters"),
     )
     examples = None
     entry = "the folder that scripts/prepare_data.py wrote"
@@ -273,20 +283,44 @@ class Prepared(Source):
                     f"{folder} differs from {folders[0]} in its tokenizers or labels: prepare both with the "
                     "same tokenizers"
                 )
-        keys = task_of(cfg).keys
+        keys = stored_keys(cfg)
         dtype = id_dtype(metadata[0]["vocab_size"])
 
-        def joined(split: str) -> Records | JoinedRecords:
-            parts = []
+        def parts(split: str) -> list[Records]:
+            records = []
             for folder, entry in zip(folders, metadata, strict=True):
                 files, size = entry["splits"][split]["files"], entry["splits"][split]["examples"]
-                parts.append(Records(folder, split, files, size, keys, dtype, entry.get("end", EOS)))
-            return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+                records.append(Records(folder, split, files, size, keys, dtype, entry.get("end", EOS)))
+            return records
 
         labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None
-        validation = joined("validation")
-        test = joined("test") if any(map(_has_test, metadata)) else validation
-        return Corpus(joined("train"), validation, test, labels, folders[0] / TOKENIZERS)
+        validation = _join(parts("validation"))
+        test = _join(parts("test")) if any(map(_has_test, metadata)) else validation
+        train, directions = parts("train"), None
+        if cfg.data.multilingual:
+            train, directions = _by_direction(train, [entry["splits"]["train"]["directions"] for entry in metadata])
+        return Corpus(_join(train), validation, test, labels, directions, folders[0] / TOKENIZERS)
+
+
+def stored_keys(cfg: Config) -> tuple[str, ...]:
+    """Returns the keys of an example of prepared data."""
+    return (*task_of(cfg).keys, "direction") if cfg.data.multilingual else task_of(cfg).keys
+
+
+def _join(parts: list[Records]) -> Records | JoinedRecords:
+    return parts[0] if len(parts) == 1 else JoinedRecords(parts)
+
+
+def _by_direction(folders: Sequence[Records], sizes: Sequence[dict[str, int]]) -> tuple[list[Records], dict[str, int]]:
+    """Returns the records of several folders by direction, and the number of examples of each."""
+    groups: dict[str, list[Records]] = {name: [] for folder in sizes for name in folder}
+    for records, folder in zip(folders, sizes, strict=True):
+        start = 0
+        for name, size in folder.items():
+            groups[name].append(records.select(start, size))
+            start += size
+    parts = [part for group in groups.values() for part in group]
+    return parts, {name: sum(map(len, group)) for name, group in groups.items()}
 
 
 def _has_test(metadata: dict[str, Any]) -> bool:
@@ -318,7 +352,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
         if settings[name] != value:
             raise DataError(f"{folder} was prepared for {name}={settings[name]!r}, not {value!r}")
     prepared, wanted = metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
-    for name in ("source_language", "target_language", "clean_whitespace", "normalize", *TOKENIZER_SETTINGS):
+    for name in (*LANGUAGE_SETTINGS, "clean_whitespace", "normalize", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
     for name in {*STORED_SETTINGS} & {changed.partition(".")[0] for changed in cfg.data.changed_settings()}:

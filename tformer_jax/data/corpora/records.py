@@ -8,54 +8,61 @@ from typing import Any
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import separated
 from tformer_jax.data.corpora.corpus import LABELED, PAIRS, DataError, Example
+from tformer_jax.data.corpora.directions import direction_of
 from tformer_jax.data.corpora.files import FileSource
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode, numbered_lines
+
+LANGUAGES = ("source_language", "target_language")
+"""Keys of the languages of a pair, until it has its direction."""
 
 
 class Tsv(FileSource):
     """Tab-separated columns, without quotes: source and target, or label and text; blank lines are no examples."""
 
-    settings = (*FileSource.settings, "fields", "header")
+    settings = (*FileSource.settings, "fields", "language_fields", "header")
     examples = (PAIRS, LABELED)
     entry = "'train.tsv'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file."""
-        keys = self.keys if self.cfg.fields or "source" in self.keys else tuple(reversed(self.keys))
         columns = self._columns(path)
-        expected = f"{max(columns) + 1} columns" if self.cfg.fields else "<tab>".join(keys)
+        expected = f"{max(columns.values()) + 1} columns" if self.cfg.fields else "<tab>".join(columns)
         for number, line in self.filled_lines(path):
             cells = line.split("\t")
-            if len(cells) <= max(columns) or (not self.cfg.fields and len(cells) != len(columns)):
+            if len(cells) <= max(columns.values()) or (not self.cfg.fields and len(cells) != len(columns)):
                 actual = f"{len(cells)} column{'s' * (len(cells) != 1)}"
                 self.bad.reject(path, number, f"has {actual} where {expected} is expected")
-            else:
-                yield {key: cells[column] for key, column in zip(keys, columns, strict=True)}
+                continue
+            try:
+                yield with_direction({key: cells[column] for key, column in columns.items()})
+            except DataError as error:
+                self.bad.reject(path, number, str(error))
 
-    def _columns(self, path: Path) -> list[int]:
-        """Returns the columns, from 0, that `data.fields` names by numbers or by the names in a header."""
+    def _columns(self, path: Path) -> dict[str, int]:
+        """Maps keys to columns, from 0, which settings name by numbers or by the names in a header."""
         cfg = self.cfg
+        if cfg.language_fields and not cfg.fields:
+            raise cfg.error("fields", "must name the columns of source and target beside data.language_fields")
         if not cfg.fields:
-            return [0, 1]
-        if len(cfg.fields) != 2:
-            raise cfg.error("fields", "must be two columns for data.source='tsv'")
-        if all(field.isdecimal() and field != "0" for field in cfg.fields):
-            return [int(field) - 1 for field in cfg.fields]
+            return dict(zip(self.keys if "source" in self.keys else reversed(self.keys), (0, 1), strict=True))
+        fields = field_names(cfg, self.keys)
+        if all(field.isdecimal() and field != "0" for field in fields.values()):
+            return {key: int(field) - 1 for key, field in fields.items()}
         if not cfg.header:
             raise cfg.error(
                 "fields", "must be column numbers, such as ('1', '2'), for data.source='tsv' without data.header"
             )
         _, header = next(numbered_lines(path, self.bad))
         names = (header or "").split("\t")
-        if missing := [field for field in cfg.fields if field not in names]:
+        if missing := [field for field in fields.values() if field not in names]:
             raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names))}: set data.fields")
-        return [names.index(field) for field in cfg.fields]
+        return {key: names.index(field) for key, field in fields.items()}
 
 
 class Jsonl(FileSource):
     """One JSON object per line; blank lines are no examples."""
 
-    settings = (*FileSource.settings, "fields")
+    settings = (*FileSource.settings, "fields", "language_fields")
     examples = None
     entry = "'train-*.jsonl.gz'"
 
@@ -72,15 +79,30 @@ class Jsonl(FileSource):
 
 
 def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
-    """Maps each key of an example to the field of a record.
+    """Maps each key of an example to the field of a record, and `LANGUAGES` to `cfg.language_fields`.
 
     Raises:
-        UserError: `cfg.fields` does not name one field per key.
+        UserError: the settings do not name one field per key.
     """
     if cfg.fields and len(cfg.fields) != len(keys):
         problem = f"must name {len(keys)} fields, for {' and '.join(keys)}"
         raise cfg.error("fields", problem + "".join(map(separated, cfg.fields[:1])))
-    return dict(zip(keys, cfg.fields or keys, strict=True))
+    if cfg.language_fields and len(cfg.language_fields) != len(LANGUAGES):
+        raise cfg.error("language_fields", "must name 2 fields, for the languages of source and target")
+    languages = dict(zip(LANGUAGES, cfg.language_fields, strict=False))
+    return dict(zip(keys, cfg.fields or keys, strict=True)) | languages
+
+
+def with_direction(values: dict[str, str]) -> Example:
+    """Returns an example with its direction in place of `LANGUAGES`, if it has them.
+
+    Raises:
+        DataError: the languages are no direction.
+    """
+    if LANGUAGES[0] not in values:
+        return values
+    direction = direction_of(*(values.pop(key) for key in LANGUAGES))
+    return {**values, "direction": direction}
 
 
 def as_example(record: Any, fields: dict[str, str]) -> Example:
@@ -98,7 +120,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
             raise DataError(f"field {fields[key]!r} is {type(value).__name__}, not {expected}")
         if not is_unicode(str(value)):
             raise DataError(f"field {fields[key]!r} {NOT_A_CHARACTER}")
-    return {key: str(value) for key, value in values.items()}
+    return with_direction({key: str(value) for key, value in values.items()})
 
 
 def read_field(record: dict[str, Any], field: str) -> Any:

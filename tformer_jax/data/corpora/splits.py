@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Splits
+from tformer_jax.data.corpora.directions import DirectionFilter, fill, group_by_direction
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.corpora.locations import locate
@@ -44,12 +46,13 @@ class Stream:
     reader: Reader
     filters: Filters
     names: tuple[str, ...]
+    by_direction: DirectionFilter
     start: int = 0
     stop: int | None = None
 
     def __iter__(self) -> Iterator[Example]:
         examples = self.filters(itertools.chain.from_iterable(map(self.reader.read_entry, self.names)))
-        return itertools.islice(examples, self.start, self.stop)
+        return itertools.islice(self.by_direction(examples), self.start, self.stop)
 
 
 def stream(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Splits:
@@ -62,8 +65,12 @@ def stream(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Spl
     skip = data.on_bad_line == "skip"
     bad = {name: BadLines(skip=skip, setting=SKIP) for name in NAMES if getattr(data, name)}
     filters = {name: Filters(data.filters, training=name == "train") for name in bad}
-    readers = {name: source(data, root, task_of(cfg).keys, bad[name], filters[name].dropped) for name in bad}
-    streams = {name: Stream(readers[name], filters[name], getattr(data, name)) for name in bad}
+    streams = {}
+    for name in bad:
+        dropped = filters[name].dropped
+        reader = source(data, root, task_of(cfg).keys, bad[name], dropped, read_directions(data, name))
+        by_direction = DirectionFilter(data, training=name == "train", dropped=dropped)
+        streams[name] = Stream(reader, filters[name], getattr(data, name), by_direction)
     _report_shared_files(data, root)
     train = streams["train"]
     train_split, validation = (train, streams["validation"]) if data.validation else _hold_out(cfg, train)
@@ -76,6 +83,14 @@ def stream(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Spl
     return dataclasses.replace(splits, labels=labels)
 
 
+def read_directions(data: DataConfig, split: str) -> tuple[Direction, ...]:
+    """Returns the directions for which each entry of a split is read; one if the entries do not name languages."""
+    if not data.directions or data.language_fields:
+        return (Direction(data.source_language, data.target_language),)
+    zero_shot = () if split == "train" else data.zero_shot
+    return tuple(map(Direction.parse, (*data.directions, *zero_shot)))
+
+
 def load(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Corpus:
     """Loads the splits that `cfg.data` names into memory; the entries of a mixture are kept as parts.
 
@@ -84,7 +99,10 @@ def load(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Corpu
     """
     splits = stream(source, cfg, root)
     train: Iterable[Example] = splits.train
-    if cfg.data.weights:
+    directions = None
+    if cfg.data.multilingual:
+        train, directions = group_by_direction(cfg.data, train)
+    elif cfg.data.weights:
         assert isinstance(train, Stream)
         train = _load_parts(train)
     else:
@@ -94,7 +112,7 @@ def load(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Corpu
     for bad in splits.bad.values():
         bad.report()
     left_out = {split: bad.reasons() | splits.filters[split].dropped for split, bad in splits.bad.items()}
-    return Corpus(train, validation, test, splits.labels, left_out=left_out)
+    return Corpus(train, validation, test, splits.labels, directions, left_out=left_out)
 
 
 def _load_parts(train: Stream) -> Joined:
@@ -111,7 +129,8 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
     """Warns if a file is read for training and for another split, as a glob may do unintentionally."""
 
     def paths(split: str) -> set[Path]:
-        names = (name.replace("{lang}", data.source_language) for name in getattr(data, split))
+        entries = itertools.product(getattr(data, split), read_directions(data, split))
+        names = (fill(name, direction, direction.source) for name, direction in entries)
         return {path.resolve() for name in names for path in locate(root, name)}
 
     train = paths("train")

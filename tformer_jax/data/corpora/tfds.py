@@ -1,7 +1,8 @@
 """Loads TFDS datasets from array_record files, without TensorFlow."""
 
+import collections
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from tensorflow_datasets.core.download.download_manager import NonMatchingChecks
 
 from tformer_jax.base.errors import first_line, one_line
 from tformer_jax.config import Config
+from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part
+from tformer_jax.data.corpora.directions import DirectionFilter, group_by_direction
 from tformer_jax.data.corpora.lines import NOT_UTF8
-from tformer_jax.data.corpora.records import field_names
-from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from
+from tformer_jax.data.corpora.records import field_names, with_direction
+from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from, read_directions
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
 """Modules that register their datasets on import."""
@@ -37,7 +40,7 @@ class TfdsRecords(Sequence[Example]):
             return [self[i] for i in range(*index.indices(len(self)))]
         record = self._source[index]
         try:
-            return {key: self._text(key, field, record[field]) for key, field in self._fields.items()}
+            return with_direction({key: self._text(key, field, record[field]) for key, field in self._fields.items()})
         except UnicodeDecodeError:
             raise DataError(f"example {index} is {NOT_UTF8}") from None
 
@@ -62,7 +65,10 @@ def load(cfg: Config, root: Path | None) -> Corpus:
             part of the training split is empty, or has examples of one label only.
     """
     builder = find(cfg, root)
-    fields = _fields(cfg, builder)
+    if cfg.data.multilingual:
+        return _load_directions(cfg, builder)
+    (direction,) = read_directions(cfg.data, "train")
+    fields = _fields(cfg, builder, direction)
     labels = _labels(builder, fields)
     train: Sequence[Example]
     validation: Sequence[Example]
@@ -79,6 +85,23 @@ def load(cfg: Config, root: Path | None) -> Corpus:
             check_not_sorted(validation)
     test = _split(builder, cfg.data.test, fields, labels) if cfg.data.test else validation
     return Corpus(train, validation, test, labels)
+
+
+def _load_directions(cfg: Config, builder: Any) -> Corpus:
+    """Loads the pairs of many languages into memory."""
+    data, left_out = cfg.data, {}
+
+    def read(split: str) -> Iterator[Example]:
+        dropped = left_out[split] = collections.Counter[str]()
+        choose = DirectionFilter(data, training=split == "train", dropped=dropped)
+        for direction in read_directions(data, split):
+            examples = _split(builder, getattr(data, split), _fields(cfg, builder, direction), None)
+            named = {} if data.language_fields else {"direction": str(direction)}
+            yield from choose({**example, **named} for example in examples)
+
+    train, sizes = group_by_direction(data, read("train"))
+    validation = list(read("validation"))
+    return Corpus(train, validation, list(read("test")) if data.test else validation, None, sizes, left_out=left_out)
 
 
 def find(cfg: Config, root: Path | None) -> Any:
@@ -113,13 +136,13 @@ def download(cfg: Config, root: Path | None, manual: Path | None = None) -> None
         raise DataError(f"{cfg.data.dataset} cannot be prepared: {one_line(error, None)}") from error
 
 
-def _fields(cfg: Config, builder: Any) -> dict[str, str]:
+def _fields(cfg: Config, builder: Any, direction: Direction) -> dict[str, str]:
     """Maps each key of an example to a feature of the dataset."""
     features = builder.info.features
     keys = task_of(cfg).keys
     fields = field_names(cfg.data, keys)
     if not cfg.data.fields and "source" in keys:
-        fields = {"source": cfg.data.source_language, "target": cfg.data.target_language}
+        fields |= {"source": direction.source, "target": direction.target}
     elif not cfg.data.fields and "text" not in features:
         texts = [name for name, feature in features.items() if isinstance(feature, tfds.features.Text)]
         fields |= {"text": texts[0]} if len(texts) == 1 else {}

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from tformer_jax.config import Config, DataConfig
-from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, Source
+from tformer_jax.data.corpora.corpus import DIRECTIONS, FILE_SETTINGS, Corpus, Source
 
 
 class Tfds(Source):
     """A dataset of TFDS; entries of `data.train` are splits."""
 
-    settings = (*FILE_SETTINGS, "fields", "dataset")
+    settings = (*FILE_SETTINGS, *DIRECTIONS, "fields", "language_fields", "dataset")
     examples = None
     entry = "'train'"
 

@@ -19,6 +19,8 @@ FIRST = len(SPECIAL_TOKENS)
 UNKNOWN_MARK = "\ufdd0"
 """A noncharacter of Unicode, which marks the place of an unknown token in a text while it is decoded."""
 MASK = "<mask>"
+TAG = "<2{}>"
+"""Names of the tags of languages, by code ("Google's Multilingual Neural Machine Translation System", 2017)."""
 SENTINEL = "<extra_id_{}>"
 """Names of T5's sentinels, by number."""
 SENTINEL_TOKENS = tuple(map(SENTINEL.format, range(SENTINELS)))
@@ -116,8 +118,9 @@ class Tokenizer:
     @property
     def own_special(self) -> SpecialTokens:
         """The special tokens without `extension`."""
-        names = self.special.names
-        return dataclasses.replace(self.special, names=names[: len(names) - len(self.extension)])
+        size, names = self.own_size, self.special.names
+        suppressed = tuple(i for i in self.special.suppressed if i < size)
+        return dataclasses.replace(self.special, names=names[: len(names) - len(self.extension)], suppressed=suppressed)
 
     @property
     def mask(self) -> tuple[int, str] | None:
@@ -171,13 +174,18 @@ class Tokenizer:
         return changed
 
     def extended(self, names: Sequence[str]) -> Self:
-        """Returns a copy with those special tokens appended to the vocabulary that it does not have."""
+        """Returns a copy with those special tokens appended to the vocabulary that it does not have.
+
+        Tags of languages are never generated.
+        """
         present = {name for _, name in self.special.names}
         missing = [name for name in names if not present & {name, SYNONYMS.get(name)}]
         changed = copy.copy(self)
         changed.extension, changed.vocab_size = (*self.extension, *missing), self.vocab_size + len(missing)
-        new = enumerate(missing, self.vocab_size)
-        changed.special = dataclasses.replace(self.special, names=(*self.special.names, *new))
+        new = tuple(enumerate(missing, self.vocab_size))
+        tags = tuple(i for i, name in new if name.startswith(TAG[:2]))
+        names, suppressed = (*self.special.names, *new), (*self.special.suppressed, *tags)
+        changed.special = dataclasses.replace(self.special, names=names, suppressed=suppressed)
         return changed
 
     def without_added(self, size: int) -> "Tokenizer":

@@ -12,11 +12,13 @@ from rich.progress import track
 
 from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig, kinds
+from tformer_jax.config.directions import Direction
 from tformer_jax.data import characters
-from tformer_jax.data.corpora.corpus import Endless, Example
+from tformer_jax.data.corpora.corpus import Endless
+from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.tokenizers import base, huggingface, normalization, simple
-from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.base import TAG, Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
@@ -31,7 +33,8 @@ SETTINGS = (
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
     """Trains tokenizers on at most `cfg.tokenizer_examples` examples, or loads `cfg.tokenizer_file`.
 
-    With `cfg.objective`, the special tokens that it needs are appended to the vocabulary.
+    The special tokens that `cfg.objective` needs are appended to the vocabulary, and the tags of the languages of
+    examples with directions.
 
     Tokenizers of generated corpora are cached in the user's cache folder.
 
@@ -43,6 +46,10 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         UserError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
         DataError: the training split has no example.
     """
+    return _add_languages(cfg, _train_or_load(cfg, train, root), train)
+
+
+def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
     if cfg.tokenizer_file is not None and (folder := Path(root or "") / cfg.tokenizer_file).is_dir():
         return _load_folder(cfg, folder)
     if not isinstance(train, Endless) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
@@ -76,15 +83,25 @@ def _load_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     return _extend(cfg, loaded.source, loaded.target)
 
 
-def adopt_tokenizers(cfg: DataConfig, given: Tokenizers) -> Tokenizers:
-    """Returns given tokenizers for data that `cfg` describes, with the special tokens of its objective.
+def adopt_tokenizers(cfg: DataConfig, given: Tokenizers, train: Iterable[Example]) -> Tokenizers:
+    """Returns given tokenizers for data that `cfg` describes, with the special tokens of its objective and languages.
 
     Raises:
         UserError: they do not normalize as `cfg` says.
     """
     for tokenizer in (given.source, given.target):
         _check_normalization(cfg, tokenizer, ", as in the given tokenizers", unset=False)
-    return _extend(cfg, given.source, given.target)
+    return _add_languages(cfg, _extend(cfg, given.source, given.target), train)
+
+
+def _add_languages(cfg: DataConfig, tokenizers: Tokenizers, train: Iterable[Example]) -> Tokenizers:
+    """Returns the tokenizers with a tag for each language of the examples, in alphabetic order."""
+    if not cfg.multilingual:
+        return tokenizers
+    directions = {example["direction"] for example in train}
+    names = [TAG.format(code) for code in sorted({code for name in directions for code in Direction.parse(name)})]
+    source = tokenizers.source.extended(names)
+    return Tokenizers(source, source if tokenizers.target is tokenizers.source else tokenizers.target.extended(names))
 
 
 def _extend(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers:
@@ -99,7 +116,7 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     first = next(iter(train), None)
     if first is None:
         raise no_example("train", train)
-    sides = [key for key in first if key != "label"]
+    sides = [key for key in first if key not in NO_TEXT]
     steps = steps_of(cfg, first.keys())
     target_language = cfg.target_language if BY_LANGUAGE & {*steps} else cfg.source_language
     languages = {side: target_language if side == "target" else cfg.source_language for side in sides}

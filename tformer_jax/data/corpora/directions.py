@@ -1,0 +1,86 @@
+"""The directions of a corpus of many languages: which examples of a split have them, and in which order."""
+
+import collections
+from collections.abc import Iterable, Iterator
+
+from tformer_jax.config import DataConfig
+from tformer_jax.config.directions import Direction
+from tformer_jax.data.corpora.corpus import Joined
+from tformer_jax.data.corpora.example import DataError, Example
+
+OTHERS = "examples of other directions"
+
+
+class DirectionFilter:
+    """Yields the examples of a split that `data.directions` names, and each pair the other way round where it says so.
+
+    Args:
+        training: whether the examples are for training, which has no direction of `data.zero_shot`.
+        dropped: counts the examples of other directions.
+    """
+
+    def __init__(self, cfg: DataConfig, *, training: bool, dropped: collections.Counter[str]):
+        zero_shot = tuple(map(Direction.parse, cfg.zero_shot))
+        self._excluded = {*zero_shot} if training else set()
+        self._wanted = {*cfg.wanted_directions, *(() if training else zero_shot)} if cfg.directions else None
+        self._always, self._by_name = cfg.both_directions, bool(cfg.language_fields)
+        self._dropped = dropped
+
+    def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yields examples with a direction; one without is yielded as it is."""
+        for example in examples:
+            if "direction" not in example:
+                yield example
+                continue
+            direction = Direction.parse(example["direction"])
+            chosen = [each for each in self._candidates(direction) if each not in self._excluded]
+            self._dropped[OTHERS] += not chosen
+            for each in chosen:
+                yield example if each == direction else reversed_example(example)
+
+    def _candidates(self, direction: Direction) -> list[Direction]:
+        both = [direction, direction.reverse] if self._always or (self._by_name and self._wanted) else [direction]
+        return both if self._wanted is None else [each for each in both if each in self._wanted]
+
+
+def reversed_example(example: Example) -> Example:
+    """Returns a pair the other way round."""
+    reverse = str(Direction.parse(example["direction"]).reverse)
+    return {"source": example["target"], "target": example["source"], "direction": reverse}
+
+
+def direction_of(source: str, target: str) -> str:
+    """Returns the direction of an example between two codes of data.
+
+    Raises:
+        DataError: a code is empty, or they are equal.
+    """
+    try:
+        return str(Direction.parse(str(Direction.of_codes(source.strip(), target.strip()))))
+    except ValueError as error:
+        raise DataError(f"the languages {source!r} and {target!r} are no direction: {error}") from error
+
+
+def group_by_direction(cfg: DataConfig, examples: Iterable[Example]) -> tuple[Joined, dict[str, int]]:
+    """Returns the training examples by direction, and the number in each.
+
+    The order is that of `data.directions`; of all that the data has, the alphabetic one.
+
+    Raises:
+        DataError: a direction has no example.
+    """
+    groups: dict[str, list[Example]] = {str(direction): [] for direction in cfg.wanted_directions}
+    for example in examples:
+        groups.setdefault(example["direction"], []).append(example)
+    if missing := [name for name, group in groups.items() if not group]:
+        raise DataError(f"data.train has no example of direction {missing[0]}: leave it out of data.directions")
+    if not groups:
+        raise DataError("split train has no valid example")
+    order = list(groups) if cfg.directions else sorted(groups)
+    return Joined([groups[name] for name in order]), {name: len(groups[name]) for name in order}
+
+
+def fill(name: str, direction: Direction, side: str | None = None) -> str:
+    """Returns an entry with the languages of a direction in place of `{src}`, `{tgt}` and, given a side, `{lang}`."""
+    filled = name.replace("{src}", direction.source).replace("{tgt}", direction.target)
+    return filled if side is None else filled.replace("{lang}", side)
