@@ -70,7 +70,7 @@ class DataConfig(Section):
     )
     upsampling: float | None = setting(
         None,
-        "many languages: repeat the examples of a direction at most so many times more often than on average",
+        "many languages: repeat the examples of a direction at most this many times as often as on average",
         low=1.0,
     )
     languages: tuple[str, ...] = setting(
@@ -91,8 +91,8 @@ class DataConfig(Section):
     test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples", used_by="source")
     weights: tuple[float, ...] = setting(
         (),
-        "mixture weights of the entries of train, or of the directions, by weight_by; examples are drawn in proportions "
-        "exact to 2^-20; (): concatenate the entries",
+        "mixture weights of the entries of train, or of the directions, by weight_by; drawn in proportions exact to "
+        "2^-20; (): concatenate them",
         above=0,
         used_by="source",
     )

@@ -128,12 +128,12 @@ def _sizes(
     blocks = [chosen[start : start + BLOCK] for start in range(0, len(chosen), BLOCK)]
     rows = cfg.data.batch_size
     if cfg.data.batching == "windows":
-        lengths = (int(length) for block in blocks for length in reader.read(block)["text"].lengths)
+        lengths = (float(length) for block in blocks for length in reader.read(block)["text"].lengths)
         return [(length, length / cfg.data.window / rows) for length in lengths]
     convert = feature_converter(cfg, tokenizers)
     convert.reported = True  # training reports what it drops or truncates
     read = pending_reader(reader, convert)
-    sizes = []
+    sizes: list[tuple[float, float]] = []
     for example in (example for block in blocks for example in read(block)):
         longest = max(example.lengths.values())
         if cfg.data.batching == "buckets":

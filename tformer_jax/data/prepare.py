@@ -97,10 +97,8 @@ def prepare(
     splits = stream_corpus(cfg, root)
     if isinstance(splits.train, Endless):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
-    given = tokenizers
-    tokenizers = (
-        adopt_tokenizers(cfg.data, given, splits.train) if given else train_tokenizers(cfg.data, splits.train, root)
-    )
+    given, train = tokenizers, splits.train
+    tokenizers = adopt_tokenizers(cfg.data, given, train) if given else train_tokenizers(cfg.data, train, root)
     if task_of(cfg).keys == ("text",) and document_end(tokenizers.target) is None:
         raise DataError("the vocabulary has no token that separates documents: train on the text directly")
     summaries = {}

@@ -73,9 +73,7 @@ class SplitSummary:
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of malformed lines and of examples that filters dropped, by reason."""
     parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Of each entry of a mixture, or direction: number of examples, shares in the examples of training and in the tokens
-    of its batches, and the number of epochs.
-    """
+    """Of each entry of a mixture, or direction: its size, shares in the examples and tokens of training, and epochs."""
 
 
 def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, SplitSummary]:

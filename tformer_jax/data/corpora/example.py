@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from tformer_jax.base.errors import UserError
 
 Example = Mapping[str, str]
-"""{"source", "target"} for translation, and "direction" with many languages, {"text"} for language models, {"text", "label"} for classification."""
+"""{"source", "target"} for translation, with many languages {"source", "target", "direction"}; {"text"} for language
+models; {"text", "label"} for classification."""
 
 NO_TEXT = ("label", "direction")
 """Keys of an example whose values are names, not texts."""

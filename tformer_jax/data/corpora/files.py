@@ -70,7 +70,7 @@ class FileSource(Source):
 
     @classmethod
     def stream(cls, cfg: Config, root: Path | None) -> Splits:
-        """Opens the splits, which are read in each pass; with many languages, they are loaded and sorted by direction."""
+        """Opens the splits, which are read in each pass; those of many languages are loaded, sorted by direction."""
         return super().stream(cfg, root) if cfg.data.multilingual else splits.stream(cls, cfg, root)
 
     def read_entry(self, name: str) -> Iterator[Example]:

@@ -184,8 +184,8 @@ class Tokenizer:
         changed.extension, changed.vocab_size = (*self.extension, *missing), self.vocab_size + len(missing)
         new = tuple(enumerate(missing, self.vocab_size))
         tags = tuple(i for i, name in new if name.startswith(TAG[:2]))
-        names, suppressed = (*self.special.names, *new), (*self.special.suppressed, *tags)
-        changed.special = dataclasses.replace(self.special, names=names, suppressed=suppressed)
+        suppressed = (*self.special.suppressed, *tags)
+        changed.special = dataclasses.replace(self.special, names=(*self.special.names, *new), suppressed=suppressed)
         return changed
 
     def without_added(self, size: int) -> "Tokenizer":
