@@ -34,7 +34,8 @@ class DirectionFilter:
                 continue
             direction = Direction.parse(example["direction"])
             chosen = [each for each in self._candidates(direction) if each not in self._excluded]
-            self._dropped[OTHERS] += not chosen
+            if not chosen:
+                self._dropped[OTHERS] += 1
             for each in chosen:
                 yield example if each == direction else reversed_example(example)
 
