@@ -9,6 +9,7 @@ from tests.inference.jitted_continuation import start_continuation
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
+from tformer_jax.inference.forced import ForcedTokens
 from tformer_jax.lab.benchmarks.jitted_loop import search, start_translation
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
@@ -25,9 +26,11 @@ def best_translations(
     length: int,
     cfg: DecodeConfig,
     constraints: Constraints = NO_CONSTRAINTS,
+    forced: ForcedTokens | None = None,
 ) -> Hypotheses:
     """Returns the `cfg.beams` best targets of each source; arguments are as for `jitted_loop.translate`."""
-    return search(start_translation(model, params, source, length, cfg), length, cfg, constraints)
+    start = start_translation(model, params, source, length, cfg)
+    return search(start._replace(forced=forced), length, cfg, constraints)
 
 
 @_compiled

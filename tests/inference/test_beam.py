@@ -14,7 +14,8 @@ from tests.inference.beam_search import best_continuations, best_translations
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import beam
-from tformer_jax.inference.constraints import Constraints
+from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
+from tformer_jax.inference.forced import FirstTokens, ForcedTokens, first_tokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.lab.benchmarks import jitted_loop
 from tformer_jax.models import registry
@@ -29,24 +30,24 @@ def seq2seq(request):
     return build(tiny("seq2seq", vocab_size=VOCAB, source_vocab_size=VOCAB), seed=request.param)
 
 
-def best(model, params, source, *, length: int = LENGTH, **decode) -> beam.Hypotheses:
+def best(model, params, source, *, length: int = LENGTH, forced=None, **decode) -> beam.Hypotheses:
     cfg = DecodeConfig(strategy="beam", **decode)
-    return jax.device_get(best_translations(model, params, source, length=length, cfg=cfg))
+    return jax.device_get(best_translations(model, params, source, length=length, cfg=cfg, forced=forced))
 
 
 def penalty(length: int, kind: str, alpha: float) -> float:
     return ((5 + length) / 6 if kind == "gnmt" else length) ** alpha
 
 
-def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], float]:
-    """Returns the log-probability of every output of at most LENGTH tokens, by float64 full passes."""
+def every_output(model, params, source: np.ndarray, first: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+    """Returns the log-probability, after `first`, of every output of at most LENGTH tokens, by float64 full passes."""
     allowed = [token for token in range(VOCAB) if token not in (PAD_TOKEN, BOS)]
     others = [token for token in allowed if token != EOS]
     outputs = [
-        (*begin, last)
-        for length in range(1, LENGTH + 1)
+        (*first, *begin, last)
+        for length in range(1, LENGTH + 1 - len(first))
         for begin in itertools.product(others, repeat=length - 1)
-        for last in (allowed if length == LENGTH else [EOS])
+        for last in (allowed if length == LENGTH - len(first) else [EOS])
     ]
     rows = np.full((len(outputs), LENGTH), PAD)
     for row, output in zip(rows, outputs, strict=True):
@@ -55,23 +56,28 @@ def every_output(model, params, source: np.ndarray) -> dict[tuple[int, ...], flo
     sources = np.repeat(source[None], len(rows), axis=0)
     logits = oracles.seq2seq(oracles.f64(params), model.cfg, sources, prefix, sources != PAD, prefix != PAD)
     log_p = np.take_along_axis(np.log(oracles.softmax(logits)), rows[..., None], axis=-1)[..., 0]
-    return {output: log_p[number, : len(output)].sum() for number, output in enumerate(outputs)}
+    return {output: log_p[number, len(first) : len(output)].sum() for number, output in enumerate(outputs)}
 
 
 @pytest.mark.parametrize("penalized", rest_slow([("average", 1.0), ("gnmt", 0.6), ("average", 0.0), ("gnmt", 2.0)], 1))
 def test_a_wide_beam_equals_exhaustive_search(seq2seq, penalized):
+    """Rows have no first token, a tag, and a tag before a prefix, whose length does not count."""
     kind, alpha = penalized
     model, params = seq2seq
     beams = 64  # more than the 3^3 prefixes that can continue
-    found = best(model, params, SOURCES, beams=beams, length_penalty=kind, length_alpha=alpha, early_stopping="never")
-    for row, source in enumerate(SOURCES):
-        sums = every_output(model, params, source)
-        scores = {output: value / penalty(len(output), kind, alpha) for output, value in sums.items()}
+    options = {"length_penalty": kind, "length_alpha": alpha, "early_stopping": "never"}
+    rows = [FirstTokens(), FirstTokens((5,)), FirstTokens((4, 3), 1)]
+    found = best(model, params, SOURCES, beams=beams, forced=ForcedTokens.from_rows(rows), **options)
+    for row, (source, first) in enumerate(zip(SOURCES, rows, strict=True)):
+        sums = every_output(model, params, source, first.ids)
+        scores = {output: value / penalty(len(output) - first.prefix, kind, alpha) for output, value in sums.items()}
         wanted = sorted(scores, key=scores.get, reverse=True)[:20]
         for output, tokens, score in zip(wanted, found.tokens[row], found.scores[row], strict=False):
             np.testing.assert_array_equal(tokens, [*output, *[PAD] * (LENGTH - len(output))])
             proves = (f"decode.strategy=beam, {kind} length penalty", "exhaustive search")
             assert_close(score, scores[output], 1e-5, proves=proves)
+        missing = found.scores[row][len(scores) :]
+        np.testing.assert_array_equal(missing, np.full_like(missing, beam.WORST))
 
 
 @pytest.mark.slow
@@ -170,8 +176,9 @@ def test_missing_outputs_are_empty(stopping):
     cases = {(4, 5, 4): [[4, 5, 4]], (): [[2], [5], [3], [4]]}  # without padding and BOS, which are never generated
     for forced, outputs in cases.items():
         length = len(outputs[0])
-        settings, constraints = RowSettings.from_config(cfg, 1), Constraints(forced=forced)
-        state = beam.BeamState.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
+        settings, first = RowSettings.from_config(cfg, 1), ForcedTokens.from_rows([FirstTokens(forced)])
+        options = {"length": length, "cfg": cfg, "forced": first}
+        state = beam.BeamState.start(one, one, one * length, settings, NO_CONSTRAINTS, **options)
         advance = jax.jit(beam.BeamState.advance)
         for _ in range(length):
             state = advance(state, np.broadcast_to(logits, (1, 6, VOCAB)))
@@ -190,10 +197,10 @@ def test_scores_do_not_count_the_tokens_of_a_prefix(kind, stopping):
     logits = np.log(np.array([0, 0, 0.2, 0.6, 0.2, 0.0], np.float32) + 1e-9)  # P(EOS) = 0.2
     one, found = np.array([1]), {}
     for prefix in ((), (4, 5, 4)):
-        constraints = Constraints(forced=prefix, prefix_tokens=len(prefix))
         length = len(prefix) + 3
-        settings = RowSettings.from_config(cfg, 1)
-        state = beam.BeamState.start(one, one, one * length, settings, constraints, length=length, cfg=cfg)
+        settings, first = RowSettings.from_config(cfg, 1), ForcedTokens.from_rows([FirstTokens(prefix, len(prefix))])
+        options = {"length": length, "cfg": cfg, "forced": first}
+        state = beam.BeamState.start(one, one, one * length, settings, NO_CONSTRAINTS, **options)
         for _ in range(length):
             state = jax.jit(beam.BeamState.advance)(state, np.broadcast_to(logits, (1, 2, VOCAB)))
         assert state.done.all()
@@ -213,9 +220,9 @@ def test_the_first_token_of_a_checkpoint_counts_in_the_length_of_a_score():
     tokenizer = CharacterTokenizer("abc")
     special = dataclasses.replace(tokenizer.special, forced=(EOS,))
     tokenizer.special = special
-    for prefix, tokens in {"": 0, "ab": 2}.items():
-        constraints = Constraints.from_config(DecodeConfig(prefix=prefix), tokenizer)
-        assert (len(constraints.forced), constraints.prefix_tokens) == (1 + tokens, tokens)
+    for prefix, ids in {"": (), "ab": (4, 5)}.items():
+        found = first_tokens(DecodeConfig(prefix=prefix), tokenizer, continues=False, tags=(6,))
+        assert found == ((EOS, 6, *ids), len(ids))
 
 
 def test_beams_without_a_hypothesis_end_the_search():
@@ -240,7 +247,7 @@ def test_a_longer_state_keeps_its_tokens():
         running=tokens,
         ancestry=start.ancestry.replace(ancestors=tokens),
         finished=start.finished._replace(tokens=tokens),
-    ).extended(4)
+    ).extended(4, 0)
     assert state.length == 4
     for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.ancestry.ancestors, 0)):
         np.testing.assert_array_equal(found, [[[3, 4, empty, empty], [4, 5, empty, empty]]])

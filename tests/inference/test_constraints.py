@@ -23,6 +23,7 @@ from tformer_jax.inference.constraints import (
     penalize,
 )
 from tformer_jax.inference.detokenization import output_decoder
+from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.special_tokens import EOS, UNK
 
@@ -49,6 +50,11 @@ def excluded(*arguments, **options) -> list[list[int]]:
     gone = found == -np.inf
     np.testing.assert_array_equal(found[~gone], LOGITS[~gone])
     return [np.flatnonzero(row).tolist() for row in gone]
+
+
+def check(cfg: DecodeConfig, tokenizer) -> None:
+    Constraints.from_config(cfg, tokenizer)
+    first_tokens(cfg, tokenizer, continues=False)
 
 
 def test_without_constraints_nothing_changes():
@@ -111,14 +117,6 @@ def test_an_output_that_cannot_continue_ends_with_the_probability_of_the_model()
     assert excluded(everything, [[4], [], [4, 5]]) == [[token for token in range(V) if token != EOS]] * 3
 
 
-def test_the_first_tokens_are_forced():
-    found = constrained(Constraints(forced=(7, 5), forbidden=((7,), (5,))), [[], [7], [7, 5]], min_new_tokens=3)
-    for row, token in enumerate((7, 5)):
-        assert np.flatnonzero(found[row] > -np.inf).tolist() == [token]
-        assert found[row, token] == 0
-    assert set(np.flatnonzero(found[2] == -np.inf)) == {EOS, 5, 7}
-
-
 def test_a_row_without_allowed_tokens_ends():
     everything = tuple((token,) for token in range(3, V))
     found = constrained(Constraints(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
@@ -136,7 +134,7 @@ def test_rows_that_pad_the_vocabulary_are_never_generated(size, eos, expected):
 
 
 def test_rows_have_separate_histories():
-    constraints = Constraints(repetition=True, no_repeat_ngram=2, forbidden=((4, 5),), forced=(6,))
+    constraints = Constraints(repetition=True, no_repeat_ngram=2, forbidden=((4, 5),))
     histories = [[6, 4, 5, 4], [4], [6, 5, 5]]
     together = constrained(constraints, histories, repetition_penalty=1.5, min_new_tokens=4)
     for row in range(3):
@@ -161,9 +159,10 @@ class TestConstraintsOfAConfig:
 
     def test_settings(self):
         cfg = DecodeConfig(repetition_penalty=1.1, no_repeat_ngram=3, forbidden=("ab", "c"), prefix="ba")
-        expected = Constraints(True, 3, forbidden=((5, 6), (7,)), forced=(6, 5), prefix_tokens=2, vocab_size=8)
+        expected = Constraints(True, 3, forbidden=((5, 6), (7,)), vocab_size=8)
         found = Constraints.from_config(cfg, self.letters)
         assert found == expected  # " ab" ends in "ab", which is forbidden already
+        assert first_tokens(cfg, self.letters, continues=False) == ((6, 5), 2)
         assert found.need_history
         assert Constraints.from_config(DecodeConfig(repetition_penalty=1.1), self.letters).need_history
         assert Constraints.from_config(DecodeConfig(no_repeat_ngram=1), self.letters).need_history
@@ -193,7 +192,7 @@ class TestConstraintsOfAConfig:
     )
     def test_mistakes(self, settings, sentence):
         with pytest.raises(UserError, match=sentence) as caught:
-            Constraints.from_config(DecodeConfig(**settings), self.words)
+            check(DecodeConfig(**settings), self.words)
         assert "\n" not in str(caught.value)
 
 
@@ -210,7 +209,7 @@ def test_the_unknown_token_of_a_tokenizer_file_is_known(setting, value):
     assert dict(loaded.special.names) | {4: "[PAD]", 5: "[UNK]", 6: "[MASK]"} == dict(loaded.special.names)
     assert loaded.extended(("<mask>",)).id_of("<mask>") == 6
     with pytest.raises(UserError, match="zebra"):
-        Constraints.from_config(DecodeConfig(**{setting: value}), loaded)
+        check(DecodeConfig(**{setting: value}), loaded)
 
 
 @pytest.mark.parametrize("setting", ["forbidden", "prefix"])
@@ -218,8 +217,8 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
     """Tokenizers of nanoGPT's character models have no unknown token."""
     tokenizer = character_tokenizer("the cat sat on a mat")
     with pytest.raises(UserError, match=rf"decode.{setting}=.*cannot be encoded with this vocabulary"):
-        Constraints.from_config(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
-    Constraints.from_config(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
+        check(DecodeConfig(**{setting: ("thé",) if setting == "forbidden" else "thé"}), tokenizer)
+    check(DecodeConfig(**{setting: ("the",) if setting == "forbidden" else "the"}), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +234,8 @@ def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     tokenizer = character_tokenizer("the cat sat on a mat").normalized(("lowercase",), "en")
     for one in (tokenizer, tokenizer.extended(("<mask>",))):
         with pytest.raises(UserError, match=sentence):
-            Constraints.from_config(DecodeConfig(**settings), one)
-        Constraints.from_config(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
+            check(DecodeConfig(**settings), one)
+        check(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
 
 
 @pytest.mark.parametrize(("prefix", "decoded"), [("ld", "ld"), (" ld", " ld"), ("lo ld", "lo ld")])
@@ -248,15 +247,15 @@ def test_a_continuation_starts_with_the_prefix(prefix, decoded):
     library.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme="always")
     library.decoder = hf.decoders.Metaspace(prepend_scheme="always")
     tokenizer = HFTokenizer(library)
-    forced = Constraints.from_config(DecodeConfig(prefix=prefix), tokenizer, continues=True).forced
+    forced = first_tokens(DecodeConfig(prefix=prefix), tokenizer, continues=True).ids
     assert output_decoder(tokenizer, continues=True).decode(forced) == decoded
-    text = Constraints.from_config(DecodeConfig(prefix=prefix), tokenizer).forced
+    text = first_tokens(DecodeConfig(prefix=prefix), tokenizer, continues=False).ids
     assert tokenizer.decode(text) == prefix.strip()
 
 
 def test_a_prefix_that_every_continuation_separates_is_refused():
     words = WordTokenizer(["hello", "world"])
     with pytest.raises(UserError, match="decode.prefix='world': .* can only start with ' world'; write that"):
-        Constraints.from_config(DecodeConfig(prefix="world"), words, continues=True)
-    forced = Constraints.from_config(DecodeConfig(prefix=" world"), words, continues=True).forced
+        first_tokens(DecodeConfig(prefix="world"), words, continues=True)
+    forced = first_tokens(DecodeConfig(prefix=" world"), words, continues=True).ids
     assert forced == tuple(words.encode("world"))

@@ -13,6 +13,7 @@ from tformer_jax.inference.detokenization import TextStream
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.engine.events import token_event
 from tformer_jax.inference.engine.lane import NewTokens, RequestRow
+from tformer_jax.inference.forced import FirstTokens
 
 
 @pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm"], 1))
@@ -63,6 +64,6 @@ def test_a_stop_text_in_the_last_bytes_of_an_output():
     assert newline in tokenizer.fallback_bytes
     decode = DecodeConfig(stop=("\n",))
     stream = TextStream(tokenizer, decode.stop)
-    row = RequestRow(0, 0, decode, [letter], None, 2, 2, 2, (0, 0), stream, 1, scored=False)
+    row = RequestRow(0, 0, decode, [letter], None, 2, 2, 2, (0, 0), stream, FirstTokens(), 1, scored=False)
     event = token_event(row, NewTokens([letter, newline], [0.0, 0.0], done=True))
     assert (event.text, event.finish) == ("a", "stop")

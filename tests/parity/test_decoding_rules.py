@@ -11,8 +11,9 @@ from tests.helpers import assert_close
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import Constraints, constrain
+from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.special_tokens import EOS
+from tformer_jax.special_tokens import EOS, PAD
 
 B, V, L = 24, 30, 14
 DRAW = np.random.default_rng(0)
@@ -117,15 +118,16 @@ def test_min_new_tokens():
 
 
 def test_forced_first_token():
-    made = COUNTS % 3
-    found = np.asarray(constrained(LOGITS, HISTORY, COUNTS, made, settings(), constraints=Constraints(forced=(8,))))
+    made, first = COUNTS % 3, [FirstTokens((3 + row % 7,)) for row in range(B)]
+    forced = ForcedTokens.from_rows(first).next(jnp.asarray(made))
     oracle = theirs.ForcedBOSTokenLogitsProcessor
     expected = np.stack(
         [
-            oracle(8)(torch.zeros(1, 1 + made[row], dtype=torch.long), torch.tensor(LOGITS[row : row + 1])).numpy()[0]
+            oracle(*first[row].ids)(torch.zeros(1, 1 + made[row], dtype=torch.long), torch.zeros(1, V)).numpy()[0]
             for row in range(B)
         ]
     )
+    found = np.where((forced[:, None] == np.arange(V)) | (forced[:, None] == PAD), 0, -np.inf)
     compare(found, expected, "prefix", oracle)
 
 

@@ -160,9 +160,10 @@ def test_caches_of_the_engine_are_bounded():
     cfg, model, params, _ = parts("decoder_lm")
     engine = Engine(cfg, model, params, TOKENIZERS, max_rows=1)
     for number in range(300):
-        decode = dataclasses.replace(cfg.decode, strategy="sample", temperature=1 + number / 100)
-        engine.submit(Request((5, 6), decode))
-    assert len(engine._kinds) <= 256
+        sampling = {"strategy": "sample", "temperature": 1 + number / 100}
+        engine.submit(Request((5, 6), dataclasses.replace(cfg.decode, **sampling)))
+    caches = engine._kind_without_prefix, engine._first_tokens
+    assert [cache.cache_info().currsize for cache in caches] == [256, 256]
 
 
 def log_p(cfg, params, ids) -> np.ndarray:

@@ -11,6 +11,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import Constraints, constrain, forbid
 from tformer_jax.inference.decoding_state import DecodingState, StepResult
+from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.nn.padding import take_per_row
@@ -68,6 +69,7 @@ class BeamState(DecodingState):
     """Ancestry of `running`."""
     finished: Hypotheses
     settings: RowSettings
+    forced: ForcedTokens
     cfg: DecodeConfig = flax.struct.field(pytree_node=False)
     constraints: Constraints = flax.struct.field(pytree_node=False)
 
@@ -83,11 +85,12 @@ class BeamState(DecodingState):
         length: int,
         cfg: DecodeConfig,
         history: jax.Array | None = None,
+        forced: ForcedTokens | None = None,
     ) -> "BeamState":
         """Returns the initial state.
 
         Args:
-            last, counts, max_new_tokens, history: as in `SamplingState.start`; None: L is 0.
+            last, counts, max_new_tokens, forced, history: as in `SamplingState.start`; None: L is 0.
             length: size of the token arrays; `extended` makes them longer before an output exceeds it.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
@@ -105,6 +108,7 @@ class BeamState(DecodingState):
             ancestry=BeamAncestry(jnp.zeros((B, k, length), jnp.int32), counts),
             finished=Hypotheses(no_tokens, jnp.full((B, k), WORST, jnp.float32)),
             settings=settings,
+            forced=forced or ForcedTokens.from_rows([FirstTokens()] * B),
             cfg=cfg,
             constraints=constraints,
         )
@@ -143,7 +147,7 @@ class BeamState(DecodingState):
     def length(self) -> int:
         return self.running.shape[2]
 
-    def extended(self, length: int) -> "BeamState":
+    def extended(self, length: int, forced: int) -> "BeamState":
         def pad(tokens: jax.Array, value: int) -> jax.Array:
             return jnp.pad(tokens, ((0, 0), (0, 0), (0, length - tokens.shape[2])), constant_values=value)
 
@@ -152,6 +156,7 @@ class BeamState(DecodingState):
             running=pad(self.running, PAD),
             ancestry=BeamAncestry(pad(self.ancestry.ancestors, 0), self.ancestry.start),
             finished=Hypotheses(pad(self.finished.tokens, PAD), self.finished.scores),
+            forced=self.forced.extended(forced),
         )
 
     def result(self) -> StepResult:
@@ -177,7 +182,20 @@ class BeamState(DecodingState):
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
         best, indices = sampling.top_k(sums, n * k)
         best = jnp.where(jnp.arange(n * k) < n * self.settings.beams[:, None], best, UNUSED)
-        return best, indices // width, jnp.take_along_axis(tokens.reshape(B, k * width), indices, axis=1)
+        tokens = jnp.take_along_axis(tokens.reshape(B, k * width), indices, axis=1)
+        return self._with_forced(best, indices // width, tokens)
+
+    def _with_forced(
+        self, sums: jax.Array, parents: jax.Array, tokens: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the candidates [B, n k], or in rows whose next token is forced, the beams followed by that token."""
+        forced = self.forced.next(self.generated)
+        if forced is None:
+            return sums, parents, tokens
+        free, missing = (forced == PAD)[:, None], sums.shape[1] - self.cfg.beams
+        own_sums = jnp.pad(self.sums, ((0, 0), (0, missing)), constant_values=UNUSED)
+        own = jnp.minimum(jnp.arange(sums.shape[1]), self.cfg.beams - 1)
+        return jnp.where(free, sums, own_sums), jnp.where(free, parents, own), jnp.where(free, tokens, forced[:, None])
 
     def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
         """Applies the constraints to logits [B, k, V]; as in Hugging Face's beam search, they see log-probabilities."""
@@ -220,7 +238,7 @@ class BeamState(DecodingState):
 
     def _penalty(self, generated: jax.Array) -> jax.Array:
         """Returns `length_penalty` for int [B] generated tokens; the tokens of `decode.prefix` do not count."""
-        return length_penalty(jnp.maximum(generated - self.constraints.prefix_tokens, 1), self.cfg)
+        return length_penalty(self.forced.counted(generated), self.cfg)
 
 
 def length_penalty(length: jax.Array, cfg: DecodeConfig) -> jax.Array:

@@ -8,13 +8,9 @@ import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizer
-from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
-
-CONTEXTS = ("\n", ".", "a", "0")
-"""Texts after which a prefix is encoded; at least one of them is expected to form no token with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +23,6 @@ class Constraints:
     """Size of n-grams that must not repeat; 0 disables it."""
     forbidden: tuple[tuple[int, ...], ...] = ()
     """Token sequences that must not occur in an output."""
-    forced: tuple[int, ...] = ()
-    """First tokens of each output."""
-    prefix_tokens: int = 0
-    """Number of forced tokens that belong to `decode.prefix`, which scores and their lengths do not count."""
     eos: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.eos
     """Tokens that end an output."""
     suppressed: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.suppressed
@@ -39,25 +31,20 @@ class Constraints:
     """Number of tokens of the tokenizer: later rows of a padded vocabulary are never generated, except `eos`."""
 
     @classmethod
-    def from_config(cls, cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool = False) -> "Constraints":
-        """Builds the constraints of a config.
-
-        Args:
-            tokenizer: reads and writes outputs.
-            continues: outputs continue a text (`Family.continues`).
+    def from_config(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Constraints":
+        """Builds the constraints of a config for outputs of a tokenizer.
 
         Raises:
-            UserError: the vocabulary cannot represent a text, the prefix is too long or has a text that outputs must
-                not have, or normalized outputs never have a text of `stop`.
+            UserError: the vocabulary cannot represent a text, or normalized outputs never have a text of `stop`.
         """
-        _check_normalized(cfg, tokenizer)
-        forced = _encode_prefix(cfg, tokenizer, continues=continues)
+        for text in cfg.stop:
+            if (written := tokenizer.normalize(text)) != text:
+                problem = f"{text!r} does not occur in normalized outputs; write {written!r} or leave it out"
+                raise cfg.error("stop", problem)
         return cls(
             repetition=cfg.repetition_penalty != 1,
             no_repeat_ngram=cfg.no_repeat_ngram,
             forbidden=_encode_forbidden(cfg, tokenizer),
-            forced=forced,
-            prefix_tokens=len(forced) - len(tokenizer.special.forced),
             eos=tokenizer.special.eos,
             suppressed=tuple(i for i in tokenizer.special.suppressed if i < tokenizer.vocab_size),
             vocab_size=tokenizer.vocab_size,
@@ -66,7 +53,7 @@ class Constraints:
     @property
     def need_logits(self) -> bool:
         """Whether `constrain` changes logits of rows without a minimum length."""
-        return self.need_history or bool(self.forbidden or self.forced)
+        return self.need_history or bool(self.forbidden)
 
     @property
     def need_history(self) -> bool:
@@ -97,8 +84,7 @@ def constrain(
     """Sets the logits (or log-probabilities) of tokens that the constraints exclude to -inf.
 
     If all tokens of a row are excluded, the row ends: `constraints.eos` are allowed. (Ends outside of the vocabulary,
-    as of nanoGPT's character models, cannot be chosen.) Forced tokens take precedence over all other constraints: the
-    next forced token gets 0, all others -inf.
+    as of nanoGPT's character models, cannot be chosen.)
 
     Args:
         logits: float32 [B, V].
@@ -121,7 +107,7 @@ def constrain(
     if constraints.no_repeat_ngram or constraints.forbidden:
         stuck = forbid(logits, constraints).max(axis=-1) == -jnp.inf
         logits = jnp.where(ends & stuck[:, None], unconstrained, logits)
-    return force(logits, generated, constraints.forced) if constraints.forced else logits
+    return logits
 
 
 def penalize(logits: jax.Array, history: jax.Array, counts: jax.Array, strength: jax.Array) -> jax.Array:
@@ -162,13 +148,6 @@ def exclude_sequences(
     return logits
 
 
-def force(logits: jax.Array, generated: jax.Array, forced: tuple[int, ...]) -> jax.Array:
-    """Forces output token i to be `forced[i]`: its logit becomes 0, all others -inf."""
-    wanted = jnp.array(forced, jnp.int32)[jnp.minimum(generated, len(forced) - 1)]
-    only = jnp.where(jnp.arange(logits.shape[-1]) == wanted[:, None], 0.0, -jnp.inf)
-    return jnp.where((generated < len(forced))[:, None], only, logits)
-
-
 def _is_token(history: jax.Array, counts: jax.Array) -> jax.Array:
     """Returns bool [B, L]: True where `history` has tokens."""
     return jnp.arange(history.shape[1]) < counts[:, None]
@@ -196,44 +175,3 @@ def _encode_forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[in
         sequences.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
     shorter = {ids[start:] for ids in sequences for start in range(1, len(ids))} & sequences.keys()
     return tuple(ids for ids in sequences if not any(ids != end and ids[-len(end) :] == end for end in shorter))
-
-
-def _check_normalized(cfg: DecodeConfig, tokenizer: Tokenizer) -> None:
-    """Checks texts as a tokenizer that normalizes writes them; `DecodeConfig.check` compares them as they are."""
-    if not tokenizer.steps:
-        return
-    for text in cfg.stop:
-        if (written := tokenizer.normalize(text)) != text:
-            raise cfg.error("stop", f"{text!r} does not occur in normalized outputs; write {written!r} or leave it out")
-    prefix = tokenizer.normalize(cfg.prefix)
-    for name, texts in (("stop", cfg.stop), ("forbidden", tuple(map(tokenizer.normalize, cfg.forbidden)))):
-        for text in filter(None, texts):
-            if text in prefix:
-                raise cfg.error(
-                    name, f"{text!r} occurs in the normalized decode.prefix, {prefix!r}; remove one of them"
-                )
-
-
-def _encode_prefix(cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool) -> tuple[int, ...]:
-    """Encodes the prefix so that outputs start with it."""
-    if not cfg.prefix:
-        return tokenizer.special.forced
-    ids = tuple(tokenizer.encode(cfg.prefix))
-    if not ids or tokenizer.special.unknown in ids or dropped_characters(tokenizer, cfg.prefix):
-        raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
-    decoder = output_decoder(tokenizer, continues=continues)
-    if (written := decoder.decode(ids)).startswith(" ") and not cfg.prefix.startswith(" "):
-        encoded = (_encode_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
-        ids = next((tokens for tokens in encoded if decoder.decode(tokens) == written[1:]), ())
-        if not ids:
-            raise cfg.error("prefix", f"outputs of this tokenizer can only start with {written!r}; write that")
-    ids = (*tokenizer.special.forced, *ids)
-    if cfg.max_new_tokens is not None and len(ids) > cfg.max_new_tokens:
-        raise cfg.error("prefix", f"has {len(ids)} tokens, more than decode.max_new_tokens={cfg.max_new_tokens}")
-    return ids
-
-
-def _encode_continuation(tokenizer: Tokenizer, text: str, context: str) -> tuple[int, ...]:
-    """Encodes a text after another one, without the space that some tokenizers put before texts."""
-    before, whole = (tuple(tokenizer.encode(joined)) for joined in (context, context + text))
-    return whole[len(before) :] if whole[: len(before)] == before else ()

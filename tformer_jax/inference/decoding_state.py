@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.inference.constraints import Constraints, constrain, forbid
+from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings, among, choose
 from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.special_tokens import PAD
@@ -57,8 +58,8 @@ class DecodingState(abc.ABC):
         """Size of the token arrays; only beam search extends them."""
 
     @abc.abstractmethod
-    def extended(self, length: int) -> Self:
-        """Extends the arrays to `length` generated tokens."""
+    def extended(self, length: int, forced: int) -> Self:
+        """Extends the arrays to `length` generated tokens and `forced` first ones."""
 
     @abc.abstractmethod
     def result(self) -> StepResult:
@@ -87,6 +88,7 @@ class SamplingState(DecodingState):
     keys: jax.Array
     """[B] PRNG keys; ignored by greedy decoding."""
     settings: RowSettings
+    forced: ForcedTokens
     constraints: Constraints = flax.struct.field(pytree_node=False)
 
     @classmethod
@@ -101,6 +103,7 @@ class SamplingState(DecodingState):
         *,
         history: jax.Array,
         scored: jax.Array | None = None,
+        forced: ForcedTokens | None = None,
     ) -> "SamplingState":
         """Returns the initial state.
 
@@ -110,6 +113,7 @@ class SamplingState(DecodingState):
             max_new_tokens: int32 [B], maximum number of tokens to generate; 0 for padding rows.
             history: int32 [B, L], the prompt, then PAD; L is 0, or at least the largest `counts + max_new_tokens`.
             scored: bool [B], rows whose log-probabilities are summed; None: no row.
+            forced: tokens with which outputs start; None: all are chosen.
         """
         return cls(
             last=last,
@@ -122,6 +126,7 @@ class SamplingState(DecodingState):
             scores=jnp.zeros(counts.shape),
             keys=keys,
             settings=settings,
+            forced=forced or ForcedTokens.from_rows([FirstTokens()] * len(counts)),
             constraints=constraints,
         )
 
@@ -136,6 +141,9 @@ class SamplingState(DecodingState):
         allowed = constrain(allowed, self.history, self.counts, self.generated, self.settings, self.constraints)
         keys = jax.vmap(jax.random.fold_in)(self.keys, self.generated)
         tokens = choose(allowed, self.settings, keys)
+        scored, forced = self.scored & ~self.done, self.forced.next(self.generated)
+        if forced is not None:
+            tokens, scored = jnp.where(forced == PAD, tokens, forced), scored & (forced == PAD)
         active = ~self.done
         generated = self.generated + active
         columns = jnp.where(active, self.counts, self.history.shape[1])
@@ -146,12 +154,11 @@ class SamplingState(DecodingState):
             counts=self.counts + active,
             generated=generated,
             done=self.done | among(tokens, self.constraints.eos) | (generated >= self.max_new_tokens),
-            scores=self._scores(logits, tokens),
+            scores=self._scores(logits, tokens, scored),
         )
 
-    def _scores(self, logits: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Adds the log-probabilities of tokens [B], given logits [B, V], to `scores`."""
-        counts = self.scored & ~self.done & (self.generated >= len(self.constraints.forced))
+    def _scores(self, logits: jax.Array, tokens: jax.Array, counts: jax.Array) -> jax.Array:
+        """Adds the log-probabilities of tokens [B], given logits [B, V], to `scores` where `counts`, bool [B]."""
 
         def added() -> jax.Array:
             chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
@@ -167,9 +174,9 @@ class SamplingState(DecodingState):
     def length(self) -> int:
         return self.history.shape[1]
 
-    def extended(self, length: int) -> "SamplingState":
-        """Returns the state itself: histories have their full length from the start."""
-        return self
+    def extended(self, length: int, forced: int) -> "SamplingState":
+        """Extends `forced` only: histories have their full length from the start."""
+        return dataclasses.replace(self, forced=self.forced.extended(forced))
 
     def result(self) -> StepResult:
         return StepResult(self.last, self.scores, self.done)

@@ -114,7 +114,7 @@ class RowDecoder:
         for n in order:
             index = (first + n) * outputs
             text = texts[n] if texts else ""
-            options = {"streamed": False, "scored": scores}
+            options: dict[str, Any] = {"streamed": False, "scored": scores}
             request = Request(tuple(rows[n]), self._cfg.decode, seed, index, outputs, **options, text=text)
             requests[engine.submit(request)] = n
         pieces: dict[tuple[int, int], list[str]] = collections.defaultdict(list)

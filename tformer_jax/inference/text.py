@@ -13,8 +13,8 @@ from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, run_in_chunks
-from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
+from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits, describe_unknown
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
@@ -150,8 +150,7 @@ class TextGenerator(_Generator):
     @functools.cached_property
     def _forced(self) -> int:
         """Number of tokens with which every output starts."""
-        decode, tokenizer = self.cfg.decode, self.tokenizers.target
-        return len(Constraints.from_config(decode, tokenizer, continues=self.model.continues).forced)
+        return len(first_tokens(self.cfg.decode, self.tokenizers.target, continues=self.model.continues).ids)
 
 
 class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):

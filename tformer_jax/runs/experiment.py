@@ -26,6 +26,7 @@ from tformer_jax.data.rows import Shards
 from tformer_jax.data.summary import SplitSummary, summarize
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, same_tokens, train_tokenizers
 from tformer_jax.inference.constraints import Constraints
+from tformer_jax.inference.forced import first_tokens
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
@@ -222,7 +223,8 @@ def _check(built: Experiment, *, resume: bool) -> None:
 def _check_prefix(cfg: Config, tokenizer: Tokenizer) -> None:
     """Raises `UserError` if `decode.prefix` leaves no room for an output, or for a prompt."""
     continues = cfg.model.model_class.continues
-    used = len(Constraints.from_config(cfg.decode, tokenizer, continues=continues).forced)
+    Constraints.from_config(cfg.decode, tokenizer)  # raises
+    used = len(first_tokens(cfg.decode, tokenizer, continues=continues).ids)
     used += tokenizer.special.added if continues else 0
     if used >= cfg.model.max_length:
         other = "a prompt" if continues else "other tokens"

@@ -12,9 +12,9 @@ from flax import linen as nn
 from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
-from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.embeddings import Embedder, embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
+from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.scores import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
 from tformer_jax.models.family import Family
@@ -108,8 +108,7 @@ class ServedModel:
         """Number of tokens of the prefix of every output; 0 without one."""
         if not self.decode.prefix:
             return 0
-        continues = self.model_class.continues
-        return len(Constraints.from_config(self.decode, self.tokenizers.target, continues=continues).forced)
+        return len(first_tokens(self.decode, self.tokenizers.target, continues=self.model_class.continues).ids)
 
     @property
     def tokenizer(self) -> Tokenizer:

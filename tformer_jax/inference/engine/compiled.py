@@ -18,6 +18,7 @@ from tformer_jax.inference.engine.state import (
     dense_slots,
     initial_rows,
 )
+from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.decoder_cache import DecoderCache, empty_entries, paged_cache, row_cache
@@ -64,6 +65,7 @@ def empty_state(plan: Plan, size: Size) -> State:
         tables=zeros[:, None],
         filled=zeros,
         settings=RowSettings.from_config(plan.decode, B),
+        forced=ForcedTokens.from_rows([FirstTokens()] * B, size.forced),
         sources=None,
     )
     return constrain_state(plan, State(cache, initial_rows(plan, unused_rows, size.output)))
@@ -73,7 +75,7 @@ def empty_state(plan: Plan, size: Size) -> State:
 def extend(plan: Plan, state: State, size: Size) -> State:
     """Pads the arrays of a state to the lengths `size`."""
     cache = state.cache.pad(dense_slots(plan, size), size.source)
-    return constrain_state(plan, State(cache, state.rows.extended(size.output)))
+    return constrain_state(plan, State(cache, state.rows.extended(size.output, size.forced)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))

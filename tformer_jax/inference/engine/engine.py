@@ -6,6 +6,7 @@ pool, or in a dense cache. `Engine` is plain Python; the compiled functions are 
 
 import collections
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -19,18 +20,20 @@ from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.detokenization import TextBuffer, TextStream, output_decoder
 from tformer_jax.inference.engine.events import Event, Request, beam_events, token_event
-from tformer_jax.inference.engine.lane import Lane, NewTokens, RequestRow
+from tformer_jax.inference.engine.lane import Lane
 from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_new_tokens
+from tformer_jax.inference.engine.rows import NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.final_texts import Finisher, Unfinished, is_withheld
+from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.parallel.placement import mesh_of, use_whole_mesh
 
 MAX_LANES = 4
 """Maximum number of lanes, one per `Kind`."""
-MAX_CACHED_KINDS = 256
-"""Maximum number of decoding settings whose kinds are cached."""
+MAX_CACHED = 256
+"""Maximum number of decoding settings whose kinds, and of those whose first tokens, are cached."""
 SMOOTH_SECONDS = 0.05
 """Step duration in seconds at which streamed text appears smoothly."""
 BEAM_SETTINGS = (
@@ -92,7 +95,8 @@ class Engine:
         self._unfinished: dict[tuple[int, int], Unfinished] = {}
         self._max_rows, self._pages, self._grows = max_rows, pages, grows
         self._lanes: dict[Kind, Lane] = {}
-        self._kinds: dict[DecodeConfig, Kind] = {}
+        self._kind_without_prefix = functools.lru_cache(MAX_CACHED)(self._make_kind)
+        self._first_tokens = functools.lru_cache(MAX_CACHED)(self._make_first_tokens)
         self._queues: dict[Kind, collections.deque[_QueuedRequest]] = {}
         self._next = 0
 
@@ -133,10 +137,11 @@ class Engine:
         self._next += 1
         return number
 
-    def warm_up(self, decode: DecodeConfig) -> None:
-        """Compiles the functions for requests with these settings; others are compiled when first needed."""
+    def warm_up(self, decode: DecodeConfig, tags: tuple[int, ...] = ()) -> None:
+        """Compiles the functions for requests with these settings and tags; others are compiled when first needed."""
+        first = self._first_tokens(decode, tags)
         with use_whole_mesh(self._mesh):
-            self._lane(self._kind(decode)).warm_up(expected_tokens(self._cfg.model, decode, 1))
+            self._lane(self._kind(decode)).warm_up(expected_tokens(self._cfg.model, decode, 1), len(first.ids))
 
     def cancel(self, request: int) -> None:
         """Ends a pending or running request; it has no further events."""
@@ -218,9 +223,9 @@ class Engine:
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
         expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
-        kind = self._kind(decode)
-        if decode.prefix and len(kind[1].forced) > limit:
-            length = f"decode.prefix={decode.prefix!r} has {len(kind[1].forced)} tokens"
+        kind, first = self._kind(decode), self._first_tokens(decode, request.tags)
+        if decode.prefix and len(first.ids) > limit:
+            length = f"decode.prefix={decode.prefix!r} has {len(first.ids)} tokens"
             raise UserError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
         if not isinstance(request.seed, int | np.integer) or not 0 <= request.seed < 2**32:
             raise UserError(f"seed={request.seed!r}: must be an integer from 0 to {2**32 - 1}")
@@ -236,6 +241,7 @@ class Engine:
                 reserved=expected if self._grows else limit,
                 seeds=(request.seed, request.index + sample),
                 stream=self._stream(request),
+                first=first,
                 num_outputs=request.num_outputs,
                 scored=request.scored,
                 unfinished=Unfinished(decode, tokens, request.text) if is_withheld(decode) else None,
@@ -274,17 +280,19 @@ class Engine:
         return self._decoders[decode.unknown]
 
     def _kind(self, decode: DecodeConfig) -> Kind:
-        """Returns the kind of a request with these settings."""
-        if decode not in self._kinds:
-            if len(self._kinds) == MAX_CACHED_KINDS:
-                self._kinds.clear()
-            constraints = Constraints.from_config(decode, self._tokenizers.target, continues=self._model.continues)
-            names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
-            given = {name: getattr(decode, name) for name in names}
-            if self._few_shapes and decode.strategy == "beam":
-                given["beams"] = power_of_two(decode.beams)
-            self._kinds[decode] = DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), constraints
-        return self._kinds[decode]
+        """Returns the kind of a request with these settings, whatever its prefix."""
+        return self._kind_without_prefix(dataclasses.replace(decode, prefix="") if decode.prefix else decode)
+
+    def _make_kind(self, decode: DecodeConfig) -> Kind:
+        constraints = Constraints.from_config(decode, self._tokenizers.target)
+        names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
+        given = {name: getattr(decode, name) for name in names}
+        if self._few_shapes and decode.strategy == "beam":
+            given["beams"] = power_of_two(decode.beams)
+        return DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), constraints
+
+    def _make_first_tokens(self, decode: DecodeConfig, tags: tuple[int, ...]) -> FirstTokens:
+        return first_tokens(decode, self._tokenizers.target, continues=self._model.continues, tags=tags)
 
     def _lane(self, kind: Kind) -> Lane:
         """Returns the lane of a kind; with `MAX_LANES` lanes, a new one replaces the first one without running rows."""

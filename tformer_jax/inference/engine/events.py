@@ -10,7 +10,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Decoder
 from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.detokenization import TextStream, cut
-from tformer_jax.inference.engine.lane import NewTokens, RequestRow
+from tformer_jax.inference.engine.rows import NewTokens, RequestRow
 from tformer_jax.special_tokens import PAD
 
 
@@ -31,6 +31,8 @@ class Request:
     """Report text as it is generated; otherwise, the last event has the complete text, at lower cost."""
     scored: bool = False
     """Report scores; beam search always reports them."""
+    tags: tuple[int, ...] = ()
+    """Language tags with which its outputs start, before `decode.prefix`."""
     text: str = ""
     """The text, whose words `decode.unknown="copy"` copies; empty: the names of unknown tokens are shown."""
 

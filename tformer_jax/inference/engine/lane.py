@@ -5,21 +5,21 @@ import functools
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from tformer_jax.config import DecodeConfig, kinds
+from tformer_jax.config import kinds
 from tformer_jax.inference.batching import MIN_LENGTH, pad_rows, power_of_two, powers_of_two
 from tformer_jax.inference.beam import Hypotheses
-from tformer_jax.inference.detokenization import TextBuffer, TextStream
 from tformer_jax.inference.engine import compiled
 from tformer_jax.inference.engine.compiled import MAX_STEPS
-from tformer_jax.inference.engine.page_table import RESERVED_PAGE, Allocation, PageTable
+from tformer_jax.inference.engine.page_table import RESERVED_PAGE, PageTable
+from tformer_jax.inference.engine.rows import NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import Vacancy
 from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots
-from tformer_jax.inference.final_texts import Unfinished
+from tformer_jax.inference.forced import FirstTokens, ForcedTokens, forced_width
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.attention_ops import paged
 from tformer_jax.special_tokens import PAD
@@ -33,54 +33,6 @@ SHRINK_FACTOR = 4
 """Ratio of the length of an array to the needed length from which an empty lane reallocates it."""
 
 
-@dataclasses.dataclass
-class RequestRow:
-    """One row of a request."""
-
-    request: int
-    sample: int
-    decode: DecodeConfig
-    prompt: list[int]
-    source: list[int] | None
-    """Encoder input."""
-    max_new_tokens: int
-    """Maximum number of tokens to generate."""
-    expected: int
-    """Number of new tokens that arrays are first allocated for."""
-    reserved: int
-    """Number of new tokens that pages are reserved for before the row starts."""
-    seeds: tuple[int, int]
-    stream: TextStream | TextBuffer
-    num_outputs: int
-    scored: bool
-    generated: int = 0
-    allocation: Allocation = dataclasses.field(default_factory=Allocation)
-    copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """At most one page to copy, (from, to), once the first row of the request has read the prompt."""
-    unfinished: Unfinished | None = None
-    """The output, if its text is withheld until its end; its text and tokens are empty."""
-
-    @property
-    def slots(self) -> int:
-        """Number of cache slots that are reserved before the row starts."""
-        return len(self.prompt) + self.reserved * self.decode.width
-
-    def slots_after(self, steps: int) -> int:
-        """Returns the maximum number of cache slots that the row has filled after `steps` more steps."""
-        most = len(self.prompt) + self.max_new_tokens * self.decode.width
-        return min(self.allocation.filled + steps * self.decode.width, most)
-
-
-class NewTokens(NamedTuple):
-    """Tokens that a row generated in one call, which takes one or more steps."""
-
-    tokens: list[int]
-    """For beam search, the tokens of the best beam in each step."""
-    scores: list[float]
-    """Score of the row after each token."""
-    done: bool
-
-
 class Lane:
     """Rows of one `Plan`, and their state on the device."""
 
@@ -89,7 +41,8 @@ class Lane:
         self.table = PageTable(plan.pages, plan.page_size)
         self.running: dict[int, RequestRow] = {}
         self._reserved = 0
-        self._size = self._needed = self._smallest = Size(min(MIN_LENGTH, plan.longest_input), MIN_LENGTH, MIN_LENGTH)
+        source = min(MIN_LENGTH, plan.longest_input)
+        self._size = self._needed = self._smallest = Size(source, MIN_LENGTH, MIN_LENGTH, forced=0)
         self._hypotheses: Hypotheses | None = None
         self._ended = np.zeros(plan.rows, bool)
         self._seconds_per_step = math.inf
@@ -155,7 +108,7 @@ class Lane:
         expected = max(row.expected for row in leaders)
         if longest:  # most translations are as long as their source
             expected = min(expected, longest)
-        self._extend(longest, expected)
+        self._extend(longest, expected, forced=max(len(row.first.ids) for row in leaders))
         self.state = compiled.admit(self.plan, self._params, self.state, self._new_rows(leaders, indices))
         self._read_prompts(leaders, indices)
         for (index, _), *siblings in assigned:
@@ -279,14 +232,14 @@ class Lane:
             self._hypotheses = jax.device_get(compiled.finished_hypotheses(self.state))
         return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
 
-    def warm_up(self, new_tokens: int) -> None:
+    def warm_up(self, new_tokens: int, forced: int) -> None:
         """Compiles the functions for outputs of up to `new_tokens` tokens, and allocates arrays of that length.
 
-        The arrays keep this length. Only the dense cache of a long beam search may still grow, if its beams have few
-        common ancestors.
+        The first `forced` tokens of outputs may be given. The arrays keep this length: only the dense cache of a long
+        beam search may still grow, if its beams have few common ancestors.
         """
         translates = self.plan.model.reads_source
-        self._extend(self.plan.longest_input if translates else 0, new_tokens)
+        self._extend(self.plan.longest_input if translates else 0, new_tokens, forced=forced)
         self._smallest = self._size
         lengths = powers_of_two(MIN_LENGTH, self._size.source if translates else self._chunk)
         for indices in map(self._padding_indices, sorted({1, self.plan.rows})):
@@ -316,10 +269,10 @@ class Lane:
         needed, self._needed = self._needed, self._smallest
         if self.plan.paged:
             self._size = self._size._replace(positions=needed.positions)
-        elif any(length >= SHRINK_FACTOR * of for length, of in zip(self._size, needed, strict=True)):
+        elif any(length >= SHRINK_FACTOR * of > 0 for length, of in zip(self._size, needed, strict=True)):
             self._size, self.state = needed, compiled.empty_state(self.plan, needed)
 
-    def _extend(self, source: int, output: int, positions: int = 0) -> None:
+    def _extend(self, source: int, output: int, positions: int = 0, forced: int = 0) -> None:
         """Extends the arrays to at least these lengths.
 
         Beam search starts with positions for at most `COMPACTION_LENGTH` output tokens.
@@ -327,17 +280,18 @@ class Lane:
         beam = self.plan.decode.strategy == "beam"
         positions = max(positions, min(output, COMPACTION_LENGTH) if beam else output)
         source = min(power_of_two(source), self.plan.longest_input)
-        wanted = Size(source, *(min(power_of_two(length), self.plan.length) for length in (output, positions)))
+        output, positions = (min(power_of_two(length), self.plan.length) for length in (output, positions))
+        wanted = Size(source, output, positions, forced_width(forced))
         self._needed = Size(*map(max, wanted, self._needed))
         size = Size(*map(max, wanted, self._size))
         before, self._size = self._size, size
         if self._allocated(size) != self._allocated(before) and "state" in vars(self):
             self.state = compiled.extend(self.plan, self.state, size)
 
-    def _allocated(self, size: Size) -> tuple[int, int, int]:
+    def _allocated(self, size: Size) -> Size:
         """Returns the lengths of the arrays: outputs are stored by beam search only, positions by dense caches only."""
         beam = self.plan.decode.strategy == "beam"
-        return size.source, size.output if beam else 0, 0 if self.plan.paged else size.positions
+        return size._replace(output=size.output if beam else 0, positions=0 if self.plan.paged else size.positions)
 
     def _fork(self, source: int, to: int, row: RequestRow) -> None:
         table = np.zeros(self.plan.pages_per_row, np.int32)
@@ -374,6 +328,7 @@ class Lane:
             "scored": np.array([row.scored for row in rows] + [False] * filler, bool),
             "tables": tables,
             "filled": np.array([row.allocation.filled for row in rows] + [0] * filler, np.int32),
+            "forced": ForcedTokens.from_rows([row.first for row in rows] + [FirstTokens()] * filler, self._size.forced),
             "settings": RowSettings.from_configs([row.decode for row in rows] + [plan.decode] * filler),
             "sources": sources,
         }

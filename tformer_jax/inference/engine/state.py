@@ -11,6 +11,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import BeamState
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.decoding_state import DecodingState, SamplingState, prng_keys
+from tformer_jax.inference.forced import ForcedTokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
@@ -85,6 +86,7 @@ class NewRows:
     filled: jax.Array
     """int32 [P]: number of prompt tokens that are already in the row's pages."""
     settings: RowSettings
+    forced: ForcedTokens
     sources: jax.Array | None
     """int32 [P, S]: encoder inputs, PAD on the right; None without an encoder."""
 
@@ -101,6 +103,8 @@ class Size(NamedTuple):
 
     A dense cache has this size; a paged one is compacted when its tokens after the prompt exceed it.
     """
+    forced: int
+    """F of `ForcedTokens`."""
 
 
 def constrain_state(plan: Plan, state: State) -> State:
@@ -128,12 +132,11 @@ def dense_slots(plan: Plan, size: Size) -> int:
 
 def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
     """Returns the initial state of rows; `length` is the size of the token arrays of beam search."""
+    rules: Any = (new.settings, plan.constraints)
+    options: Any = {"history": new.history, "forced": new.forced}
     if plan.decode.strategy == "beam":
-        sizes: Any = {"length": length, "cfg": plan.decode}
         return BeamState.start(
-            new.last, new.counts, new.max_new_tokens, new.settings, plan.constraints, **sizes, history=new.history
+            new.last, new.counts, new.max_new_tokens, *rules, length=length, cfg=plan.decode, **options
         )
-    options: Any = {"history": new.history, "scored": new.scored}
-    return SamplingState.start(
-        new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), new.settings, plan.constraints, **options
-    )
+    options |= {"scored": new.scored}
+    return SamplingState.start(new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), *rules, **options)

@@ -16,6 +16,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, Constraints
 from tformer_jax.inference.decoding_state import DecodingState, SamplingState
+from tformer_jax.inference.forced import ForcedTokens
 from tformer_jax.inference.layout import unroll_layers
 from tformer_jax.inference.model_step import Step, step_fn
 from tformer_jax.inference.sampling import RowSettings
@@ -67,6 +68,8 @@ class Start(NamedTuple):
     """Contains all prompt tokens except the last."""
     max_new_tokens: jax.Array
     """int [B]: maximum number of tokens of each row."""
+    forced: ForcedTokens | None = None
+    """Tokens with which outputs start; None: all are chosen."""
 
 
 def start_translation(model: Seq2Seq, params: Any, source: jax.Array, length: int, cfg: DecodeConfig) -> Start:
@@ -85,10 +88,8 @@ def search(start: Start, length: int, cfg: DecodeConfig, constraints: Constraint
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     settings = RowSettings.from_config(cfg, start.max_new_tokens.shape[0])
     history = _left_aligned(start.prompt, counts, length) if constraints.need_history else None
-    sizes: Any = {"length": length, "cfg": cfg}
-    rows = BeamState.start(
-        start.prompt[:, -1], counts, start.max_new_tokens, settings, constraints, **sizes, history=history
-    )
+    options: Any = {"length": length, "cfg": cfg, "history": history, "forced": start.forced}
+    rows = BeamState.start(start.prompt[:, -1], counts, start.max_new_tokens, settings, constraints, **options)
     return _finish(start.step, start.cache, rows).finished
 
 
@@ -99,8 +100,9 @@ def decode(start: Start, keys: jax.Array, length: int, cfg: DecodeConfig, constr
     counts = (start.prompt != PAD).sum(axis=1, dtype=jnp.int32)
     history = _left_aligned(start.prompt, counts, length)
     settings = RowSettings.from_config(cfg, keys.shape[0])
+    options: Any = {"history": history, "forced": start.forced}
     rows = SamplingState.start(
-        start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, constraints, history=history
+        start.prompt[:, -1], counts, start.max_new_tokens, keys, settings, constraints, **options
     )
     rows = _finish(start.step, start.cache, rows)
     columns = counts[:, None] + jnp.arange(length)

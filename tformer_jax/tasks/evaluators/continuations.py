@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.inference.constraints import Constraints
+from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.tasks.evaluators.evaluation import Evaluation, Sample
 
@@ -28,9 +28,9 @@ class ContinuationEvaluator:
         max_length = cfg.model.max_length
         texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
         documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
-        forced = Constraints.from_config(cfg.decode, tokenizers.target, continues=True).forced
-        self._cfg = dataclasses.replace(cfg, decode=_short(cfg.decode, len(forced)))
-        room = max_length - tokenizers.target.special.added - len(forced)
+        forced = len(first_tokens(cfg.decode, tokenizers.target, continues=True).ids)
+        self._cfg = dataclasses.replace(cfg, decode=_short(cfg.decode, forced))
+        room = max_length - tokenizers.target.special.added - forced
         prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)
         self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
 
