@@ -36,12 +36,13 @@ def find_language(tokenizer: Tokenizer, name: str) -> str:
         return name
     meant = read_language(name)
     same = [other for other in languages if meant and read_language(other) == meant]
-    if not same and meant:
-        codes = {other: read_language(other) for other in languages}
-        same = [other for other, language in codes.items() if language and language[:2] == meant[:2]]
     if len(same) == 1:
         return same[0]
-    near = same or difflib.get_close_matches(name, languages, 3, 0.5)
+    codes = {other: read_language(other) for other in languages}
+    near = [other for other, language in codes.items() if meant and language and language[:2] == meant[:2]]
+    if meant and meant.region is None and len(near) == 1:
+        return near[0]
+    near = near or difflib.get_close_matches(name, languages, 3, 0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise UserError(f"the model has no language {name!r}{hint}; it has {', '.join(languages) or 'no language tags'}")
 
