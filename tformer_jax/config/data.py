@@ -25,8 +25,8 @@ class DataConfig(Section):
 
     source: str = setting(
         "cldr_translation",
-        "cldr_* and stdlib_text are generated; tfds is a dataset of TFDS; prepared is the output of prepare_data.py; "
-        "the others are files below the data folder",
+        "cldr_* and stdlib_text are generated; gettext reads the catalogues of software; tfds is a dataset of TFDS; "
+        "prepared is the output of prepare_data.py; the others are files below the data folder",
         choices=kinds.CORPORA,
     )
     source_language: str = setting(
@@ -81,8 +81,8 @@ class DataConfig(Section):
     dataset: str | None = setting(None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION", used_by="source")
     train: tuple[str, ...] = setting(
         (),
-        "files or globs below the data folder (parallel_lines writes `{lang}` in them); tfds: splits such as "
-        "'train[:90%]'; prepared: folders",
+        "files or globs below the data folder (parallel_lines writes `{lang}` in them); gettext: also folders and "
+        "Python packages; tfds: splits such as 'train[:90%]'; prepared: folders",
         used_by="source",
     )
     validation: tuple[str, ...] = setting(
@@ -110,7 +110,11 @@ class DataConfig(Section):
         used_by="source",
     )
     validation_fraction: float = setting(
-        0.1, "fraction of train held out if validation is ()", above=0, below=1, used_by="source"
+        0.1,
+        "fraction of train held out if validation is (); gettext: of the messages, for validation and test each",
+        above=0,
+        below=1,
+        used_by="source",
     )
     heldout_examples: int = setting(
         2000,
@@ -270,7 +274,8 @@ class DataConfig(Section):
                 raise self.error(name, "is not used with several directions; leave it out")
         if {"moses", "punctuation"} & {*self.normalize}:
             raise self.error("normalize", "cannot have moses or punctuation with several languages, whose rules differ")
-        if self.train and not self.validation and self.source != "prepared":
+        splits_files = self.source != "prepared" and self.source in kinds.Users(kinds.CORPORA, "validation")
+        if splits_files and not self.validation:
             raise self.error(
                 "validation", "must name data, because many languages have no common last part to hold out"
             )

@@ -135,6 +135,7 @@ CORPORA = Kinds(
     tsv="tformer_jax.data.corpora.records:Tsv",
     jsonl="tformer_jax.data.corpora.records:Jsonl",
     parquet="tformer_jax.data.corpora.parquet:Parquet",
+    gettext="tformer_jax.data.corpora.gettext:Gettext",
     tfds="tformer_jax.data.corpora.tfds_source:Tfds",
     prepared="tformer_jax.data.corpora.prepared:Prepared",
 )
