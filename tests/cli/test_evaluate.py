@@ -61,6 +61,47 @@ def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):
         evaluate.main([*flags, "--step", "5"])
 
 
+def test_evaluation_of_a_test_set(runs, tmp_path, capsys):
+    run = runs["seq2seq"]
+    sources, references = ["abc", "cab", "bb"], [["cba", "bca", "bb"], ["abc", "acb", "b b"]]
+    rows = zip(sources, *references, ["x", "x", "y"], strict=True)
+    lines = [dict(zip(("source", "a", "b", "document"), row, strict=True)) for row in rows]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--run", str(run), "--source", str(tmp_path / "test.jsonl"), "--document-field", "document"]
+    flags += ["--reference-field", "a", "b", "--metrics", "ter", "--max-new-tokens", "5"]
+    evaluate.main([*flags, "--record", str(tmp_path / "r.json"), "--output", str(tmp_path / "o.jsonl")])
+    found = json.loads((tmp_path / "r.json").read_text())
+    translations = tj.load(run).translate(sources, max_new_tokens=5)
+    assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, references).score
+    assert found["metrics"]["ter"] == sacrebleu.corpus_ter(translations, references).score
+    assert found["signatures"]["bleu"].startswith("nrefs:2|")
+    assert (found["test_set"], found["examples"]) == ([str(tmp_path / "test.jsonl")], 3)
+    assert "test.jsonl: 3 examples" in " ".join(capsys.readouterr().out.split())
+    outputs = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    scored = tj.load(run).outputs(sources, 1, max_new_tokens=5)
+    for number, (output, (expected,)) in enumerate(zip(outputs, scored, strict=True)):
+        each = [texts[number] for texts in references]
+        assert [output["reference"], *output["more_references"]] == each
+        assert (output["output"], output["document"]) == (expected.text, "xxy"[number])
+        assert output["score"] == pytest.approx(expected.score)
+        assert output["chrf"] == sacrebleu.sentence_chrf(expected.text, each).score
+        assert output["bleu"] == sacrebleu.sentence_bleu(expected.text, each).score
+
+
+def test_models_and_files_that_do_not_fit(runs, tmp_path):
+    run = runs["seq2seq"]
+    (tmp_path / "s").write_text("a\n")
+    flags = ["--source", str(tmp_path / "s"), "--reference", str(tmp_path / "s")]
+    with pytest.raises(UserError, match="translate: .* holds a classifier model; use classify"):
+        evaluate.main(["--run", str(run.parent / "classifier"), *flags])
+    with pytest.raises(UserError, match=r"eval.metrics=\('ter',\): must be \(\) for model.family='classifier'"):
+        evaluate.main(["--run", str(run.parent / "classifier"), "--metrics", "ter"])
+    with pytest.raises(UserError, match="--direction and --language-fields name directions, but .* has one: omit them"):
+        evaluate.main(["--run", str(run), *flags, "--direction", "en-de"])
+    with pytest.raises(UserError, match=r"--output .*o.txt: must be named .jsonl"):
+        evaluate.main(["--run", str(run), *flags, "--output", "o.txt"])
+
+
 @pytest.mark.slow
 def test_evaluation_on_a_mesh(runs, tmp_path):
     run, record = runs["decoder_lm"], tmp_path / "record.json"

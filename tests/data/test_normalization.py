@@ -14,7 +14,8 @@ from tformer_jax.config import Config, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.outputs import Output
-from tformer_jax.tasks.evaluators.bleu import bleu_tokenizing, translation_metrics
+from tformer_jax.tasks.evaluators.evaluation import Segment
+from tformer_jax.tasks.evaluators.scores import score_texts
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
 STEPS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
@@ -86,7 +87,7 @@ def test_references_are_compared_as_the_setting_says(references, matches):
         data=DataConfig(normalize=("lowercase",), bucket_lengths=(16,)),
         eval=EvalConfig(references=references),
     )
-    evaluate = TranslationEvaluator(cfg, model, tokenizers, [{"source": "A", "target": "B C"}])
+    evaluate = TranslationEvaluator(cfg, model, tokenizers, [Segment("A", ("B C",))])
     evaluate._translate.outputs = lambda params, sources, **_: [Output("b c", 0.0)]
     found = evaluate(params)
     assert found.metrics["exact_match"] == matches
@@ -135,5 +136,5 @@ def test_a_run_that_cleans_white_space_is_not_continued_without(tmp_path):
 
 
 def test_white_space_does_not_decide_whether_texts_match():
-    scores = translation_metrics(["3:33 PM", "a b"], ["3:33\u202fPM ", "a c"], bleu_tokenizing("13a"))
+    scores = score_texts(["3:33 PM", "a b"], [("3:33\u202fPM ",), ("a c",)], {})
     assert scores.metrics["exact_match"] == 50

@@ -87,8 +87,8 @@ def test_the_likelihood_of_uneven_batches(mesh):
         targets = draw.integers(4, 11, (rows, 8)).astype(np.int32)
         tokens[-1, 5:], targets[-1, 5:] = PAD, IGNORED
         batches.append({"tokens": tokens, "targets": targets})
-    *alone, losses = Likelihood(model, lambda: batches)(params)
-    *found, parts = Likelihood(model, lambda: batches)(on(mesh, model, params))
+    *alone, losses, _ = Likelihood(model, lambda: batches)(params)
+    *found, parts, _ = Likelihood(model, lambda: batches)(on(mesh, model, params))
     np.testing.assert_allclose(found, alone, rtol=1e-5)
     np.testing.assert_allclose(parts.nll, losses.nll, rtol=1e-5)
     assert parts.labels == losses.labels

@@ -29,8 +29,10 @@ from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
-from tformer_jax.tasks.evaluators.bleu import bleu_metric, translation_metrics, unsplit
+from tformer_jax.tasks.evaluators.bleu import bleu_metric, unsplit
 from tformer_jax.tasks.evaluators.continuations import ContinuationEvaluator
+from tformer_jax.tasks.evaluators.evaluation import Segment
+from tformer_jax.tasks.evaluators.scores import score_texts, text_metrics
 from tformer_jax.tasks.evaluators.split import Evaluation, evaluators_for
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
@@ -240,7 +242,7 @@ def test_outputs_that_a_limit_ended_are_remarked_on():
         model=model.cfg, data=DataConfig(bucket_lengths=(16,)), decode=DecodeConfig(max_new_tokens=1, min_new_tokens=1)
     )
     examples = [{"source": word, "target": word} for word in WORDS[:3]]
-    found = TranslationEvaluator(cfg, model, TOKENIZERS, examples)(params)
+    found = TranslationEvaluator(cfg, model, TOKENIZERS, list(map(Segment.from_example, examples)))(params)
     assert any("at decode.max_new_tokens=1 and may be incomplete" in remark for remark in found.remarks)
 
 
@@ -261,7 +263,11 @@ def test_the_likelihood_of_prepared_texts_needs_no_tokenization(tmp_path, monkey
 
 
 def scores(outputs, references, **settings) -> dict[str, float]:
-    return translation_metrics(outputs, references, bleu_metric(translating("de", **settings))).metrics
+    return scored(outputs, references, translating("de", **settings)).metrics
+
+
+def scored(outputs, references, cfg: Config) -> Evaluation:
+    return score_texts(outputs, [[text] for text in references], text_metrics(cfg, cfg.data.target_language))
 
 
 def translating(language: str, **settings) -> Config:
@@ -269,7 +275,7 @@ def translating(language: str, **settings) -> Config:
 
 
 def signatures_of(language: str, **settings) -> dict[str, str]:
-    return translation_metrics(["a"], ["a"], bleu_metric(translating(language, **settings))).signatures
+    return scored(["a"], ["a"], translating(language, **settings)).signatures
 
 
 class TestTranslationMetrics:
@@ -294,12 +300,12 @@ class TestTranslationMetrics:
     def test_the_config_of_two_locales_takes_the_tokenizer_of_the_second(self):
         for variant, tokenizer in (("en-zh", "zh"), ("zh-en", "13a")):
             cfg = read_config(f"configs/translate_cldr.py:{variant}")
-            assert f"tok:{tokenizer}|" in translation_metrics(["a"], ["a"], bleu_metric(cfg)).signatures["bleu"]
+            assert f"tok:{tokenizer}|" in scored(["a"], ["a"], cfg).signatures["bleu"]
 
     def test_one_wrong_character_of_twelve_in_chinese(self):
         """n-grams of 12 characters, the last of which is wrong: 11/12, 10/11, 9/10, 8/9."""
         reference = "我今天早上在家里吃了苹果"
-        found = translation_metrics([reference[:-1] + "梨"], [reference], bleu_metric(translating("zh")))
+        found = scored([reference[:-1] + "梨"], [reference], translating("zh"))
         assert found.metrics["bleu"] == pytest.approx(100 * (11 / 12 * 10 / 11 * 9 / 10 * 8 / 9) ** 0.25)
         assert scores([reference[:-1] + "梨"], [reference])["bleu"] == 0
 
@@ -315,7 +321,7 @@ class TestTranslationMetrics:
             (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         command = f"-m sacrebleu references -i outputs -m bleu chrf -tok {tokenizer} --score-only -w 12 --format json"
         expected = json.loads(subprocess.check_output([sys.executable, *command.split()], cwd=tmp_path))
-        found = translation_metrics(outputs, references, bleu_metric(translating(language))).metrics
+        found = scored(outputs, references, translating(language)).metrics
         assert [found["bleu"], found["chrf"]] == pytest.approx(expected, abs=1e-11)
         assert 10 < min(expected) < max(expected) < 90
 
@@ -332,9 +338,9 @@ class TestTranslationMetrics:
 
     def test_tokenized_texts_without_a_warning_where_none_tokenizes(self, caplog):
         texts = ["ein mann ."] * 200
-        translation_metrics(texts, texts, bleu_metric(translating("de", bleu_tokenize="none")))
+        scored(texts, texts, translating("de", bleu_tokenize="none"))
         assert not caplog.records
-        translation_metrics(texts, texts, bleu_metric(translating("de")))
+        scored(texts, texts, translating("de"))
         assert "detokenize" in caplog.text
 
     @pytest.mark.parametrize(("language", "installed"), [("ja", True), ("ko_KR", True), ("ja", False), ("ko", False)])
@@ -348,13 +354,13 @@ class TestTranslationMetrics:
             return real(tokenize="char")
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
-        bleu_metric(translating(language))
+        bleu_metric(translating("de"), language)
         assert made == [f"{language[:2]}-mecab"] + ([] if installed else ["char"])
 
     @pytest.mark.parametrize("language", ["zh", "zho_Hans", "cmn", "zh-TW", "yue_Hant", "Chinese", "zho", "chi"])
     def test_every_code_of_a_language_selects_its_tokenizer(self, language):
-        assert bleu_metric(translating(language)).tokenizer.signature() == "zh"
-        assert bleu_metric(translating("zh_Latn")).tokenizer.signature() == "13a"
+        assert bleu_metric(translating("de"), language).tokenizer.signature() == "zh"
+        assert bleu_metric(translating("de"), "zh_Latn").tokenizer.signature() == "13a"
 
     @pytest.mark.parametrize(
         ("texts", "tokenize", "better"),
@@ -373,8 +379,8 @@ class TestTranslationMetrics:
         assert unsplit(texts, tokenize) == better
 
     def test_references_that_the_tokenizer_does_not_split_are_reported(self, caplog):
-        examples = [{"source": "a", "target": "今天天气很好"}]
-        TranslationEvaluator(translating("de"), None, Tokenizers(ByteTokenizer(), ByteTokenizer()), examples)
+        segments = [Segment("a", ("今天天气很好",))]
+        TranslationEvaluator(translating("de"), None, Tokenizers(ByteTokenizer(), ByteTokenizer()), segments)
         assert "set eval.bleu_tokenize='zh', or data.target_language (now 'de')" in caplog.text
 
     def test_a_configured_tokenizer_that_is_not_installed(self, monkeypatch):
@@ -383,4 +389,4 @@ class TestTranslationMetrics:
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
         with pytest.raises(UserError, match=r"eval.bleu_tokenize='ja-mecab': Missing. pip install sacrebleu\[ja\]"):
-            bleu_metric(translating("ja", bleu_tokenize="ja-mecab"))
+            bleu_metric(translating("ja", bleu_tokenize="ja-mecab"), "ja")

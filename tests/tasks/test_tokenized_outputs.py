@@ -8,6 +8,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.inference.outputs import Output
+from tformer_jax.tasks.evaluators.evaluation import Segment
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
 REFERENCES = ['It\'s R&D, "he" said (twice).', "Don't walk & don't run!"]
@@ -31,7 +32,7 @@ def evaluation(parts, outputs, *, detokenize: bool = False, **settings):
         decode=DecodeConfig(detokenize=detokenize),
         eval=EvalConfig(**settings),
     )
-    evaluate = TranslationEvaluator(cfg, model, tokenizers, examples)
+    evaluate = TranslationEvaluator(cfg, model, tokenizers, list(map(Segment.from_example, examples)))
     evaluate._translate.outputs = lambda params, sources, **_: outputs
     return evaluate(None)
 

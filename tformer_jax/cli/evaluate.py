@@ -1,9 +1,10 @@
-"""`scripts/evaluate.py`: evaluates a trained model on a split of its data."""
+"""`scripts/evaluate.py`: evaluates a trained model on a split of its data, or on another test set."""
 
 import argparse
 import dataclasses
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +14,62 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import generation
-from tformer_jax.cli.common import add_data, check_writable, load_run, run_parser
+from tformer_jax.base.paths import write_text
+from tformer_jax.cli import generation, test_sets
+from tformer_jax.cli.common import add_data, check_writable, load_run, reporting_writes, run_parser
+from tformer_jax.cli.outputs import format_record
 from tformer_jax.config import Config, read_mesh, to_dict
 from tformer_jax.config.fields import flag
+from tformer_jax.config.metrics import FURTHER, base_metric, group_of_metric
 from tformer_jax.config.task import task_of
-from tformer_jax.tasks.evaluators.evaluation import TOKENIZED
+from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Sample, Segment
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the metrics of a run on a split; with `--record`, also writes them as JSON."""
+    """Prints the metrics of a run on a split or a test set; with `--record`, also writes them as JSON."""
     options = parser().parse_args(argv)
     from tformer_jax.parallel import rules
     from tformer_jax.parallel.placement import mesh_of
 
-    if options.record:
-        check_writable(options.record)
+    check_outputs(options)
+    segments, start = test_sets.read_test_set(options), time.perf_counter()
     run = load_run(options)
-    cfg = change_decoding(run, generation.given_settings(options))
+    cfg = change_metrics(change_decoding(run, generation.given_settings(options)), options)
     if mesh := mesh_of(run.params):
         cfg = dataclasses.replace(cfg, parallel=read_mesh(options.mesh))
         rules.check(cfg, mesh.shape)
-    result = evaluate_split(run, cfg, options.split, options.data)
+    scored = options.output is not None
+    if segments is None:
+        facts, evaluation = evaluate_split(run, cfg, options.split, options.data, scored=scored)
+    else:
+        facts, evaluation = evaluate_test_set(run, cfg, segments, options)
+    result = make_record(run, cfg, facts, evaluation, time.perf_counter() - start)
     console = Console(highlight=False, emoji=False)
-    console.print(metric_table(result))
+    for table in metric_tables(result):
+        console.print(table)
     for remark in result["remarks"]:
         console.print(escape(remark))
     if options.record:
         from tformer_jax.runs import run_folder
 
         run_folder.write_json(options.record, result)
+    if options.output:
+        with reporting_writes(options.output):
+            write_text(options.output, "".join(f"{line}\n" for line in output_lines(cfg, evaluation.outputs)))
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    """Checks, before anything is computed, that the files of results can be written.
+
+    Raises:
+        UserError: one cannot, or --output does not name a .jsonl file.
+    """
+    if options.record:
+        check_writable(options.record)
+    if options.output:
+        if options.output.suffix != ".jsonl":
+            raise UserError(f"--output {options.output}: must be named .jsonl")
+        check_writable(options.output, "--output")
 
 
 def change_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
@@ -58,20 +85,36 @@ def change_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
     return dataclasses.replace(run.config, decode=run.decoding(settings, name=flag))
 
 
-def evaluate_split(run: "tj.Run", cfg: Config, split: str, data_root: Path | None) -> dict[str, Any]:
-    """Returns the metrics on all examples of a split, with everything that determines them.
+def change_metrics(cfg: Config, options: argparse.Namespace) -> Config:
+    """Returns a config with the metrics that the options add.
+
+    Raises:
+        UserError: the model has no such metrics.
+    """
+    given = {"metrics": options.metrics, "spbleu_model": options.spbleu_model}
+    added = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, **added))
+
+
+def evaluate_split(
+    run: "tj.Run", cfg: Config, split: str, data_root: Path | None, *, scored: bool = False
+) -> tuple[dict[str, Any], Evaluation]:
+    """Evaluates all examples of a split; returns what names it in the record, too.
+
+    Args:
+        scored: compute the model's score of each output, also where decoding does not need it.
 
     Raises:
         UserError: the data cannot be loaded, was prepared with other tokenizers than the run's, has other classes, or
             has changed since the training.
     """
     from tformer_jax.data.corpora import load_corpus
-    from tformer_jax.runs import provenance, run_folder
+    from tformer_jax.runs import run_folder
     from tformer_jax.runs.experiment import corpus_facts, find_tokenizers
     from tformer_jax.tasks.evaluators.remarks import merged
     from tformer_jax.tasks.evaluators.split import evaluators_for
 
-    corpus, start = load_corpus(cfg, data_root), time.perf_counter()
+    corpus = load_corpus(cfg, data_root)
     if corpus.labels != run.labels:
         raise UserError(
             f"the classes of the data are {', '.join(corpus.labels or ())}, but those of {run.path} are "
@@ -79,21 +122,74 @@ def evaluate_split(run: "tj.Run", cfg: Config, split: str, data_root: Path | Non
         )
     run_folder.check_corpus(run.path, corpus_facts(cfg, corpus))
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
-    evaluators = evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0)
-    merged_result = merged(evaluator(run.params) for evaluator in evaluators)
+    evaluators = evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0, scored=scored)
+    facts = {"split": split, "examples": len(getattr(corpus, split))}
+    return facts, merged(evaluator(run.params) for evaluator in evaluators)
+
+
+def evaluate_test_set(
+    run: "tj.Run", cfg: Config, segments: Sequence[Segment], options: argparse.Namespace
+) -> tuple[dict[str, Any], Evaluation]:
+    """Evaluates the test set that the options name; returns what names it in the record, too.
+
+    Raises:
+        UserError: the model does not translate, or the directions do not fit it.
+    """
+    from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
+
+    run.require("translate")
+    test_sets.check_directions(segments, run)
+    trained = tuple(map(str, cfg.data.wanted_directions)) if cfg.data.multilingual else ()
+    evaluate = TranslationEvaluator(
+        cfg, run.model, run.tokenizers, segments, trained=trained, scored=options.output is not None
+    )
+    files = [str(path) for path in (options.source, *(options.reference or ()))]
+    return {"test_set": files, "examples": len(segments)}, evaluate(run.params)
+
+
+def make_record(
+    run: "tj.Run", cfg: Config, facts: dict[str, Any], evaluation: Evaluation, seconds: float
+) -> dict[str, Any]:
+    """Returns the metrics with everything that determines them."""
+    from tformer_jax.runs import provenance, run_folder
+
     return {
         "name": cfg.name,
         **provenance.collect(),
         "seed": cfg.seed,
         "weights": run_folder.weights_of(run.path, run.step),
-        "split": split,
-        "examples": len(getattr(corpus, split)),
+        **facts,
         "decode": to_dict(cfg.decode),
-        "seconds": time.perf_counter() - start,
-        "metrics": merged_result.metrics,
-        "signatures": merged_result.signatures,
-        "remarks": merged_result.remarks,
+        "seconds": seconds,
+        "metrics": evaluation.metrics,
+        "signatures": evaluation.signatures,
+        "remarks": evaluation.remarks,
     }
+
+
+def output_lines(cfg: Config, samples: Sequence[Sample]) -> Iterator[str]:
+    """Yields the record of each output as JSON, with the scores of each translation alone."""
+    scores: Iterable[dict[str, float]] = itertools.repeat({})
+    if task_of(cfg).references == "texts":
+        from tformer_jax.tasks.evaluators.scores import sentence_scores
+
+        scores = sentence_scores(cfg, samples)
+    return (format_record(sample.to_record() | found) for sample, found in zip(samples, scores, strict=False))
+
+
+def metric_tables(result: dict[str, Any]) -> Iterator[Table]:
+    """Yields a table of the metrics with their signatures, and one of the directions and their groups, if any."""
+    metrics = result["metrics"]
+    yield metric_table(result | {"metrics": {name: v for name, v in metrics.items() if not group_of_metric(name)}})
+    if groups := dict.fromkeys(filter(None, map(group_of_metric, metrics))):
+        view = Table("direction", title="means of groups, and directions")
+        names = list(dict.fromkeys(base_metric(name) for name in metrics if group_of_metric(name)))
+        for name in names:
+            view.add_column(name, justify="right")
+        for group in groups:
+            values = [metrics.get(f"{name}:{group}") for name in names]
+            view.add_row(group, *("" if value is None else f"{value:.4g}" for value in values))
+        yield view
 
 
 def metric_table(result: dict[str, Any]) -> Table:
@@ -101,7 +197,8 @@ def metric_table(result: dict[str, Any]) -> Table:
     weights = result["weights"]
     steps = ", ".join(map(str, weights["steps"]))
     made = f"{weights['kind']} weights of step{'' if len(weights['steps']) == 1 else 's'} {steps}"
-    view = Table(title=f"{escape(result['name'])}, {made}, {result['split']}: {result['examples']:,} examples")
+    examples = result.get("split") or Path(result["test_set"][0]).name
+    view = Table(title=f"{escape(result['name'])}, {made}, {escape(examples)}: {result['examples']:,} examples")
     signatures = result["signatures"]
     for heading in ("metric", "value", "signature") if signatures else ("metric", "value"):
         view.add_column(heading, overflow="fold")
@@ -112,11 +209,21 @@ def metric_table(result: dict[str, Any]) -> Table:
 
 
 def parser() -> argparse.ArgumentParser:
-    result = run_parser("evaluate", "Evaluates a trained model on all examples of a split of its data.")
+    result = run_parser(
+        "evaluate", "Evaluates a trained model on all examples of a split of its data, or on another test set."
+    )
     result.add_argument(
         "--split", choices=("validation", "test"), default="test", help="split to evaluate (default: test)"
     )
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
+    result.add_argument(
+        "--output", type=Path, metavar="FILE", help="also write each output and its scores to this .jsonl file"
+    )
+    result.add_argument(
+        "--metrics", nargs="+", metavar="NAME", help=f"further metrics of translations: {', '.join(FURTHER)}"
+    )
+    result.add_argument("--spbleu-model", metavar="FILE", help="SentencePiece model of the metric spbleu")
     add_data(result)
+    test_sets.add_test_set(result)
     generation.add_settings(result)
     return result

@@ -157,7 +157,7 @@ def read_record(text: str, fields: Fields) -> Line:
         raise ValueError(f"is not valid JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(record, dict):
         raise ValueError("is not a JSON object")
-    return Line(tuple(_text_in(record, flag, field) for flag, field in fields.items()), record)
+    return Line(tuple(text_in(record, flag, field) for flag, field in fields.items()), record)
 
 
 def _finite(text: str) -> float:
@@ -167,10 +167,28 @@ def _finite(text: str) -> float:
     return number
 
 
-def _text_in(record: dict[str, Any], flag: str, field: str) -> str:
+def text_in(record: Mapping[str, Any], flag: str, field: str) -> str:
+    """Returns the text in a field of a record, which `flag` names.
+
+    Raises:
+        ValueError: there is no such field, or it is not a text.
+    """
+    return check_text(value_in(record, flag, field), field)
+
+
+def value_in(record: Mapping[str, Any], flag: str, field: str) -> Any:
+    """As `text_in`, for a value of any type."""
     if field not in record:
         raise ValueError(f"has no field {field!r}, only {', '.join(map(repr, record))}: name another with {flag}")
-    text = record[field]
+    return record[field]
+
+
+def check_text(text: Any, field: str) -> str:
+    """Returns the value `text` of a field.
+
+    Raises:
+        ValueError: it is not a text.
+    """
     if not isinstance(text, str):
         raise ValueError(f"field {field!r} is {type(text).__name__}, not text")
     if not is_unicode(text):

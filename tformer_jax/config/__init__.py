@@ -6,16 +6,16 @@ from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.filters import FilterConfig
+from tformer_jax.config.metrics import lower_is_better
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, MESH_PRESETS, ParallelConfig, read_mesh
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 from tformer_jax.config.schema import Config, EvalConfig
-from tformer_jax.config.training import LOWER_IS_BETTER, OptimConfig, TrainConfig
+from tformer_jax.config.training import OptimConfig, TrainConfig
 
 __all__ = [
-    "LOWER_IS_BETTER",
     "MESH_AXES",
     "MESH_PRESETS",
     "Config",
@@ -37,6 +37,7 @@ __all__ = [
     "flat",
     "from_config_dict",
     "load",
+    "lower_is_better",
     "read_mesh",
     "save",
     "to_config_dict",

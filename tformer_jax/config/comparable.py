@@ -6,15 +6,14 @@ Functions take and return settings by their full names, such as `data.train`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer_jax.config.task import PER_TOKEN, task_of_settings
+from tformer_jax.config.metrics import GENERATED, PER_TOKEN, base_metric
+from tformer_jax.config.task import task_of_settings
 
 Settings = Mapping[str, Any]
 
 METRIC = ("model.family", "data.objective", "train.metric")
 CORPUS = ("data.source", "data.dataset", "data.fields", "data.source_language", "data.target_language")
 HELD_OUT = ("data.languages", "data.validation", "data.test", "data.heldout_examples", "eval.examples")
-GENERATION = ("bleu", "chrf", "exact_match")
-"""Metrics of generated texts, compared with references."""
 
 
 def difference(a: Settings, b: Settings) -> str | None:
@@ -23,9 +22,10 @@ def difference(a: Settings, b: Settings) -> str | None:
         (lambda settings: _named(settings, METRIC), "differs"),
         (held_out_examples, "differs, and with it the held-out examples"),
     ]
-    if a["train.metric"] in GENERATION:
+    metric = base_metric(a["train.metric"])
+    if metric in GENERATED:
         rules.append((references, f"differs, and with it what train.metric={a['train.metric']!r} compares with"))
-    if task_of_settings(a).references != "labels" and a["train.metric"] in PER_TOKEN:
+    if task_of_settings(a).references != "labels" and metric in PER_TOKEN:
         per_token = f"differs, and with it the labels that train.metric={a['train.metric']!r} is averaged over"
         rules += [(target_tokens, per_token), (labels, per_token)]
     for settings_of, consequence in rules:
@@ -45,7 +45,7 @@ def held_out_examples(settings: Settings) -> dict[str, Any]:
 def references(settings: Settings) -> dict[str, Any]:
     """Returns the settings that determine the references of generated texts, and their tokens in BLEU."""
     normalized = ("data.normalize", "decode.detokenize") if settings["eval.references"] == "normalized" else ()
-    return _named(settings, ("eval.references", "eval.bleu_tokenize", *normalized))
+    return _named(settings, ("eval.references", "eval.bleu_tokenize", "eval.spbleu_model", *normalized))
 
 
 def target_tokens(settings: Settings) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, coerce, section, setting
+from tformer_jax.config.metrics import FURTHER
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.task import task_of
@@ -39,6 +40,20 @@ class EvalConfig(Section):
     references: str = setting(
         "raw", "references for translation metrics: raw, or normalized by data.normalize", choices=("raw", "normalized")
     )
+    metrics: tuple[str, ...] = setting(
+        (),
+        "further metrics of translations: chrf++, ter (slow), spbleu, and off_target, the percentage of outputs in "
+        "another language than the target's (extra: languages)",
+        choices=FURTHER,
+    )
+    spbleu_model: str | None = setting(
+        None, "spbleu: file of its SentencePiece model, such as https://tinyurl.com/flores200sacrebleuspm"
+    )
+
+    def check(self) -> None:
+        if ("spbleu" in self.metrics) != (self.spbleu_model is not None):
+            problem = "must name the file of a SentencePiece model where eval.metrics has 'spbleu', and only there"
+            raise self.error("spbleu_model", problem)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,6 @@ from tformer_jax.config.fields import ConfigError
 
 Config = Any
 """A `config.schema.Config`, whose module imports this one."""
-PER_TOKEN = ("loss", "perplexity", "token_accuracy")
-"""Metrics of predicted tokens."""
 
 
 class Task:
@@ -78,13 +76,17 @@ class Task:
             raise cfg.data.error("batching", f"must be one of {self.batchings} for {by}")
         if not self.reads(cfg.data.source):
             raise cfg.data.error("source", f"does not fit {by}; write one of {self.sources}")
-        if cfg.train.metric not in self.metrics:
-            raise cfg.train.error("metric", f"must be one of {self.metrics} for {by}")
         if cfg.data.multilingual and not self.pairs:
             raise cfg.data.error("directions", f"and language_fields must be () for {by}, which has no pairs")
+        self.check_metric(cfg)
         if cfg.decode.unknown == "copy" and not self.pairs:
             raise cfg.decode.error("unknown", f"must be 'show' or 'omit' for {by}, which has no source")
         self.check_translation_settings(cfg)
+
+    def check_metric(self, cfg: Config) -> None:
+        """Raises `ConfigError` if evaluations do not have `train.metric`."""
+        if cfg.train.metric not in self.metrics:
+            raise cfg.train.error("metric", f"must be one of {self.metrics} for {self.named_by(cfg)}")
 
     def check_translation_settings(self, cfg: Config) -> None:
         """Raises `ConfigError` for settings that only translation uses."""
@@ -96,6 +98,8 @@ class Task:
             raise cfg.data.error("source_window", f"must be None for {by}: set data.window")
         if cfg.eval.bleu_tokenize is not None:
             raise cfg.eval.error("bleu_tokenize", f"must be None for {by}, which has no BLEU")
+        if cfg.eval.metrics:
+            raise cfg.eval.error("metrics", f"must be () for {by}, which has no translation metrics")
         if cfg.eval.references != "raw":
             raise cfg.eval.error("references", f"must be 'raw' for {by}, which has no translation metrics")
         if cfg.decode.detokenize:

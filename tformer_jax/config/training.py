@@ -10,8 +10,6 @@ from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, 
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
 
-LOWER_IS_BETTER = ("loss", "perplexity")
-
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig(Section):
@@ -146,7 +144,11 @@ class TrainConfig(Section):
         resumable=SAME_TRAINING,
     )
     average: int = setting(5, "average_*: number of checkpoints to average", low=1, resumable=SAME_TRAINING)
-    metric: str = setting("loss", "validation metric that selects the best checkpoints")
+    metric: str = setting(
+        "loss",
+        "validation metric that selects the best checkpoints; many languages: also as chrf:en-de, chrf:to-en, "
+        "chrf:from-en or chrf:zero-shot",
+    )
     patience: int = setting(
         0, "early stopping: evaluations without improvement; 0 disables it", low=0, resumable=SAME_TRAINING
     )

@@ -46,12 +46,18 @@ class _Generator:
         return [output.text for output in outputs]
 
     def outputs(
-        self, params: Any, texts: Sequence[str], *, seed: int = 0, long_texts: LongTexts | None = None
+        self,
+        params: Any,
+        texts: Sequence[str],
+        *,
+        seed: int = 0,
+        scores: bool = False,
+        long_texts: LongTexts | None = None,
     ) -> list[Output]:
-        """Like `__call__`, with scores where beam search computes them."""
+        """Like `__call__`, with scores where beam search computes them, or `scores` asks for them as in `stream`."""
         encode = self._encoder(long_texts)
         rows = [encode(index, text) for index, text in enumerate(texts)]
-        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed, texts=texts)]
+        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed, scores=scores, texts=texts)]
 
     def stream(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.base.numbers import GIB, significant
-from tformer_jax.config import LOWER_IS_BETTER
+from tformer_jax.config import lower_is_better
 from tformer_jax.report.outputs import histogram, lengths
 from tformer_jax.report.run import RunFiles
 from tformer_jax.report.series import bucket_means, downsample_indices
@@ -228,7 +228,7 @@ def _summary(chart: Chart) -> str:
         if points:
             last, step = points[-1]
             metric = chart.key.removeprefix("validation_")
-            best = max(points)[0] if chart.section == "evaluation" and metric not in LOWER_IS_BETTER else None
+            best = max(points)[0] if chart.section == "evaluation" and not lower_is_better(metric) else None
             extreme = f"highest {best:.4g}" if best is not None else f"lowest {min(points)[0]:.4g}"
             parts.append(f"{trace['name']}: {last:.4g} at step {step:,}, {extreme}")
     return "; ".join(parts[:4]) + "."

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tformer_jax.config import LOWER_IS_BETTER, Config
+from tformer_jax.config import Config, lower_is_better
 from tformer_jax.config.convert import flat_values
 from tformer_jax.report.bootstrap import Estimate, estimates
 from tformer_jax.report.charts import TITLES, order_metrics
@@ -74,7 +74,7 @@ def _metric_row(
         for value, step in zip(series.columns.get(name, ()), series.steps, strict=False)
         if value == value
     ]
-    choose_best = min if name in LOWER_IS_BETTER else max
+    choose_best = min if lower_is_better(name) else max
     best, step = choose_best(points, key=lambda point: point[0], default=(None, None))
     current = {split: metrics for split, metrics in estimates_by_split.items() if run.is_current(split)}
     return MetricRow(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from tformer_jax.config import LOWER_IS_BETTER
+from tformer_jax.config import lower_is_better
 
 Combination = tuple[str, ...]
 Results = Mapping[Combination, Mapping[str, Any]]
@@ -49,7 +49,7 @@ def badness(value: float | None, metric: str) -> float:
     """Returns a number that is smaller for better values of a metric; infinity for None and other non-finite values."""
     if value is None or not math.isfinite(value):
         return math.inf
-    return value if metric in LOWER_IS_BETTER else -value
+    return value if lower_is_better(metric) else -value
 
 
 def interval(values: Sequence[float | None]) -> float | None:

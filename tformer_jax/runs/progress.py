@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tformer_jax.base.numbers import GIB
+from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.runs.console import RunConsole
 from tformer_jax.tasks.evaluators.split import Sample
 
@@ -105,8 +106,9 @@ class ProgressView:
     def evaluation(
         self, title: str, metrics: Mapping[str, float], samples: Sequence[Sample] = (), remarks: Sequence[str] = ()
     ) -> None:
-        """Prints the metrics and samples of an evaluation, and remarks on them."""
-        self.say(f"{title}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        """Prints the metrics and samples of an evaluation, and remarks on them; metrics of directions are left out."""
+        shown = {name: value for name, value in metrics.items() if not group_of_metric(name)}
+        self.say(f"{title}: " + "  ".join(f"{name} {value:.4g}" for name, value in shown.items()))
         for remark in remarks:
             self.say(f"    {remark}")
         for sample in samples:

@@ -41,7 +41,7 @@ class Record:
         """Records an evaluation of a split, whose name for people is `title`, with its outputs and losses."""
         self.metrics.write(step, split, evaluation.metrics)
         if self._writes:
-            outputs = [vars(output) for output in evaluation.outputs]
+            outputs = [output.to_record() for output in evaluation.outputs]
             record = {"step": step, "split": title, "signatures": signatures, "outputs": outputs}
             record |= {"remarks": evaluation.remarks}
             record |= {"losses": vars(evaluation.losses)} if evaluation.losses else {}

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tformer_jax.config.task import PER_TOKEN, Task
+from tformer_jax.config.metrics import PER_TOKEN
+from tformer_jax.config.task import Task
 
 
 class TokenPrediction(Task):

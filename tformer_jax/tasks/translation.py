@@ -21,6 +21,17 @@ class Translation(TokenPrediction):
     references = "texts"
     label_settings = ("model.max_length",)
 
+    def check_metric(self, cfg: Config) -> None:
+        """As `Task.check_metric`; of data with many languages, a metric may be that of a direction or a group."""
+        metric, _, group = cfg.train.metric.partition(":")
+        if group and not cfg.data.multilingual:
+            raise cfg.train.error("metric", f"names a direction, but the data have only one; write {metric!r}")
+        allowed = (*self.metrics, *cfg.eval.metrics)
+        if group:
+            allowed = tuple(f"{name}:{group}" for name in allowed if name not in ("perplexity", "token_accuracy"))
+        if cfg.train.metric not in allowed:
+            raise cfg.train.error("metric", f"must be one of {allowed}; eval.metrics adds others")
+
     def check_translation_settings(self, cfg: Config) -> None:
         """Raises `ConfigError` for settings of pairs that do not fit each other."""
         if cfg.data.batching == "packed" and cfg.data.long_documents != "split":
@@ -43,17 +54,28 @@ class Translation(TokenPrediction):
 
     def evaluators(self, parts: Any) -> Sequence[Any]:
         """Returns evaluators of the likelihood of references, and of translations."""
+        from tformer_jax.tasks.evaluators.evaluation import Segment
+        from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
         from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
-        examples = parts.examples[:]  # texts are read once
-        translate = TranslationEvaluator(parts.cfg, parts.model, parts.tokenizers, examples)
-        return [*super().evaluators(parts), translate]
+        segments = [Segment.from_example(example) for example in parts.examples[:]]  # texts are read once
+        trained = tuple(parts.corpus.directions or ())
+        directions = [segment.direction for segment in segments] if parts.cfg.data.batching == "buckets" else []
+        return [
+            PerplexityEvaluator(parts.likelihood, directions, trained),
+            TranslationEvaluator(
+                parts.cfg, parts.model, parts.tokenizers, segments, trained=trained, scored=parts.scored
+            ),
+        ]
 
     def check_installed(self, cfg: Config) -> None:
-        """Raises `UserError` if BLEU needs a package that is not installed."""
-        from tformer_jax.tasks.evaluators.bleu import bleu_metric
+        """Raises `UserError` if a metric needs a package or file that is missing."""
+        from tformer_jax.base import packages
+        from tformer_jax.tasks.evaluators.scores import text_metrics
 
-        bleu_metric(cfg)
+        text_metrics(cfg, cfg.data.target_language)
+        if "off_target" in cfg.eval.metrics:
+            packages.require("eval.metrics: off_target", ("lingua",), "languages")
 
 
 TRANSLATION = Translation()

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from tformer_jax.config import LOWER_IS_BETTER, TrainConfig
+from tformer_jax.config import TrainConfig, lower_is_better
+from tformer_jax.config.metrics import base_metric, group_of_metric
 
 
 class BestMetric:
@@ -20,11 +21,19 @@ class BestMetric:
         return {"score": self._best, "evaluations_since": self.evaluations_since}
 
     def score(self, metrics: dict[str, float]) -> float:
-        """Returns the metric, negated if lower is better; -inf if it is not finite."""
+        """Returns the metric, negated if lower is better; -inf if it is not finite.
+
+        Raises:
+            ConfigError: the evaluated examples do not have the metric, but have it of other directions or groups.
+        """
+        if self._cfg.metric not in metrics:
+            groups = [group_of_metric(name) for name in metrics if base_metric(name) == base_metric(self._cfg.metric)]
+            names = ", ".join(filter(None, groups))
+            raise self._cfg.error("metric", f"the evaluated examples have no such direction or group, only {names}")
         value = metrics[self._cfg.metric]
         if not math.isfinite(value):
             return -math.inf
-        return -value if self._cfg.metric in LOWER_IS_BETTER else value
+        return -value if lower_is_better(self._cfg.metric) else value
 
     def update(self, metrics: dict[str, float]) -> None:
         """Records the metrics of one evaluation."""

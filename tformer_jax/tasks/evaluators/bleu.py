@@ -1,16 +1,18 @@
-"""BLEU and chrF of translations, computed by sacreBLEU."""
+"""BLEU with the tokenizer of a language, computed by sacreBLEU."""
 
 import collections
+import hashlib
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import sacrebleu
 
-from tformer_jax.base.errors import one_line
+from tformer_jax.base import packages
+from tformer_jax.base.errors import UserError, one_line
 from tformer_jax.config import Config
-from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.languages import read_language
-from tformer_jax.tasks.evaluators.evaluation import Evaluation
 
 BY_SCRIPT = {"Hans": "zh", "Hant": "zh", "Hani": "zh", "Jpan": "ja-mecab", "Kore": "ko-mecab", "Hang": "ko-mecab"}
 """SacreBLEU's tokenizers of scripts that its default, 13a, does not split into words."""
@@ -23,18 +25,20 @@ UNSPACED = {
 """Tokenizers to choose for texts without spaces between words, by the first word of their characters' names."""
 SPLIT = {"zh": {"CJK"}, "ja-mecab": {"CJK", "HIRAGANA", "KATAKANA"}, "char": {*UNSPACED}, "flores200": {*UNSPACED}}
 """Scripts of `UNSPACED` that a tokenizer splits."""
+FLORES200 = "https://tinyurl.com/flores200sacrebleuspm"
+"""The SentencePiece model of sacreBLEU's tokenizer flores200."""
 
 
-def bleu_metric(cfg: Config) -> sacrebleu.BLEU:
-    """Returns BLEU with the tokenizer `eval.bleu_tokenize`; if None, sacreBLEU's choice for the target's script.
+def bleu_metric(cfg: Config, language: str) -> sacrebleu.BLEU:
+    """Returns BLEU with the tokenizer `eval.bleu_tokenize`; if None, sacreBLEU's choice for the script of `language`.
 
     Japanese and Korean are tokenized into characters if MeCab is not installed.
 
     Raises:
         UserError: `eval.bleu_tokenize` needs a package or file that is not installed.
     """
-    language = read_language(cfg.data.target_language)
-    by_script = BY_SCRIPT.get((language and language.script) or "", "13a")
+    target = read_language(language)
+    by_script = BY_SCRIPT.get((target and target.script) or "", "13a")
     try:
         return bleu_tokenizing(cfg.eval.bleu_tokenize or by_script)
     except (RuntimeError, ImportError, OSError) as error:
@@ -48,6 +52,42 @@ def bleu_tokenizing(tokenize: str) -> sacrebleu.BLEU:
     return sacrebleu.BLEU(tokenize=tokenize, force=tokenize == "none")
 
 
+def spbleu_metric(path: Path) -> sacrebleu.BLEU:
+    """Returns BLEU of the pieces of a SentencePiece model (Goyal et al., 2022), whose checksum the signature has.
+
+    Raises:
+        UserError: the file is not such a model, or sentencepiece is not installed.
+    """
+    packages.require("spbleu", ("sentencepiece",), "tokenizers")
+    import sentencepiece
+
+    try:
+        content = path.read_bytes()
+        model = sentencepiece.SentencePieceProcessor(model_proto=content)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"eval.spbleu_model={str(path)!r}: is not a SentencePiece model that can be read; name the file "
+            f"{FLORES200}, from which sacreBLEU computes spBLEU"
+        ) from error
+    metric = bleu_tokenizing("none")
+    metric.tokenizer = _Pieces(model, f"spm-{hashlib.sha256(content).hexdigest()[:8]}")
+    metric.tokenizer_signature = metric.tokenizer.signature()
+    return metric
+
+
+class _Pieces(NamedTuple):
+    """A tokenizer for sacreBLEU."""
+
+    model: Any
+    name: str
+
+    def __call__(self, line: str) -> str:
+        return " ".join(self.model.encode_as_pieces(line))
+
+    def signature(self) -> str:
+        return self.name
+
+
 def unsplit(references: Sequence[str], tokenize: str) -> str | None:
     """Returns the tokenizer to choose if most letters are of a script whose words `tokenize` does not split."""
     letters = (c for text in references for c in text if unicodedata.category(c) == "Lo")
@@ -57,19 +97,3 @@ def unsplit(references: Sequence[str], tokenize: str) -> str | None:
     if 2 * sum(missed.values()) <= total or not missed:
         return None
     return UNSPACED["HIRAGANA" if {"HIRAGANA", "KATAKANA"} & scripts.keys() else max(missed, key=missed.__getitem__)]
-
-
-def translation_metrics(outputs: Sequence[str], references: Sequence[str], bleu: sacrebleu.BLEU) -> Evaluation:
-    """Computes corpus BLEU and chrF, with sacreBLEU's signatures, and the share of exact matches, all in percent.
-
-    Exact matches have the same characters after `clean_whitespace`, as BLEU does not compare white space either.
-    """
-    chrf = sacrebleu.CHRF()
-    cleaned = [list(map(clean_whitespace, texts)) for texts in (outputs, references)]
-    exact = sum(output == reference for output, reference in zip(*cleaned, strict=True))
-    metrics = {
-        "bleu": bleu.corpus_score(outputs, [references]).score,
-        "chrf": chrf.corpus_score(outputs, [references]).score,
-        "exact_match": 100 * exact / len(references),
-    }
-    return Evaluation(metrics, signatures={"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())})

@@ -35,7 +35,7 @@ class ClassificationEvaluator:
 
         Texts are truncated to the model's maximum length.
         """
-        loss, accuracy, losses = self._likelihood(params)
+        loss, accuracy, losses, _ = self._likelihood(params)
         texts = [example["text"] for example in self._examples]
         predictions = self._classify(params, texts, long_texts=LongTexts("truncate"))
         outputs = [

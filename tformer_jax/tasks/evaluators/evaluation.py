@@ -1,10 +1,27 @@
 """The evaluator interface and its results."""
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, Self
 
 TOKENIZED = "outputs:moses"
 """End of the signatures of scores of tokenized outputs."""
+
+
+class Segment(NamedTuple):
+    """A text to translate, and what its translation is compared with."""
+
+    source: str
+    references: tuple[str, ...]
+    direction: str | None = None
+    """Such as `en-de`; None: that of the settings."""
+    document: str | None = None
+    """Name of the document that the text is from."""
+
+    @classmethod
+    def from_example(cls, example: Mapping[str, str]) -> Self:
+        """Returns the segment of an example of a translation corpus."""
+        return cls(example["source"], (example["target"],), example.get("direction"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +35,19 @@ class Sample:
     """Beam score of an output, or probability of a predicted label; None if it is not computed."""
     finish_reason: str | None = None
     """`length` if a limit ended the output, else `stop`; None for a label."""
+    more_references: tuple[str, ...] = ()
+    direction: str | None = None
+    document: str | None = None
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """All references."""
+        return self.reference, *self.more_references
+
+    def to_record(self) -> dict[str, Any]:
+        """Returns the fields, those from `more_references` on only if they have a value."""
+        optional = ("more_references", "direction", "document")
+        return {name: value for name, value in vars(self).items() if value or name not in optional}
 
 
 @dataclasses.dataclass(frozen=True)

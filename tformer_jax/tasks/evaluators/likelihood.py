@@ -3,7 +3,7 @@
 import collections
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,19 @@ CACHED_BYTES = 2**28
 """Maximum size of a split, in bytes, whose batches are cached for the next evaluation."""
 
 
+class Measured(NamedTuple):
+    """What `Likelihood` computes."""
+
+    loss: float
+    """Mean in nats per label."""
+    accuracy: float
+    """Percentage of labels predicted correctly."""
+    losses: Losses
+    sums: np.ndarray
+    """float64 [rows, 3]: loss, number of correct predictions and number of labels of each row, in the order of the
+    examples if batches have `ORDER`."""
+
+
 class Likelihood:
     """Sums over all batches and divides once, so that batch size and padding do not change the result."""
 
@@ -46,8 +59,8 @@ class Likelihood:
         self._model, self._batches, self._own, self._chunk = model, batches, own, chunk
         self._cached: list[Batch] | None = None
 
-    def __call__(self, params: Any) -> tuple[float, float, Losses]:
-        """Returns the mean loss in nats per label, the percentage of labels predicted correctly, and the losses.
+    def __call__(self, params: Any) -> Measured:
+        """Measures the model with the parameters `params`.
 
         Raises:
             DataError: there are no labels.
@@ -70,7 +83,7 @@ class Likelihood:
             raise DataError("the split has no token to predict: evaluate more or longer texts")
         if order:
             sums = sums[np.argsort(np.concatenate(order))]
-        return loss / count, 100 * hits / count, in_parts(sums[:, 0], sums[:, 2])
+        return Measured(loss / count, 100 * hits / count, in_parts(sums[:, 0], sums[:, 2]), sums)
 
     def _all_batches(self) -> Iterator[Batch]:
         """Yields the batches, caching them if they are at most `CACHED_BYTES`."""

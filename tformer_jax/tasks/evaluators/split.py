@@ -30,6 +30,8 @@ class Parts(NamedTuple):
     """The examples to evaluate."""
     likelihood: Likelihood
     """Computes the losses of the split."""
+    scored: bool = False
+    """Whether to compute the model's score of each output, also where decoding does not need it."""
 
 
 def evaluators_for(
@@ -41,12 +43,14 @@ def evaluators_for(
     limit: int,
     *,
     shards: Shards = WHOLE_BATCH,
+    scored: bool = False,
 ) -> list[Evaluator]:
     """Returns the evaluators of the task for `split`, "validation" or "test".
 
     Args:
         limit: number of examples to evaluate, evenly spread over the split; 0: all.
         shards: the shards of a batch, and those that this process prepares.
+        scored: as in `Parts`.
     """
     whole = getattr(corpus, split)
     examples = Part(whole, spread(len(whole), limit))
@@ -54,7 +58,7 @@ def evaluators_for(
     own = shards.own if shards.count > 1 else None
     likelihood = Likelihood(model, batches, own, chunk=cfg.train.loss_chunk)
     remarks: list[Evaluator] = [_no_test] if split == "test" and corpus.test is corpus.validation else []
-    parts = Parts(cfg, model, corpus, tokenizers, examples, likelihood)
+    parts = Parts(cfg, model, corpus, tokenizers, examples, likelihood, scored)
     return [*task_of(cfg).evaluators(parts), *remarks]
 
 

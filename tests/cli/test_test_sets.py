@@ -1,0 +1,73 @@
+"""Test sets of `evaluate.py`: lines with several references, records with documents and languages, and mistakes."""
+
+import gzip
+import json
+
+import pytest
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import evaluate, test_sets
+from tformer_jax.tasks.evaluators.evaluation import Segment
+
+
+def read(*flags: object) -> list[Segment] | None:
+    return test_sets.read_test_set(evaluate.parser().parse_args(["--run", "r", *map(str, flags)]))
+
+
+def test_lines_with_several_references(tmp_path):
+    (tmp_path / "s").write_text("a b\n\nc\n")
+    (tmp_path / "r").write_text("A\nB\nC\n")
+    with gzip.open(tmp_path / "q.gz", "wt") as file:
+        file.write("1\n2\n3\n")
+    found = read("--source", tmp_path / "s", "--reference", tmp_path / "r", tmp_path / "q.gz")
+    assert found == [Segment("a b", ("A", "1")), Segment("", ("B", "2")), Segment("c", ("C", "3"))]
+    found = read("--source", tmp_path / "s", "--reference", tmp_path / "r", "--direction", "en-pt_BR")
+    assert found[0] == Segment("a b", ("A",), "en-pt_BR")
+    assert read() is None
+
+
+@pytest.mark.parametrize(("longer", "shorter"), [("s", "r"), ("r", "s")])
+def test_a_line_without_a_partner_is_named(tmp_path, longer, shorter):
+    (tmp_path / longer).write_text("a\nb\nc\n")
+    (tmp_path / shorter).write_text("a\nb\n")
+    with pytest.raises(UserError, match=f"/{longer}, line 3: has no partner, because .*/{shorter} ends after 2 lines"):
+        read("--source", tmp_path / "s", "--reference", tmp_path / "r")
+
+
+def test_records_of_tsv_and_jsonl(tmp_path):
+    rows = [("d1", "en", "pt-BR", "one", "um", "hum"), ("d2", "de", "en", "zwei", "two", "2")]
+    names = ("doc", "sl", "tl", "src", "ref", "ref2")
+    (tmp_path / "a.tsv").write_text("".join("\t".join(row) + "\n" for row in (names, *rows)))
+    records = [{**dict(zip(names[:4], row[:4], strict=True)), "refs": list(row[4:])} for row in rows]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    flags = ("--source-field", "src", "--document-field", "doc", "--language-fields", "sl", "tl", "--reference-field")
+    expected = [
+        Segment("one", ("um", "hum"), "en-pt_BR", "d1"),
+        Segment("zwei", ("two", "2"), "de-en", "d2"),
+    ]
+    assert read("--source", tmp_path / "a.tsv", *flags, "ref", "ref2") == expected
+    assert read("--source", tmp_path / "a.jsonl", *flags, "refs") == expected
+    with pytest.raises(UserError, match=r"a.tsv, line 2: has no field 'target', only 'doc', .* with --reference-field"):
+        read("--source", tmp_path / "a.tsv", "--source-field", "src")
+    (tmp_path / "b.tsv").write_text("source\ttarget\na\tb\nc\n")
+    with pytest.raises(UserError, match=r"b.tsv, line 3: has 1 columns where the first line has 2"):
+        read("--source", tmp_path / "b.tsv")
+    (tmp_path / "b.jsonl").write_text('{"source": "a", "target": [1]}\n')
+    with pytest.raises(UserError, match=r"b.jsonl, line 1: field 'target' is int, not text"):
+        read("--source", tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--reference", "r"), "--reference is used only with --source FILE, which names a test set"),
+        (("--document-field", "d"), "--document-field is used only with --source FILE"),
+        (("--source", "s"), "--source needs --reference FILE, the references of its lines"),
+        (("--source", "s", "--source-field", "d"), "--source-field names a field of records: --source must be named"),
+        (("--source", "s.tsv", "--reference", "r"), "--reference names files of lines: leave it out, or name"),
+        (("--source", "s", "--reference", "r", "--direction", "en"), "--direction 'en' must be two different codes"),
+    ],
+)
+def test_options_that_contradict_each_other(flags, message):
+    with pytest.raises(UserError, match=message):
+        read(*flags)

@@ -1,0 +1,164 @@
+"""Metrics by direction: means and groups by hand, scores by sacreBLEU, losses by the scorer of pairs."""
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from tests.helpers import tiny
+from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig, TrainConfig
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.inference.outputs import Output
+from tformer_jax.tasks.evaluators import off_target
+from tformer_jax.tasks.evaluators.directions import group_directions, hub_of, with_means
+from tformer_jax.tasks.evaluators.evaluation import Segment
+from tformer_jax.tasks.evaluators.likelihood import Losses, Measured
+from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
+from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
+from tformer_jax.train.early_stopping import BestMetric
+
+TRAINED = ("en-de", "de-en", "en-zh", "zh-en")
+ROWS = [
+    ("en-de", "a dog", "ein Hund rennt heute", "ein Hund läuft heute"),
+    ("en-de", "a cat", "eine Katze", "eine Katze"),
+    ("zh-en", "狗", "a dog runs", "a dog runs fast"),
+    ("en-zh", "breakfast", "我今天早上在家里吃了苹果", "我今天早上在家里吃了梨"),
+    ("de-zh", "Hund", "他们在海边跑步", "他们在海边走"),
+]
+
+
+def test_means_over_directions_and_groups():
+    parts = {
+        "en-de": {"chrf": 10.0, "ter": 4.0},
+        "de-en": {"chrf": 20.0},
+        "fr-en": {"chrf": 60.0},
+        "de-fr": {"chrf": 30.0, "ter": 8.0},
+    }
+    assert with_means(parts, ("en-de", "de-en", "en-fr", "fr-en")) == {
+        "chrf": 30.0,
+        "ter": 6.0,
+        "chrf:to-en": 40.0,
+        "chrf:from-en": 10.0,
+        "ter:from-en": 4.0,
+        "chrf:zero-shot": 30.0,
+        "ter:zero-shot": 8.0,
+        **{f"{metric}:{name}": value for name, part in parts.items() for metric, value in part.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("directions", "hub"),
+    [
+        (("en-de",), None),
+        (("en-de", "de-en"), None),
+        (("en-de", "en-fr"), "en"),
+        (("en-de", "de-en", "en-fr", "fr-en", "de-fr"), "en"),
+        (("en-de", "de-en", "en-fr", "fr-en", "de-fr", "fr-de"), None),
+        (("en-de", "fr-it", "es-pt", "nl-en"), None),
+    ],
+)
+def test_a_hub_is_in_more_directions_than_any_other_language_and_in_most(directions, hub):
+    assert hub_of(directions) == hub
+    assert set(group_directions(directions, ())) <= {f"to-{hub}", f"from-{hub}"}
+
+
+def evaluation(rows=ROWS, trained=TRAINED, **settings):
+    cfg = Config(
+        model=tiny("seq2seq"),
+        data=DataConfig(bucket_lengths=(16,)),
+        decode=DecodeConfig(max_new_tokens=4),
+        eval=EvalConfig(**settings),
+    )
+    segments = [Segment(source, (reference,), direction) for direction, source, reference, _ in rows]
+    evaluate = TranslationEvaluator(cfg, None, Tokenizers(ByteTokenizer(), ByteTokenizer()), segments, trained=trained)
+    evaluate._translate.outputs = lambda params, sources, **_: [Output(row[3], -1.0) for row in rows]
+    return evaluate(None)
+
+
+def test_each_direction_is_scored_with_the_tokenizer_of_its_own_target():
+    found = evaluation()
+    for direction, tokenize in {"en-de": "13a", "zh-en": "13a", "en-zh": "zh", "de-zh": "zh"}.items():
+        references, outputs = zip(*(row[2:] for row in ROWS if row[0] == direction), strict=True)
+        assert (
+            found.metrics[f"bleu:{direction}"] == sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score
+        )
+        assert found.metrics[f"chrf:{direction}"] == sacrebleu.corpus_chrf(outputs, [references]).score
+        assert f"|tok:{tokenize}|" in found.signatures[f"bleu:{direction}"]
+    assert found.metrics["exact_match"] == (50 + 0 + 0 + 0) / 4
+    names = ("en-de", "zh-en", "en-zh", "de-zh")
+    assert found.metrics["chrf"] == pytest.approx(sum(found.metrics[f"chrf:{name}"] for name in names) / 4)
+    assert found.metrics["bleu:zero-shot"] == found.metrics["bleu:de-zh"]
+    assert found.metrics["bleu:to-en"] == found.metrics["bleu:zh-en"]
+    assert "nc:6" in found.signatures["chrf"]
+    assert [sample.direction for sample in found.outputs] == [row[0] for row in ROWS]
+
+
+def test_examples_without_directions_have_plain_names_only():
+    found = evaluation([(None, *row[1:]) for row in ROWS[:2]], ())
+    assert set(found.metrics) == {"bleu", "chrf", "exact_match"}
+    assert "direction" not in found.outputs[0].to_record()
+
+
+def test_the_loss_of_each_direction():
+    """Rows of 1, 2, 3 and 4 labels; the second direction has no row with a label."""
+    sums = np.array([[2.0, 0, 1], [2.0, 1, 2], [9.0, 1, 3], [0.0, 0, 0], [2.0, 4, 4]])
+    total = sums.sum(axis=0)
+
+    def likelihood(params):
+        return Measured(total[0] / total[2], 100 * total[1] / total[2], Losses([], []), sums)
+
+    directions = ["en-de", "de-en", "en-de", "fr-de", "de-en"]
+    metrics = PerplexityEvaluator(likelihood, directions, ("en-de",))(None).metrics
+    assert metrics["loss"] == 1.5
+    assert metrics["loss:en-de"] == 11 / 4
+    assert metrics["loss:de-en"] == metrics["loss:zero-shot"] == 4 / 6
+    assert "loss:fr-de" not in metrics
+    assert metrics["token_accuracy"] == 60
+
+
+def test_outputs_in_another_language_than_the_target():
+    pytest.importorskip("lingua")
+    rows = [
+        ("en-de", "", "", "Das ist ein kleines Haus in der Stadt."),
+        ("en-de", "", "", "This is a small house in the town."),
+        ("en-de", "", "", ""),
+        ("en-de", "", "", "Dies ist das Buch, das ich gestern gelesen habe."),
+        ("de-en", "", "", "This is the book that I read yesterday."),
+        ("en-zh", "", "", "我今天早上在家里吃了苹果"),
+        ("en-tlh", "", "", "tlhIngan maH"),
+    ]
+    found = evaluation([(*row[:2], "reference", *row[3:]) for row in rows], TRAINED, metrics=("off_target",))
+    assert found.metrics["off_target:en-de"] == 25
+    assert found.metrics["off_target:de-en"] == found.metrics["off_target:en-zh"] == 0
+    assert found.metrics["off_target"] == pytest.approx(25 / 3)
+    assert "off_target:en-tlh" not in found.metrics
+    assert found.remarks == ("off_target leaves out languages that lingua does not know: tlh",)
+    assert found.signatures["off_target"].endswith("|languages:en,de,zh")
+
+
+def test_scripts_and_regions_are_one_language():
+    assert off_target.language_code("zh_Hans") == off_target.language_code("zho_Hant") == "zh"
+    assert off_target.language_code("pt_BR") == "pt"
+    assert off_target.off_target_percentage(["pt", "es", None, "pt"], "pt_BR") == 25
+
+
+def test_training_selects_by_a_direction_or_a_group_of_data_with_directions():
+    many = DataConfig(
+        source="tsv", train=("{src}-{tgt}.tsv",), validation=("{src}-{tgt}",), directions=("en-de", "de-en")
+    )
+    cfg = Config(data=many, train=TrainConfig(metric="chrf:to-en"))
+    assert BestMetric(cfg.train).score({"chrf": 1.0, "chrf:to-en": 2.0}) == 2.0
+    assert BestMetric(TrainConfig(metric="loss:de-en")).score({"loss:de-en": 2.0}) == -2.0
+    with pytest.raises(
+        ConfigError, match="train.metric='chrf:to-en': the evaluated examples have no such direction or "
+    ):
+        BestMetric(cfg.train).score({"chrf": 1.0, "chrf:en-de": 2.0})
+    with pytest.raises(
+        ConfigError, match="train.metric='chrf:en-de': names a direction, but .* only one; write 'chrf'"
+    ):
+        Config(train=TrainConfig(metric="chrf:en-de"))
+    with pytest.raises(
+        ConfigError, match="train.metric='ter:en-de': must be one of .*'chrf:en-de'.*; eval.metrics adds"
+    ):
+        Config(data=many, train=TrainConfig(metric="ter:en-de"))
+    Config(data=many, train=TrainConfig(metric="ter:en-de"), eval=EvalConfig(metrics=("ter",)))

@@ -1,0 +1,163 @@
+"""Test sets of `scripts/evaluate.py`: files of sources and references, aligned by line or as records."""
+
+import argparse
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tformer_jax as tj
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli.inputs import JSONL, check_text, read_record, text_in, value_in
+from tformer_jax.config.directions import Direction
+from tformer_jax.config.fields import flag
+from tformer_jax.data.corpora.lines import COMPRESSIONS, BadLines, numbered_lines
+from tformer_jax.tasks.evaluators.evaluation import Segment
+
+TSV = tuple(f".tsv{end}" for end in ("", *COMPRESSIONS))
+RECORD_FLAGS: dict[str, Any] = {
+    "source_field": "source",
+    "reference_field": ["target"],
+    "document_field": None,
+    "language_fields": None,
+}
+"""Defaults of the options that name fields of records."""
+
+
+def add_test_set(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of a test set."""
+    group = parser.add_argument_group(
+        "test set", "Other examples than those of a split: lines of --source and --reference, or records of --source."
+    )
+    group.add_argument(
+        "--source", type=Path, metavar="FILE", help="sources: one per line, or records (.tsv with a header, .jsonl)"
+    )
+    group.add_argument(
+        "--reference", type=Path, nargs="+", metavar="FILE", help="references of the lines, one file for each set"
+    )
+    group.add_argument("--direction", metavar="EN-DE", help="direction of all lines, for a model of many languages")
+    group.add_argument("--source-field", default="source", metavar="NAME", help="field of the source (default: source)")
+    group.add_argument(
+        "--reference-field",
+        nargs="+",
+        default=RECORD_FLAGS["reference_field"],
+        metavar="NAME",
+        help="fields of the references, each a text, or in .jsonl a list of texts (default: target)",
+    )
+    group.add_argument("--document-field", metavar="NAME", help="field that names the document, which --output keeps")
+    group.add_argument(
+        "--language-fields", nargs=2, metavar=("SOURCE", "TARGET"), help="fields of the languages of source and target"
+    )
+
+
+def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
+    """Reads the test set that the options name; None: they name none.
+
+    Raises:
+        UserError: the options contradict each other, or a file is missing, malformed, or has another number of lines.
+    """
+    given = [name for name, default in RECORD_FLAGS.items() if getattr(options, name) != default]
+    if options.source is None:
+        if wrong := [*given, *(name for name in ("reference", "direction") if getattr(options, name) is not None)]:
+            raise UserError(f"{flag(wrong[0])} is used only with --source FILE, which names a test set")
+        return None
+    if options.direction and options.language_fields:
+        raise UserError("--direction names the direction of all lines: leave out --language-fields, or it")
+    direction = _direction(options.direction) if options.direction else None
+    if options.source.name.endswith((*TSV, *JSONL)):
+        if options.reference:
+            raise UserError("--reference names files of lines: leave it out, or name the fields by --reference-field")
+        return list(_segments(options, direction))
+    if given:
+        raise UserError(f"{flag(given[0])} names a field of records: --source must be named .tsv or .jsonl")
+    if not options.reference:
+        raise UserError("--source needs --reference FILE, the references of its lines")
+    lines = _aligned([options.source, *options.reference])
+    return [Segment(source, tuple(references), direction) for source, *references in lines]
+
+
+def check_directions(segments: Sequence[Segment], run: "tj.Run") -> None:
+    """Raises `UserError` unless all texts have directions for a model of many languages, and none for other models."""
+    directed = any(segment.direction for segment in segments)
+    if directed and not run.config.data.multilingual:
+        raise UserError(f"--direction and --language-fields name directions, but {run.path} has one: omit them")
+    if run.config.data.multilingual and not directed:
+        raise UserError(
+            f"{run.path} has many languages: name those of the test set by --direction or --language-fields"
+        )
+
+
+def _direction(text: str) -> str:
+    try:
+        return str(Direction.parse(text))
+    except ValueError as error:
+        raise UserError(f"--direction {error}") from None
+
+
+def _aligned(paths: Sequence[Path]) -> Iterator[tuple[str, ...]]:
+    """Yields the texts of each line of all files.
+
+    Raises:
+        UserError: one of the files has fewer lines.
+    """
+    for number, texts in enumerate(itertools.zip_longest(*map(_lines, paths)), 1):
+        if None in texts:
+            ended = paths[texts.index(None)]
+            longer = next(path for path, text in zip(paths, texts, strict=True) if text is not None)
+            raise UserError(
+                f"{longer}, line {number}: has no partner, because {ended} ends after {number - 1:,} lines: the files "
+                "must have one line for each source"
+            )
+        yield texts
+
+
+def _lines(path: Path) -> Iterator[str]:
+    for _, line in numbered_lines(path, BadLines()):
+        assert line is not None
+        yield line
+
+
+def _segments(options: argparse.Namespace, direction: str | None) -> Iterator[Segment]:
+    for place, record in _records(options.source):
+        try:
+            yield _segment(record, options, direction)
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from None
+
+
+def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: str | None) -> Segment:
+    references = []
+    for field in options.reference_field:
+        value = value_in(record, "--reference-field", field)
+        references += [check_text(text, field) for text in (value if isinstance(value, list) else [value])]
+    if not references:
+        raise ValueError(f"has no reference in {', '.join(map(repr, options.reference_field))}")
+    if options.language_fields:
+        codes = [text_in(record, "--language-fields", field) for field in options.language_fields]
+        direction = str(Direction.of_codes(*codes))
+        Direction.parse(direction)
+    document = None
+    if options.document_field is not None:
+        document = str(value_in(record, "--document-field", options.document_field))
+    return Segment(text_in(record, "--source-field", options.source_field), tuple(references), direction, document)
+
+
+def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the records of a file with their places, for messages; columns of TSV have the names in its first line."""
+    header: list[str] = []
+    for number, line in enumerate(_lines(path), 1):
+        place = f"{path}, line {number}"
+        if number == 1 and path.name.endswith(TSV):
+            header = line.split("\t")
+            continue
+        try:
+            yield place, _columns(line, header) if header else read_record(line, {}).record
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from None
+
+
+def _columns(line: str, header: Sequence[str]) -> dict[str, str]:
+    cells = line.split("\t")
+    if len(cells) != len(header):
+        raise ValueError(f"has {len(cells)} columns where the first line has {len(header)}")
+    return dict(zip(header, cells, strict=True))

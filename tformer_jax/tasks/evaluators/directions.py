@@ -1,0 +1,83 @@
+"""Metrics by direction of translation, with their means over all directions and over groups of them."""
+
+import collections
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from tformer_jax.config.directions import Direction
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
+
+ZERO_SHOT = "zero-shot"
+"""Group of the directions without training examples."""
+
+
+def evaluate_directions(
+    directions: Sequence[str | None],
+    trained: Collection[str],
+    evaluate: Callable[[str | None, Sequence[int]], Evaluation],
+) -> Evaluation:
+    """Returns the evaluation of examples with the given directions.
+
+    The metric `chrf` is the mean over all directions, `chrf:en-de` that of one direction, and `chrf:to-en` the mean
+    over a group. Examples without directions only have `chrf`.
+
+    Args:
+        directions: the direction of each example.
+        trained: the directions of the training examples; () if there are none.
+        evaluate: evaluates the examples with these indices, which have one direction.
+    """
+    places = by_direction(directions)
+    if None in places:
+        return evaluate(None, range(len(directions)))
+    parts = {name: evaluate(name, indices) for name, indices in places.items() if name is not None}
+    metrics = with_means({name: part.metrics for name, part in parts.items()}, trained)
+    return Evaluation(metrics, signatures=_joined({name: part.signatures for name, part in parts.items()}))
+
+
+def _joined(signatures: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Returns the signature of each metric, by direction (`bleu:en-ja`) if that of a direction differs."""
+    joined: dict[str, str] = {}
+    for metric in dict.fromkeys(metric for part in signatures.values() for metric in part):
+        by_name = {name: part[metric] for name, part in signatures.items() if metric in part}
+        first, *others = dict.fromkeys(by_name.values())
+        joined |= {f"{metric}:{name}": text for name, text in by_name.items()} if others else {metric: first}
+    return joined
+
+
+def by_direction(directions: Sequence[str | None]) -> dict[str | None, list[int]]:
+    """Returns the indices of the examples of each direction."""
+    places: dict[str | None, list[int]] = {}
+    for index, direction in enumerate(directions):
+        places.setdefault(direction, []).append(index)
+    return places
+
+
+def with_means(parts: Mapping[str, Mapping[str, float]], trained: Collection[str]) -> dict[str, float]:
+    """Returns the metrics of directions with their means over all directions and over `groups`.
+
+    A mean is over the directions that have the metric.
+    """
+    groups = {"": list(parts), **group_directions(list(parts), trained), **{name: [name] for name in parts}}
+    metrics = {}
+    for group, members in groups.items():
+        for metric in dict.fromkeys(metric for name in members for metric in parts[name]):
+            values = [parts[name][metric] for name in members if metric in parts[name]]
+            metrics[f"{metric}:{group}" if group else metric] = statistics.fmean(values)
+    return metrics
+
+
+def group_directions(directions: Sequence[str], trained: Collection[str]) -> dict[str, list[str]]:
+    """Returns the directions into and from the hub, and those without training examples, as far as there are any."""
+    groups: dict[str, list[str]] = {}
+    if hub := hub_of(trained or directions):
+        groups[f"to-{hub}"] = [name for name in directions if Direction.parse(name).target == hub]
+        groups[f"from-{hub}"] = [name for name in directions if Direction.parse(name).source == hub]
+    groups[ZERO_SHOT] = [name for name in directions if trained and name not in trained]
+    return {group: members for group, members in groups.items() if members}
+
+
+def hub_of(directions: Collection[str]) -> str | None:
+    """Returns the language that more directions have than any other, and more than half of all have; None: no such."""
+    counts = collections.Counter(language for name in directions for language in Direction.parse(name))
+    (hub, most), (_, second) = counts.most_common(2)
+    return hub if most > second and 2 * most > len(directions) else None
