@@ -13,6 +13,8 @@ Settings = Mapping[str, Any]
 
 METRIC = ("model.family", "data.objective", "train.metric")
 CORPUS = ("data.source", "data.dataset", "data.fields", "data.source_language", "data.target_language")
+DIRECTIONS = ("data.directions", "data.both_directions", "data.zero_shot", "data.language_fields")
+"""Also of the corpus; runs of earlier versions do not have them."""
 HELD_OUT = ("data.languages", "data.validation", "data.test", "data.heldout_examples", "eval.examples")
 
 
@@ -39,7 +41,7 @@ def difference(a: Settings, b: Settings) -> str | None:
 def held_out_examples(settings: Settings) -> dict[str, Any]:
     """Returns the settings that determine the held-out examples."""
     split = () if settings["data.validation"] else ("data.train", "data.validation_fraction")
-    return _named(settings, (*CORPUS, *HELD_OUT, *split))
+    return _named(settings, (*CORPUS, *HELD_OUT, *split)) | {name: settings.get(name) or None for name in DIRECTIONS}
 
 
 def references(settings: Settings) -> dict[str, Any]:
