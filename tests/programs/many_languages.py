@@ -1,0 +1,132 @@
+"""Compares one model of many languages with a model of each direction alone, and with PyTorch's `nn.Transformer`.
+
+python -m tests.programs.many_languages --config configs/translate_debian.py --data DIR \
+    --record configs/results/many_languages_debian.json
+
+All have the same data, sizes and decoding of a config, whose variants such as `en-de` are single directions. A single
+direction has its share of the steps, so that all directions together take the time of the one model; PyTorch has the
+time that the one model took, and decodes greedily. Runs are in `runs/many_languages`; the same command resumes them.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests import commands
+from tformer_jax.cli.config_file import read_config
+from tformer_jax.tasks.evaluators.directions import by_direction, with_means
+from tformer_jax.tasks.evaluators.scores import score_texts, target_language, text_metrics
+
+METRICS = ("chrf", "bleu")
+Scores = dict[str, float]
+"""Values of metrics: `chrf`, the mean over directions, and `chrf:en-de`."""
+
+
+def main() -> None:
+    """Runs all systems for all seeds, and records and prints their scores by direction."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("runs", "many_languages"))
+    parser.add_argument("--override", action="append", default=[], help="setting of all runs, such as train.steps=100")
+    parser.add_argument("--record", type=Path)
+    options = parser.parse_args()
+    scores: dict[str, list[Scores]] = {"many": [], "alone": [], "torch": []}
+    seconds = []
+    for seed in range(options.seeds):
+        result = train(options, "", seed)
+        scores["many"].append(chosen_metrics(result))
+        seconds.append(result["seconds"])
+        print(f"seed {seed}: {seconds[-1]:.0f} s, chrF {scores['many'][-1]['chrf']:.2f}", flush=True)
+        names = [name.partition(":")[2] for name in scores["many"][-1] if name.startswith("chrf:")]
+        directions = [name for name in names if name in all_directions(options.config)]
+        alone = {name: plain_metrics(train(options, name, seed)) for name in directions}
+        scores["alone"].append(with_means(alone, directions))
+        scores["torch"].append(train_torch(options, seed, seconds[-1]))
+    summary = {system: summarize(seeds) for system, seeds in scores.items()}
+    for line in table(summary, [name for name in summary["many"] if name.startswith("chrf:")]):
+        print(line)
+    if options.record:
+        commands.write_record(options.record, "tests.programs.many_languages", seconds=seconds, scores=summary)
+
+
+def all_directions(config: str) -> list[str]:
+    """Returns the directions that the config trains."""
+    return [str(direction) for direction in read_config(config).data.wanted_directions]
+
+
+def train(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
+    """Trains a variant of the config, or resumes it; returns the result."""
+    run = options.runs / f"{variant or 'many'}_{seed}"
+    config = f"{options.config}:{variant}" if variant else options.config
+    overrides = [f"--config.{setting}" for setting in (*options.override, f"seed={seed}")]
+    if variant:
+        cfg = read_config(config, overrides)
+        steps = read_config(options.config, overrides).train.steps // len(all_directions(options.config))
+        overrides += [f"--config.train.{name}={steps}" for name in ("steps", "eval_every", "checkpoint_every")]
+        overrides += [f"--config.optim.warmup_steps={min(cfg.optim.warmup_steps, steps // 10)}"]
+    command = [sys.executable, "scripts/train.py", "--config", config, "--run", str(run), "--data", str(options.data)]
+    subprocess.run([*command, *overrides, "--resume"], check=True, cwd=commands.ROOT, stdout=subprocess.DEVNULL)
+    result: dict[str, Any] = json.loads((commands.ROOT / run / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+def chosen_metrics(result: Mapping[str, Any]) -> Scores:
+    """Returns the final chrF and BLEU of a result, by direction where it has several."""
+    metrics = result["test"]
+    return {name: value for name, value in metrics.items() if name.partition(":")[0] in METRICS}
+
+
+def plain_metrics(result: Mapping[str, Any]) -> Scores:
+    """Returns the final chrF and BLEU of a result of one direction."""
+    return {name: result["test"][name] for name in METRICS}
+
+
+def train_torch(options: argparse.Namespace, seed: int, seconds: float) -> Scores:
+    """Trains `nn.Transformer` for some seconds unless it has been, and scores its outputs as those of the others."""
+    path = commands.ROOT / options.runs / f"torch_{seed}.json"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arguments = ["--config", options.config, "--data", str(options.data), "--seed", str(seed)]
+        arguments += ["--seconds", str(seconds), "--output", str(path)]
+        subprocess.run([sys.executable, "-m", "tests.programs.torch_translator", *arguments], check=True)
+    return score_rows(options.config, json.loads(path.read_text(encoding="utf-8"))["rows"])
+
+
+def score_rows(config: str, rows: Sequence[Mapping[str, str]]) -> Scores:
+    """Returns chrF and BLEU of outputs, by direction and their means."""
+    cfg, parts = read_config(config), {}
+    for direction, places in by_direction([row["direction"] for row in rows]).items():
+        outputs, references = ([rows[place][key] for place in places] for key in ("output", "target"))
+        metrics = text_metrics(cfg, target_language(cfg, direction))
+        found = score_texts(outputs, [(text,) for text in references], metrics).metrics
+        parts[str(direction)] = {name: found[name] for name in METRICS}
+    return with_means(parts, all_directions(config))
+
+
+def summarize(seeds: Sequence[Scores]) -> dict[str, dict[str, Any]]:
+    """Returns the mean of each metric over seeds, and its values."""
+    names = [name for name in seeds[0] if all(name in scores for scores in seeds)]
+    return {
+        name: {"mean": statistics.fmean(scores[name] for scores in seeds), "seeds": [scores[name] for scores in seeds]}
+        for name in names
+    }
+
+
+def table(summary: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> Iterator[str]:
+    """Yields a Markdown table of chrF by direction, and the mean over directions."""
+    yield "| direction | one model | each alone | `nn.Transformer` |"
+    yield "|---|---|---|---|"
+    for name in ("chrf", *names):
+        cells = [f"{summary[system][name]['mean']:.1f}" if name in summary[system] else "" for system in summary]
+        yield f"| {name.partition(':')[2] or 'mean'} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
