@@ -48,6 +48,7 @@ def write_run(
     events: Sequence[tuple[int, str, str]] = (),
     lost: range = range(0),
     extra: dict[str, float] | None = None,
+    directions: Sequence[str] = (),
     **train: Any,
 ) -> Path:
     """Writes a run folder and returns its path.
@@ -56,6 +57,7 @@ def write_run(
         level: added to the losses; a higher one also spoils more outputs.
         lost: steps whose loss and gradient norm are not finite.
         extra: further training metrics, constant over the steps.
+        directions: directions of translation, by which the outputs take turns.
         train: settings of `train`.
     """
     folder.mkdir(parents=True)
@@ -84,7 +86,7 @@ def write_run(
     )
     _json(folder / "model.json", {"parameters": MODULES, "attention_backends": {"encoder": "xla"}, "peak_flops": 1e12})
     records = list(_records(steps, every, family, level, evaluations, lost, extra or {}))
-    metrics = _outputs_and_metrics(folder, family, steps, level, examples, tested)
+    metrics = _outputs_and_metrics(folder, family, steps, level, examples, tested, directions)
     if tested:
         records.append({"step": steps, "group": "test", **metrics})
         result = {"name": cfg.name, "parameters": sum(MODULES.values()), "steps": steps, "tokens": 900 * steps}
@@ -142,7 +144,7 @@ def _records(steps, every, family, level, evaluations, lost, extra) -> Iterator[
             yield {"step": step, "group": "validation", "loss": loss, **({} if family == "decoder_lm" else rates)}
 
 
-def _outputs_and_metrics(folder, family, steps, level, examples, tested) -> dict[str, float]:
+def _outputs_and_metrics(folder, family, steps, level, examples, tested, directions) -> dict[str, float]:
     draw = np.random.default_rng(0)
     spoil = np.random.default_rng(1 + int(100 * level))
     rows = []
@@ -162,6 +164,8 @@ def _outputs_and_metrics(folder, family, steps, level, examples, tested) -> dict
             label = "de" if spoil.random() > 0.3 + level else "en"
             row |= {"reference": "de", "output": label, "score": float(spoil.uniform(0.5, 1))}
         rows.append(row)
+    for number, row in enumerate(rows if directions else ()):
+        row["direction"] = directions[number % len(directions)]
     (folder / "outputs").mkdir()
     found = {"step": steps, "signatures": SIGNATURES, "outputs": rows}
     if family == "decoder_lm":
@@ -176,7 +180,13 @@ def _outputs_and_metrics(folder, family, steps, level, examples, tested) -> dict
     if family != "seq2seq" or not rows:
         return {**loss, "accuracy": hits} if family == "classifier" else loss
     bleu, chrf = sacrebleu.corpus_bleu(outputs, [references]), sacrebleu.corpus_chrf(outputs, [references])
-    return {**loss, "bleu": bleu.score, "chrf": chrf.score, "exact_match": hits}
+    by_direction = {}
+    for direction in directions:
+        places = [place for place, row in enumerate(rows) if row["direction"] == direction]
+        parts = [outputs[place] for place in places], [[references[place] for place in places]]
+        by_direction |= {f"bleu:{direction}": sacrebleu.corpus_bleu(*parts).score}
+        by_direction |= {f"chrf:{direction}": sacrebleu.corpus_chrf(*parts).score}
+    return {**loss, "bleu": bleu.score, "chrf": chrf.score, "exact_match": hits, **by_direction}
 
 
 def _json(path: Path, value: Any) -> None:

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from tests.report.folders import write_run
 from tformer_jax.cli import compare as command
-from tformer_jax.report import html
-from tformer_jax.report.charts import TITLES, all_charts
+from tformer_jax.report import html, matrices
+from tformer_jax.report.charts import all_charts
 from tformer_jax.report.comparison import Change, Comparison, compare_runs
 from tformer_jax.report.run import load_all
 from tformer_jax.report.sections import ABSENT
@@ -29,8 +29,8 @@ def pair(tmp_path: Path, **other):
 
 def as_html(found: Comparison) -> str:
     """Returns the comparison as the report shows it."""
-    macros = html._environment().get_template("macros.html.jinja").make_module({"titles": TITLES})
-    return macros.comparison(found)
+    macros = html._environment().get_template("macros.html.jinja").make_module()
+    return macros.comparison(found, matrices.of_comparison(found))
 
 
 def with_metrics(run: Path, records: list[dict]) -> None:

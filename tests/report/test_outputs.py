@@ -17,7 +17,7 @@ from tformer_jax.tasks.translation import TRANSLATION
 def outputs(pairs, scores=None) -> Outputs:
     references, texts = map(list, zip(*pairs, strict=True))
     scores = scores or [None] * len(pairs)
-    return Outputs(1, {}, ["s"] * len(pairs), references, texts, scores, np.zeros(0), np.zeros(0))
+    return Outputs(1, {}, ["s"] * len(pairs), references, texts, scores, np.zeros(0), np.zeros(0), [None] * len(pairs))
 
 
 PAIRS = [

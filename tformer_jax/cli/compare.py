@@ -13,7 +13,7 @@ from tformer_jax.cli import report
 from tformer_jax.cli.common import check_writable, integer, new_parser, run_path
 from tformer_jax.config.task import Task
 from tformer_jax.report import check_pages_installed, run
-from tformer_jax.report.charts import TITLES
+from tformer_jax.report.charts import title_of
 from tformer_jax.report.comparison import Change, Comparison, compare_runs
 from tformer_jax.report.sections import (
     ABSENT,
@@ -26,6 +26,8 @@ from tformer_jax.report.sections import (
 
 WIDTH = 160
 """Columns of the text where the output is not a terminal."""
+COMPARED = ("chrf", "bleu", "ter")
+"""Metrics of the table of directions."""
 AXES = {"step": "steps", "tokens": "tokens", "seconds": "time"}
 
 
@@ -68,6 +70,7 @@ def comparison_parts(comparison: Comparison, sentences: int) -> list[Table | str
     parts: list[Table | str] = [f"A  {comparison.a.name}\nB  {comparison.b.name}"]
     if comparison.metrics:
         parts.append(_metric_table(comparison))
+        parts += [_direction_table(comparison)] if comparison.by_direction else []
     elif comparison.a.task is not comparison.b.task:
         parts.append("The models have different tasks.")
     elif unevaluated := [name for name, loaded in (("A", comparison.a), ("B", comparison.b)) if not loaded.split]:
@@ -86,13 +89,27 @@ def _metric_table(comparison: Comparison) -> Table:
     steps = [f"{name}, step {step:,}" for name, step in zip("AB", comparison.steps, strict=True)]
     title = f"{comparison.split}: {comparison.example_counts}; 95 % intervals"
     table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
-    for name, (a, b) in comparison.metrics.items():
+    for name, (a, b) in comparison.overall.items():
         cells = [
             text
             for estimate in (a, b)
             for text in (format_metric(estimate.score, name), format_interval(estimate, name))
         ]
-        table.add_row(TITLES[name][0], *cells, format_difference(b.score - a.score, name), f"{b.p_value:.3f}")
+        table.add_row(title_of(name), *cells, format_difference(b.score - a.score, name), f"{b.p_value:.3f}")
+    return table
+
+
+def _direction_table(comparison: Comparison) -> Table:
+    metrics = [name for name in COMPARED if name in next(iter(comparison.by_direction.values()))]
+    headings = [heading for name in metrics for heading in (f"{title_of(name)} A", "B", "B - A", "p")]
+    table = _table("by direction", ["direction", *headings])
+    for direction, found in comparison.by_direction.items():
+        cells = []
+        for name in metrics:
+            a, b = found[name]
+            cells += [format_metric(a.score, name), format_metric(b.score, name)]
+            cells += [format_difference(b.score - a.score, name), f"{b.p_value:.3f}"]
+        table.add_row(direction, *cells)
     return table
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sacrebleu
@@ -48,6 +48,8 @@ class Estimate:
 def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES) -> dict[str, list[Estimate]]:
     """Returns the loss, and BLEU, chrF and exact match of translations, or the accuracy of labels, for each system.
 
+    Translations in several directions have metrics of each direction, such as `chrf:en-de`, and their means.
+
     The first system is the baseline of the paired bootstrap test (Koehn, 2004). All systems share the resamples, and
     must have the same references. The loss needs losses of the same parts in all systems.
 
@@ -61,17 +63,57 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
         results["loss"] = ratio([system.nll for system in systems], labels, resamples)
     if task.references is None or not systems[0].texts:
         return results
-    name = "accuracy" if task.references == "labels" else "exact_match"
-    results[name] = share([system.hits for system in systems], resamples)
     if task.references == "labels":
-        return results
+        return results | {"accuracy": share([system.hits for system in systems], resamples)}
+    directions = dict.fromkeys(systems[0].directions)
+    parts = {
+        direction: _of_translations([system.of_direction(direction) for system in systems], direction, resamples)
+        for direction in directions
+    }
+    first, *_ = parts.values()
+    means = {name: _mean([part[name] for part in parts.values()]) for name in first}
+    translations = {name: _compared(*means[name]) for name in ("bleu", "chrf", "chrf++", "ter") if name in means}
+    results = translations | results | {"exact_match": _compared(*means["exact_match"])}
+    named = {direction: part for direction, part in parts.items() if direction is not None}
+    by_direction = {
+        f"{name}:{direction}": _compared(*found) for direction, part in named.items() for name, found in part.items()
+    }
+    return results | by_direction
+
+
+class Sampled(NamedTuple):
+    """Scores of systems, and of their resamples."""
+
+    scores: np.ndarray
+    """float64 [systems]."""
+    samples: np.ndarray
+    """float64 [systems, resamples]."""
+    highest: float = math.inf
+    """Largest possible value."""
+
+
+def _of_translations(systems: Sequence[Outputs], direction: str | None, resamples: int) -> dict[str, Sampled]:
+    """Returns the metrics of translations in one direction by name; BLEU, chrF++ and TER if they have a signature."""
+    signatures = systems[0].signatures
     metrics: dict[str, Any] = {"chrf": sacrebleu.CHRF()}
-    if bleu := bleu_of(systems[0].signatures):
-        metrics = {"bleu": bleu, **metrics}
-    return {name: _by_sacrebleu(systems, metric, resamples) for name, metric in metrics.items()} | results
+    if bleu := bleu_of(signatures, direction):
+        metrics["bleu"] = bleu
+    if "chrf++" in signatures:
+        metrics["chrf++"] = sacrebleu.CHRF(word_order=2)
+    if "ter" in signatures:
+        metrics["ter"] = sacrebleu.TER()
+    found = {name: _by_sacrebleu(systems, metric, resamples) for name, metric in metrics.items()}
+    hits = [PERCENT * system.hits for system in systems]
+    return found | {"exact_match": _ratio(hits, np.ones(len(hits[0])), resamples, PERCENT)}
 
 
-def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> list[Estimate]:
+def _mean(parts: Sequence[Sampled]) -> Sampled:
+    """Returns the mean over directions."""
+    scores = np.mean([part.scores for part in parts], axis=0)
+    return Sampled(scores, np.mean([part.samples for part in parts], axis=0), parts[0].highest)
+
+
+def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> Sampled:
     extracted = [metric._extract_corpus_statistics(system.texts, [systems[0].references]) for system in systems]
     scores = [metric._aggregate_and_compute(statistics).score for statistics in extracted]
     arrays = [np.array(statistics, np.float32) for statistics in extracted]
@@ -81,12 +123,14 @@ def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> li
 
     drawn = _draws(len(systems[0].texts), resamples)
     sampled = np.array([[score_sample(array[row]) for array in arrays] for row in drawn])
-    return _compared(scores, sampled.T, PERCENT)
+    highest = math.inf if isinstance(metric, sacrebleu.TER) else PERCENT
+    return Sampled(np.array(scores), sampled.T, highest)
 
 
-def bleu_of(signatures: dict[str, str]) -> sacrebleu.BLEU | None:
+def bleu_of(signatures: dict[str, str], direction: str | None = None) -> sacrebleu.BLEU | None:
     """Returns BLEU with the tokenizer that a signature names; None without a signature or the tokenizer's package."""
-    tokenizer = re.search(r"tok:(ja-mecab|ko-mecab|[\w-]+)", signatures.get("bleu", ""))
+    signature = signatures.get(f"bleu:{direction}") or signatures.get("bleu", "")
+    tokenizer = re.search(r"tok:(ja-mecab|ko-mecab|[\w-]+)", signature)
     try:
         return bleu_tokenizing(tokenizer[1]) if tokenizer else None
     except (RuntimeError, ImportError, OSError):
@@ -112,9 +156,13 @@ def ratio(
         counts: denominators, int or float [examples].
         highest: largest possible value.
     """
+    return _compared(*_ratio(systems, counts, resamples, highest))
+
+
+def _ratio(systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int, highest: float) -> Sampled:
     drawn = _draws(len(counts), resamples)
     sampled = np.array([[values[row].sum() / counts[row].sum() for values in systems] for row in drawn])
-    return _compared([float(values.sum() / counts.sum()) for values in systems], sampled.T, highest)
+    return Sampled(np.array([values.sum() / counts.sum() for values in systems]), sampled.T, highest)
 
 
 def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
@@ -124,17 +172,18 @@ def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
         yield rng.choice(size, size=size, replace=True)
 
 
-def _compared(scores: Sequence[float], sampled: np.ndarray, highest: float) -> list[Estimate]:
+def _compared(scores: np.ndarray, sampled: np.ndarray, highest: float) -> list[Estimate]:
     """Returns the estimate of each system from its score and its resamples' scores, tested against the first.
 
     Args:
+        scores: float [systems].
         sampled: float [systems, resamples].
     """
     result = []
     for number, (score, samples) in enumerate(zip(scores, sampled, strict=True)):
         mean, half = estimate_ci(samples)
         p_value = two_sided(samples - sampled[0], score - scores[0]) if number else None
-        result.append(Estimate(score, float(mean), float(half), p_value, highest))
+        result.append(Estimate(float(score), float(mean), float(half), p_value, highest))
     return result
 
 

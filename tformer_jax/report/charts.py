@@ -8,6 +8,7 @@ import numpy as np
 
 from tformer_jax.base.numbers import GIB, significant
 from tformer_jax.config import lower_is_better
+from tformer_jax.config.metrics import base_metric, group_of_metric
 from tformer_jax.report.outputs import histogram, lengths
 from tformer_jax.report.run import RunFiles
 from tformer_jax.report.series import bucket_means, downsample_indices
@@ -33,6 +34,10 @@ TITLES = {
     "perplexity": ("Perplexity", ""),
     "bleu": ("BLEU", "%"),
     "chrf": ("chrF", "%"),
+    "chrf++": ("chrF++", "%"),
+    "spbleu": ("spBLEU", "%"),
+    "ter": ("TER", "%"),
+    "off_target": ("Off-target outputs", "%"),
     "exact_match": ("Exact match", "%"),
     "unknown_outputs": ("Outputs with unknown tokens", "%"),
     "accuracy": ("Accuracy", "%"),
@@ -112,7 +117,7 @@ def _layers(runs: Sequence[RunFiles]) -> Iterator[Chart]:
 
 def _evaluation(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     names = {name for run in runs for name in run.group("validation").columns}
-    for name in order_metrics(names - {"loss"}):
+    for name in order_metrics({name for name in names if name != "loss" and not group_of_metric(name)}):
         title, unit = TITLES.get(name, (_readable(name), ""))
         lines = _validation_lines(runs, name)
         if lines:
@@ -209,8 +214,15 @@ def _is_idle(name: str, values: np.ndarray) -> bool:
 
 def order_metrics(names: set[str]) -> list[str]:
     """Returns names of metrics in the order of `TITLES`, then the others by name."""
-    order = list(TITLES)
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+    order = {name: place for place, name in enumerate(TITLES)}
+    return sorted(names, key=lambda name: (order.get(base_metric(name), len(order)), name))
+
+
+def title_of(metric: str) -> str:
+    """Returns the title of a metric, such as `chrF, to-en`."""
+    base, _, group = metric.partition(":")
+    title = TITLES.get(base, (base,))[0]
+    return f"{title}, {group}" if group else title
 
 
 def _readable(name: str) -> str:

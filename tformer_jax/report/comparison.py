@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.config import comparable
+from tformer_jax.config.metrics import base_metric, group_of_metric
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.run import RunFiles, differing_keys
@@ -64,6 +65,20 @@ class Comparison:
     """Number of examples with equal outputs; None if only losses are compared."""
     examples: int
     """Number of examples, or of parts of the split whose losses are compared."""
+
+    @property
+    def overall(self) -> dict[str, list[Estimate]]:
+        """The estimates over all examples, or the means over all directions."""
+        return {name: found for name, found in self.metrics.items() if not group_of_metric(name)}
+
+    @property
+    def by_direction(self) -> dict[str, dict[str, list[Estimate]]]:
+        """The estimates of each direction by metric; empty if there is only one."""
+        directions: dict[str, dict[str, list[Estimate]]] = {}
+        for name, found in self.metrics.items():
+            if direction := group_of_metric(name):
+                directions.setdefault(direction, {})[base_metric(name)] = found
+        return directions
 
     @property
     def example_counts(self) -> str:
@@ -147,7 +162,7 @@ def _target_tokenizer(run: RunFiles) -> Any:
 
 
 def _same_examples(a: Outputs, b: Outputs) -> bool:
-    return (a.sources, a.references) == (b.sources, b.references)
+    return (a.sources, a.references, a.directions) == (b.sources, b.references, b.directions)
 
 
 def _same_documents(a: Outputs, b: Outputs) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from tformer_jax.report import charts, sections
+from tformer_jax.report import charts, matrices, sections
 from tformer_jax.report.comparison import compare_runs
 from tformer_jax.report.run import RunFiles
 
@@ -30,19 +30,20 @@ def render_report(runs: Sequence[RunFiles], *, refresh: int | None = None) -> st
     """
     drawn = charts.all_charts(runs)
     files = sections.downloads(runs)
+    compared = [compare_runs(runs[0], other) for other in runs[1:]]
     return render_page(
         "report",
         {"charts": [chart.data() for chart in drawn], "runs": [run.name for run in runs]},
         title=", ".join(run.name for run in runs),
         refresh=refresh if any(run.running for run in runs) else None,
         runs=runs,
-        titles=charts.TITLES,
         charts=drawn,
         facts=[sections.facts(run) for run in runs],
         metrics=sections.metric_rows(runs),
+        matrices=[matrices.of_run(run) for run in runs],
         signatures=sections.signatures(runs),
         outputs=[sections.shown_outputs(run) for run in runs],
-        comparisons=[compare_runs(runs[0], other) for other in runs[1:]],
+        comparisons=[(found, matrices.of_comparison(found)) for found in compared],
         settings=sections.settings(runs),
         environment=sections.environment(runs),
         parameters=sections.parameters(runs),
@@ -85,6 +86,7 @@ def _environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
+        "title_of": charts.title_of,
         "metric": sections.format_metric,
         "interval": sections.format_interval,
         "difference": sections.format_difference,

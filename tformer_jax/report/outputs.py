@@ -34,18 +34,26 @@ class Outputs:
     """float64 [parts]: losses of parts of the split (`eval.evaluation.Losses`); empty if unrecorded."""
     labels: np.ndarray
     """int64 [parts]: numbers of labels."""
+    directions: list[str | None]
+    """The direction of translation of each output; None if there is only one."""
 
     @classmethod
     def from_json(cls, contents: dict[str, Any]) -> "Outputs":
         """Builds the outputs from the contents of `outputs/SPLIT.json`."""
         rows = contents.get("outputs", [])
-        names = "source", "reference", "output", "score"
-        sources, references, texts, scores = ([row.get(name) for row in rows] for name in names)
+        names = "source", "reference", "output", "score", "direction"
+        sources, references, texts, scores, directions = ([row.get(name) for row in rows] for name in names)
         losses = contents.get("losses", {"nll": [], "labels": []})
         nll, labels = np.array(losses["nll"], np.float64), np.array(losses["labels"], np.int64)
-        return cls(
-            contents.get("step", 0), contents.get("signatures", {}), sources, references, texts, scores, nll, labels
-        )
+        step, signatures = contents.get("step", 0), contents.get("signatures", {})
+        return cls(step, signatures, sources, references, texts, scores, nll, labels, directions)
+
+    def of_direction(self, direction: str | None) -> "Outputs":
+        """Returns the outputs of one direction, without losses."""
+        places = [place for place, name in enumerate(self.directions) if name == direction]
+        names = ("sources", "references", "texts", "scores", "directions")
+        columns: dict[str, Any] = {name: [getattr(self, name)[place] for place in places] for name in names}
+        return dataclasses.replace(self, **columns, nll=np.zeros(0), labels=np.zeros(0, np.int64))
 
     @functools.cached_property
     def hits(self) -> np.ndarray:

@@ -9,8 +9,9 @@ from typing import Any
 
 from tformer_jax.config import Config, lower_is_better
 from tformer_jax.config.convert import flat_values
+from tformer_jax.config.metrics import base_metric, group_of_metric
 from tformer_jax.report.bootstrap import Estimate, estimates
-from tformer_jax.report.charts import TITLES, order_metrics
+from tformer_jax.report.charts import order_metrics, title_of
 from tformer_jax.report.outputs import Piece, choose_outputs, mark_differences
 from tformer_jax.report.run import RunFiles, differing_keys
 from tformer_jax.report.series import to_csv
@@ -57,11 +58,14 @@ def facts(run: RunFiles) -> dict[str, str]:
 def metric_rows(runs: Sequence[RunFiles]) -> dict[str, list[MetricRow]]:
     """Returns the evaluation metrics of all runs by title, in the order of the charts."""
     intervals = [{split: estimates([outputs], run.task) for split, outputs in run.outputs.items()} for run in runs]
-    names = {name for run in runs for group in ("validation", "test") for name in run.group(group).columns}
+    splits = ("validation", "test")
+    columns = {name for run in runs for split in splits for name in run.group(split).columns}
+    directions = {name for run in runs for outputs in run.outputs.values() for name in outputs.directions}
+    names = {name for name in columns if group_of_metric(name) not in directions}
     result = {}
     for name in order_metrics(names):
         rows = [_metric_row(run, number, name, intervals[number]) for number, run in enumerate(runs)]
-        result[TITLES.get(name, (name, ""))[0]] = [row for row in rows if (row.validation, row.test) != (None, None)]
+        result[title_of(name)] = [row for row in rows if (row.validation, row.test) != (None, None)]
     return {title: rows for title, rows in result.items() if rows}
 
 
@@ -95,7 +99,7 @@ def signatures(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
         evaluated = run.outputs[run.split].signatures if run.split else {}
         for name, signature in (run.result.get("signatures") or evaluated).items():
             if (name, signature) != ("references", "raw"):
-                title = "references normalized by" if name == "references" else TITLES.get(name, (name, ""))[0]
+                title = "references normalized by" if name == "references" else title_of(name)
                 distinct.setdefault(title, {})[signature] = None
     return {name: list(values) for name, values in distinct.items()}
 
@@ -238,7 +242,7 @@ def format_difference(value: float, name: str) -> str:
 
 
 def _decimals(name: str) -> int:
-    return 4 if name == "loss" else 2
+    return 4 if base_metric(name) == "loss" else 2
 
 
 def format_count(number: float) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
-from tformer_jax.report.charts import TITLES
+from tformer_jax.config.metrics import base_metric
+from tformer_jax.report.charts import TITLES, title_of
 
 FORMATS = (".svg", ".png", ".pdf")
 Group = Mapping[str, Any]
@@ -40,7 +41,7 @@ def draw_plot(record: Mapping[str, Any], path: Path) -> None:
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "sweep", "font.size": 9})
     swept = _swept(record)
     numeric = [name for name, values in swept.items() if name != "variant" and all(map(_is_positive, values))]
-    title, unit = TITLES.get(record["metric"], (record["metric"], ""))
+    title, (_, unit) = title_of(record["metric"]), TITLES.get(base_metric(record["metric"]), ("", ""))
     label = f"{title} ({unit})" if unit else title
     if numeric:
         panels = _panels(record["groups"], numeric[-1], swept)
