@@ -57,6 +57,37 @@ def test_a_translator(runs):
     assert "encoder" in run.params
 
 
+def test_a_translator_of_many_languages():
+    """Languages are given for all texts, for each, or by requests; scores do not count the tags of targets."""
+    letters = LETTERS.extended(["<2de>", "<2en>", "<2fr>"])
+    files = {"train": ("{src}-{tgt}",), "validation": ("{src}-{tgt}",), "bucket_lengths": (8,)}
+    data = DataConfig(source="tsv", **files, directions=("en-de", "en-fr", "de-fr"), target_tags=("source", "target"))
+    model = tiny("seq2seq", vocab_size=letters.vocab_size, source_vocab_size=letters.vocab_size)
+    run = dataclasses.replace(run_of(Config(model=model, data=data)), tokenizers=Tokenizers(letters, letters))
+    assert (run.languages.sources, run.languages.targets) == (("en", "de"), ("de", "fr"))
+    german, french = ({"to": to, "source_language": "en", "beams": 2} for to in ("German", "fr"))
+    requests = [tj.Request("abc", "fr"), tj.Request("abc", source_language="de"), "abc"]
+    found = run.outputs(requests, 2, to="de", source_language="en")
+    for outputs, options in zip(found, (french, german | {"source_language": "de"}, german), strict=True):
+        assert [outputs] == run.outputs(["abc"], 2, **options)
+    each = run.translate(["abc", "abc"], to=["fr", "de"], source_language="en", beams=2)
+    assert each == [outputs[0].text for outputs in (found[0], found[2])]
+    pairs = [("abc", "ba"), (tj.Request("abc", "fr"), "ba")]
+    scores, logits = (
+        run.score(pairs, to="de", source_language="en"),
+        run.logits([(tj.Request("abc", to, "en"), "ba") for to in ("de", "fr")]),
+    )
+    for scored, rows in zip(scores, logits, strict=True):
+        assert (letters.decode(scored.tokens), len(scored.tokens), len(rows)) == ("ba", 3, 5)
+        expected = log_softmax(rows[2:])[np.arange(3), scored.tokens]
+        assert_close(np.array(scored.log_probabilities), expected, 1e-5)
+    assert scores[0].total != scores[1].total
+    with pytest.raises(UserError, match="to has 1 languages for 2 texts: name one for each, or one for all"):
+        run.translate(["a", "b"], to=["de"])
+    with pytest.raises(UserError, match="text 1: the target language is missing: name one of de, fr"):
+        run.score([("a", "b")], source_language="en")
+
+
 @pytest.mark.slow
 def test_a_language_model(runs):
     run = runs["decoder_lm"]
@@ -124,6 +155,7 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("seq2seq", lambda run: run.score([("a", None)]), r"example 1 is \('a', None\): it must be a text \(str\) or"),
         ("decoder_lm", lambda run: run.generate(["a", "\ud800"]), "text 2 has a lone surrogate, which is not a char"),
         ("decoder_lm", lambda run: run.score(["a", "\ud800"]), "example 2 has a lone surrogate, which is not a char"),
+        ("seq2seq", lambda run: run.score([tj.Request("a")]), r"example 1 is Request\(.*: it must be a text"),
         ("decoder_lm", lambda run: run.logits(["a", 5]), r"example 2 is 5: it must be a text \(str\) or several"),
         (
             "decoder_lm",

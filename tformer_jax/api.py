@@ -28,7 +28,9 @@ from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
 from tformer_jax.inference.embeddings import Embedder
 from tformer_jax.inference.encoding import check_example, encode_one, prompt_length
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
+from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.outputs import Output
+from tformer_jax.inference.requests import Request, as_request
 from tformer_jax.inference.scores import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.inference.watch import Watched, watch, weight_shapes, without_padding
@@ -36,6 +38,9 @@ from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs.trained import load_trained
+
+LanguageNames = str | Sequence[str | None] | None
+"""A language for all texts, or one for each; None: it is not given."""
 
 
 def load(path: str | Path, *, mesh: str | None = None, step: int | None = None) -> "Run":
@@ -84,31 +89,57 @@ class Run:
         """What the model is trained for, with the methods of its own that a task of other code has."""
         return task_of(self.config)
 
-    def translate(self, texts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
+    @functools.cached_property
+    def languages(self) -> Languages:
+        """The languages of a translator, `run.languages.sources` and `targets`; () for a model of one direction."""
+        return Languages(self.config.data, self.tokenizers)
+
+    def translate(
+        self,
+        texts: Sequence[str | Request],
+        *,
+        to: LanguageNames = None,
+        source_language: LanguageNames = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> list[str]:
         """Translates texts, in order; a blank text gives a blank translation.
 
         Args:
+            to: language to translate into, as a code or an English name, for all texts or for each; None: the only one.
+            source_language: language of the texts, as `to`; needed only by models that are told it.
             seed: random seed of sampling.
             settings: fields of `DecodeConfig`, such as `beams=4` or `temperature=0.8`; default: the run's own.
         """
         self.require("translate")
-        return self.generator(self.decoding(settings))(self.params, _texts(texts), seed=seed)
+        requests = _requests(texts, to, source_language)
+        return self.generator(self.decoding(settings))(self.params, requests, seed=seed)
 
-    def generate(self, prompts: Sequence[str], *, seed: int = 0, **settings: Any) -> list[str]:
+    def generate(self, prompts: Sequence[str | Request], *, seed: int = 0, **settings: Any) -> list[str]:
         """Continues prompts, in order; a result does not repeat its prompt. Arguments are as for `translate`."""
         self.require("generate")
-        return self.generator(self.decoding(settings))(self.params, _texts(prompts), seed=seed)
+        return self.generator(self.decoding(settings))(self.params, _requests(prompts), seed=seed)
 
-    def outputs(self, texts: Sequence[str], n: int, *, seed: int = 0, **settings: Any) -> list[list[Output]]:
+    def outputs(
+        self,
+        texts: Sequence[str | Request],
+        n: int,
+        *,
+        to: LanguageNames = None,
+        source_language: LanguageNames = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> list[list[Output]]:
         """Returns `n` outputs of each text with their scores: the best of beam search, best first, or samples.
 
         Args:
             n: outputs per text; beam search needs `beams` of at least `n`.
-            seed, settings: as for `translate`.
+            to, source_language, seed, settings: as for `translate`.
         """
         self.require("outputs")
+        requests = _requests(texts, to, source_language)
         generator = self.generator(self.decoding(settings, outputs=n))
-        return list(generator.stream(self.params, _texts(texts), seed=seed, outputs=n, scores=True))
+        return list(generator.stream(self.params, requests, seed=seed, outputs=n, scores=True))
 
     def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """Returns the most probable label of each text, and its probability."""
@@ -118,12 +149,19 @@ class Run:
         """Returns the `top` fills of the masks in each text, such as "a [MASK] film", the most probable one first."""
         return list(self.mask_filler(top=top).stream(self.params, _texts(texts)))
 
-    def score(self, examples: Sequence[Any]) -> list[Scored]:
+    def score(
+        self, examples: Sequence[Any], *, to: LanguageNames = None, source_language: LanguageNames = None
+    ) -> list[Scored]:
         """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair.
 
-        An example of a language model may be a pair (prompt, continuation), whose continuation is scored.
+        An example of a language model may be a pair (prompt, continuation), whose continuation is scored. The languages
+        of pairs are given as for `translate`.
         """
-        return list(self.scorer().stream(self.params, _examples(examples)))
+        found = list(_examples(examples))
+        if to is not None or source_language is not None:
+            sources = _requests([example[0] for example in found], to, source_language)
+            found = [(source, *example[1:]) for source, example in zip(sources, found, strict=True)]
+        return list(self.scorer().stream(self.params, found))
 
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
         """Returns the logits of each text, or of the target of each (source, target) pair.
@@ -246,17 +284,21 @@ class Run:
     def _compute(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
         return compute_rows(function, self.model, self.params, rows, self.config.eval.batch_size)
 
-    def _inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
+    def _inputs(self, number: int, example: Sequence[Any]) -> dict[str, list[int]]:
         max_length = self.config.model.max_length
         check_example(self.config.model, number, example)
         if not self.config.model.model_class.reads_source:
             return self._text_inputs(number, example)
-        names = [f"{key} {number + 1}" for key in ("source", "target")]
+        names, request = [f"{key} {number + 1}" for key in ("source", "target")], as_request(example[0])
         source, target = self.tokenizers.source, self.tokenizers.target
-        limits = max_length - source.special.added_to_side, max_length - len(target.special.before)
-        read = source.special.wrap_side(encode_one(source, example[0], limits[0], names[0]))
-        written = target.special.wrap_side(encode_one(target, example[1], limits[1], names[1]))[:max_length]
-        return {"source": read, "target_in": [target.special.start, *written[:-1]]}
+        source_tags, tags = self.languages.tags_of(number, request)
+        limits = (
+            max_length - source.special.added_to_side - len(source_tags),
+            max_length - len(target.special.before) - len(tags),
+        )
+        read = [*source_tags, *encode_one(source, request.text, limits[0], names[0])]
+        written = target.special.wrap_side([*tags, *encode_one(target, example[1], limits[1], names[1])])[:max_length]
+        return {"source": source.special.wrap_side(read), "target_in": [target.special.start, *written[:-1]]}
 
     def _text_inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.
@@ -287,18 +329,51 @@ def _texts(texts: Iterable[Any]) -> list[str]:
     return found
 
 
-def _examples(examples: Iterable[Any]) -> Iterator[Sequence[str]]:
+def _requests(
+    texts: Iterable[Any], to: LanguageNames = None, source_language: LanguageNames = None
+) -> list[str | Request]:
+    """Returns the requests of texts or requests, which have these languages unless they name others.
+
+    Raises:
+        UserError: as `_texts`, or there are more or fewer languages than texts.
+    """
+    given = list(_several(texts))
+    requests = [text if isinstance(text, Request) else Request(text) for text in given]
+    _texts(request.text for request in requests)
+    targets, sources = (
+        _languages(name, value, len(requests)) for name, value in (("to", to), ("source_language", source_language))
+    )
+    return [
+        request._replace(
+            target_language=request.target_language or target, source_language=request.source_language or source
+        )
+        for request, target, source in zip(requests, targets, sources, strict=True)
+    ]
+
+
+def _languages(name: str, value: LanguageNames, count: int) -> Sequence[str | None]:
+    """Returns a language for each of `count` texts."""
+    languages = [value] * count if value is None or isinstance(value, str) else list(value)
+    if len(languages) != count:
+        raise UserError(f"{name} has {len(languages)} languages for {count} texts: name one for each, or one for all")
+    return languages
+
+
+def _examples(examples: Iterable[Any]) -> Iterator[Sequence[Any]]:
     """Returns the texts of each example, a text or a pair; the iterator raises `UserError` for anything else."""
     return map(_parts, itertools.count(), _several(examples))
 
 
-def _parts(number: int, example: Any) -> Sequence[str]:
-    texts = (example,) if isinstance(example, str) else example
-    if not (isinstance(texts, Sequence | np.ndarray) and all(isinstance(text, str) for text in texts)):
+def _parts(number: int, example: Any) -> Sequence[Any]:
+    parts = (example,) if isinstance(example, str) else example
+    if isinstance(parts, Request) or not isinstance(parts, Sequence | np.ndarray):
+        parts = (None,)
+    texts: list[Any] = [part.text if isinstance(part, Request) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts) or any(isinstance(part, Request) for part in parts[1:]):
         raise UserError(f"example {number + 1} is {reprlib.repr(example)}: it must be a text (str) or several")
     if not all(map(is_unicode, texts)):
         raise UserError(f"example {number + 1} {NOT_A_CHARACTER}")
-    return tuple(texts)
+    return tuple(parts)
 
 
 def _several(texts: Iterable[Any]) -> Iterable[Any]:

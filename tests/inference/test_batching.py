@@ -64,7 +64,7 @@ def test_lengths_of_batches(last, expected):
 
 
 def test_longer_rows_of_a_window_come_first_and_empty_ones_are_left_out():
-    assert longest_first([[5] * n for n in (9, 2, 0, 3, 2, 7)], 1, 5) == [3, 1, 4]
+    assert longest_first([9, 2, 0, 3, 2, 7], 1, 5) == [3, 1, 4]
 
 
 def test_no_rows():

@@ -21,6 +21,7 @@ from tests.inference.engines import (
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, ModelConfig
 from tformer_jax.inference import outputs
 from tformer_jax.inference.engine import Engine, Request, pool, pool_pages
+from tformer_jax.inference.requests import EncodedRequest
 
 DECODER = ModelConfig(family="decoder_lm", max_length=131_072)
 PROMPTS = [LETTERS.encode(text) for text in ("abc", "gfedcba" * 3, "a", "", "bb")]
@@ -56,7 +57,7 @@ def test_rows_by_hand(decode, count, outputs_of_row, max_rows):
     cfg, *parts = plain("decoder_lm")
     cfg = dataclasses.replace(cfg, decode=decode, eval=EvalConfig(batch_size=64))
     decoder = outputs.RowDecoder(cfg, *parts, TOKENIZERS)
-    assert decoder._engine([PROMPTS[0]], count, outputs_of_row, 0.0)._max_rows == max_rows
+    assert decoder._engine([len(PROMPTS[0])], count, outputs_of_row, 0.0)._max_rows == max_rows
 
 
 @pytest.mark.parametrize("case", rest_slow({"greedy": (GREEDY, 1), "samples": (SAMPLE, 3), "beam": (BEAM, 2)}, 1))
@@ -78,7 +79,8 @@ def test_no_row_waits_for_pages_and_outputs_are_those_of_a_full_pool(case, monke
             return found
 
     monkeypatch.setattr(outputs, "Engine", Watched)
-    assert decoder(PROMPTS, seed=1, outputs=count) == decoder(PROMPTS, seed=1, outputs=count)
+    prompts = list(map(EncodedRequest, PROMPTS))
+    assert decoder(prompts, seed=1, outputs=count) == decoder(prompts, seed=1, outputs=count)
     limited, full = made
     assert limited.waiting[0] == 0
     assert limited.pages < full.pages

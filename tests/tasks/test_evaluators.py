@@ -26,6 +26,7 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.transforms import Tokenized
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import RowDecoder
+from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
@@ -120,7 +121,8 @@ def test_continuations_of_prompts_with_unknown_tokens():
         eval=EvalConfig(samples=4),
     )
     found = ContinuationEvaluator(cfg, model, TOKENIZERS, [{"text": text} for text in texts])(params)
-    expected = RowDecoder(cfg, model, params, TOKENIZERS)([LETTERS.encode(text)[:4] for text in texts if text])
+    prompts = [EncodedRequest(LETTERS.encode(text)[:4]) for text in texts if text]
+    expected = RowDecoder(cfg, model, params, TOKENIZERS)(prompts)
     assert [output.source for output in found.outputs] == ["<unk>" * 4, "<unk><unk>ab", "gfed"]
     assert [output.reference for output in found.outputs] == ["abcdefg", "cdefg", "cba"]
     assert [output.output for output in found.outputs] == [output.text for (output,) in expected]

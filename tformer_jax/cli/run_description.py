@@ -4,8 +4,9 @@ import random
 from typing import Any
 
 import tformer_jax as tj
-from tformer_jax.config import Config, DataConfig
+from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
+from tformer_jax.inference.languages import own_direction
 from tformer_jax.report import sections
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.outputs import Outputs
@@ -25,21 +26,13 @@ def describe_run(run: tj.Run) -> dict[str, Any]:
     (loaded,) = load_all([run.path])
     cfg, split = run.config, loaded.split or "validation"
     return {
-        "languages": languages(cfg),
+        "languages": own_direction(cfg.data) if task_of(cfg).pairs else None,
         "labels": run.labels,
         "facts": facts(cfg, loaded, run.step),
         "split": split,
         "metrics": metrics(loaded, split) if run.step is None else [],
         "examples": examples(loaded.outputs[split]) if split in loaded.outputs else [],
     }
-
-
-def languages(cfg: Config) -> tuple[str, str] | None:
-    """Returns the languages of a translator; None if the config does not specify them."""
-    pair, default = (cfg.data.source_language, cfg.data.target_language), DataConfig()
-    unset = pair == (default.source_language, default.target_language)
-    specified = cfg.data.source in ("cldr_translation", "parallel_lines") or not unset
-    return pair if task_of(cfg).pairs and specified else None
 
 
 def facts(cfg: Config, loaded: RunFiles, step: int | None = None) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.tags import languages_of
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.normalization import detokenizer
 from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
@@ -94,10 +95,16 @@ class Finisher:
         start = self._tokenizers.target.special.start
         return [output.source for output in outputs], [[start, *output.tokens[:-1]] for output in outputs]
 
+    def _first_word(self, ids: Sequence[int]) -> int:
+        """Returns the place of the first token of a source after its language tags."""
+        source = self._tokenizers.source
+        first, tags = len(source.special.before), {*languages_of(source).values()}
+        return next((place for place in range(first, len(ids)) if ids[place] not in tags), len(ids))
+
     def _filled(self, output: Unfinished, weights: np.ndarray) -> str:
         source, special = self._tokenizers.source, self._tokenizers.target.special
         words = copied_words(source, output.source_text, whole_words=self._whole_words) if output.source_text else []
-        first = len(source.special.before)
+        first = self._first_word(output.source)
         words = words[: len(output.source) - first - len(source.special.after_side)]
         eligible = [number for number, word in enumerate(words) if word]
         copied = [

@@ -1,6 +1,7 @@
 """Decodes rows of token ids with a continuous-batching engine."""
 
 import collections
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
 from tformer_jax.inference.engine.pool import max_new_tokens
+from tformer_jax.inference.requests import EncodedRequest
 
 
 class Output(NamedTuple):
@@ -70,32 +72,21 @@ class RowDecoder:
         self._cfg, self._parts, self._special = cfg, (model, params, tokenizers), tokenizers.target.special
 
     def __call__(
-        self,
-        rows: Sequence[Sequence[int]],
-        *,
-        seed: int = 0,
-        outputs: int = 1,
-        scores: bool = False,
-        texts: Sequence[str] = (),
+        self, rows: Sequence[EncodedRequest], *, seed: int = 0, outputs: int = 1, scores: bool = False
     ) -> list[list[Output]]:
-        """Returns `outputs` outputs of each row, best first for beam search; an empty row has empty outputs.
-
-        Args:
-            texts: as for `stream`.
-        """
+        """Returns `outputs` outputs of each row, best first for beam search; an empty row has empty outputs."""
         window = max(len(rows), 1)
-        return list(self.stream(rows, 0, seed=seed, outputs=outputs, scores=scores, window=window, texts=texts))
+        return list(self.stream(rows, 0, seed=seed, outputs=outputs, scores=scores, window=window))
 
     def stream(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Sequence[EncodedRequest],
         first: int,
         *,
         seed: int,
         outputs: int,
         scores: bool,
         window: int,
-        texts: Sequence[str] = (),
     ) -> Iterator[list[Output]]:
         """Yields the outputs of each row, in order, as soon as all earlier rows have theirs.
 
@@ -105,67 +96,71 @@ class RowDecoder:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
             window: number of consecutive rows that are submitted longest first, so that rows of similar length are
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
-            texts: the text of each row, whose words `decode.unknown="copy"` copies; (): no text is given.
         """
-        engine = self._engine(rows, ROWS_PER_CHUNK if first else len(rows), outputs, math.inf)
+        lengths = [len(row.ids) for row in rows]
+        engine = self._engine(lengths, ROWS_PER_CHUNK if first else len(rows), outputs, math.inf)
         starts = range(0, len(rows), window)
-        order = [n for start in starts for n in longest_first(rows, start, min(start + window, len(rows)))]
+        order = [n for start in starts for n in longest_first(lengths, start, min(start + window, len(rows)))]
         requests = {}
         for n in order:
-            index = (first + n) * outputs
-            text = texts[n] if texts else ""
-            options: dict[str, Any] = {"streamed": False, "scored": scores}
-            request = Request(tuple(rows[n]), self._cfg.decode, seed, index, outputs, **options, text=text)
-            requests[engine.submit(request)] = n
+            options: dict[str, Any] = {"index": (first + n) * outputs, "num_outputs": outputs, "scored": scores}
+            requests[engine.submit(self._request(rows[n], seed=seed, streamed=False, **options))] = n
         pieces: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
         unknown: collections.Counter[tuple[int, int]] = collections.Counter()
         finished: dict[int, dict[int, Output]] = collections.defaultdict(dict)
         for n, row in enumerate(rows):
-            while row and len(finished[n]) < outputs:
+            while row.ids and len(finished[n]) < outputs:
                 for event in engine.step():
                     key = requests[event.request], event.sample
                     pieces[key].append(event.text)
                     unknown[key] += self._special.count_unknown(event.ids)
                     if event.finish:
-                        limit = self._limit(rows[key[0]]) if event.finish == "length" else None
+                        limit = self._limit(lengths[key[0]]) if event.finish == "length" else None
                         text = "".join(pieces.pop(key))
                         finished[key[0]][key[1]] = Output(text, event.score, limit, unknown.pop(key))
             row_outputs = finished.pop(n, {})
-            yield [row_outputs[sample] for sample in range(outputs)] if row else [Output("", None)] * outputs
+            yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [Output("", None)] * outputs
 
-    def pieces(self, row: Sequence[int], text: str, *, seed: int = 0) -> Iterator[Output]:
+    def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit.
 
         Each has the number of its own unknown tokens.
         """
-        engine = self._engine([row], 1, 1, 0.0)
-        engine.submit(Request(tuple(row), self._cfg.decode, seed, text=text))
+        engine = self._engine([len(row.ids)], 1, 1, 0.0)
+        engine.submit(self._request(row, seed=seed))
         while not engine.idle:
             for event in engine.step():
-                limit = self._limit(row) if event.finish == "length" else None
+                limit = self._limit(len(row.ids)) if event.finish == "length" else None
                 unknown = self._special.count_unknown(event.ids)
                 if event.text or limit or unknown:
                     yield Output(event.text, event.score, limit, unknown)
 
-    def _limit(self, row: Sequence[int]) -> str:
-        """Returns the setting that limits the outputs of a row."""
+    def _request(self, row: EncodedRequest, **options: Any) -> Request:
         decode = self._cfg.decode
-        within = max_new_tokens(self._cfg.model, decode, len(row)) == decode.max_new_tokens
+        if row.prefix is not None:
+            decode = dataclasses.replace(decode, prefix=row.prefix)
+        return Request(tuple(row.ids), decode, tags=row.tags, text=row.text, **options)
+
+    def _limit(self, length: int) -> str:
+        """Returns the setting that limits the outputs of a row of `length` tokens."""
+        decode = self._cfg.decode
+        within = max_new_tokens(self._cfg.model, decode, length) == decode.max_new_tokens
         return "decode.max_new_tokens" if within else "model.max_length"
 
-    def _engine(self, rows: Sequence[Sequence[int]], count: int, outputs: int, seconds: float) -> Engine:
-        """Returns an engine for `rows`, with as many rows per step as `count` outputs need, up to `eval.batch_size`.
+    def _engine(self, lengths: Sequence[int], count: int, outputs: int, seconds: float) -> Engine:
+        """Returns an engine for rows of these lengths.
 
-        A beam search needs one slot, whatever its number of outputs; samples of one row need one each, at once.
+        It has as many rows per step as `count` outputs need, up to `eval.batch_size`. A beam search needs one slot,
+        whatever its number of outputs; samples of one row need one each, at once.
         """
         per_row = 1 if self._cfg.decode.strategy == "beam" else outputs
         max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)
         pages = None
         if self._cfg.model.model_class.continues:
-            pages = pool_pages(self._cfg, [len(row) for row in rows], max_rows=max_rows, outputs=outputs)
+            pages = pool_pages(self._cfg, lengths, max_rows=max_rows, outputs=outputs)
         return Engine(self._cfg, *self._parts, max_rows=max_rows, pages=pages, grows=True, seconds=seconds)
 
 
-def longest_first(rows: Sequence[Sequence[int]], start: int, stop: int) -> list[int]:
+def longest_first(lengths: Sequence[int], start: int, stop: int) -> list[int]:
     """Returns the indices of the rows from `start` to `stop` that are not empty, longer rows first."""
-    return sorted((n for n in range(start, stop) if rows[n]), key=lambda n: len(rows[n]), reverse=True)
+    return sorted((n for n in range(start, stop) if lengths[n]), key=lengths.__getitem__, reverse=True)

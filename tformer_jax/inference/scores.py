@@ -14,6 +14,8 @@ from flax import linen as nn
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.inference.batching import TextProcessor, compute_rows
 from tformer_jax.inference.encoding import LongTexts, TextError, check_example, dropped_characters, prompt_length
+from tformer_jax.inference.languages import Languages
+from tformer_jax.inference.requests import as_request
 from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
@@ -47,29 +49,40 @@ class Scored(NamedTuple):
         return math.fsum(self.log_probabilities)
 
 
-class Scorer(TextProcessor[Sequence[str], Row, Scored]):
+class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
     """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
 
     All tokens of a target are scored, and its end. The first token of a text is not scored, unless the tokenizer begins
     texts with a special token. A (prompt, continuation) pair of a `DecoderLM` is scored from the end of the prompt on.
     The end that may follow a text is not scored, since a text may be part of a document. A text that cannot be encoded
-    raises `TextError`.
+    raises `TextError`. A source may be a `Request` with its languages; the tags of a target are not scored.
     """
 
-    def _encode(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
+    @functools.cached_property
+    def _languages(self) -> Languages:
+        return Languages(self.cfg.data, self.tokenizers)
+
+    def _encode(self, long_texts: LongTexts, index: int, example: Sequence[Any]) -> Row:
         max_length = self.cfg.model.max_length
         check_example(self.cfg.model, index, example)
         if self.cfg.model.model_class.continues:
             return self._encode_text(long_texts, index, example)
+        request = as_request(example[0])
+        source_tags, tags = self._languages.tags_of(index, request)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
-        limits = max_length - sides[0].added_to_side, max_length - len(sides[1].before)
-        source = long_texts.fit(index, self.tokenizers.source.encode(example[0]), limits[0], "source")
+        given = [*sides[1].before, *tags]
+        limits = max_length - sides[0].added_to_side - len(source_tags), max_length - len(given)
+        source = long_texts.fit(index, self.tokenizers.source.encode(request.text), limits[0], "source")
         ids = _encode_whole(self.tokenizers.target, index, example[1])
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
             return make_pair_row(sides[0].wrap_side([]), [])
-        read = sides[1].wrap_side(target)[:max_length] if len(target) == len(ids) else [*sides[1].before, *target]
-        return make_pair_row(sides[0].wrap_side(source), read, sides[1].start)
+        read = [*given, *target]
+        if len(target) == len(ids):
+            read = [*read, *sides[1].after_side][:max_length]
+        row = make_pair_row(sides[0].wrap_side([*source_tags, *source]), read, sides[1].start)
+        unscored = range(len(given) - len(tags), len(given))
+        return row._replace(labels=[IGNORED if place in unscored else label for place, label in enumerate(row.labels)])
 
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         model, tokenizer = self.cfg.model, self.tokenizers.target

@@ -1,5 +1,6 @@
 """Translation, text generation and classification of strings; results do not depend on batching."""
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,16 +10,22 @@ import jax
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, run_in_chunks
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
-from tformer_jax.inference.forced import first_tokens
+from tformer_jax.inference.forced import FirstTokens, first_tokens
+from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits, describe_unknown
+from tformer_jax.inference.requests import EncodedRequest, Request, as_request
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.special_tokens import PAD
+
+CACHED_PREFIXES = 256
+"""Maximum number of prefixes whose tokens are cached."""
 
 
 class _Generator:
@@ -26,9 +33,10 @@ class _Generator:
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
         self.cfg, self.model, self.tokenizers = cfg, model, tokenizers
+        self._cached_first_tokens = functools.lru_cache(CACHED_PREFIXES)(self._find_first_tokens)
 
     def __call__(
-        self, params: Any, texts: Sequence[str], *, seed: int = 0, long_texts: LongTexts | None = None
+        self, params: Any, texts: Sequence[str | Request], *, seed: int = 0, long_texts: LongTexts | None = None
     ) -> list[str]:
         """Returns the output of each text, in order.
 
@@ -48,7 +56,7 @@ class _Generator:
     def outputs(
         self,
         params: Any,
-        texts: Sequence[str],
+        texts: Sequence[str | Request],
         *,
         seed: int = 0,
         scores: bool = False,
@@ -57,12 +65,12 @@ class _Generator:
         """Like `__call__`, with scores where beam search computes them, or `scores` asks for them as in `stream`."""
         encode = self._encoder(long_texts)
         rows = [encode(index, text) for index, text in enumerate(texts)]
-        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed, scores=scores, texts=texts)]
+        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed, scores=scores)]
 
     def stream(
         self,
         params: Any,
-        texts: Iterable[str],
+        texts: Iterable[str | Request],
         *,
         seed: int = 0,
         outputs: int = 1,
@@ -87,44 +95,73 @@ class _Generator:
         decode, encode = self._decoder(params), self._encoder(long_texts)
         window = WINDOW * self.cfg.eval.batch_size
 
-        def read(index: int, text: str) -> tuple[int, list[int], str]:
-            return index, encode(index, text), text
+        def read(index: int, text: str | Request) -> tuple[int, EncodedRequest]:
+            return index, encode(index, text)
 
-        def run(chunk: list[tuple[int, list[int], str]]) -> Iterator[list[Output]]:
-            (first, *_), *_ = chunk
-            rows, sources = [row for _, row, _ in chunk], [text for *_, text in chunk]
-            return decode.stream(rows, first, texts=sources, seed=seed, outputs=outputs, scores=scores, window=window)
+        def run(chunk: list[tuple[int, EncodedRequest]]) -> Iterator[list[Output]]:
+            rows = [row for _, row in chunk]
+            return decode.stream(rows, chunk[0][0], seed=seed, outputs=outputs, scores=scores, window=window)
 
         return run_in_chunks(texts, read, run, skip=skip)
 
     def stream_pieces(
-        self, params: Any, text: str, *, seed: int = 0, long_texts: LongTexts | None = None
+        self, params: Any, text: str | Request, *, seed: int = 0, long_texts: LongTexts | None = None
     ) -> Iterator[Output]:
         """Yields the output of one text in pieces; the last one has the limit of the output, if any."""
         row = self._encoder(long_texts)(0, text)
-        return self._decoder(params).pieces(row, text, seed=seed) if row else iter(())
+        return self._decoder(params).pieces(row, seed=seed) if row.ids else iter(())
 
     def _decoder(self, params: Any) -> RowDecoder:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)
 
-    def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str], list[int]]:
-        """Returns a function that maps the index of a text and the text to token ids; [] if it has no output."""
-        return functools.partial(self._encode, long_texts or LongTexts())
+    def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str | Request], EncodedRequest]:
+        """Returns a function that maps the index of a text and the text to its tokens."""
+        policy = long_texts or LongTexts()
+        return lambda index, text: self._encode(policy, index, as_request(text))
 
-    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+    def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:
         raise NotImplementedError
+
+    def _first_tokens(self, index: int, prefix: str | None, tags: tuple[int, ...] = ()) -> FirstTokens:
+        """Returns the tokens with which the output of text `index` starts.
+
+        Raises:
+            TextError: outputs cannot start with the prefix.
+        """
+        try:
+            return self._cached_first_tokens(prefix, tags)
+        except UserError as error:
+            raise error if prefix is None else TextError(index, str(error)) from None
+
+    def _find_first_tokens(self, prefix: str | None, tags: tuple[int, ...]) -> FirstTokens:
+        decode, tokenizer = self.cfg.decode, self.tokenizers.target
+        if prefix is not None:
+            decode = dataclasses.replace(decode, prefix=prefix)
+        return first_tokens(decode, tokenizer, continues=self.model.continues, tags=tags)
 
 
 class Translator(_Generator):
-    """Translates texts with a `Seq2Seq` model; the translation of a text that is blank, or has no tokens, is empty."""
+    """Translates texts with a `Seq2Seq` model; the translation of a text that is blank, or has no tokens, is empty.
 
-    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
-        if is_blank(text):
-            return []
-        tokenizer = self.tokenizers.source
-        limit = self.cfg.model.max_length - tokenizer.special.added_to_side
-        ids = long_texts.fit(index, tokenizer.encode(text), limit, "source")
-        return tokenizer.special.wrap_side(ids) if ids else []
+    A model of several languages reads the tags of a request's languages.
+    """
+
+    def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
+        super().__init__(cfg, model, tokenizers)
+        self.languages = Languages(cfg.data, tokenizers)
+
+    def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:
+        source_tags, tags = self.languages.tags_of(index, request)
+        if request.prefix:
+            self._first_tokens(index, request.prefix, tags)  # raises
+        special, ids = self.tokenizers.source.special, self._source_ids(request.text)
+        limit = self.cfg.model.max_length - special.added_to_side - len(source_tags)
+        fitting = long_texts.fit(index, ids, limit, "source")
+        wrapped = special.wrap_side([*source_tags, *fitting]) if fitting else []
+        return EncodedRequest(wrapped, request.text, tags, request.prefix)
+
+    def _source_ids(self, text: str) -> list[int]:
+        return [] if is_blank(text) else self.tokenizers.source.encode(text)
 
 
 class TextGenerator(_Generator):
@@ -134,29 +171,27 @@ class TextGenerator(_Generator):
     that setting, as many new ones as half of the model's maximum length.
     """
 
-    def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
+    def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:
         tokenizer = self.tokenizers.target
+        if request.target_language or request.source_language:
+            raise TextError(index, "has a language, but a language model continues texts: leave it out")
         max_length = self.cfg.model.max_length - tokenizer.special.added
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode(request.text)
         if not ids:
-            raise TextError(index, no_tokens("the prompt", text))
+            raise TextError(index, no_tokens("the prompt", request.text))
         last = max(max_length - (self.cfg.decode.max_new_tokens or max_length // 2), 1)
         fitting = long_texts.fit(index, ids, max_length - 1, "prompt", last=last)
         if fitting is None:
-            return []
-        room, prefix = max_length - len(fitting), self.cfg.decode.prefix
-        if prefix and room < self._forced:
+            return EncodedRequest(())
+        prefix = self.cfg.decode.prefix if request.prefix is None else request.prefix
+        room, forced = max_length - len(fitting), len(self._first_tokens(index, request.prefix).ids)
+        if prefix and room < forced:
             raise TextError(
                 index,
-                f"decode.prefix={prefix!r} has {self._forced} tokens, but only {room} fit after the prompt: shorten "
-                "one of them",
+                f"decode.prefix={prefix!r} has {forced} tokens, but only {room} fit after the prompt: shorten one of "
+                "them",
             )
-        return tokenizer.special.wrap_text(fitting)
-
-    @functools.cached_property
-    def _forced(self) -> int:
-        """Number of tokens with which every output starts."""
-        return len(first_tokens(self.cfg.decode, self.tokenizers.target, continues=self.model.continues).ids)
+        return EncodedRequest(tokenizer.special.wrap_text(fitting), request.text, prefix=request.prefix)
 
 
 class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):

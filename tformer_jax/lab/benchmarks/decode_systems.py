@@ -18,6 +18,7 @@ from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.batching import pad_rows, power_of_two, run_in_batches
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.outputs import Output, RowDecoder
+from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.lab.benchmarks.jitted_loop import row_keys, translate
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.special_tokens import EOS, PAD, PAD_TOKEN, SPECIAL_TOKENS, UNK
@@ -52,7 +53,7 @@ class Ours:
         decode = DecodeConfig(strategy=strategy, beams=beams, max_new_tokens=self._length)
         cfg = dataclasses.replace(self._cfg, decode=decode)
         decoder = RowDecoder(cfg, self._model, self._params, Tokenizers(NumberTokenizer(), NumberTokenizer()))
-        return lambda: decoder(rows)
+        return lambda: decoder(list(map(EncodedRequest, rows)))
 
     def tokens(self, output: list[list[Output]]) -> np.ndarray:
         return pad_rows([NumberTokenizer().encode(best.text) for best, *_ in output], len(output), self._length)

@@ -12,6 +12,7 @@ from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.outputs import RowDecoder
+from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.tasks.evaluators.evaluation import Evaluation, Sample
 
 PROMPT_DIVISOR = 4
@@ -44,7 +45,7 @@ class ContinuationEvaluator:
         tokenizer = self._tokenizers.target
         decode = functools.partial(tokenizer.decode, unknown=tokenizer.special.unknown_name)
         generate = RowDecoder(self._cfg, self._model, params, self._tokenizers)
-        outputs = generate([tokenizer.special.wrap_text(prompt) for prompt, _ in self._parts])
+        outputs = generate([EncodedRequest(tokenizer.special.wrap_text(prompt)) for prompt, _ in self._parts])
         samples = []
         for (prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
             samples.append(Sample(decode(prompt), decode(reference), output.text, None, output.finish_reason))

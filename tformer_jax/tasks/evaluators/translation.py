@@ -14,6 +14,7 @@ from tformer_jax.data.tokenizers.normalization import MOSES
 from tformer_jax.data.tokenizers.tokens import unknown_per_word
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import Output, count_limits, describe_limits
+from tformer_jax.inference.requests import directed_request
 from tformer_jax.inference.text import Translator
 from tformer_jax.tasks.evaluators.bleu import unsplit
 from tformer_jax.tasks.evaluators.directions import by_direction, evaluate_directions
@@ -83,7 +84,7 @@ class TranslationEvaluator:
         Also `unknown_outputs`, the share of outputs with an unknown token, if the target's tokenizer has such tokens.
         Signatures name tokenized texts. Segments with directions have the metrics of `evaluate_directions`.
         """
-        requests = [_request(segment) for segment in self._segments]
+        requests = [directed_request(segment.source, segment.direction) for segment in self._segments]
         outputs = self._translate.outputs(params, requests, scores=self._scored, long_texts=LongTexts("truncate"))
         directions = [segment.direction for segment in self._segments]
         counts_unknown = self._unknown or any(output.unknown for output in outputs)
@@ -133,10 +134,6 @@ class TranslationEvaluator:
             metrics = metrics | {"off_target": off_target_percentage(identified, language)}
             signatures = signatures | {"off_target": self._identifier.signature}
         return Evaluation(metrics, signatures=signatures)
-
-
-def _request(segment: Segment) -> Any:
-    return segment.source
 
 
 def _languages(cfg: Config, directions: Collection[str]) -> list[str]:

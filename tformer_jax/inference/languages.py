@@ -1,0 +1,109 @@
+"""Languages of translators: which a model has, and the tags that tell it between which to translate."""
+
+import functools
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig
+from tformer_jax.config.directions import Direction
+from tformer_jax.data.languages import read_language
+from tformer_jax.data.tags import find_language, languages_of, tag_ids
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.inference.encoding import TextError
+from tformer_jax.inference.requests import Request
+
+TagIds = tuple[tuple[int, ...], tuple[int, ...]]
+"""Ids of tags of a source, and of its target."""
+
+
+class Languages:
+    """The languages of a translator.
+
+    Args:
+        data: the data that the model was trained on.
+    """
+
+    def __init__(self, data: DataConfig, tokenizers: Tokenizers):
+        self._data, self._tokenizers = data, tokenizers
+        self._cached_tags = functools.cache(self._find_tags)
+
+    @functools.cached_property
+    def sources(self) -> tuple[str, ...]:
+        """The languages of sources; () for a model of one direction."""
+        return self._of_side("source")
+
+    @functools.cached_property
+    def targets(self) -> tuple[str, ...]:
+        """The languages of targets; () for a model of one direction."""
+        return self._of_side("target")
+
+    def tags(self, target: str | None = None, source: str | None = None) -> TagIds:
+        """Returns the tags with which a source and its target start.
+
+        Args:
+            target, source: codes or English names of languages; None: the only one of the model, or one that the model
+                is not told.
+
+        Raises:
+            UserError: the model does not know the language, or needs one that is not given.
+        """
+        return self._cached_tags(target, source)
+
+    def tags_of(self, index: int, request: Request) -> TagIds:
+        """Returns the tags of text `index` and its target.
+
+        Raises:
+            TextError: as `tags` raises `UserError`.
+        """
+        try:
+            return self.tags(request.target_language, request.source_language)
+        except UserError as error:
+            raise TextError(index, str(error)) from None
+
+    def _of_side(self, side: str) -> tuple[str, ...]:
+        if not self._data.multilingual:
+            return ()
+        directions = (*self._data.wanted_directions, *map(Direction.parse, self._data.zero_shot))
+        named = tuple(dict.fromkeys(getattr(direction, side) for direction in directions))
+        return named if self._data.wanted_directions else tuple(languages_of(getattr(self._tokenizers, side)))
+
+    def _find_tags(self, target: str | None, source: str | None) -> TagIds:
+        if not self._data.multilingual:
+            _check_single(self._data, target, source)
+            return (), ()
+        direction = Direction(self._find("source", source), self._find("target", target))
+        return tag_ids(self._data, self._tokenizers, direction)
+
+    def _find(self, side: str, name: str | None) -> str:
+        """Returns the language of a side; "" if it is not given, and the model has no tags for it."""
+        languages = getattr(self, f"{side}s")
+        listed = ", ".join(languages)
+        if name is None and len(languages) > 1:
+            if side in (*self._data.source_tags, *self._data.target_tags):
+                raise UserError(f"the {side} language is missing: name one of {listed}")
+            return ""
+        if name is None:
+            return str(languages[0])
+        language = find_language(getattr(self._tokenizers, side), name)
+        if language not in languages:
+            raise UserError(f"the model has no {side} language {name!r}, only {listed}")
+        return language
+
+
+def own_direction(data: DataConfig) -> Direction | None:
+    """Returns the direction of a translator that has only one; None if the settings do not specify it."""
+    direction, default = Direction(data.source_language, data.target_language), DataConfig()
+    unset = direction == (default.source_language, default.target_language)
+    specified = data.source in ("cldr_translation", "parallel_lines") or not unset
+    return direction if specified and not data.multilingual else None
+
+
+def _check_single(data: DataConfig, target: str | None, source: str | None) -> None:
+    """Raises `UserError` if a language is not that of a model of one direction."""
+    own = own_direction(data)
+    for side, name in (("target", target), ("source", source)):
+        language = own and getattr(own, side)
+        same = language is not None and (name == language or read_language(name or "") == read_language(language))
+        if name is None or same:
+            continue
+        known = "" if own is None else f", {own.source} to {own.target}"
+        raise UserError(f"the model has one direction{known}: leave out the {side} language {name!r}")

@@ -1,0 +1,44 @@
+"""Texts to translate or to continue, with their languages and the beginning of their outputs; and their tokens."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tformer_jax.config.directions import Direction
+
+
+class Request(NamedTuple):
+    """A text to translate or to continue; wherever one is expected, a text alone may be given."""
+
+    text: str
+    target_language: str | None = None
+    """Code or English name of the language to translate into; None: the only one of the model."""
+    source_language: str | None = None
+    """Code or English name of the language of the text; None: the only one of the model, or one that it is not told."""
+    prefix: str | None = None
+    """Text that the output starts with; None: `decode.prefix`."""
+
+
+class EncodedRequest(NamedTuple):
+    """The tokens of a request."""
+
+    ids: Sequence[int]
+    """Token ids as the model reads them; (): the output is empty."""
+    text: str = ""
+    """The text, whose words `decode.unknown="copy"` copies; empty: only its ids are known."""
+    tags: tuple[int, ...] = ()
+    """Language tags with which the output starts."""
+    prefix: str | None = None
+    """As in `Request`."""
+
+
+def as_request(text: str | Request) -> Request:
+    """Returns the request of a text."""
+    return text if isinstance(text, Request) else Request(text)
+
+
+def directed_request(text: str, direction: str | None) -> Request:
+    """Returns the request to translate a text in a direction, such as `en-de`; None: the only one of the model."""
+    if direction is None:
+        return Request(text)
+    source, target = Direction.parse(direction)
+    return Request(text, target, source)
