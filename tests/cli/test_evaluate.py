@@ -7,9 +7,10 @@ import pytest
 import sacrebleu
 
 import tformer_jax as tj
-from tests.cli.finished_runs import runs_of_each_family
+from tests.cli.finished_runs import finish, runs_of_each_family
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate
+from tformer_jax.config import DataConfig
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,45 @@ def test_models_and_files_that_do_not_fit(runs, tmp_path):
         evaluate.main(["--run", str(run), *flags, "--direction", "en-de"])
     with pytest.raises(UserError, match=r"--output .*o.txt: must be named .jsonl"):
         evaluate.main(["--run", str(run), *flags, "--output", "o.txt"])
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """A run with the directions en-de, de-en and en-fr, and de-fr only in the held-out examples."""
+    folder = tmp_path_factory.mktemp("many")
+    rows = [(*pair, word, word[::-1]) for pair in (("en", "de"), ("de", "en"), ("en", "fr")) for word in ("abc", "cab")]
+    (folder / "train.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    (folder / "valid.tsv").write_text("".join("\t".join(row) + "\n" for row in [*rows[::2], ("de", "fr", "ba", "ab")]))
+    files = {"source": "tsv", "train": ("train.tsv",), "validation": ("valid.tsv",), "zero_shot": ("de-fr",)}
+    fields = {"language_fields": ("1", "2"), "fields": ("3", "4"), "tokenizer": "characters"}
+    run = finish("seq2seq", folder, DataConfig(**files, **fields, bucket_lengths=(8,), batch_multiple=1))
+    parts = [{"name": "en-de"}, {"name": "de-en"}, {"name": "en-fr"}]
+    (run / "data.json").write_text(json.dumps({"splits": {"train": {"parts": parts}}}))  # as training writes
+    return run
+
+
+def test_directions_of_a_split_and_of_a_test_set(many, tmp_path, capsys):
+    flags = ["--run", str(many), "--record", str(tmp_path / "r.json"), "--output", str(tmp_path / "o.jsonl")]
+    evaluate.main([*flags, "--data", str(many.parent), "--split", "validation"])
+    found = json.loads((tmp_path / "r.json").read_text())["metrics"]
+    assert found == json.loads((many / "result.json").read_text())["test"]
+    outputs = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    scores = {one["direction"]: sacrebleu.corpus_chrf([one["output"]], [[one["reference"]]]).score for one in outputs}
+    assert [*scores] == ["en-de", "de-en", "en-fr", "de-fr"]
+    assert {name: found[f"chrf:{name}"] for name in scores} == scores
+    assert found["chrf"] == pytest.approx(sum(scores.values()) / 4)
+    assert found["chrf:from-en"] == pytest.approx((scores["en-de"] + scores["en-fr"]) / 2)
+    assert found["chrf:zero-shot"] == scores["de-fr"]
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(("│ en-", "│ de-", "│ to-en", "│ from-en", "│ zero-shot")) for line in lines) == 7
+    test = "".join(f"{one['direction'].replace('-', chr(9))}\t{one['source']}\t{one['reference']}\n" for one in outputs)
+    (tmp_path / "test.tsv").write_text("sl\ttl\tsource\ttarget\n" + test)
+    evaluate.main([*flags, "--source", str(tmp_path / "test.tsv"), "--language-fields", "sl", "tl"])
+    again = json.loads((tmp_path / "r.json").read_text())["metrics"]
+    assert again == {name: value for name, value in found.items() if name in again}
+    assert {"chrf:to-en", "bleu:zero-shot", "exact_match:de-fr"} <= again.keys()
+    with pytest.raises(UserError, match="has many languages: name those of the test set by --direction or"):
+        evaluate.main([*flags, "--source", str(tmp_path / "test.tsv")])
 
 
 @pytest.mark.slow

@@ -139,12 +139,21 @@ def evaluate_test_set(
 
     run.require("translate")
     test_sets.check_directions(segments, run)
-    trained = tuple(map(str, cfg.data.wanted_directions)) if cfg.data.multilingual else ()
-    evaluate = TranslationEvaluator(
-        cfg, run.model, run.tokenizers, segments, trained=trained, scored=options.output is not None
-    )
+    trained, scored = trained_directions(run), options.output is not None
+    evaluate = TranslationEvaluator(cfg, run.model, run.tokenizers, segments, trained=trained, scored=scored)
     files = [str(path) for path in (options.source, *(options.reference or ()))]
     return {"test_set": files, "examples": len(segments)}, evaluate(run.params)
+
+
+def trained_directions(run: "tj.Run") -> tuple[str, ...]:
+    """Returns the directions of the training examples of a run; () if it has only one."""
+    from tformer_jax.runs import run_folder
+
+    path = run.path / "data.json"
+    if not (run.config.data.multilingual and path.exists()):
+        return ()
+    parts = run_folder.read_json(path).get("splits", {}).get("train", {}).get("parts", ())
+    return tuple(part["name"] for part in parts)
 
 
 def make_record(

@@ -25,6 +25,7 @@ from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, inte
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.sweep_results import RESULTS, check_same_data, read_results, run_name, write_results
 from tformer_jax.config import Config, comparable, differences, flat, to_dict
+from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.runs import provenance
@@ -313,7 +314,8 @@ def print_results(options: argparse.Namespace, record: Mapping[str, Any]) -> Non
 
     A terminal that is too narrow for all metrics shows only the metric that selects models.
     """
-    console, view = RunConsole(emoji=False), result_table(record, list(record["groups"][0]["mean"]))
+    names = [name for name in record["groups"][0]["mean"] if not group_of_metric(name) or name == record["metric"]]
+    console, view = RunConsole(emoji=False), result_table(record, names)
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:
         view = result_table(record, [record["metric"]])
     console.print(view)

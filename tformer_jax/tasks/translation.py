@@ -43,7 +43,7 @@ class Translation(TokenPrediction):
 
     def without_effect(self, cfg: Config) -> Iterator[str]:
         """Says which language is assumed where the data does not name one."""
-        unnamed = cfg.data.source in ("tsv", "jsonl", "parquet")
+        unnamed = cfg.data.source in ("tsv", "jsonl", "parquet") and not cfg.data.multilingual
         users = ["BLEU"] if cfg.eval.bleu_tokenize is None else []
         users += ["Moses' rules"] if {"moses", "punctuation"} & {*cfg.data.normalize} else []
         if unnamed and users and "target_language" not in cfg.data.changed_settings():
