@@ -29,6 +29,7 @@ VARIANTS = {
         ":t5_v1_1_small",
     ],
     "translate_tatoeba_zh": ["", ":mixed"],
+    "translate_debian": ["", ":zh_CN-en", ":smoke"],
     "classify_rt_polarity": ["", ":bag_of_words"],
     "classify_cldr": ["", ":sequence_classifier", ":bert_base"],
     "lm_stdlib": ["", ":gpt2", ":gemma3_1b"],
@@ -75,6 +76,7 @@ def test_every_setting_has_an_effect(location):
         *(
             "translate_cldr.py:german",
             "translate_tatoeba_zh.py:simplified",
+            "translate_debian.py:de-fr",
             "lm_tiny_shakespeare.py:tpu",
             "tutorials.py:bert",
             "classify_rt_polarity.py:cnn",

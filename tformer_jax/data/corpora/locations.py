@@ -10,6 +10,7 @@ HOMES = {
     "multi30k": "task 1 of the GitHub repository multi30k/dataset",
     "tiny_shakespeare": "data/tinyshakespeare/input.txt of the GitHub repository karpathy/char-rnn",
     "tatoeba_en_zh": "cmn-eng.zip of manythings.org/anki, as English<tab>Chinese lines",
+    "debian_descriptions": "the Translation-* files of apt; configs/README.md says how to read yours",
     "rt_polarity": "Pang and Lee's sentence polarity dataset v1.0, as label<tab>sentence lines",
 }
 """Origins of the shipped configs' corpora, by the first folder of their paths."""
