@@ -52,3 +52,13 @@ def runs_of_each_family(folder: Path) -> dict[str, Path]:
         "classifier": finish("classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)),
         "decoder_lm": finish("decoder_lm", folder, DataConfig(source="text", train="text.txt", **windows)),
     }
+
+
+def run_of_many_languages(folder: Path) -> Path:
+    """Makes a run below `folder` that translates en to de and fr, and de to fr, and is told both languages."""
+    for name in ("en-de", "en-fr", "de-fr"):
+        (folder / f"{name}.tsv").write_text("abc\tcba\nbca\tacb\ncabb\tbbac\n")
+    settings = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
+    files = dict.fromkeys(("train", "validation"), "{src}-{tgt}.tsv")
+    directions = {"directions": ("en-de", "en-fr", "de-fr"), "target_tags": ("source", "target"), "source_tags": ()}
+    return finish("seq2seq", folder, DataConfig(source="tsv", **files, **directions, **settings))

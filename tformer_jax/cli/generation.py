@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import interrupt, lines
+from tformer_jax.cli import interrupt, languages, lines
 from tformer_jax.cli.common import integer, load_run
 from tformer_jax.cli.inputs import Line, check_argument
 from tformer_jax.config import DecodeConfig
@@ -36,6 +36,7 @@ def make_parser(command: str, description: str, outputs: str) -> argparse.Argume
     """Returns the parser of a command that decodes lines; `outputs` is the flag for the number of outputs."""
     result = lines.make_parser(command, description)
     lines.add_field(result)
+    languages.add_prefix(result)
     add_flags(result, outputs)
     result.add_argument(
         "--interactive", action="store_true", help="prompt for texts; Ctrl-C stops an output, Ctrl-D exits"
@@ -130,10 +131,12 @@ class Generation:
     outputs: int = 0
     """Number of outputs so far."""
 
-    def stream(self, texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[list["Output"]]:
-        """Yields the outputs of each text after the first `skip` ones, in order."""
+    def stream(self, texts: Iterator[Any], *, skip: int, long_texts: LongTexts) -> Iterator[list["Output"]]:
+        """Yields the outputs of each text, or tuple of a text and its fields, after the first `skip`, in order."""
         wanted = {name: getattr(self.options, name) for name in SETTINGS}
-        for outputs in self.model.stream(self.params, texts, **wanted, skip=skip, long_texts=long_texts):
+        whole = ((text,) if isinstance(text, str) else text for text in texts)
+        requests = (languages.make_request(self.options, text, fields) for text, *fields in whole)
+        for outputs in self.model.stream(self.params, requests, **wanted, skip=skip, long_texts=long_texts):
             self._count(outputs)
             yield outputs
 
@@ -164,7 +167,8 @@ class Generation:
         from tformer_jax.inference.outputs import count_limits
 
         long_texts = LongTexts(self.options.on_long_line)
-        pieces = self.model.stream_pieces(self.params, text, seed=self.options.seed + number, long_texts=long_texts)
+        request = languages.make_request(self.options, text)
+        pieces = self.model.stream_pieces(self.params, request, seed=self.options.seed + number, long_texts=long_texts)
         if long_texts.pop(0):
             print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
         unknown = 0
@@ -191,10 +195,10 @@ class Generation:
             return {name: values[name] for name in names}
 
         names = ("outputs", "finish_reasons", "unknown_tokens", *(("scores",) if self.options.scores else ()))
-        facts, count = {"decode": dataclasses.asdict(self.decode)}, self.options.outputs
-        return lines.Work(
-            self.options, self.stream, plain, added, names, settings=SETTINGS, facts=facts, lines_per_text=count
-        )
+        facts = {"decode": dataclasses.asdict(self.decode), **languages.given_languages(self.options)}
+        fields, count = ("field", *languages.given_fields(self.options)), self.options.outputs
+        how: Any = {"fields": fields, "settings": SETTINGS, "facts": facts, "lines_per_text": count}
+        return lines.Work(self.options, self.stream, plain, added, names, **how)
 
     def _with_score(self, output: "Output", text: str) -> str:
         """Returns `text` after the output's score, if scores are requested and the output has one."""
@@ -210,6 +214,7 @@ def check_interactive(options: argparse.Namespace) -> None:
         "--scores": options.scores,
         "several outputs": options.outputs > 1,
         "--resume": options.resume,
+        **{flag(name): True for name in languages.given_fields(options)},
     }
     for name, given in others.items():
         if options.interactive and given:

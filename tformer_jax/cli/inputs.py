@@ -25,6 +25,8 @@ HASHED_BYTES = 2**20
 
 Fields = Mapping[str, str]
 """JSON field of each text of a line, by the flag that sets it."""
+OPTIONAL = ("--to-field", "--from-field", "--prefix-field")
+"""Flags of fields that a JSON object need not have; their texts are then empty."""
 
 
 class Line(NamedTuple):
@@ -157,7 +159,11 @@ def read_record(text: str, fields: Fields) -> Line:
         raise ValueError(f"is not valid JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(record, dict):
         raise ValueError("is not a JSON object")
-    return Line(tuple(text_in(record, flag, field) for flag, field in fields.items()), record)
+    present = {
+        flag: "" if flag in OPTIONAL and record.get(field) is None else text_in(record, flag, field)
+        for flag, field in fields.items()
+    }
+    return Line(tuple(present.values()), record)
 
 
 def _finite(text: str) -> float:

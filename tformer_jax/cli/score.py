@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import lines
+from tformer_jax.cli import languages, lines
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ModelConfig
@@ -56,10 +56,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     run = load_run(options)
     scorer, totals = run.scorer(), Totals()
     fields = text_fields(options, run.config.model)
+    count = len(fields)
+
+    def example(texts: Any) -> tuple[Any, ...]:
+        """Returns the text, or the source with its languages and the target."""
+        if count == 1:
+            return (texts,)
+        source, target, *by_line = texts
+        return languages.make_request(options, source, by_line), target
 
     def stream(texts: Iterator[Any], **how: Any) -> "Iterator[Scored]":
-        examples = texts if len(fields) > 1 else ((text,) for text in texts)
-        return scorer.stream(run.params, examples, **how)
+        return scorer.stream(run.params, map(example, texts), **how)
 
     special = run.tokenizers.target.special
 
@@ -69,12 +76,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def plain(line: Line, result: "Scored") -> list[str]:
         totals.add(result, special.count_unknown(result.tokens))
-        return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[-1]}"]
+        return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[count - 1]}"]
 
     names = NAMES if options.per_token else NAMES[:3]
-    work = lines.Work(
-        options, stream, plain, added, names, fields=fields, settings=("per_token",), as_json=options.per_token
-    )
+    how: dict[str, Any] = {"settings": ("per_token",), "facts": languages.given_languages(options)}
+    fields = (*fields, *languages.given_fields(options))
+    work = lines.Work(options, stream, plain, added, names, fields=fields, as_json=options.per_token, **how)
     before = lines.process_lines(source, work)
     print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
 
@@ -91,6 +98,8 @@ def text_fields(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...
         if getattr(options, name) != FIELDS[name]:
             flags = " and ".join(map(flag, read))
             raise UserError(f"{flag(name)} has no effect for model.family={cfg.family!r}; write {flags}")
+    if not cfg.model_class.reads_source and (languages.given_languages(options) or languages.given_fields(options)):
+        raise UserError(f"languages have no effect for model.family={cfg.family!r}: leave them out")
     return tuple(read)
 
 
@@ -111,6 +120,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for name in FIELDS.values():
         lines.add_field(result, name)
+    languages.add_languages(result)
     result.add_argument(
         "--per-token", action="store_true", help="write JSON: each scored token and its log-probability"
     )

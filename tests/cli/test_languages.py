@@ -1,0 +1,84 @@
+"""Languages and prefixes of texts: flags, columns and fields of lines."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tformer_jax as tj
+from tests.cli.finished_runs import run_of_many_languages
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import generate, score, translate
+
+FIELDS = ("--to-field", "to", "--from-field", "from", "--prefix-field", "start")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return run_of_many_languages(tmp_path_factory.mktemp("runs"))
+
+
+def test_lines_have_languages_and_prefixes(run, tmp_path, capsys):
+    """By flags, by column and by field; a line without one has that of the flag, and of the run."""
+    requests = [
+        tj.Request("abc", "de", "en"),
+        tj.Request("abc", "fr", "en"),
+        tj.Request("bca", "fr", "de", prefix="ab"),
+        tj.Request("cab", "de", "en", prefix="c"),
+    ]
+    found = tj.load(run).outputs(requests, 1)
+    expected = [output.text for (output,) in found]
+    assert [expected[2][:2], expected[3][:1]] == ["ab", "c"]
+    rows = [("abc", "", "", ""), ("abc", "French", "en", ""), ("bca", "fr", "deu", "ab"), ("cab", "de", "en", "c")]
+    columns, records = tmp_path / "in.tsv", tmp_path / "in.jsonl"
+    columns.write_text("".join("\t".join(row) + "\n" for row in rows))
+    named = [dict(zip(("text", "to", "from", "start"), row, strict=True)) for row in rows]
+    named[0] = {"text": "abc", "id": 7, "to": None}
+    records.write_text("".join(json.dumps(record) + "\n" for record in named))
+    flags = ["--run", str(run), "--to", "German", "--from", "en", *FIELDS]
+    translate.main([*flags, "--input", str(columns)])
+    assert capsys.readouterr().out.splitlines() == expected
+    translate.main([*flags, "--input", str(records), "--scores", "--output", str(tmp_path / "out.jsonl")])
+    written = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    assert [(record["outputs"][0], record["scores"][0]) for record in written] == [tuple(out[:2]) for (out,) in found]
+    assert (written[0]["id"], written[2]["start"]) == (7, "ab")
+    translate.main(["--run", str(run), "--to", "de", "--from", "English", "abc"])
+    assert capsys.readouterr().out.splitlines() == expected[:1]
+
+
+def test_pairs_have_languages(run, capsys):
+    score.main(["--run", str(run), "--to", "de", "--from", "en", "--to-field", "to", "abc\tcba\t", "abc\tcba\tfr"])
+    written = capsys.readouterr()
+    expected = tj.load(run).score([("abc", "cba")] * 2, to=["de", "fr"], source_language="en")
+    assert written.out.splitlines() == [f"{found.total:.4f}\t4\tcba" for found in expected]
+    assert expected[0].total != expected[1].total
+    assert "tokens: 8, texts: 2" in written.err
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "problem"),
+    [
+        (translate, ["--from", "en", "abc"], "text 1: the target language is missing: name one of de, fr"),
+        (
+            translate,
+            ["--to", "de", "--from", "en", "--to-field", "to", "a\tde", "a\tgr"],
+            "text 2: the .* 'gr'; did you",
+        ),
+        (translate, ["--to-field", "to", "abc"], "text 1: has 1 column where text<tab>to is expected"),
+        (
+            translate,
+            ["--to-field", "to", "--interactive"],
+            "--interactive cannot be combined with --to-field: omit one",
+        ),
+        (score, ["--to", "en", "--from", "en", "a\tb"], "text 1: the model has no target language 'en', only de, fr"),
+    ],
+)
+def test_mistakes(run, command, flags, problem):
+    with pytest.raises(UserError, match=problem):
+        command.main(["--run", str(run), *flags])
+
+
+def test_generate_has_no_languages(capsys):
+    with pytest.raises(SystemExit):
+        generate.main(["--run", "run", "--to", "de"])
+    assert "--to" in capsys.readouterr().err
