@@ -132,14 +132,20 @@ def test_directions_of_a_split_and_of_a_test_set(many, tmp_path, capsys):
     assert found["chrf:zero-shot"] == scores["de-fr"]
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith(("│ en-", "│ de-", "│ to-en", "│ from-en", "│ zero-shot")) for line in lines) == 7
-    test = "".join(f"{one['direction'].replace('-', chr(9))}\t{one['source']}\t{one['reference']}\n" for one in outputs)
-    (tmp_path / "test.tsv").write_text("sl\ttl\tsource\ttarget\n" + test)
+    names = {"en": "eng", "de": "German", "fr": "fra"}
+    rows = [("sl", "tl", "source", "target")]
+    for one in outputs:
+        languages = [names[code] for code in one["direction"].split("-")]
+        rows.append((*languages, one["source"], one["reference"]))
+    (tmp_path / "test.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     evaluate.main([*flags, "--source", str(tmp_path / "test.tsv"), "--language-fields", "sl", "tl"])
     again = json.loads((tmp_path / "r.json").read_text())["metrics"]
     assert again == {name: value for name, value in found.items() if name in again}
     assert {"chrf:to-en", "bleu:zero-shot", "exact_match:de-fr"} <= again.keys()
     with pytest.raises(UserError, match="has many languages: name those of the test set by --direction or"):
         evaluate.main([*flags, "--source", str(tmp_path / "test.tsv")])
+    with pytest.raises(UserError, match="the model has no language 'es'; .*it has de, en, fr"):
+        evaluate.main([*flags, "--source", str(tmp_path / "test.tsv"), "--direction", "en-es"])
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def evaluate_test_set(
     from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
     run.require("translate")
-    test_sets.check_directions(segments, run)
+    segments = test_sets.with_directions_of(run, segments)
     trained, scored = trained_directions(run), options.output is not None
     evaluate = TranslationEvaluator(cfg, run.model, run.tokenizers, segments, trained=trained, scored=scored)
     files = [str(path) for path in (options.source, *(options.reference or ()))]

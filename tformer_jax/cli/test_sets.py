@@ -12,6 +12,7 @@ from tformer_jax.cli.inputs import JSONL, check_text, read_record, text_in, valu
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.fields import flag
 from tformer_jax.data.corpora.lines import COMPRESSIONS, BadLines, numbered_lines
+from tformer_jax.data.tags import find_language
 from tformer_jax.tasks.evaluators.evaluation import Segment
 
 TSV = tuple(f".tsv{end}" for end in ("", *COMPRESSIONS))
@@ -76,15 +77,27 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
     return [Segment(source, tuple(references), direction) for source, *references in lines]
 
 
-def check_directions(segments: Sequence[Segment], run: "tj.Run") -> None:
-    """Raises `UserError` unless all texts have directions for a model of many languages, and none for other models."""
-    directed = any(segment.direction for segment in segments)
-    if directed and not run.config.data.multilingual:
-        raise UserError(f"--direction and --language-fields name directions, but {run.path} has one: omit them")
-    if run.config.data.multilingual and not directed:
+def with_directions_of(run: "tj.Run", segments: Sequence[Segment]) -> list[Segment]:
+    """Returns segments whose directions have the languages as a run names them.
+
+    Raises:
+        UserError: the model has many languages, but not those of a text, or it has one direction and texts have others.
+    """
+    directions = dict.fromkeys(segment.direction for segment in segments)
+    if not run.config.data.multilingual:
+        if {*directions} != {None}:
+            raise UserError(f"--direction and --language-fields name directions, but {run.path} has one: omit them")
+        return list(segments)
+    if None in directions:
         raise UserError(
             f"{run.path} has many languages: name those of the test set by --direction or --language-fields"
         )
+    named = {name: _named(run, Direction.parse(name)) for name in directions if name is not None}
+    return [segment._replace(direction=named[segment.direction or ""]) for segment in segments]
+
+
+def _named(run: "tj.Run", direction: Direction) -> str:
+    return str(Direction(*(find_language(run.tokenizers.target, language) for language in direction)))
 
 
 def _direction(text: str) -> str:

@@ -110,6 +110,7 @@ class Shown:
 
     number: int
     """Index of the example, from 1."""
+    direction: str | None
     source: str
     reference: list[Piece]
     output: list[Piece]
@@ -129,6 +130,7 @@ def shown_outputs(run: RunFiles) -> dict[str, list[Shown]]:
         result[group.capitalize()] = [
             Shown(
                 at + 1,
+                outputs.directions[at],
                 shorten_text(outputs.sources[at]),
                 *_sides(run, shorten_text(outputs.references[at]), shorten_text(outputs.texts[at])),
                 bool(outputs.hits[at]),
@@ -200,9 +202,14 @@ def downloads(runs: Sequence[RunFiles]) -> list[tuple[int, str, str, str]]:
             (f"{group} metrics".capitalize(), f"{group}.csv", series.records()) for group, series in run.metrics.items()
         ]
         for split, outputs in run.outputs.items():
-            columns = (outputs.sources, outputs.references, outputs.texts, outputs.scores)
-            names = ("source", "reference", "output", "score")
-            rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+            columns: dict[str, list[Any]] = {
+                "source": outputs.sources,
+                "reference": outputs.references,
+                "output": outputs.texts,
+                "score": outputs.scores,
+                **({"direction": outputs.directions} if any(outputs.directions) else {}),
+            }
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
             fitting = _fitting(rows)
             label = f"{split} outputs".capitalize()
             label += f" (the first {len(fitting):,} of {len(rows):,})" if len(fitting) < len(rows) else ""
