@@ -23,6 +23,7 @@ from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.config.task import Task, task_of
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
+from tformer_jax.data.placeholders import mask_pair
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
 from tformer_jax.inference.embeddings import Embedder
@@ -296,8 +297,9 @@ class Run:
             max_length - source.special.added_to_side - len(source_tags),
             max_length - len(target.special.before) - len(tags),
         )
-        read = [*source_tags, *encode_one(source, request.text, limits[0], names[0])]
-        written = target.special.wrap_side([*tags, *encode_one(target, example[1], limits[1], names[1])])[:max_length]
+        texts = mask_pair(self.tokenizers.placeholders, request.text, example[1])
+        read = [*source_tags, *encode_one(source, texts[0], limits[0], names[0])]
+        written = target.special.wrap_side([*tags, *encode_one(target, texts[1], limits[1], names[1])])[:max_length]
         return {"source": source.special.wrap_side(read), "target_in": [target.special.start, *written[:-1]]}
 
     def _text_inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:

@@ -86,6 +86,33 @@ def test_a_tokenizer_that_cleans_white_space(model_type, kind, tmp_path):
     assert extended.encode("  the\ncat ") == trained(kind).encode("the cat")
 
 
+SYMBOLS = ("<b>", "<b></b>", "{0}", "\U000f0000", "≠≠")
+WITH_SYMBOLS = (*WRITTEN, "the <b> cat<b></b> {0}\n\tsat", "<b>", " {0}{0} ", "x\U000f0000 ≠≠≠", "< b>{ 0}<b><\u200bb>")
+
+
+@pytest.mark.parametrize("steps", [(), (WHITESPACE,)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_symbols_are_added_tokens(kind, steps, tmp_path):
+    with_symbols = trained(kind).with_symbols(SYMBOLS).normalized(steps, "").extended(added_tokens("masked_tokens"))
+    assert_equal_after_export(with_symbols, tmp_path, "llama", "decoder_lm", WITH_SYMBOLS)
+
+
+@pytest.mark.parametrize("symbol", ["%", "é"])
+def test_a_symbol_that_the_library_reads_as_another_token_is_not_written(symbol, tmp_path):
+    tokenizer = trained("bpe").with_symbols((symbol,))
+    why_not = export_tokenizers(tmp_path, Tokenizers(tokenizer, tokenizer), "llama", pair=False)
+    assert why_not == f"tokenizer.json cannot hold data.symbols with {symbol!r}"
+
+
+@pytest.mark.parametrize("byte_fallback", [False, True])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_vocabularies_of_characters(kind, byte_fallback, tmp_path):
+    texts = ["the cat sat on the mat"] * 9 + ["1234 isn't Ωμέγα"]
+    options = {"character_coverage": 0.99, "byte_fallback": byte_fallback, "symbols": ("<b>",)}
+    tokenizer = trained_tokenizer(kind, texts, 400, **options)
+    assert_equal_after_export(tokenizer, tmp_path, "llama", "decoder_lm", WITH_SYMBOLS)
+
+
 def test_the_steps_that_cannot_be_written_are_named(tmp_path):
     normalized = trained("bpe").normalized((WHITESPACE, "nfkc"), "")
     why_not = export_tokenizers(tmp_path, Tokenizers(normalized, normalized), "llama", pair=False)

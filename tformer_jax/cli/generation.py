@@ -128,6 +128,8 @@ class Generation:
     """Number of outputs so far that each limit ended."""
     unknown: int = 0
     """Number of outputs so far that have unknown tokens."""
+    other_placeholders: int = 0
+    """Number of outputs so far that have other placeholders than their source."""
     outputs: int = 0
     """Number of outputs so far."""
 
@@ -145,6 +147,7 @@ class Generation:
 
         self.limits += count_limits(outputs)
         self.unknown += sum(output.unknown > 0 for output in outputs)
+        self.other_placeholders += sum(output.placeholders_kept is False for output in outputs)
         self.outputs += len(outputs)
 
     def report(self, before: int = 0) -> None:
@@ -153,12 +156,14 @@ class Generation:
         Args:
             before: number of texts whose outputs the interrupted command has written.
         """
-        from tformer_jax.inference.outputs import describe_limits, describe_unknown
+        from tformer_jax.inference.outputs import describe_limits, describe_placeholders, describe_unknown
 
         after = f", after {before:,} texts of the interrupted command" if before else ""
         sentences = list(describe_limits(self.limits, self.model.cfg))
         if self.unknown:
             sentences.append(describe_unknown(self.unknown, self.outputs, self.decode))
+        if self.other_placeholders:
+            sentences.append(describe_placeholders(self.other_placeholders, self.outputs))
         for sentence in sentences:
             print(f"{sentence}{after}", file=sys.stderr)
 
@@ -190,11 +195,14 @@ class Generation:
                 "outputs": [output.text for output in outputs],
                 "finish_reasons": [output.finish_reason for output in outputs],
                 "unknown_tokens": [output.unknown for output in outputs],
+                "placeholders_kept": [output.placeholders_kept for output in outputs],
                 "scores": [output.score for output in outputs],
             }
             return {name: values[name] for name in names}
 
-        names = ("outputs", "finish_reasons", "unknown_tokens", *(("scores",) if self.options.scores else ()))
+        placeholders = ["placeholders_kept"] if self.model.tokenizers.placeholders else []
+        scores = ["scores"] if self.options.scores else []
+        names = ("outputs", "finish_reasons", "unknown_tokens", *placeholders, *scores)
         facts = {"decode": dataclasses.asdict(self.decode), **languages.given_languages(self.options)}
         fields, count = ("field", *languages.given_fields(self.options)), self.options.outputs
         how: Any = {"fields": fields, "settings": SETTINGS, "facts": facts, "lines_per_text": count}

@@ -57,10 +57,11 @@ def target_tokens(settings: Settings) -> dict[str, Any]:
     """
     kind = settings["data.target_tokenizer"] or settings["data.tokenizer"]
     names = ["data.clean_whitespace", "data.normalize", "data.target_language", "data.split_digits"]
+    names += ["data.symbols", "data.placeholders", "data.character_coverage", "data.byte_fallback"]
     if kind == "file":
         names.append("data.tokenizer_file")
     elif kind != "bytes":
-        names += ["data.vocab_size", "data.shared_vocab", "data.tokenizer_examples"]
+        names += ["data.vocab_size", "data.shared_vocab", "data.tokenizer_examples", "data.tokenizer_temperature"]
     if settings["data.source"] == "prepared" or kind not in ("bytes", "file"):
         names += [*CORPUS, "data.train"]
     return {"the kind of the target tokenizer": kind} | _named(settings, names)

@@ -8,12 +8,25 @@ from tformer_jax.config.directions import Direction, with_reverses
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import NoiseConfig
+from tformer_jax.config.symbols import PLACEHOLDERS, check_symbols
 
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BUCKETS = {"batching": ("buckets",)}
 ROWS = {"batching": ("windows", "packed")}
 PACKED = {"batching": ("packed",)}
 TAGS = ("source", "target")
+MULTILINGUAL = (
+    *("both_directions", "zero_shot", "source_tags", "target_tags", "temperature", "upsampling"),
+    "tokenizer_temperature",
+)
+"""Settings of data of many languages."""
+NEEDED = {
+    "split_digits": "data.tokenizer='bpe' or 'unigram'",
+    "byte_fallback": "data.tokenizer='bpe' or 'unigram'",
+    "character_coverage": "data.tokenizer='bpe', 'unigram' or 'characters'",
+    "bpe_dropout": "a BPE tokenizer",
+}
+"""What uses a setting of tokenizers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,11 +185,33 @@ class DataConfig(Section):
     )
     vocab_size: int = setting(
         8000,
-        "maximum size of a trained vocabulary, special tokens included (characters: all that occur)",
+        "maximum size of a trained vocabulary, special tokens included (characters: all that occur); symbols are added",
         low=8,
         used_by="tokenizer",
     )
     split_digits: bool = setting(False, "bpe and unigram: one token per digit (characters and bytes: always)")
+    character_coverage: float | None = setting(
+        None,
+        "bpe, unigram, characters: fraction of the characters of the tokenizer's examples that the vocabulary has, "
+        "those of the rarest characters left out, which are unknown, or bytes with byte_fallback; None: bpe and "
+        "unigram of bytes, all characters",
+        above=0,
+        high=1,
+    )
+    byte_fallback: bool = setting(
+        False, "bpe and unigram with character_coverage: characters outside of the vocabulary are bytes, not unknown"
+    )
+    symbols: tuple[str, ...] = setting(
+        (),
+        "trained tokenizers: texts that are one token each wherever they stand, whatever data.normalize does; the "
+        "longest of several that begin at the same place",
+    )
+    placeholders: tuple[str, ...] = setting(
+        (),
+        "translation: texts that outputs copy from their source: percent (%s, %(name)d), braces ({0}, {name}), tags "
+        "(<b>, </a>), urls; each is one of 32 numbered symbols for the model",
+        choices=PLACEHOLDERS,
+    )
     bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
     tokenizer_examples: int = setting(
@@ -185,6 +220,13 @@ class DataConfig(Section):
         "read from all examples, except those of generated data",
         low=1,
         used_by="tokenizer",
+    )
+    tokenizer_temperature: float = setting(
+        5.0,
+        "several directions: n examples of one are read n^(1/T) times as often as one example for the tokenizer (NLLB, "
+        "2022); 1: as often as they occur",
+        low=1,
+        used_by={"tokenizer": kinds.Users(kinds.TOKENIZERS, "tokenizer_examples")},
     )
 
     batching: str = setting(
@@ -264,7 +306,7 @@ class DataConfig(Section):
             if (*map(str, read), *self.zero_shot).count(text) > 1:
                 raise self.error("directions", f"has {text!r} twice, with both_directions and zero_shot; write it once")
         if not self.multilingual:
-            for name in ("both_directions", "zero_shot", "source_tags", "target_tags", "temperature", "upsampling"):
+            for name in MULTILINGUAL:
                 if name in self.changed_settings():
                     default = type(self).__dataclass_fields__[name].default
                     raise self.error(name, f"is used only with data.directions or language_fields; write {default!r}")
@@ -291,10 +333,13 @@ class DataConfig(Section):
             raise self.error("tokenizer_file", "must name the file for data.tokenizer='file'")
         if "file" not in sides and self.tokenizer_file is not None:
             raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {sides[0]!r}; write None")
-        if self.split_digits and not self._is_used("split_digits"):
-            raise self.error("split_digits", f"needs data.tokenizer='bpe' or 'unigram', not {sides[0]!r}; write False")
-        if self.bpe_dropout and not self._is_used("bpe_dropout"):
-            raise self.error("bpe_dropout", f"needs a BPE tokenizer, not {sides[0]!r}; write 0.0")
+        for name, needed in NEEDED.items():
+            if name in self.changed_settings() and not self._is_used(name):
+                default = type(self).__dataclass_fields__[name].default
+                raise self.error(name, f"needs {needed}, not {sides[0]!r}; write {default!r}")
+        if self.byte_fallback and self.character_coverage is None:
+            raise self.error("byte_fallback", "needs data.character_coverage, such as 0.9995; write False")
+        check_symbols(self)
         if self.shared_vocab and len(set(sides)) > 1:
             raise self.error("shared_vocab", "must be False for tokenizers of different kinds")
 

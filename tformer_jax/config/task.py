@@ -96,6 +96,8 @@ class Task:
                 raise cfg.data.error(name, f"must be None for {by}: set data.tokenizer")
         if cfg.data.batching == "packed" and cfg.data.source_window is not None:
             raise cfg.data.error("source_window", f"must be None for {by}: set data.window")
+        if cfg.data.placeholders:
+            raise cfg.data.error("placeholders", f"must be () for {by}: only translations copy from a source")
         if cfg.eval.bleu_tokenize is not None:
             raise cfg.eval.error("bleu_tokenize", f"must be None for {by}, which has no BLEU")
         if cfg.eval.metrics:

@@ -12,6 +12,7 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
+from tformer_jax.data.placeholders import mask_example
 from tformer_jax.data.tags import Tags, direction_column
 from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
@@ -60,8 +61,10 @@ def tokenize(
 ) -> Block:
     """Tokenizes examples, without the special tokens around them; a label becomes its index in `labels`.
 
-    Documents begin with the special tokens before a text. With `rng`, segmentations are drawn by `dropouts`.
+    Symbols stand for the placeholders of pairs. Documents begin with the special tokens before a text. With `rng`,
+    segmentations are drawn by `dropouts`.
     """
+    examples = [mask_example(tokenizers.placeholders, example) for example in examples]
     block = {}
     for key in examples[0]:
         values = [example[key] for example in examples]

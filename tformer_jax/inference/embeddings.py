@@ -12,6 +12,7 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.config.kinds import EMBEDDING_POOLINGS, POOLINGS
+from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import TextProcessor, compute_rows
 from tformer_jax.inference.encoding import LongTexts
@@ -59,7 +60,8 @@ class Embedder(TextProcessor[str, list[int], np.ndarray]):
         special = tokenizer.special
         wrap, added = (special.wrap_side, special.added_to_side) if self._pair else (special.wrap_text, special.added)
         limit = (self.cfg.embed.max_length or self.cfg.model.max_length) - added
-        return wrap(long_texts.fit(index, tokenizer.encode(self._before + text), limit, "text") or [])
+        read = mask(self.tokenizers.placeholders, self._before + text).text
+        return wrap(long_texts.fit(index, tokenizer.encode(read), limit, "text") or [])
 
     def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[np.ndarray]:
         size = self.cfg.eval.batch_size

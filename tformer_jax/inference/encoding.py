@@ -90,7 +90,7 @@ def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
     if tokenizer.special.unknown is not None:
         return ""
     characters = list(dict.fromkeys(tokenizer.normalize(text)))
-    return "".join(c for c, ids in zip(characters, tokenizer.encode_normalized(characters), strict=True) if not ids)
+    return "".join(c for c, ids in zip(characters, tokenizer.encode_with_symbols(characters), strict=True) if not ids)
 
 
 def check_example(cfg: ModelConfig, index: int, example: Sequence[str]) -> None:

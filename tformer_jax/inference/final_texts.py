@@ -10,6 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.placeholders import restore
 from tformer_jax.data.tags import languages_of
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.normalization import detokenizer
@@ -28,7 +29,9 @@ class Unfinished:
     source: Sequence[int]
     """Token ids as the model reads them."""
     source_text: str
-    """The text of `source`; empty: only its ids are known."""
+    """The text of `source`, with symbols for placeholders; empty: only its ids are known."""
+    originals: tuple[str, ...] | None = None
+    """The placeholders of the source text; None: there are none."""
     text: str = ""
     """With `UNKNOWN_MARK` for each unknown token that a word is copied for."""
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -60,7 +63,7 @@ class Finisher:
         """Returns the text of each output."""
         texts = self._with_copied_words(outputs)
         return [
-            self._detokenize(text) if output.decode.detokenize else text
+            restore(self._detokenize(text) if output.decode.detokenize else text, output.originals)
             for text, output in zip(texts, outputs, strict=True)
         ]
 

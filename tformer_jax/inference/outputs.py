@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.data.placeholders import has_same_placeholders
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
@@ -32,6 +33,8 @@ class Output(NamedTuple):
     """
     unknown: int = 0
     """Number of unknown tokens."""
+    placeholders_kept: bool | None = None
+    """Whether it has each placeholder as often as its source; None: without `data.placeholders`."""
 
     @property
     def finish_reason(self) -> str:
@@ -63,6 +66,12 @@ def describe_unknown(outputs: int, total: int, decode: DecodeConfig) -> str:
     done = {"show": "shown by name", "copy": "replaced by words of the source", "omit": "left out"}[decode.unknown]
     have = "output has" if total == 1 else "outputs have"
     return f"{outputs:,} of {total:,} {have} unknown tokens, {done} (decode.unknown={decode.unknown!r})"
+
+
+def describe_placeholders(outputs: int, total: int) -> str:
+    """Returns a sentence about `outputs` of `total` outputs that have other placeholders than their source."""
+    have = "output has" if total == 1 else "outputs have"
+    return f"{outputs:,} of {total:,} {have} other placeholders (data.placeholders) than the source"
 
 
 class RowDecoder:
@@ -117,7 +126,8 @@ class RowDecoder:
                     if event.finish:
                         limit = self._limit(lengths[key[0]]) if event.finish == "length" else None
                         text = "".join(pieces.pop(key))
-                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown.pop(key))
+                        same = self._has_same_placeholders(rows[key[0]].text, text)
+                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown.pop(key), same)
             row_outputs = finished.pop(n, {})
             yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [Output("", None)] * outputs
 
@@ -134,6 +144,10 @@ class RowDecoder:
                 unknown = self._special.count_unknown(event.ids)
                 if event.text or limit or unknown:
                     yield Output(event.text, event.score, limit, unknown)
+
+    def _has_same_placeholders(self, source: str, output: str) -> bool | None:
+        names = self._parts[2].placeholders
+        return has_same_placeholders(names, source, output) if names and source else None
 
     def _request(self, row: EncodedRequest, **options: Any) -> Request:
         decode = self._cfg.decode

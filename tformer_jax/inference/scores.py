@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.data.placeholders import mask_pair
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.inference.batching import TextProcessor, compute_rows
 from tformer_jax.inference.encoding import LongTexts, TextError, check_example, dropped_characters, prompt_length
@@ -72,8 +73,9 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         given = [*sides[1].before, *tags]
         limits = max_length - sides[0].added_to_side - len(source_tags), max_length - len(given)
-        source = long_texts.fit(index, self.tokenizers.source.encode(request.text), limits[0], "source")
-        ids = _encode_whole(self.tokenizers.target, index, example[1])
+        source_text, target_text = mask_pair(self.tokenizers.placeholders, request.text, example[1])
+        source = long_texts.fit(index, self.tokenizers.source.encode(source_text), limits[0], "source")
+        ids = _encode_whole(self.tokenizers.target, index, target_text)
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
             return make_pair_row(sides[0].wrap_side([]), [])

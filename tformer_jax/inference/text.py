@@ -13,12 +13,20 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.placeholders import mask, mask_target
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, run_in_chunks
 from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
 from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.languages import Languages
-from tformer_jax.inference.outputs import Output, RowDecoder, count_limits, describe_limits, describe_unknown
+from tformer_jax.inference.outputs import (
+    Output,
+    RowDecoder,
+    count_limits,
+    describe_limits,
+    describe_placeholders,
+    describe_unknown,
+)
 from tformer_jax.inference.requests import EncodedRequest, Request, as_request
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
@@ -49,6 +57,8 @@ class _Generator:
         sentences = list(describe_limits(count_limits(outputs), self.cfg, len(outputs)))
         if unknown := sum(output.unknown > 0 for output in outputs):
             sentences.append(describe_unknown(unknown, len(outputs), self.cfg.decode))
+        if others := sum(output.placeholders_kept is False for output in outputs):
+            sentences.append(describe_placeholders(others, len(outputs)))
         for sentence in sentences:
             logging.getLogger(__name__).warning("%s", sentence)
         return [output.text for output in outputs]
@@ -152,13 +162,16 @@ class Translator(_Generator):
 
     def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:
         source_tags, tags = self.languages.tags_of(index, request)
-        if request.prefix:
-            self._first_tokens(index, request.prefix, tags)  # raises
-        special, ids = self.tokenizers.source.special, self._source_ids(request.text)
+        names = self.tokenizers.placeholders
+        text, originals = mask(names, request.text)
+        prefix = request.prefix and mask_target(names, request.prefix, originals)
+        if prefix:
+            self._first_tokens(index, prefix, tags)  # raises
+        special, ids = self.tokenizers.source.special, self._source_ids(text)
         limit = self.cfg.model.max_length - special.added_to_side - len(source_tags)
         fitting = long_texts.fit(index, ids, limit, "source")
         wrapped = special.wrap_side([*source_tags, *fitting]) if fitting else []
-        return EncodedRequest(wrapped, request.text, tags, request.prefix)
+        return EncodedRequest(wrapped, request.text, tags, prefix)
 
     def _source_ids(self, text: str) -> list[int]:
         return [] if is_blank(text) else self.tokenizers.source.encode(text)

@@ -40,6 +40,7 @@ TITLES = {
     "off_target": ("Off-target outputs", "%"),
     "exact_match": ("Exact match", "%"),
     "unknown_outputs": ("Outputs with unknown tokens", "%"),
+    "placeholders_kept": ("Outputs with the placeholders of their source", "%"),
     "accuracy": ("Accuracy", "%"),
     "token_accuracy": ("Token accuracy", "%"),
 }

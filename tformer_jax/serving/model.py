@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.embeddings import Embedder, embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
@@ -155,7 +156,8 @@ class ServedModel:
 
     def _ids(self, field: str, text: Text) -> tuple[int, ...]:
         if isinstance(text, str):
-            ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(text)
+            masked = mask(self.tokenizers.placeholders, text).text
+            ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(masked)
             return tuple(self.add_special_tokens(ids) if ids else ())
         self.check_ids(field, text)
         closing = self.tokenizer.special.after_side if self.translates else ()

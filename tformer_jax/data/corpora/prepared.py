@@ -37,7 +37,8 @@ TOKENIZERS = "tokenizers"
 SUFFIXES = (".array_record", ".lengths", ".tokens")
 TOKENIZER_SETTINGS = (
     *("tokenizer", "source_tokenizer", "target_tokenizer", "tokenizer_file"),
-    *("vocab_size", "split_digits", "shared_vocab", "tokenizer_examples"),
+    *("vocab_size", "split_digits", "shared_vocab", "tokenizer_examples", "tokenizer_temperature"),
+    *("character_coverage", "byte_fallback", "symbols"),
 )
 """Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
 LANGUAGE_SETTINGS = ("source_language", "target_language", "directions", "both_directions", "language_fields")
@@ -352,7 +353,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
         if settings[name] != value:
             raise DataError(f"{folder} was prepared for {name}={settings[name]!r}, not {value!r}")
     prepared, wanted = metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
-    for name in (*LANGUAGE_SETTINGS, "clean_whitespace", "normalize", *TOKENIZER_SETTINGS):
+    for name in (*LANGUAGE_SETTINGS, "clean_whitespace", "normalize", "placeholders", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
     for name in {*STORED_SETTINGS} & {changed.partition(".")[0] for changed in cfg.data.changed_settings()}:

@@ -12,6 +12,7 @@ import tokenizers as hf
 from tformer_jax.config import DataConfig
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.normalization import normalizer
+from tformer_jax.data.tokenizers.symbols import symbol_pattern
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
@@ -59,6 +60,8 @@ class Tokenizer:
     """The name in `kinds.TOKENIZERS`, or of a format of files."""
     settings: ClassVar[tuple[str, ...]] = ("vocab_size", "tokenizer_examples")
     """The settings of `data` with `used_by="tokenizer"` that training uses."""
+    separator: ClassVar[str] = ""
+    """What decoding writes between words, if spaces are no part of tokens."""
     is_bpe: ClassVar[bool] = False
     """Whether `BpeDropout` can segment texts."""
     vocab_size: int
@@ -67,6 +70,10 @@ class Tokenizer:
     """The special tokens, those of `extension` included."""
     fallback_bytes: frozenset[int] = frozenset()
     """Ids of byte-fallback tokens: single bytes, of which a run is decoded at once."""
+    symbols: tuple[str, ...] = ()
+    """Texts that are one token each wherever they stand; `with_symbols` appended them to the vocabulary."""
+    placeholders: tuple[str, ...] = ()
+    """Names of the patterns whose matches are replaced by symbols before a text is encoded (`data.placeholders`)."""
     steps: tuple[str, ...] = ()
     """Steps that normalize each text before it is encoded, in order."""
     language: str = ""
@@ -97,7 +104,7 @@ class Tokenizer:
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Returns the JSON from which `from_json` restores the tokenizer, without its normalization and extension."""
+        """Returns the JSON from which `from_json` restores the tokenizer, without symbols, normalization, extension."""
         raise NotImplementedError
 
     @classmethod
@@ -108,12 +115,17 @@ class Tokenizer:
     @property
     def is_plain(self) -> bool:
         """Whether texts are encoded as they are, and the vocabulary is not extended."""
-        return not self.steps and not self.extension
+        return not (self.symbols or self.steps or self.extension)
 
     @property
     def own_size(self) -> int:
-        """Vocabulary size without `extension`."""
-        return self.vocab_size - len(self.extension)
+        """Vocabulary size without `symbols`, which follow it, and `extension`."""
+        return self.vocab_size - len(self.symbols) - len(self.extension)
+
+    @property
+    def symbol_ids(self) -> dict[str, int]:
+        """Ids by symbol."""
+        return {symbol: i for i, symbol in enumerate(self.symbols, self.own_size)}
 
     @property
     def own_special(self) -> SpecialTokens:
@@ -143,11 +155,25 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes each text as `encode` does."""
-        return self.encode_normalized(list(map(self.normalize, texts)) if self.steps else texts)
+        return self.encode_with_symbols(list(map(self.normalize, texts)) if self.steps else texts)
+
+    def encode_with_symbols(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encodes each text, which is normalized: symbols as one token each, and the texts between them."""
+        if not self.symbols:
+            return self.encode_normalized(texts)
+        rows = [self.split_symbols(text) for text in texts]
+        encoded = iter(self.encode_normalized([part for row in rows for part in row if isinstance(part, str)]))
+        return [[i for part in row for i in (next(encoded) if isinstance(part, str) else [part])] for row in rows]
+
+    def split_symbols(self, text: str) -> list[str | int]:
+        """Returns the ids of the symbols in a normalized text, and the texts between them that are not empty."""
+        ids = self.symbol_ids
+        parts = symbol_pattern(self.symbols).split(text) if ids else [text]
+        return [ids.get(part, part) for part in parts if part]
 
     def normalize(self, text: str) -> str:
         """Applies the steps of normalization to a text."""
-        return _cached_normalizer(self.steps, self.language)(text)
+        return _cached_normalizer(self.steps, self.language, self.symbols)(text)
 
     def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes the ids before the first EOS token, skipping other special tokens and ids outside the vocabulary.
@@ -158,13 +184,25 @@ class Tokenizer:
             unknown: text of an unknown token; empty: omit it.
         """
         hidden, eos, shown = self.special.name_of, self.special.eos, self.unknown_ids if unknown else ()
-        size, ordinary = self.own_size, []
+        size, ordinary, texts = self.own_size, [], []
         for i in ids:
             if i in eos:
                 break
             if 0 <= i < size and (i not in hidden or i in shown):
                 ordinary.append(int(i))
-        return self.decode_ordinary(ordinary, unknown)
+            elif 0 <= i - size < len(self.symbols):
+                texts += [self.decode_ordinary(ordinary, unknown), self.symbols[i - size]]
+                ordinary = []
+        texts.append(self.decode_ordinary(ordinary, unknown))
+        return texts[0] if len(texts) == 1 else self.separator.join(filter(None, texts))
+
+    def with_symbols(self, symbols: Sequence[str], placeholders: Sequence[str] = ()) -> Self:
+        """Returns a copy with symbols, for which the vocabulary is extended, and the names of placeholders."""
+        assert not (self.symbols or self.extension)
+        changed = copy.copy(self)
+        changed.symbols, changed.placeholders = tuple(symbols), tuple(placeholders)
+        changed.vocab_size = self.vocab_size + len(changed.symbols)
+        return changed
 
     def normalized(self, steps: Sequence[str], language: str) -> Self:
         """Returns a copy that normalizes texts by `steps`; arguments and exceptions are those of `normalizer`."""
@@ -199,7 +237,10 @@ class Tokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON from which `tokenizers.from_json` restores the tokenizer."""
-        values = {"kind": self.kind, **self.describe()}
+        values: dict[str, Any] = {"kind": self.kind, **self.describe()}
+        if self.symbols:
+            added = {"symbols": list(self.symbols), "placeholders": list(self.placeholders)}
+            values = {"kind": "with_symbols", **added, "tokenizer": values}
         if self.steps:
             values = {"kind": "normalized", "steps": list(self.steps), "language": self.language, "tokenizer": values}
         if self.extension:
@@ -209,7 +250,7 @@ class Tokenizer:
     def to_library(self) -> hf.Tokenizer | None:
         """Returns a tokenizer of the `tokenizers` library with the same ids and decoded texts; None: there is none.
 
-        It is without the normalization and the extension.
+        It is without symbols, the normalization and the extension.
         """
         return None
 

@@ -106,15 +106,23 @@ def _save_pieces(
 
 
 def _make_library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
-    """Returns the tokenizer in the `tokenizers` library, with its normalization and extension; None if it cannot be."""
+    """Returns the tokenizer in the `tokenizers` library, with all that it does to texts; None if that is impossible."""
     library = tokenizer.to_library()
-    if library is None or tokenizer.steps not in ((), (WHITESPACE,)):
+    if library is None or tokenizer.steps not in ((), (WHITESPACE,)) or _unwritten_symbol(tokenizer, library):
         return None
     if tokenizer.steps:
         _clean_whitespace(library)
+    library.add_tokens([hf.AddedToken(symbol, normalized=bool(tokenizer.steps)) for symbol in tokenizer.symbols])
     library.add_special_tokens(list(tokenizer.extension))
     ids = {name: library.token_to_id(name) for name in tokenizer.extension}
     return library if all(tokenizer.id_of(name) == i for name, i in ids.items()) else None
+
+
+def _unwritten_symbol(tokenizer: Tokenizer, library: hf.Tokenizer) -> str | None:
+    """Returns a symbol that is another token of the library, or that its decoder would write differently."""
+    decoder, vocab = library.decoder, library.get_vocab()
+    texts = {symbol: symbol if decoder is None else decoder.decode([symbol]) for symbol in tokenizer.symbols}
+    return next((symbol for symbol, text in texts.items() if symbol in vocab or text != symbol), None)
 
 
 def _clean_whitespace(library: hf.Tokenizer) -> None:
@@ -129,6 +137,8 @@ def _reason_against(tokenizer: Tokenizer) -> str:
     """Returns why `_make_library` has no tokenizer."""
     if steps := tuple(step for step in tokenizer.steps if step != WHITESPACE):
         return f"tokenizer.json cannot hold data.normalize={steps!r}"
+    if (library := tokenizer.to_library()) and (symbol := _unwritten_symbol(tokenizer, library)):
+        return f"tokenizer.json cannot hold data.symbols with {symbol!r}"
     return f"tokenizer.json cannot hold a tokenizer of the kind {tokenizer.kind!r} with these ids"
 
 

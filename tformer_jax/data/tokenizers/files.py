@@ -60,6 +60,11 @@ class Tokenizers:
     source: Tokenizer
     target: Tokenizer
 
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of the patterns of placeholders, for which symbols stand in pairs."""
+        return self.source.placeholders
+
     def save(self, folder: Path) -> None:
         """Writes `source.json` and `target.json`."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,6 +105,8 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
     Raises:
         UserError: its kind is not registered.
     """
+    if values["kind"] == "with_symbols":
+        return from_json(values["tokenizer"]).with_symbols(values["symbols"], values["placeholders"])
     if values["kind"] == "normalized":
         return from_json(values["tokenizer"]).normalized(values["steps"], values["language"])
     if values["kind"] == "extended":

@@ -3,7 +3,8 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,10 +12,17 @@ import tokenizers as hf
 
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers.base import FIRST, UNKNOWN_MARK, Tokenizer, special_from_json, with_context
+from tformer_jax.data.tokenizers.simple import frequent_characters
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
 
 LONGEST_WORD = 1000
 """Maximum number of characters of a word that WordPiece splits; a longer one, which takes seconds, is unknown."""
+SUBWORDS = (*("vocab_size", "tokenizer_examples", "split_digits"), "character_coverage", "byte_fallback")
+"""Settings that train BPE and Unigram."""
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
+"""Words of vocabularies of characters: GPT-2's, but combining marks, such as the vowels of Hindi, are letters."""
+BYTE = "<0x{:02X}>"
+"""Names of byte-fallback tokens."""
 CHECKPOINT = "checkpoint"
 """The kind whose ids and special tokens are a checkpoint's, as transformers reads them."""
 
@@ -47,7 +55,7 @@ class HFTokenizer(Tokenizer):
         own = [library.token_to_id(name) for name in SPECIAL_TOKENS] == list(range(FIRST))
         self._shift = 0 if own or special is not None else FIRST
         self.vocab_size = self._shift + max(library.get_vocab().values()) + 1
-        byte_ids = (library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+        byte_ids = (library.token_to_id(BYTE.format(byte)) for byte in range(256))
         self.fallback_bytes = frozenset(self._shift + i for i in byte_ids if i is not None)
         self.special = special or self._with_library_tokens(with_context(self))
 
@@ -124,29 +132,44 @@ class HFTokenizer(Tokenizer):
 
 
 class BPE(HFTokenizer):
-    """Byte-level BPE, which is lossless."""
+    """BPE of bytes, which is lossless, or of characters."""
 
     kind = "bpe"
-    settings = ("vocab_size", "tokenizer_examples", "split_digits", "bpe_dropout")
+    settings = (*SUBWORDS, "bpe_dropout")
     is_bpe = True
 
     @classmethod
     def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
-        """Trains byte-level BPE of at most `cfg.vocab_size` tokens, with the special tokens and the 256 bytes."""
-        return cls(_train_bytes(cfg, texts, hf.models.BPE(), hf.trainers.BpeTrainer))
+        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the special tokens and bytes or characters."""
+        if cfg.character_coverage is None:
+            return cls(_train_bytes(cfg, texts, hf.models.BPE(), hf.trainers.BpeTrainer))
+        library = _train_characters(cfg, texts, hf.models.BPE(), hf.trainers.BpeTrainer)
+        trained = json.loads(library.to_str())["model"]
+        ranked = sorted(trained["vocab"], key=trained["vocab"].__getitem__)
+        pieces = [*SPECIAL_TOKENS, *_byte_pieces(cfg), *ranked[FIRST:]]
+        options = {"unk_token": SPECIAL_TOKENS[UNK], "byte_fallback": cfg.byte_fallback}
+        merges = [tuple(merge) for merge in trained["merges"]]
+        library.model = hf.models.BPE({piece: i for i, piece in enumerate(pieces)}, merges, **options)
+        return cls(library)
 
 
 class Unigram(HFTokenizer):
-    """Byte-level Unigram, which is lossless."""
+    """Unigram of bytes, which is lossless, or of characters."""
 
     kind = "unigram"
-    settings = ("vocab_size", "tokenizer_examples", "split_digits")
+    settings = SUBWORDS
 
     @classmethod
     def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
-        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the special tokens and the 256 bytes."""
-        unknown = SPECIAL_TOKENS[UNK]
-        return cls(_train_bytes(cfg, texts, hf.models.Unigram(), hf.trainers.UnigramTrainer, unk_token=unknown))
+        """Trains a vocabulary of at most `cfg.vocab_size` tokens, with the special tokens and bytes or characters."""
+        unknown = {"unk_token": SPECIAL_TOKENS[UNK]}
+        if cfg.character_coverage is None:
+            return cls(_train_bytes(cfg, texts, hf.models.Unigram(), hf.trainers.UnigramTrainer, **unknown))
+        library = _train_characters(cfg, texts, hf.models.Unigram(), hf.trainers.UnigramTrainer, **unknown)
+        trained = [tuple(piece) for piece in json.loads(library.to_str())["model"]["vocab"]]
+        pieces = [*trained[:FIRST], *((piece, 0.0) for piece in _byte_pieces(cfg)), *trained[FIRST:]]
+        library.model = hf.models.Unigram(pieces, UNK, cfg.byte_fallback)
+        return cls(library)
 
 
 class WordPiece(HFTokenizer):
@@ -154,6 +177,7 @@ class WordPiece(HFTokenizer):
 
     kind = "wordpiece"
     settings = ("vocab_size", "tokenizer_examples")
+    separator = " "
 
     @classmethod
     def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
@@ -188,7 +212,7 @@ class WordPiece(HFTokenizer):
 
 
 class BpeDropout:
-    """Byte-level BPE that skips each merge with probability `p` at each step.
+    """BPE that skips each merge with probability `p` at each step.
 
     "BPE-Dropout: Simple and Effective Subword Regularization" (2020), algorithm 1. All randomness comes from the
     generator passed to `encode_batch`, so that a resumed run draws the same segmentations as an uninterrupted one.
@@ -201,15 +225,30 @@ class BpeDropout:
         library = tokenizer.to_library()
         assert library is not None
         model = json.loads(library.to_str())["model"]
-        self._p, self._normalize, self._words = p, tokenizer.normalize, library.pre_tokenizer
+        self._p, self._tokenizer, self._words = p, tokenizer, library.pre_tokenizer
         self._ids: dict[str, int] = model["vocab"]
         merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         self._ranks = {tuple(merge): rank for rank, merge in enumerate(merges)}
 
     def encode_batch(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
         """Encodes each text with a random segmentation."""
-        words = ((word for word, _ in self._words.pre_tokenize_str(self._normalize(text))) for text in texts)
-        return [[self._ids[piece] for word in row for piece in self._merge(list(word), rng)] for row in words]
+        tokenizer = self._tokenizer
+        rows = (tokenizer.split_symbols(tokenizer.normalize(text)) for text in texts)
+        return [[i for part in row for i in self._encode(part, rng)] for row in rows]
+
+    def _encode(self, part: str | int, rng: np.random.Generator) -> Iterator[int]:
+        """Yields the ids of a text, or the id of a symbol."""
+        if isinstance(part, int):
+            yield part
+            return
+        for word, _ in self._words.pre_tokenize_str(part):
+            for piece in self._merge(list(word), rng):
+                yield from [self._ids[piece]] if piece in self._ids else self._outside(piece)
+
+    def _outside(self, character: str) -> list[int]:
+        """Returns the ids of a character outside of the vocabulary."""
+        pieces = map(BYTE.format, character.encode())
+        return [self._ids[piece] for piece in pieces] if self._tokenizer.fallback_bytes else [UNK]
 
     def _merge(self, pieces: list[str], rng: np.random.Generator) -> list[str]:
         while len(pieces) > 1:
@@ -229,12 +268,40 @@ def _train_bytes(cfg: DataConfig, texts: Iterable[str], model: Any, trainer: Any
     if cfg.vocab_size < len(alphabet) + FIRST:
         raise cfg.error("vocab_size", f"a byte-level vocabulary needs at least {len(alphabet) + FIRST}")
     library = hf.Tokenizer(model)
-    by_digit = [hf.pre_tokenizers.Digits(individual_digits=True)] if cfg.split_digits else []
-    by_word = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.pre_tokenizer = hf.pre_tokenizers.Sequence([*by_digit, by_word])
+    library.pre_tokenizer = _words(cfg, hf.pre_tokenizers.ByteLevel(add_prefix_space=False))
     library.decoder = hf.decoders.ByteLevel()
     library.train_from_iterator(texts, trainer(initial_alphabet=alphabet, **_options(cfg), **options))
     return library
+
+
+def _train_characters(cfg: DataConfig, texts: Iterable[str], model: Any, trainer: Any, **options: Any) -> hf.Tokenizer:
+    """Trains a model of characters, without byte-fallback tokens, for which it leaves room."""
+    texts = list(texts)
+    assert cfg.character_coverage is not None
+    alphabet = frequent_characters(texts, cfg.character_coverage)
+    room = cfg.vocab_size - len(_byte_pieces(cfg))
+    if room < len(alphabet) + FIRST:
+        least = cfg.vocab_size - room + len(alphabet) + FIRST
+        raise cfg.error("vocab_size", f"a vocabulary with these characters needs at least {least}")
+    library = hf.Tokenizer(model)
+    library.pre_tokenizer = _words(cfg, hf.pre_tokenizers.Split(hf.Regex(WORDS), "isolated"))
+    library.decoder = hf.decoders.Sequence([hf.decoders.ByteFallback(), hf.decoders.Fuse()])
+    others = re.compile(f"[^{re.escape(''.join(alphabet))}]+")
+    covered = (part for text in texts for part in others.split(text))
+    options |= _options(cfg) | {"vocab_size": room}
+    library.train_from_iterator(covered, trainer(initial_alphabet=alphabet, **options))
+    return library
+
+
+def _words(cfg: DataConfig, words: Any) -> hf.pre_tokenizers.PreTokenizer:
+    """Returns what splits a text into words, and digits if `cfg.split_digits`."""
+    by_digit = [hf.pre_tokenizers.Digits(individual_digits=True)] if cfg.split_digits else []
+    return hf.pre_tokenizers.Sequence([*by_digit, words])
+
+
+def _byte_pieces(cfg: DataConfig) -> list[str]:
+    """Returns the byte-fallback tokens of a vocabulary of characters; [] without `cfg.byte_fallback`."""
+    return [BYTE.format(byte) for byte in range(256)] if cfg.byte_fallback else []
 
 
 def _options(cfg: DataConfig) -> dict[str, Any]:

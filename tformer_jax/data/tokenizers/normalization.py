@@ -12,6 +12,7 @@ from tformer_jax.base.packages import import_extra
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
 from tformer_jax.data.languages import read_language
+from tformer_jax.data.tokenizers.symbols import change_around
 
 Step = Callable[[str], str]
 
@@ -35,17 +36,26 @@ BY_LANGUAGE = {"punctuation", MOSES}
 """Steps whose rules depend on the language."""
 
 
-def normalizer(steps: Sequence[str], language: str) -> Step:
+def normalizer(steps: Sequence[str], language: str, symbols: tuple[str, ...] = ()) -> Step:
     """Returns a function that applies steps to a text, in order.
 
     Args:
         steps: names in `STEPS`.
         language: ISO 639-1 code, for Moses' rules.
+        symbols: texts that steps after `WHITESPACE` leave as they are.
 
     Raises:
         UserError: the library of a step is not installed.
     """
     functions = [STEPS[step](language) for step in steps]
+    if symbols:
+        cleaning = steps[:1] == (WHITESPACE,)
+        changes = functions[cleaning:]
+        functions = [*functions[:cleaning], lambda text: change_around(text, symbols, _composed(changes))]
+    return _composed(functions)
+
+
+def _composed(functions: Sequence[Step]) -> Step:
     return lambda text: functools.reduce(lambda result, function: function(result), functions, text)
 
 

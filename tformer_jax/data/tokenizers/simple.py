@@ -1,8 +1,9 @@
 """Tokenizers by bytes, characters and words."""
 
 import collections
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import tokenizers as hf
 
@@ -49,9 +50,6 @@ class ByteTokenizer(Tokenizer):
 class PieceTokenizer(Tokenizer):
     """Base class of tokenizers whose tokens are the pieces of training texts; other pieces become UNK."""
 
-    separator: ClassVar[str] = ""
-    """What decoding writes between pieces."""
-
     def __init__(self, pieces: Sequence[str]):
         self.pieces = list(pieces)
         self._ids = {piece: FIRST + number for number, piece in enumerate(self.pieces)}
@@ -95,11 +93,13 @@ class CharacterTokenizer(PieceTokenizer):
     """One token per character of the training texts."""
 
     kind = "characters"
-    settings = ("tokenizer_examples", "split_digits")
+    settings = ("tokenizer_examples", "split_digits", "character_coverage")
 
     @classmethod
     def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
-        """Builds the vocabulary of all characters that occur, by code point; `cfg.vocab_size` does not limit it."""
+        """Builds the vocabulary of the characters that occur, by code point; `cfg.vocab_size` does not limit it."""
+        if cfg.character_coverage is not None:
+            return cls(frequent_characters(texts, cfg.character_coverage))
         return cls(sorted({character for text in all_texts for character in text}))
 
     @staticmethod
@@ -139,6 +139,18 @@ class WordTokenizer(PieceTokenizer):
         library.normalizer = hf.normalizers.Replace(hf.Regex(words), unknown)
         library.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(f"[{WHITESPACE}]+"), "removed")
         return library  # without a decoder, the library joins tokens with spaces
+
+
+def frequent_characters(texts: Iterable[str], coverage: float) -> list[str]:
+    """Returns the fewest characters that make up a fraction of the characters of texts, by code point.
+
+    Of equally frequent characters, the one with the smaller code point comes first.
+    """
+    counts = collections.Counter(itertools.chain.from_iterable(texts))
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    covered = itertools.accumulate(counts[character] for character in ranked)
+    enough = sum(1 for count in covered if count < coverage * counts.total()) + 1
+    return sorted(ranked[:enough])
 
 
 def byte_names() -> list[str]:

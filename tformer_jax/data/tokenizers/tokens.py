@@ -54,7 +54,7 @@ def copied_words(tokenizer: Tokenizer, text: str, *, whole_words: bool) -> list[
         whole_words: return the word of a token that is not unknown, instead of its characters.
     """
     text = tokenizer.normalize(text)
-    ids, *beginnings = tokenizer.encode_normalized([text, *(text[:length] for length in range(len(text) + 1))])
+    ids, *beginnings = tokenizer.encode_with_symbols([text, *(text[:length] for length in range(len(text) + 1))])
     ends = {0: 0} | {len(some): length for length, some in enumerate(beginnings) if some == ids[: len(some)]}
     words = [match.span() for match in WORD.finditer(text)] if whole_words else []
     parts = []
@@ -73,8 +73,9 @@ def unknown_per_word(tokenizer: Tokenizer) -> int:
 
 
 def _vocabulary(tokenizer: Tokenizer) -> tuple[str, dict[tuple[str, str], int]]:
-    """Returns the notation of a vocabulary, and its ids by kind (special or not) and token."""
+    """Returns the notation of a vocabulary, and its ids by kind (special, ordinary or symbol) and token."""
     notation, pieces = tokenizer.vocabulary()
     names = dict(tokenizer.special.names)
     ordinary = {("ordinary", piece): i for piece, i in pieces.items() if i not in names}
-    return notation, {("special", name): i for i, name in names.items()} | ordinary
+    symbols = {("symbol", text): i for text, i in tokenizer.symbol_ids.items()}
+    return notation, {("special", name): i for i, name in names.items()} | ordinary | symbols

@@ -1,5 +1,6 @@
 """Trains the vocabularies of an experiment on its training split."""
 
+import collections
 import hashlib
 import itertools
 import sys
@@ -17,17 +18,21 @@ from tformer_jax.data import characters
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.corpora.splits import no_example
-from tformer_jax.data.tokenizers import base, huggingface, normalization, simple
+from tformer_jax.data.placeholders import NUMBERED, mask_example
+from tformer_jax.data.tokenizers import base, huggingface, normalization, simple, symbols
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
+from tformer_jax.data.tokenizers.symbols import texts_between
 
 SETTINGS = (
     *("tokenizer", "source_tokenizer", "target_tokenizer", "vocab_size", "tokenizer_examples"),
     *("split_digits", "shared_vocab", "clean_whitespace", "normalize", "source_language", "target_language"),
+    *("character_coverage", "byte_fallback", "symbols", "placeholders", "tokenizer_temperature"),
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
+CODE = (base, normalization, symbols, simple, huggingface)
 
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
@@ -59,7 +64,7 @@ def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None)
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
         "tokenizers": hf.__version__,
         "normalization": normalization.signature(cfg.normalize),
-        "code": user_cache.source_digest(sys.modules[__name__], characters, base, normalization, simple, huggingface),
+        "code": user_cache.source_digest(sys.modules[__name__], characters, *CODE),
     }
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
 
@@ -87,10 +92,14 @@ def adopt_tokenizers(cfg: DataConfig, given: Tokenizers, train: Iterable[Example
     """Returns given tokenizers for data that `cfg` describes, with the special tokens of its objective and languages.
 
     Raises:
-        UserError: they do not normalize as `cfg` says.
+        UserError: they do not normalize as `cfg` says, or have other symbols.
     """
     for tokenizer in (given.source, given.target):
         _check_normalization(cfg, tokenizer, ", as in the given tokenizers", unset=False)
+        if cfg.placeholders != tokenizer.placeholders:
+            raise cfg.error("placeholders", f"must be {tokenizer.placeholders!r}, as in the given tokenizers")
+        if {*cfg.symbols} - {*tokenizer.symbols}:
+            raise cfg.error("symbols", f"must be among {tokenizer.symbols!r}, as in the given tokenizers")
     return _add_languages(cfg, _extend(cfg, given.source, given.target), train)
 
 
@@ -120,7 +129,8 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     steps = steps_of(cfg, first.keys())
     target_language = cfg.target_language if BY_LANGUAGE & {*steps} else cfg.source_language
     languages = {side: target_language if side == "target" else cfg.source_language for side in sides}
-    normalizers = {side: normalizer(steps, languages[side]) for side in sides}
+    whole = _symbols(cfg)
+    normalizers = {side: normalizer(steps, languages[side], whole) for side in sides}
     if cfg.shared_vocab or len(sides) == 1:
         made = [_train_kind(cfg, cfg.tokenizer_kinds[0], train, normalizers, root)] * len(sides)
     else:
@@ -142,13 +152,23 @@ def _train_kind(
     if kind in FORMATS:
         raise cfg.error("tokenizer", "is the name of a format of files; register the kind by another name")
 
-    def texts(limit: int | None) -> Iterator[str]:
-        return (change(example[side]) for example in _sample(train, limit) for side, change in normalizers.items())
+    whole = _symbols(cfg)
 
-    every = cfg.tokenizer_examples if isinstance(train, Endless) else None
-    tokenizer = find_class(kind).train(cfg, texts(cfg.tokenizer_examples), texts(every))
+    def texts(examples: Iterable[Example]) -> Iterator[str]:
+        for example in examples:
+            masked = mask_example(cfg.placeholders, example)
+            for side, change in normalizers.items():
+                yield from texts_between(change(masked[side]), whole)
+
+    every = _sample(train, cfg.tokenizer_examples if isinstance(train, Endless) else None)
+    tokenizer = find_class(kind).train(cfg, texts(_sample_balanced(cfg, train)), texts(every))
     tokenizer.kind = kind
-    return tokenizer
+    return tokenizer.with_symbols(whole, cfg.placeholders) if whole else tokenizer
+
+
+def _symbols(cfg: DataConfig) -> tuple[str, ...]:
+    """Returns the symbols of trained tokenizers."""
+    return tuple(dict.fromkeys((*cfg.symbols, *(NUMBERED if cfg.placeholders else ()))))
 
 
 def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:
@@ -179,24 +199,68 @@ def _check_normalization(cfg: DataConfig, tokenizer: Tokenizer, which: str, *, u
         raise cfg.error("clean_whitespace", f"must be None or {clean}{which}")
 
 
+def _sample_balanced(cfg: DataConfig, train: Iterable[Example]) -> Iterator[Example]:
+    """Yields at most `cfg.tokenizer_examples` examples, as many of each direction as `balanced_counts` says."""
+    if isinstance(train, Endless) or "direction" not in next(iter(train), {}):
+        yield from _sample(train, cfg.tokenizer_examples)
+        return
+    sizes = collections.Counter(example["direction"] for example in train)
+    counts = balanced_counts(sizes, cfg.tokenizer_examples, cfg.tokenizer_temperature)
+    chosen = {name: collections.Counter(_choose_indices(size, counts[name])) for name, size in sizes.items()}
+    places: collections.Counter[str] = collections.Counter()
+    for example in _show_progress(train, sizes.total()):
+        direction = example["direction"]
+        yield from itertools.repeat(example, chosen[direction][places[direction]])
+        places[direction] += 1
+
+
+def balanced_counts(sizes: Mapping[str, int], limit: int, temperature: float) -> dict[str, int]:
+    """Returns how many of at most `limit` examples to draw of each direction, in proportion to n^(1/temperature).
+
+    A direction of few examples is repeated ("No Language Left Behind", 2022, section 8.1.1).
+
+    Args:
+        sizes: number n of examples of each direction.
+    """
+    total = min(sum(sizes.values()), limit)
+    weights = {name: size ** (1 / temperature) for name, size in sizes.items()}
+    shares = {name: total * weight / sum(weights.values()) for name, weight in weights.items()}
+    counts = {name: int(share) for name, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda name: counts[name] - shares[name])
+    return counts | {name: counts[name] + 1 for name in by_remainder[: total - sum(counts.values())]}
+
+
 def _sample(train: Iterable[Example], limit: int | None) -> Iterator[Example]:
-    """Yields at most `limit` examples, with a progress bar on a terminal: a pseudorandom one of each equal part."""
+    """Yields at most `limit` examples: a pseudorandom one of each equal part."""
     size = len(train) if isinstance(train, Sequence) else sum(1 for _ in train)
-    count = size if limit is None else min(size, limit)
-    indices = (_draw_index(number * size // count, (number + 1) * size // count) for number in range(count))
+    indices = _choose_indices(size, size if limit is None else min(size, limit))
     if isinstance(train, Sequence):
-        examples: Iterator[Example] = (train[index] for index in indices)
+        examples: Iterable[Example] = (train[index] for index in indices)
     else:
         examples = _take_examples(train, indices)
+    yield from _show_progress(examples, len(indices))
+
+
+def _show_progress(examples: Iterable[Example], total: int) -> Iterator[Example]:
+    """Yields examples, with a progress bar on a terminal."""
     console = Console(stderr=True)
     yield from track(
         examples,
         "reading examples for the tokenizer",
-        total=count,
+        total=total,
         console=console,
         disable=sys.stderr is None or not sys.stderr.isatty(),
         transient=True,
     )
+
+
+def _choose_indices(size: int, count: int) -> Sequence[int]:
+    """Returns `count` of `size` indices: each one `count // size` times, then one of each of equal parts."""
+    if count == size:
+        return range(size)
+    rounds, rest = divmod(count, size)
+    parts = ((number * size // rest, (number + 1) * size // rest) for number in range(rest))
+    return [*range(size)] * rounds + [_draw_index(*part) for part in parts]
 
 
 def _draw_index(start: int, stop: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.data.placeholders import mask, restore
 from tformer_jax.data.tokenizers import Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
@@ -219,6 +220,7 @@ class Engine:
         self._check(request)
         self._finish.check(request.decode)
         tokens, decode = list(request.ids), request.decode
+        text, originals = mask(self._tokenizers.placeholders, request.text)
         translates = self._cfg.model.model_class.reads_source
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
@@ -244,7 +246,8 @@ class Engine:
                 first=first,
                 num_outputs=request.num_outputs,
                 scored=request.scored,
-                unfinished=Unfinished(decode, tokens, request.text) if is_withheld(decode) else None,
+                originals=originals,
+                unfinished=Unfinished(decode, tokens, text, originals) if is_withheld(decode) else None,
             )
             for sample in range(1 if decode.strategy == "beam" else request.num_outputs)
         ]
@@ -332,7 +335,9 @@ class Engine:
             decoder = self._decoder(running.decode)
             events = list(beam_events(running, decoder, *lane.hypotheses(row))) if new.done else []
         output = running.unfinished
-        return events if output is None else [self._withhold_text(output, event) for event in events]
+        if output is not None:
+            return [self._withhold_text(output, event) for event in events]
+        return [event._replace(text=restore(event.text, running.originals)) for event in events]
 
     def _withhold_text(self, empty: Unfinished, event: Event) -> Event:
         """Returns the event without its text, which `_finish_texts` adds to the last event of the output."""

@@ -34,7 +34,8 @@ class Request:
     tags: tuple[int, ...] = ()
     """Language tags with which its outputs start, before `decode.prefix`."""
     text: str = ""
-    """The text, whose words `decode.unknown="copy"` copies; empty: the names of unknown tokens are shown."""
+    """The text, whose words `decode.unknown="copy"` copies, and whose placeholders replace symbols; empty: the names of
+    unknown tokens are shown, and symbols stay."""
 
 
 class Event(NamedTuple):

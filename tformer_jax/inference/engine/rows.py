@@ -35,6 +35,8 @@ class RequestRow:
     allocation: Allocation = dataclasses.field(default_factory=Allocation)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """At most one page to copy, (from, to), once the first row of the request has read the prompt."""
+    originals: tuple[str, ...] | None = None
+    """The placeholders of the source, which outputs get back; None: there are none, or the source has no text."""
     unfinished: Unfinished | None = None
     """The output, if its text is withheld until its end; its text and tokens are empty."""
 

@@ -81,7 +81,8 @@ class TranslationEvaluator:
     def __call__(self, params: Any) -> Evaluation:
         """Returns `bleu`, `chrf`, `exact_match` and those of `eval.metrics`, with all translations.
 
-        Also `unknown_outputs`, the share of outputs with an unknown token, if the target's tokenizer has such tokens.
+        Also `unknown_outputs`, the share of outputs with an unknown token, if the target's tokenizer has such tokens,
+        and `placeholders_kept` with `data.placeholders`: the share of outputs with exactly those of their source.
         Signatures name tokenized texts. Segments with directions have the metrics of `evaluate_directions`.
         """
         requests = [directed_request(segment.source, segment.direction) for segment in self._segments]
@@ -129,6 +130,9 @@ class TranslationEvaluator:
         if counts_unknown:
             unknown = sum(output.unknown > 0 for output in outputs)
             metrics = metrics | {"unknown_outputs": 100 * unknown / len(outputs)}
+        if self._translate.tokenizers.placeholders:
+            exact = sum(output.placeholders_kept is not False for output in outputs)
+            metrics = metrics | {"placeholders_kept": 100 * exact / len(outputs)}
         if self._identifier and self._identifier.knows(language):
             identified = self._identifier.identify(texts)
             metrics = metrics | {"off_target": off_target_percentage(identified, language)}

@@ -1,0 +1,109 @@
+"""Outputs get the placeholders of their source, wherever they are decoded."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.helpers import build, tiny
+from tests.inference.engines import finish
+from tformer_jax.config import Config, DataConfig, DecodeConfig
+from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import WordTokenizer
+from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.requests import Request as TextRequest
+from tformer_jax.inference.scores import Scorer
+from tformer_jax.inference.text import Translator
+from tformer_jax.special_tokens import EOS, UNK
+
+NAMES = ("percent", "tags")
+SOURCE = WordTokenizer(["a", "b", "c"]).with_symbols(NUMBERED[:3], NAMES)
+TARGET = WordTokenizer(["T", "U", "V"]).with_symbols(NUMBERED[:3], NAMES)
+TOKENIZERS = Tokenizers(SOURCE, TARGET)
+TEXTS = ["a %s b <b>", "<b> %d %(x)s c", "c"]
+ORIGINALS = [("%s", "<b>"), ("<b>", "%d", "%(x)s"), ()]
+
+
+@pytest.fixture(scope="module")
+def model():
+    cfg = tiny("seq2seq", vocab_size=TARGET.vocab_size, output_bias=True)
+    model, params = build(cfg, seed=3)
+    params["head"]["bias"] = np.array([0, 0, -2, 0.5, 0, 0, 0, 1, 1, 1], np.float32)
+    return model, params
+
+
+def config(model, **decode) -> Config:
+    settings = DecodeConfig(max_new_tokens=8, **decode)
+    return Config(model=model.cfg, data=DataConfig(bucket_lengths=(16,)), decode=settings)
+
+
+def restored(ids, originals, **options) -> str:
+    """Replaces symbols by hand."""
+    text = TARGET.decode(ids, **options)
+    for number, symbol in enumerate(NUMBERED):
+        text = text.replace(symbol, originals[number] if number < len(originals) else "")
+    return text
+
+
+SAMPLE = {"strategy": "sample", "temperature": 2.0}
+DECODINGS = [SAMPLE, {"strategy": "beam", "beams": 2}, SAMPLE | {"unknown": "copy"}]
+
+
+@pytest.mark.parametrize("decode", DECODINGS, ids=["sample", "beam", "copy"])
+def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
+    cfg = config(model[0], **decode)
+    copies, count = decode.get("unknown") == "copy", 2 if "beams" in decode else 1
+    engine = Engine(cfg, *model, TOKENIZERS, max_rows=4)
+    for number, (text, masked) in enumerate(zip(TEXTS, ["a 0 b 1", "0 1 2 c", "c"], strict=True)):
+        read = "".join(NUMBERED[int(c)] if c.isdigit() else c for c in masked)
+        ids = tuple(SOURCE.special.wrap_side(SOURCE.encode(read)))
+        engine.submit(Request(ids, cfg.decode, 5, number, count, text=text))
+    events = list(itertools.chain.from_iterable(iter(lambda: engine.step() if not engine.idle else None, None)))
+    ids: dict[tuple[int, int], list[int]] = {}
+    for event in events:
+        ids.setdefault(event[:2], []).extend(event.ids)
+    texts = {key: text for key, (text, _) in finish(engine, events).items()}
+    assert len({i for row in ids.values() for i in row if i >= TARGET.own_size}) > 1
+    for key, text in texts.items():
+        assert not {*NUMBERED} & {*text}
+        if UNK not in ids[key] or not copies:
+            assert text == restored(ids[key], ORIGINALS[key[0]], unknown="<unk>")
+    outputs = Translator(cfg, model[0], TOKENIZERS).outputs(model[1], TEXTS, seed=5)
+    assert [output.text for output in outputs] == [texts[number, 0] for number in range(3)]
+    assert [output.placeholders_kept for output in outputs] == [
+        has_same_placeholders(NAMES, text, output.text) for text, output in zip(TEXTS, outputs, strict=True)
+    ]
+
+
+def test_pieces_of_a_stream_have_placeholders(model):
+    translate = Translator(config(model[0], **SAMPLE), model[0], TOKENIZERS)
+    (output,) = translate.outputs(model[1], TEXTS[1:2], seed=5)
+    pieces = [piece.text for piece in translate.stream_pieces(model[1], TEXTS[1], seed=5)]
+    assert "".join(pieces) == output.text
+    assert any(original in piece for piece in pieces for original in ORIGINALS[1])
+
+
+def test_a_prefix_has_the_symbols_of_its_source(model):
+    translate = Translator(config(model[0], **SAMPLE), model[0], TOKENIZERS)
+    requests = [TextRequest(TEXTS[0], prefix="T <b>"), TextRequest(TEXTS[1], prefix="<b> %(x)s")]
+    assert [output.text.split()[:2] for output in translate.outputs(model[1], requests)] == [
+        ["T", "<b>"],
+        ["<b>", "%(x)s"],
+    ]
+
+
+def test_outputs_with_other_placeholders_are_counted(model, caplog):
+    translate = Translator(config(model[0], **SAMPLE), model[0], TOKENIZERS)
+    outputs = translate.outputs(model[1], TEXTS)
+    others = sum(output.placeholders_kept is False for output in outputs)
+    assert others
+    translate(model[1], TEXTS)
+    assert f"{others} of 3 outputs have other placeholders (data.placeholders) than the source" in caplog.text
+
+
+def test_given_targets_are_scored_with_symbols(model):
+    score = Scorer(config(model[0]), model[0], TOKENIZERS)
+    (scored,) = score.stream(model[1], [("a %s b <b>", "<b> T %s %d")])
+    first = TARGET.own_size
+    assert scored.tokens == [first + 1, *TARGET.encode("T"), first, UNK, EOS]

@@ -1,0 +1,110 @@
+"""Placeholders, such as `%s`, `{name}` and `<b>`: models read and write numbered symbols in their place.
+
+Equal placeholders of a source have the same number, by their first appearance. Outputs get the placeholders back from
+their source.
+"""
+
+import collections
+import functools
+import itertools
+import re
+from typing import NamedTuple
+
+from tformer_jax.config.symbols import PLACEHOLDERS
+from tformer_jax.data.corpora.example import Example
+
+NUMBERED = tuple(chr(0xF0000 + number) for number in range(32))
+"""Symbols that stand for placeholders: private-use characters."""
+PATTERNS = {
+    "urls": r"(?:https?|ftp)://[^\s<>\"]*[^\s<>\"'.,;:!?)\]}]",
+    "tags": r"</?[A-Za-z][\w:.-]*(?:\s+(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*)?\s*/?>",
+    "braces": r"\{\{[^{}]*\}\}|\{[\w.\[\]]*(?:![rsa])?(?::[^{}\s]*)?\}",
+    "percent": (
+        r"%%|(?<!\d)%(?:\([^()]+\)|\d+\$)?[-+#0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?"
+        r"(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGcrsa](?![A-Za-z]{2})"
+    ),
+}
+"""Regular expressions of `data.placeholders`; where several match, the first one counts."""
+assert {*PATTERNS} == {*PLACEHOLDERS}
+
+
+class Masked(NamedTuple):
+    """A source in which symbols stand for placeholders."""
+
+    text: str
+    originals: tuple[str, ...] | None
+    """The placeholders by number; None: they are not replaced, or the source is empty."""
+
+
+def mask(names: tuple[str, ...], text: str) -> Masked:
+    """Replaces the placeholders of a source by symbols, except those after the first `len(NUMBERED)` different ones.
+
+    A symbol that the text has is a placeholder, too; one that gets no number is left out.
+
+    Args:
+        names: keys of `PATTERNS`.
+    """
+    if not names or not text:
+        return Masked(text, None)
+    symbols: dict[str, str] = {}
+
+    def number(match: re.Match[str]) -> str:
+        if match[0] not in symbols and len(symbols) < len(NUMBERED):
+            symbols[match[0]] = NUMBERED[len(symbols)]
+        return symbols.get(match[0], _unnumbered(match))
+
+    masked = _pattern(names).sub(number, text)
+    return Masked(masked, tuple(symbols))
+
+
+def mask_target(names: tuple[str, ...], target: str, originals: tuple[str, ...] | None) -> str:
+    """Replaces the placeholders of a target that its source has by symbols; a symbol of its own is left out."""
+    if not names:
+        return target
+    symbols = dict(zip(originals or (), NUMBERED, strict=False))
+    return _pattern(names).sub(lambda match: symbols.get(match[0], _unnumbered(match)), target)
+
+
+def mask_pair(names: tuple[str, ...], source: str, target: str) -> tuple[str, str]:
+    """Returns a source and its target with symbols for their placeholders."""
+    text, originals = mask(names, source)
+    return text, mask_target(names, target, originals)
+
+
+def mask_example(names: tuple[str, ...], example: Example) -> Example:
+    """Returns an example with symbols for the placeholders of a pair; others are as before."""
+    if not names:
+        return example
+    source, target = mask_pair(names, example["source"], example["target"])
+    return {**example, "source": source, "target": target}
+
+
+def restore(output: str, originals: tuple[str, ...] | None) -> str:
+    """Returns an output with the placeholders of its source; symbols whose number the source lacks are left out."""
+    if originals is None:
+        return output
+    texts = itertools.chain(originals, itertools.repeat(""))
+    return output.translate(dict(zip(map(ord, NUMBERED), texts, strict=False)))
+
+
+def has_same_placeholders(names: tuple[str, ...], source: str, output: str) -> bool:
+    """Returns whether an output has each placeholder as often as its source."""
+    counts = [collections.Counter(_pattern(names).findall(text)) for text in (source, output)]
+    return counts[0] == counts[1]
+
+
+def count_unmatched(names: tuple[str, ...], source: str, target: str) -> int:
+    """Returns the number of placeholders of a target that have no number, because its source lacks them."""
+    originals = mask(names, source).originals or ()
+    return sum(placeholder not in originals for placeholder in _pattern(names).findall(target))
+
+
+@functools.cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    alternatives = [pattern for name, pattern in PATTERNS.items() if name in names]
+    return re.compile("|".join([*alternatives, f"[{NUMBERED[0]}-{NUMBERED[-1]}]"]))
+
+
+def _unnumbered(match: re.Match[str]) -> str:
+    """Returns the text of a placeholder without a number."""
+    return "" if match[0] in NUMBERED else match[0]
