@@ -63,12 +63,19 @@ def _positions(rng) -> dict[str, Any]:
         rng,
         {"position": "none"},
         {"position": "sinusoidal"},
-        {"position": "sinusoidal_halves"},
+        {"position": pick(rng, "sinusoidal_halves", "sinusoidal_fairseq")},
         {"position": "learned", "position_offset": int(pick(rng, 0, 2))},
         {"position": "rotary", "rotary": rotary},
         {"position": "rotary", "rotary": rotary},
         {"position": "alibi"},
-        {"position": "relative", "relative": {"buckets": int(pick(rng, 4, 8)), "distance": int(pick(rng, 5, 9))}},
+        {
+            "position": "relative",
+            "relative": {
+                "buckets": int(pick(rng, 4, 8)),
+                "distance": int(pick(rng, 5, 9)),
+                "by_layer": bool(pick(rng, False, True)),
+            },
+        },
     )
 
 

@@ -244,12 +244,11 @@ def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectio
         mask = mask & np.array([[s - t <= cfg.lookahead for s in range(T)] for t in range(T)])
     if cfg.position == "alibi":
         bias = position_oracles.alibi_bias(cfg.num_heads, T, T)
-    if cfg.position == "relative":
-        bias = position_oracles.relative_bias(
-            p["attention_positions"]["embedding"], T, T, cfg.relative.distance, bidirectional
-        )
     for number in range(depth):
         kind = cfg.layer_pattern[number % len(cfg.layer_pattern)]
+        if cfg.position == "relative" and kind not in ("nope", "gated_delta"):
+            table = (p[f"layers_{number}"] if cfg.relative.by_layer else p)["attention_positions"]["embedding"]
+            bias = position_oracles.relative_bias(table, T, T, cfg.relative.distance, bidirectional)
         added = None if kind == "nope" else bias
         x = layer(x, p[f"layers_{number}"], cfg, mask, memory, memory_mask, kind, added)
     return norm(x, p["norm"], cfg) if "norm" in p else x
@@ -265,6 +264,9 @@ def embed(tokens, table, extra, cfg):
             x[:, t] += np.concatenate(
                 [position_oracles.sinusoid(t, cfg.dim)[0::2], position_oracles.sinusoid(t, cfg.dim)[1::2]]
             )
+        if cfg.position == "sinusoidal_fairseq":
+            angles = (cfg.position_offset + t) / 10_000 ** (np.arange(cfg.dim // 2) / (cfg.dim // 2 - 1))
+            x[:, t] += np.concatenate([np.sin(angles), np.cos(angles)])
         if cfg.position == "learned":
             x[:, t] += extra["positions"]["embedding"][cfg.position_offset + t]
     if cfg.token_types:

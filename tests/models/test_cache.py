@@ -24,7 +24,11 @@ VARIANTS = {
     "MQA, fused": {"num_kv_heads": 1, "attention_projections": "fused_qkv"},
     "rotary, both": {"position": "rotary", "head_dim": 4, "norm_placement": "both", "qk_norm": True},
     "ALiBi, soft-cap": {"position": "alibi", "attention_softcap": 2.0},
-    "relative, gated": {"position": "relative", "relative": {"buckets": 8, "distance": 9}, "ffn": "gated"},
+    "relative, gated": {
+        "position": "relative",
+        "relative": {"buckets": 8, "distance": 9, "by_layer": True},
+        "ffn": "gated",
+    },
     "basic": {"attention": "basic", "num_heads": 1},
     "experts": {"ffn": "moe", "moe": {"num_experts": 3}, "position": "learned"},
     "latents": {

@@ -40,11 +40,13 @@ RELATIVE = {
 ANY_FAMILY = [
     {"attention": "basic", "num_heads": 1},
     {"position": "sinusoidal_halves", "norm_placement": "both", "norm": "rmsnorm", "norm_unit_offset": True},
+    {"position": "sinusoidal_fairseq", "position_offset": 2},
     {"position": "learned", "position_offset": 2, "embedding_norm": True, "norm_placement": "post"},
     {"position": "rotary", "qk_norm": True, "num_kv_heads": 2, "head_dim": 4, "ffn": "gated", "activation": "silu"},
     {"position": "rotary", "rotary": {"pairing": "interleaved"}, "attention_softcap": 2.0, "head_dim": 4},
     {"position": "alibi", "ffn": "gated", "activation": "sigmoid", "attention_scale": 0.3},
     RELATIVE,
+    RELATIVE | {"relative": RELATIVE["relative"] | {"by_layer": True}},
     {"ffn": "moe", "moe": {"num_experts": 3}, "activation": "silu", "ffn_bias": False},
 ]
 SINKS = {"attention_sinks": True, "position": "rotary", "rotary": {"fraction": 0.5}, "head_dim": 4}

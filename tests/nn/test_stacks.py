@@ -37,6 +37,7 @@ MODELS = {
     ),
     "shared relative bias": ({"decoder_layers": 2, "position": "relative"}, BATCH),
     "seq2seq": ({"encoder_layers": 2, "decoder_layers": 3}, PAIRS),
+    "relative biases by layer": ({"decoder_layers": 2, "position": "relative", "relative": {"by_layer": True}}, BATCH),
 }
 
 

@@ -82,8 +82,13 @@ MODELS = {
     "t5 1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": ("BartForConditionalGeneration", BART),
     "marian": ("MarianMTModel", {**BART, "scale_embedding": True, "activation_function": "swish"}),
+    "mt5": ("MT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
+    "umt5": ("UMT5ForConditionalGeneration", {**T5, "tie_word_embeddings": False}),
+    "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True}),
+    "m2m_100": ("M2M100ForConditionalGeneration", {**BART, "scale_embedding": True}),
 }
-SLOW = "smollm3", "stablelm", "qwen2_moe", "qwen3_moe"
+UNTIED = "t5 1.1", "mt5", "umt5"
+SLOW = "smollm3", "mt5", "stablelm", "qwen2_moe", "qwen3_moe"
 """Models that differ from others in one setting each."""
 
 
@@ -92,11 +97,11 @@ def their_model(name: str) -> torch.nn.Module:
     kind, settings = MODELS[name]
     model_class = getattr(transformers, kind)
     config = model_class.config_class(**settings)
-    if name == "t5 1.1":
+    if name in UNTIED:
         config.tie_word_embeddings = False
     config._attn_implementation = "eager"
     model = model_class(config).eval()
-    if name == "t5 1.1":
+    if name in UNTIED:
         model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
     torch.manual_seed(0)
     for parameter_name, parameter in model.named_parameters():

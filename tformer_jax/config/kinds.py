@@ -84,6 +84,7 @@ POSITIONS = Kinds(
     none="tformer_jax.nn.positions:NoPositions",
     sinusoidal="tformer_jax.nn.positions:Sinusoidal",
     sinusoidal_halves="tformer_jax.nn.positions:SinusoidalHalves",
+    sinusoidal_fairseq="tformer_jax.nn.positions:SinusoidalFairseq",
     learned="tformer_jax.nn.positions:Learned",
     rotary="tformer_jax.nn.attention_positions:Rotary",
     alibi="tformer_jax.nn.attention_positions:Alibi",

@@ -102,7 +102,10 @@ class ModelConfig(Section):
 
     position: str = setting("sinusoidal", "position information", choices=kinds.POSITIONS)
     position_offset: int = setting(
-        0, "unused rows at the start of the position table (BART: 2)", low=0, used_by="position"
+        0,
+        "number of the first position (BART: 2); a learned table has unused rows before it",
+        low=0,
+        used_by="position",
     )
     rotary: RotaryConfig = section(RotaryConfig, used_by="position")
     relative: RelativeConfig = section(RelativeConfig, used_by="position")

@@ -66,6 +66,7 @@ class RelativeConfig(Section):
 
     buckets: int = setting(32, "number of distance buckets", low=4)
     distance: int = setting(128, "distance, in tokens, from which all distances share a bucket", low=2)
+    by_layer: bool = setting(False, "each layer has biases of its own (umT5); False: all layers of a stack share them")
 
     def check(self) -> None:
         if self.buckets % 4:

@@ -1,4 +1,6 @@
-"""Hugging Face's encoder-decoder models: T5, BART, Marian."""
+"""Hugging Face's encoder-decoder models: T5, mT5, umT5, BART, mBART, Marian, M2M-100."""
+
+from collections.abc import Callable
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import (
@@ -24,6 +26,8 @@ from tformer_jax.interop.mapping import (
     rules_below,
 )
 
+Config = Callable[[ModelConfig], Settings]
+
 
 def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:
     return attention_parts(ours, (f"{theirs}.{name}" for name in "qkvo"))
@@ -47,7 +51,8 @@ _T5_CROSS = (
     *_t5_attention("cross_attention", "layer.1.EncDecAttention"),
     ("cross_attention_residual/norm/scale", "layer.1.layer_norm.weight", SAME),
 )
-_T5_BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+_T5_BIAS = "SelfAttention.relative_attention_bias.weight"
+_T5_OWN_BIAS: tuple[Part, ...] = (("attention_positions/embedding", f"layer.0.{_T5_BIAS}", SAME),)
 _T5_UNUSED = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
 """Published checkpoints have it, and no model reads it: cross-attention has no positions."""
 
@@ -63,10 +68,14 @@ def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
         Rule("head/kernel", "lm_head.weight", kernel()),
         Rule("encoder/norm/scale", "encoder.final_layer_norm.weight"),
         Rule("decoder/norm/scale", "decoder.final_layer_norm.weight"),
-        Rule("encoder/attention_positions/embedding", f"encoder.{_T5_BIAS}"),
-        Rule("decoder/attention_positions/embedding", f"decoder.{_T5_BIAS}"),
-        *rules_below("encoder/layers_{i}/", "encoder.block.{i}.", (*_T5_SELF, *_t5_ffn(1), hidden(1))),
-        *rules_below("decoder/layers_{i}/", "decoder.block.{i}.", (*_T5_SELF, *_T5_CROSS, *_t5_ffn(2), hidden(2))),
+        *(
+            Rule(f"{s}/attention_positions/embedding", f"{s}.block.0.layer.0.{_T5_BIAS}")
+            for s in ("encoder", "decoder")
+        ),
+        *rules_below("encoder/layers_{i}/", "encoder.block.{i}.", (*_T5_SELF, *_T5_OWN_BIAS, *_t5_ffn(1), hidden(1))),
+        *rules_below(
+            "decoder/layers_{i}/", "decoder.block.{i}.", (*_T5_SELF, *_T5_OWN_BIAS, *_T5_CROSS, *_t5_ffn(2), hidden(2))
+        ),
     )
 
 
@@ -134,6 +143,19 @@ def _t5_config(cfg: ModelConfig) -> Settings:
     }
 
 
+def _mt5_settings(hf: Settings) -> Settings:
+    return _t5_settings(hf) | {"scale_output": False}
+
+
+def _mt5_config(cfg: ModelConfig) -> Settings:
+    return _t5_config(cfg) | {"tie_word_embeddings": cfg.tie_embeddings == "all"}
+
+
+def _umt5_settings(hf: Settings) -> Settings:
+    settings = _t5_settings(hf)
+    return settings | {"relative": settings["relative"] | {"by_layer": True}}
+
+
 def _bart_attention(ours: str, theirs: str) -> tuple[Part, ...]:
     projections = attention_parts(ours, (f"{theirs}.{name}_proj" for name in ("q", "k", "v", "out")))
     return (*projections, *parts(f"{ours}_residual/norm", f"{theirs}_layer_norm", NORM))
@@ -163,6 +185,10 @@ _BART = (
     *rules_below("source_input/norm/", "model.encoder.layernorm_embedding.", NORM),
     *rules_below("target_input/norm/", "model.decoder.layernorm_embedding.", NORM),
 )
+_FINAL_NORMS = (
+    *rules_below("encoder/norm/", "model.encoder.layer_norm.", NORM),
+    *rules_below("decoder/norm/", "model.decoder.layer_norm.", NORM),
+)
 
 
 _MARIAN_FIELDS = {
@@ -182,29 +208,42 @@ _MARIAN_FIELDS = {
 }
 
 
-def _marian_settings(hf: Settings) -> Settings:
-    require(hf, is_encoder_decoder=True)
-    require(hf, share_encoder_decoder_embeddings=True, normalize_before=False, add_final_layer_norm=False)
-    require(hf, decoder_vocab_size=hf["vocab_size"], add_bias_logits=False)
+def _marian_settings(hf: Settings, *, pre_norm: bool = False) -> Settings:
+    require(hf, is_encoder_decoder=True, normalize_before=pre_norm, add_final_layer_norm=pre_norm)
+    require(hf, share_encoder_decoder_embeddings=True, decoder_vocab_size=hf["vocab_size"], add_bias_logits=False)
     for name in ("attention_heads", "ffn_dim"):
         require(hf, **{f"decoder_{name}": hf[f"encoder_{name}"]})
     return our_settings(_MARIAN_FIELDS, hf) | {
         "family": "seq2seq",
         "source_vocab_size": hf["vocab_size"],
-        "norm_placement": "post",
+        "norm_placement": "pre" if pre_norm else "post",
         "position": "sinusoidal_halves",
         "initializer": "normal",
     }
 
 
-def _bart_settings(hf: Settings) -> Settings:
+def _bart_settings(hf: Settings, *, pre_norm: bool = False) -> Settings:
     require(hf, normalize_embedding=True, static_position_embeddings=False, extra_pos_embeddings=2)
-    return _marian_settings(hf) | {"position": "learned", "position_offset": 2, "embedding_norm": True}
+    learned = {"position": "learned", "position_offset": 2, "embedding_norm": True}
+    return _marian_settings(hf, pre_norm=pre_norm) | learned
+
+
+def _mbart_settings(hf: Settings) -> Settings:
+    return _bart_settings(hf, pre_norm=True)
+
+
+def _m2m_100_settings(hf: Settings) -> Settings:
+    offset = hf["pad_token_id"] + 1
+    return _marian_settings(hf, pre_norm=True) | {"position": "sinusoidal_fairseq", "position_offset": offset}
+
+
+def _m2m_100_config(cfg: ModelConfig) -> Settings:
+    return _marian_config(cfg) | {"pad_token_id": cfg.position_offset - 1}
 
 
 def _bart_config(cfg: ModelConfig) -> Settings:
     """Returns their settings; CTranslate2's converter reads `normalize_before`, which transformers 5 no longer has."""
-    return _marian_config(cfg) | {"normalize_before": False}
+    return _marian_config(cfg) | {"normalize_before": cfg.norm_placement == "pre"}
 
 
 def _marian_config(cfg: ModelConfig) -> Settings:
@@ -219,35 +258,33 @@ def _marian_config(cfg: ModelConfig) -> Settings:
 
 _EMBEDDINGS = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight")
 _MODEL_EMBEDDINGS = {f"model.{copy}": f"model.{name}" for copy, name in _EMBEDDINGS.items()}
-_POSITIONS = (r"model\.(en|de)coder\.embed_positions\.weight",)
+_POSITIONS = (r"model\.(en|de)coder\.embed_positions\.weights?",)
+
+
+def _t5_architecture(name: str, settings: Callable[[Settings], Settings], config: Config) -> Architecture:
+    return Architecture(name, settings, config, _t5_rules, _T5_UNUSED, shared="shared.weight", copies=_EMBEDDINGS)
+
+
+def _bart_architecture(
+    name: str, settings: Callable[[Settings], Settings], config: Config, *rules: Rule, ignored: tuple[str, ...] = ()
+) -> Architecture:
+    names = {"prefix": "model.", "shared": "model.shared.weight"}
+    return Architecture(name, settings, config, lambda cfg: rules, ignored, **names, copies=_MODEL_EMBEDDINGS)
+
 
 ENCODER_DECODERS = {
-    "t5": Architecture(
-        "T5ForConditionalGeneration",
-        _t5_settings,
-        _t5_config,
-        _t5_rules,
-        _T5_UNUSED,
-        shared="shared.weight",
-        copies=_EMBEDDINGS,
-    ),
-    "bart": Architecture(
-        "BartForConditionalGeneration",
-        _bart_settings,
-        _bart_config,
-        lambda cfg: _BART,
-        prefix="model.",
-        shared="model.shared.weight",
-        copies=_MODEL_EMBEDDINGS,
-    ),
-    "marian": Architecture(
-        "MarianMTModel",
-        _marian_settings,
-        _marian_config,
-        lambda cfg: _MARIAN,
-        _POSITIONS,
-        "model.",
-        shared="model.shared.weight",
-        copies=_MODEL_EMBEDDINGS,
+    "t5": _t5_architecture("T5ForConditionalGeneration", _t5_settings, _t5_config),
+    "mt5": _t5_architecture("MT5ForConditionalGeneration", _mt5_settings, _mt5_config),
+    "umt5": _t5_architecture("UMT5ForConditionalGeneration", _umt5_settings, _t5_config),
+    "bart": _bart_architecture("BartForConditionalGeneration", _bart_settings, _bart_config, *_BART),
+    "mbart": _bart_architecture("MBartForConditionalGeneration", _mbart_settings, _bart_config, *_BART, *_FINAL_NORMS),
+    "marian": _bart_architecture("MarianMTModel", _marian_settings, _marian_config, *_MARIAN, ignored=_POSITIONS),
+    "m2m_100": _bart_architecture(
+        "M2M100ForConditionalGeneration",
+        _m2m_100_settings,
+        _m2m_100_config,
+        *_MARIAN,
+        *_FINAL_NORMS,
+        ignored=_POSITIONS,
     ),
 }

@@ -130,8 +130,7 @@ def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **se
     arrays = _rename_copies(_standard_names(files.read_arrays(folder), architecture), architecture, tied)
     read = _read_settings(hf, arrays, architecture, headless=headless)
     _check_length(read, settings.get("max_length"))
-    if read["position"] == "sinusoidal_halves":
-        _check_sinusoids(arrays)
+    _check_sinusoids(arrays, read["position"])
     if _family(read).classifies and "classifier.weight" not in arrays:
         arrays.update(_random_head(read, settings))
     cfg = ModelConfig(**read | settings)
@@ -196,7 +195,7 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
         fields = Fields(DEFAULTS[model_type] | {"model_type": model_type} | architecture.config(cfg))
         settings = architecture.settings(fields)
         settings |= {"tie_embeddings": cfg.tie_embeddings, "output_bias": cfg.output_bias}
-        if model_type == "t5":  # whose tied embedding is scaled as the output head
+        if model_type in ("t5", "umt5"):  # whose tied embedding is scaled as the output head
             settings["scale_output"] = cfg.tie_embeddings == "all"
         back = ModelConfig(**settings)
     except (UserError, TypeError, ValueError, KeyError):
@@ -260,14 +259,16 @@ def _check_length(read: dict[str, Any], given: int | None) -> None:
         raise UserError(f"max_length={given}: its positions end at {read['max_length']}; leave the maximum length out")
 
 
-def _check_sinusoids(arrays: Mapping[str, Any]) -> None:
+def _check_sinusoids(arrays: Mapping[str, Any], position: str) -> None:
     """Raises `UserError` if saved positions, which are not read, are not the sinusoids that the model computes."""
-    for name in arrays:
-        if name.endswith("embed_positions.weight"):
+    steps = {"sinusoidal_halves": 0, "sinusoidal_fairseq": 1}
+    for name in arrays if position in steps else ():
+        if name.endswith(("embed_positions.weight", "embed_positions.weights")):
             table = np.asarray(arrays[name], np.float32)
-            angles = np.arange(table.shape[0])[:, None] / 10_000 ** (np.arange(0, table.shape[1], 2) / table.shape[1])
+            half, first = table.shape[1] // 2, 2 * steps[position]  # fairseq's first rows are not read
+            angles = np.arange(len(table))[:, None] / 10_000 ** (np.arange(half) / (half - steps[position]))
             expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-            check(np.abs(table - expected).max() < 0.01, f"{name} has other positions than sinusoids")
+            check(np.abs(table - expected)[first:].max() < 0.01, f"{name} has other positions than sinusoids")
 
 
 def _read_settings(

@@ -36,6 +36,16 @@ _BART = {
     "activation_dropout": 0.0,
     "init_std": 0.02,
 }
+_T5 = {
+    "n_positions": 512,
+    "d_kv": 64,
+    "feed_forward_proj": "relu",
+    "layer_norm_epsilon": 1e-6,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "tie_word_embeddings": True,
+    "dropout_rate": 0.1,
+}
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -110,18 +120,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_probs_dropout_prob": 0.1,
         "initializer_range": 0.02,
     },
-    "t5": {
-        "n_positions": 512,
-        "d_kv": 64,
-        "feed_forward_proj": "relu",
-        "layer_norm_epsilon": 1e-6,
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        "tie_word_embeddings": True,
-        "dropout_rate": 0.1,
-    },
+    "t5": _T5,
+    "mt5": _T5 | {"feed_forward_proj": "gated-gelu"},
+    "umt5": _T5 | {"feed_forward_proj": "gated-gelu"},
     "bart": _BART,
+    "mbart": _BART,
     "marian": _BART,
+    "m2m_100": _BART
+    | {"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1, "pad_token_id": 1},
 }
 """Defaults by `model_type`, of the settings that this package reads."""
 
@@ -164,14 +170,16 @@ UNREAD = frozenset((*_FILES, *_TOKENS, *_GENERATION, *_TRAINING, *_HEADS))
 """Fields that change the logits of no model: they are about files, tokens, generation, training and other heads."""
 
 _WINDOWS_OFF = ("sliding_window", "max_window_layers")
+_LENGTHS = ("n_positions", "max_position_embeddings")
 _MARIAN = ("static_position_embeddings", "extra_pos_embeddings", "normalize_embedding")
 UNREAD_BY: dict[str, tuple[str, ...]] = {
     "gpt2": ("n_ctx", "reorder_and_upcast_attn"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _WINDOWS_OFF),
     **dict.fromkeys(("gemma2", "gemma3_text"), ("_sliding_window_pattern", "sliding_window_pattern")),
-    "t5": ("n_positions", "max_position_embeddings"),
+    **dict.fromkeys(("t5", "mt5"), _LENGTHS),
+    "umt5": (*_LENGTHS, "scalable_attention"),
     "bart": ("decoder_vocab_size",),
-    "marian": _MARIAN,
+    **dict.fromkeys(("marian", "m2m_100"), _MARIAN),
 }
 """Fields that transformers does not read for a `model_type`, or not with the fields that this package requires."""
 
@@ -179,6 +187,12 @@ _BART_ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
+}
+_T5_ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "num_heads",
+    "num_hidden_layers": "num_layers",
+    "head_dim": "d_kv",
 }
 ALIASES: dict[str, dict[str, str]] = {
     "gpt2": {
@@ -189,13 +203,7 @@ ALIASES: dict[str, dict[str, str]] = {
     },
     "mixtral": {"num_experts": "num_local_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
-    "t5": {
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    },
-    "bart": _BART_ALIASES,
-    "marian": _BART_ALIASES,
+    **dict.fromkeys(("t5", "mt5", "umt5"), _T5_ALIASES),
+    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100"), _BART_ALIASES),
 }
 """Other names of fields by `model_type`, as `attribute_map` of transformers has them."""

@@ -1,6 +1,6 @@
 """Position information applied inside attention: rotations of queries and keys, or biases on their scores.
 
-Each kind is a module that all layers of a stack share; it returns `PositionTerms`.
+Each kind is a module that all layers of a stack share, or that each layer has; it returns `PositionTerms`.
 """
 
 import functools
@@ -240,14 +240,14 @@ def _first_distances(exact: int, count: int, farthest: int) -> np.ndarray:
 
 
 class RelativeBuckets(AttentionPositions):
-    """Relative position biases of T5, with one table for all layers of a stack."""
+    """Relative position biases of T5, with one table for all layers of a stack, or for each layer."""
 
     adds_bias = True
     settings: ClassVar[tuple[str, ...]] = ("relative",)
 
     @nn.compact
     def __call__(self, positions: jax.Array, *, window: bool) -> PositionTerms:
-        """Returns the bias from the stack's table."""
+        """Returns the bias from the table."""
         cfg = self.cfg
         init = named(nn.initializers.normal(cfg.init_std), None, axes.HEADS)
         table = self.param("embedding", init, (cfg.relative.buckets, cfg.num_heads), jnp.dtype(cfg.param_dtype))

@@ -124,7 +124,7 @@ class GatedDelta(Module):
         Limit("model.attention_backend", ("auto", "reference"), "a recurrence has one implementation", lifted=True),
         Limit(
             "model.position",
-            ("none", "sinusoidal", "sinusoidal_halves", "learned"),
+            ("none", "sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"),
             "a recurrence has no scores",
             lifted=True,
         ),

@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.attention import make_attention
-from tformer_jax.nn.attention_positions import PositionTerms
+from tformer_jax.nn.attention_positions import PositionTerms, make_attention_positions
 from tformer_jax.nn.decoder_cache import mask_kind
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.ffn import make_ffn
@@ -34,6 +34,8 @@ class LayerContext:
     """int [B, T]: segment ids of documents packed into a row; None: one document per row."""
     positions: dict[str, PositionTerms] = dataclasses.field(default_factory=dict)
     """Positions that attention uses, by `mask_kind` of layers."""
+    token_positions: jax.Array | None = None
+    """int [B or 1, T]: positions of x, if each layer makes what its attention uses."""
     memory: jax.Array | None = None
     """[B, S, D]: the encoder's output; not needed if a cache holds its keys and values."""
     cross_mask: Mask = Mask()
@@ -91,10 +93,15 @@ class TransformerLayer(nn.Module):
     kind: str = "full"
     experts: bool = True
     """Whether the FFN has experts, if the model uses them."""
+    bidirectional: bool = False
 
     def setup(self) -> None:
         attention = self.cfg.attention_of(self.kind)
         self.recurrent = kinds.is_recurrent(attention)
+        own_positions = self.cfg.relative.by_layer and self.kind != "nope" and not self.recurrent
+        self.attention_positions = (
+            make_attention_positions(self.cfg, bidirectional=self.bidirectional) if own_positions else None
+        )
         self.self_attention = make_attention(self.cfg, attention)
         self.self_attention_residual = Residual(self.cfg)
         if self.cross:
@@ -116,9 +123,12 @@ class TransformerLayer(nn.Module):
         Returns:
             [B, T, D], and the updated cache, or None without a cache.
         """
+        arguments = ctx.for_recurrence() if self.recurrent else ctx.for_attention(self.kind)
+        if self.attention_positions:
+            arguments["position"] = self.attention_positions(ctx.token_positions, window=self.kind == "window")
         h, state = self.self_attention(
             self.self_attention_residual.sublayer_input(x),
-            **(ctx.for_recurrence() if self.recurrent else ctx.for_attention(self.kind)),
+            **arguments,
             cache=cache.self_attention if cache else None,
             train=train,
         )

@@ -16,13 +16,13 @@ from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import named
 
 
-def sinusoid(positions: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+def sinusoid(positions: jax.Array, dim: int, *, steps: float | None = None) -> tuple[jax.Array, jax.Array]:
     """Computes sines and cosines of positions: int [...] -> float32 [..., D/2] each.
 
-    They are `sin(p / 10000^(2i/D))` and `cos(p / 10000^(2i/D))` for i = 0..D/2-1 ("Attention Is All You Need", 2017,
-    section 3.5). Defined for every position: PE(p + k) is a rotation of PE(p).
+    They are `sin(p / 10000^(i/steps))` and `cos(p / 10000^(i/steps))` for i = 0..D/2-1, where `steps` is D/2 by default
+    ("Attention Is All You Need", 2017, section 3.5). Defined for every position: PE(p + k) is a rotation of PE(p).
     """
-    frequencies = 10_000.0 ** (-np.arange(0, dim, 2) / dim)
+    frequencies = 10_000.0 ** (-np.arange(dim // 2) / (steps or dim / 2))
     angles = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
     return jnp.sin(angles), jnp.cos(angles)
 
@@ -70,11 +70,25 @@ class Sinusoidal(EmbeddingPositions):
 
 
 class SinusoidalHalves(Sinusoidal):
-    """The sines and cosines of `sinusoid`, with all sines first, as in tensor2tensor and Marian."""
+    """The sines and cosines of `sinusoid`, with all sines first, as in Marian."""
 
     def __call__(self, positions: jax.Array) -> jax.Array:
         """Embeds positions int [..., T] -> [..., T, D]."""
         return jnp.concatenate(sinusoid(positions, self.cfg.dim), axis=-1).astype(self.cfg.dtype)
+
+
+class SinusoidalFairseq(Sinusoidal):
+    """As `SinusoidalHalves`, but the last wavelength is 10000 times the first, as in tensor2tensor and fairseq.
+
+    The first position is `cfg.position_offset`.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("position_offset",)
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """Embeds positions int [..., T] -> [..., T, D]."""
+        halves = sinusoid(self.cfg.position_offset + positions, self.cfg.dim, steps=self.cfg.dim / 2 - 1)
+        return jnp.concatenate(halves, axis=-1).astype(self.cfg.dtype)
 
 
 class Learned(EmbeddingPositions):

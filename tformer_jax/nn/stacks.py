@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax import axes
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn.attention_positions import PositionTerms, make_attention_positions
+from tformer_jax.nn.attention_positions import make_attention_positions
 from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
 from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
@@ -20,9 +20,10 @@ from tformer_jax.nn.slots import Tokens
 from tformer_jax.nn.watch import COLLECTION, watch
 
 
-def make_layer(cfg: ModelConfig, number: int, *, cross: bool) -> TransformerLayer:
+def make_layer(cfg: ModelConfig, number: int, *, cross: bool, bidirectional: bool) -> TransformerLayer:
     """Builds layer `number` of a stack, counted from 0."""
-    return TransformerLayer(cfg, cross, cfg.layer_pattern[number % len(cfg.layer_pattern)], cfg.has_experts(number))
+    kind = cfg.layer_pattern[number % len(cfg.layer_pattern)]
+    return TransformerLayer(cfg, cross, kind, cfg.has_experts(number), bidirectional)
 
 
 class Period(nn.Module):
@@ -30,9 +31,11 @@ class Period(nn.Module):
 
     cfg: ModelConfig
     cross: bool
+    bidirectional: bool
 
     def setup(self) -> None:
-        self.layers = [make_layer(self.cfg, number, cross=self.cross) for number in range(self.cfg.period)]
+        options = {"cross": self.cross, "bidirectional": self.bidirectional}
+        self.layers = [make_layer(self.cfg, number, **options) for number in range(self.cfg.period)]
 
 
 class Stack(nn.Module):
@@ -52,17 +55,21 @@ class Stack(nn.Module):
         cfg, period = self.cfg, self.cfg.period
         self.repetitions = self.depth // period if cfg.scan_layers else 0
         if self.repetitions:
-            self.periods = Period(cfg, self.cross)
+            self.periods = Period(cfg, self.cross, self.bidirectional)
         remaining = range(self.repetitions * period, self.depth)
-        self.layers = {str(number): make_layer(cfg, number, cross=self.cross) for number in remaining}
-        self.attention_positions = make_attention_positions(cfg, bidirectional=self.bidirectional)
+        options = {"cross": self.cross, "bidirectional": self.bidirectional}
+        self.layers = {str(number): make_layer(cfg, number, **options) for number in remaining}
+        self.attention_positions = (
+            None if cfg.relative.by_layer else make_attention_positions(cfg, bidirectional=self.bidirectional)
+        )
         self.norm = make_norm(cfg) if cfg.has_final_norm else None
 
-    def positions(self, positions: jax.Array) -> dict[str, PositionTerms]:
-        """Returns the rotations or biases of positions int [B or 1, T], by `mask_kind` of layers."""
-        if self.attention_positions is None:
-            return {}
-        return {kind: self.attention_positions(positions, window=kind == "window") for kind in mask_kinds(self.cfg)}
+    def position_fields(self, positions: jax.Array) -> dict[str, Any]:
+        """Returns the fields of `LayerContext` by which attention uses positions int [B or 1, T]."""
+        if self.cfg.relative.by_layer:
+            return {"token_positions": positions}
+        own, kinds = self.attention_positions, mask_kinds(self.cfg)
+        return {"positions": {} if own is None else {kind: own(positions, window=kind == "window") for kind in kinds}}
 
     def masks(self, mask: Mask) -> dict[str, Mask]:
         """Returns the masks by `mask_kind`; "window" layers attend to positions less than `cfg.window` away."""
@@ -138,7 +145,7 @@ class Encoder(Stack):
             masks=self.masks(mask),
             padding_mask=padding_mask,
             segments=segments,
-            positions=self.positions(token_positions(S, segments)),
+            **self.position_fields(token_positions(S, segments)),
         )
         return self.full_pass(x, ctx, train=train)
 
@@ -188,7 +195,7 @@ class Decoder(Stack):
             masks=self.masks(mask),
             padding_mask=padding_mask,
             segments=segments,
-            positions=self.positions(token_positions(x.shape[1], segments)),
+            **self.position_fields(token_positions(x.shape[1], segments)),
             memory=memory,
             cross_mask=Mask(padding_mask=memory_padding_mask, segments=cross_segments),
         )
@@ -223,7 +230,7 @@ class Decoder(Stack):
         ctx = LayerContext(
             masks={kind: self.masks(mask(keys))[kind] for kind, keys in attended.items()},
             padding_mask=padding_mask,
-            positions=self.positions(positions),
+            **self.position_fields(positions),
             cross_mask=Mask(padding_mask=cache.memory_padding_mask),
             slots=cache.slots,
             parents=None if ancestry is None else ancestry.parents(positions),
