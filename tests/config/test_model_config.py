@@ -16,7 +16,7 @@ WITHOUT_EFFECT = {
     "model.encoder_layers=2: is used only by model.family='seq2seq' or": {"family": "decoder_lm", "encoder_layers": 2},
     "model.decoder_layers=2: is used only by model.family='seq2seq' or": {"family": "classifier", "decoder_layers": 2},
     "model.norm_bias=False: is used only by model.norm='layernorm'": {"norm": "rmsnorm", "norm_bias": False},
-    "model.position_offset=2: is used only by model.position='learned'": {"position_offset": 2},
+    "model.position_offset=2: is used only by model.position='sinusoidal_fairseq' or 'learned'": {"position_offset": 2},
     "model.rotary.factor=2.0: needs model.rotary.scaling": ROTARY | {"rotary": {"factor": 2}},
     "model.rotary.factor=1.0: must exceed 1.0": ROTARY | {"rotary": {"scaling": "linear"}},
     "model.rotary.original_length=8: is used only by": ROTARY | {"rotary": {"original_length": 8}},

@@ -22,7 +22,7 @@ CASES = [
     ("layers of translate_multi30k.py", "t5"),
     ("layers of translate_multi30k.py", "marian"),
     ("defaults of a language model", "llama"),
-    *(("defaults", name) for name in ("bart", "t5", "marian")),
+    *(("defaults", name) for name in ("bart", "t5", "marian", "mbart", "m2m_100")),
     *(("defaults of a language model", name) for name in ("gpt2", "mistral", "qwen2", "qwen3", "smollm3", "stablelm")),
 ]
 
@@ -46,8 +46,8 @@ def test_the_command_advises_the_architecture_with_the_fewest_changes(tmp_path):
     run = own_runs.make(tmp_path / "run", "marian", position="sinusoidal", norm_placement="pre", output_bias=False)
     with pytest.raises(
         UserError,
-        match=r"^none of the architectures gpt2, .* represents this model; 'marian' needs a model trained with "
-        r"model.norm_placement='post', model.position='sinusoidal_halves'$",
+        match=r"^none of the architectures gpt2, .* represents this model; 'm2m_100' needs a model trained with "
+        r"model.position='sinusoidal_fairseq', model.position_offset=1$",
     ):
         export_hf.main(["--run", str(run), str(tmp_path / "out")])
     with pytest.raises(UserError, match=r"cannot represent this model: .*; 'bart' needs a model trained with "):

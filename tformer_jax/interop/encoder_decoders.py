@@ -233,17 +233,18 @@ def _mbart_settings(hf: Settings) -> Settings:
 
 
 def _m2m_100_settings(hf: Settings) -> Settings:
+    """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
     offset = hf["pad_token_id"] + 1
     return _marian_settings(hf, pre_norm=True) | {"position": "sinusoidal_fairseq", "position_offset": offset}
 
 
-def _m2m_100_config(cfg: ModelConfig) -> Settings:
-    return _marian_config(cfg) | {"pad_token_id": cfg.position_offset - 1}
-
-
 def _bart_config(cfg: ModelConfig) -> Settings:
     """Returns their settings; CTranslate2's converter reads `normalize_before`, which transformers 5 no longer has."""
-    return _marian_config(cfg) | {"normalize_before": cfg.norm_placement == "pre"}
+    return _marian_config(cfg) | {"normalize_before": False}
+
+
+def _mbart_config(cfg: ModelConfig) -> Settings:
+    return _marian_config(cfg) | {"normalize_before": True}
 
 
 def _marian_config(cfg: ModelConfig) -> Settings:
@@ -277,12 +278,12 @@ ENCODER_DECODERS = {
     "mt5": _t5_architecture("MT5ForConditionalGeneration", _mt5_settings, _mt5_config),
     "umt5": _t5_architecture("UMT5ForConditionalGeneration", _umt5_settings, _t5_config),
     "bart": _bart_architecture("BartForConditionalGeneration", _bart_settings, _bart_config, *_BART),
-    "mbart": _bart_architecture("MBartForConditionalGeneration", _mbart_settings, _bart_config, *_BART, *_FINAL_NORMS),
+    "mbart": _bart_architecture("MBartForConditionalGeneration", _mbart_settings, _mbart_config, *_BART, *_FINAL_NORMS),
     "marian": _bart_architecture("MarianMTModel", _marian_settings, _marian_config, *_MARIAN, ignored=_POSITIONS),
     "m2m_100": _bart_architecture(
         "M2M100ForConditionalGeneration",
         _m2m_100_settings,
-        _m2m_100_config,
+        _marian_config,
         *_MARIAN,
         *_FINAL_NORMS,
         ignored=_POSITIONS,

@@ -192,8 +192,8 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
     """
     architecture = architecture_of(model_type, cfg.family)
     try:
-        fields = Fields(DEFAULTS[model_type] | {"model_type": model_type} | architecture.config(cfg))
-        settings = architecture.settings(fields)
+        ids = {"model_type": model_type} | token_ids(DEFAULT_SPECIAL_TOKENS, cfg)
+        settings = architecture.settings(Fields(DEFAULTS[model_type] | ids | architecture.config(cfg)))
         settings |= {"tie_embeddings": cfg.tie_embeddings, "output_bias": cfg.output_bias}
         if model_type in ("t5", "umt5"):  # whose tied embedding is scaled as the output head
             settings["scale_output"] = cfg.tie_embeddings == "all"

@@ -30,12 +30,13 @@ ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
     ("family", "classifier"): ("encoder_layers", "num_classes", "token_types", "pooling", "pooler"),
     ("family", "masked_lm"): ("encoder_layers", "token_types", "head_transform"),
     ("position", "learned"): ("position_offset",),
+    ("position", "sinusoidal_fairseq"): ("position_offset",),
     ("position", "rotary"): ("rotary.pairing", "rotary.base", "rotary_size", "rotary.scaling", "rotary.factor"),
     ("rotary.scaling", "llama3"): ("rotary.original_length",),
     ("rotary.scaling", "yarn"): (
         *("rotary.original_length", "rotary.beta_fast", "rotary.beta_slow", "rotary.attention_factor"),
     ),
-    ("position", "relative"): ("relative.buckets", "relative.distance"),
+    ("position", "relative"): ("relative.buckets", "relative.distance", "relative.by_layer"),
     ("ffn", "moe"): (
         *("moe.num_experts", "moe.experts_per_token", "moe.expert_gated", "moe.router_normalize", "moe.shared_dim"),
         "moe.shared_gate",
