@@ -125,6 +125,7 @@ class TransformerLayer(nn.Module):
         """
         arguments = ctx.for_recurrence() if self.recurrent else ctx.for_attention(self.kind)
         if self.attention_positions:
+            assert ctx.token_positions is not None
             arguments["position"] = self.attention_positions(ctx.token_positions, window=self.kind == "window")
         h, state = self.self_attention(
             self.self_attention_residual.sublayer_input(x),
