@@ -6,8 +6,10 @@ import pytest
 
 from tests.data.corpus_files import write
 from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
-from tformer_jax.data import summary
+from tformer_jax.data import coverage, summary
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
+from tformer_jax.data.coverage import language_lines, summarize_languages
+from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.summary import lines, summarize
 from tformer_jax.data.summary_warnings import warnings
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
@@ -91,6 +93,34 @@ def test_shares_of_a_mixture(batching, examples, tokens):
     first, second = summarize(cfg, Corpus(train, [{"text": "ab"}], [{"text": "ab"}]), TOKENIZERS)["train"].parts
     assert (first["examples"], first["tokens"]) == pytest.approx((examples, tokens))
     assert (second["examples"], second["tokens"]) == pytest.approx((1 - examples, 1 - tokens))
+
+
+def test_languages_by_hand():
+    """Each language is a source and a target; all of its texts count, and of 6 texts of a direction, 3 are read."""
+    train = [pair("abc", "deΩ") | {"direction": "en-de"}] * 6 + [pair("aΩ", "b") | {"direction": "fr-en"}]
+    corpus = Corpus(train, HELD_OUT, HELD_OUT, directions={"en-de": 6, "fr-en": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coverage, "READ", 3)
+        found = summarize_languages(corpus, Tokenizers(*[LETTERS.extended(("<2de>", "<2en>", "<2fr>"))] * 2))
+    assert {name: dataclasses.astuple(language) for name, language in found.items()} == {
+        "de": (6, 3, 9, 9, 1.0, 3),
+        "en": (7, 4, 10, 10, 1.0, 0),
+        "fr": (1, 1, 2, 2, 1.0, 1),
+    }
+    assert [" ".join(line.split()) for line in language_lines(found)] == [
+        "language texts tokens/text tokens/character unknown",
+        "de 6 3.0 1.00 33 %",
+        "en 7 2.5 1.00 0 %",
+        "fr 1 2.0 1.00 50 %",
+    ]
+
+
+def test_placeholders_that_sources_lack_are_counted():
+    letters = LETTERS.with_symbols(NUMBERED, ("braces",))
+    train = [pair("a {0}", "{0} {1} b {2}"), pair("{a} b", "a {a}{a} {0}")]
+    found = summarize(CFG, Corpus(train, HELD_OUT, HELD_OUT), Tokenizers(letters, letters))
+    assert found["train"].unmatched_placeholders == 3
+    assert "3 placeholders of targets are not in their source" in next(lines(found))
 
 
 def test_left_out_lines_and_headers(tmp_path):

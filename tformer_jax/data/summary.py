@@ -12,7 +12,9 @@ from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
+from tformer_jax.data.coverage import LanguageSummary, language_lines, summarize_languages
 from tformer_jax.data.mixtures import affordable, shares
+from tformer_jax.data.placeholders import count_unmatched
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import FeatureConverter, evaluation_converter, feature_converter
@@ -74,6 +76,10 @@ class SplitSummary:
     """Number of malformed lines and of examples that filters dropped, by reason."""
     parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of each entry of a mixture, or direction: its size, shares in the examples and tokens of training, and epochs."""
+    languages: dict[str, LanguageSummary] = dataclasses.field(default_factory=dict)
+    """Training texts by language, of examples with directions."""
+    unmatched_placeholders: int = 0
+    """Number of placeholders of targets that stay text, because their sources lack them."""
 
 
 def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, SplitSummary]:
@@ -89,6 +95,7 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         summary.left_out = dict(corpus.left_out.get(split, {}))
     if len(corpus.sizes) > 1:
         summaries["train"].parts = _parts(cfg, corpus, tokenizers)
+    summaries["train"].languages = summarize_languages(corpus, tokenizers)
     return summaries
 
 
@@ -124,6 +131,11 @@ def _of_tokens(
             side.tokens_beyond += int(beyond.sum())
             if tokenizer.special.unknown is not None:
                 side.unknown += int((block[key].ids == tokenizer.special.unknown).sum())
+        if names := tokenizers.placeholders:
+            pairs = (examples[index] for index in chosen[start : start + BLOCK])
+            summary.unmatched_placeholders += sum(
+                count_unmatched(names, pair["source"], pair["target"]) for pair in pairs
+            )
         long = [lengths[key] > limit for key, limit in limits.items()]
         summary.long += int(np.any(long, axis=0).sum()) if long else 0
     if "source" in summary.sides:
@@ -183,6 +195,8 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
             parts.append(f"{summary.long:,} too long")
         names = {"duplicates": summary.duplicates, "in the training split": summary.in_training}
         parts += [f"{count:,} {name}" for name, count in names.items() if count]
+        if summary.unmatched_placeholders:
+            parts.append(f"{summary.unmatched_placeholders:,} placeholders of targets are not in their source")
         parts += [f"left out: {count:,} {reason}" for reason, count in summary.left_out.items()]
         yield "  ".join(parts)
         for part in summary.parts:
@@ -190,3 +204,4 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
                 f"  {part['name']}: {part['size']:,} examples, {100 * part['examples']:.2g} % of those drawn, "
                 f"{100 * part['tokens']:.2g} % of the tokens, {part['epochs']:.2g} epochs"
             )
+        yield from language_lines(summary.languages)
