@@ -1,5 +1,6 @@
 """`evaluate.py`: the metrics of training again, those of other settings, and changed data."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def test_evaluation_of_a_test_set(runs, tmp_path, capsys):
     assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, references).score
     assert found["metrics"]["ter"] == sacrebleu.corpus_ter(translations, references).score
     assert found["signatures"]["bleu"].startswith("nrefs:2|")
-    assert (found["test_set"], found["examples"]) == ([str(tmp_path / "test.jsonl")], 3)
+    checksum = hashlib.sha256((tmp_path / "test.jsonl").read_bytes()).hexdigest()
+    assert (found["test_set"], found["examples"]) == ({str(tmp_path / "test.jsonl"): checksum}, 3)
     assert "test.jsonl: 3 examples" in " ".join(capsys.readouterr().out.split())
     outputs = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     scored = tj.load(run).outputs(sources, 1, max_new_tokens=5)
@@ -99,6 +101,8 @@ def test_models_and_files_that_do_not_fit(runs, tmp_path):
         evaluate.main(["--run", str(run.parent / "classifier"), "--metrics", "ter"])
     with pytest.raises(UserError, match="--direction and --language-fields name directions, but .* has one: omit them"):
         evaluate.main(["--run", str(run), *flags, "--direction", "en-de"])
+    with pytest.raises(UserError, match="--split test and --source name different examples: leave one of them out"):
+        evaluate.main(["--run", str(run), *flags, "--split", "test"])
     with pytest.raises(UserError, match=r"--output .*o.txt: must be named .jsonl"):
         evaluate.main(["--run", str(run), *flags, "--output", "o.txt"])
 

@@ -3,14 +3,17 @@
 import numpy as np
 import pytest
 import sacrebleu
+from rich.console import Console
 
 from tests.helpers import tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig, TrainConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.inference.outputs import Output
+from tformer_jax.runs.evaluations import shown_samples
+from tformer_jax.runs.progress import ProgressView
 from tformer_jax.tasks.evaluators import off_target
-from tformer_jax.tasks.evaluators.directions import group_directions, hub_of, with_means
+from tformer_jax.tasks.evaluators.directions import group_directions, hub_of, signatures_of, with_means
 from tformer_jax.tasks.evaluators.evaluation import Segment
 from tformer_jax.tasks.evaluators.likelihood import Losses, Measured
 from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
@@ -97,6 +100,23 @@ def test_examples_without_directions_have_plain_names_only():
     found = evaluation([(None, *row[1:]) for row in ROWS[:2]], ())
     assert set(found.metrics) == {"bleu", "chrf", "exact_match"}
     assert "direction" not in found.outputs[0].to_record()
+
+
+def test_signatures_that_differ_name_their_directions():
+    found = signatures_of("bleu", evaluation().signatures)
+    assert [*found.values()] == [["en-de", "zh-en"], ["en-zh", "de-zh"]]
+    assert list(signatures_of("chrf", evaluation().signatures).values()) == [[]]
+
+
+def test_the_log_shows_means_over_directions_and_outputs_of_several():
+    found, console = evaluation(), Console(record=True, width=200)
+    ProgressView(steps=1, console=console).evaluation("validation", found.metrics, shown_samples(found.outputs, 2))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[0][1::2] == ["bleu", "chrf", "exact_match"]
+    assert [line for line in lines if line[0] == "direction"] == [["direction", "en-de"], ["direction", "zh-en"]]
+    plain = evaluation([(None, *row[1:]) for row in ROWS], ()).outputs
+    assert shown_samples(plain, 2) == plain[:2]
+    assert not shown_samples(found.outputs, 0)
 
 
 def test_the_loss_of_each_direction():

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import hashlib
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from tformer_jax.config import Config, read_mesh, to_dict
 from tformer_jax.config.fields import flag
 from tformer_jax.config.metrics import FURTHER, base_metric, group_of_metric
 from tformer_jax.config.task import task_of
+from tformer_jax.tasks.evaluators.directions import signatures_of
 from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Sample, Segment
 
 
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.parallel import rules
     from tformer_jax.parallel.placement import mesh_of
 
-    check_outputs(options)
+    check_options(options)
     segments, start = test_sets.read_test_set(options), time.perf_counter()
     run = load_run(options)
     cfg = change_metrics(change_decoding(run, generation.given_settings(options)), options)
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rules.check(cfg, mesh.shape)
     scored = options.output is not None
     if segments is None:
-        facts, evaluation = evaluate_split(run, cfg, options.split, options.data, scored=scored)
+        facts, evaluation = evaluate_split(run, cfg, options.split or "test", options.data, scored=scored)
     else:
         facts, evaluation = evaluate_test_set(run, cfg, segments, options)
     result = make_record(run, cfg, facts, evaluation, time.perf_counter() - start)
@@ -58,12 +60,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_text(options.output, "".join(f"{line}\n" for line in output_lines(cfg, evaluation.outputs)))
 
 
-def check_outputs(options: argparse.Namespace) -> None:
-    """Checks, before anything is computed, that the files of results can be written.
+def check_options(options: argparse.Namespace) -> None:
+    """Checks, before anything is computed, what to evaluate and that the files of results can be written.
 
     Raises:
-        UserError: one cannot, or --output does not name a .jsonl file.
+        UserError: one cannot, --output does not name a .jsonl file, or both a split and a test set are named.
     """
+    if options.split and options.source:
+        raise UserError(f"--split {options.split} and --source name different examples: leave one of them out")
     if options.record:
         check_writable(options.record)
     if options.output:
@@ -141,8 +145,15 @@ def evaluate_test_set(
     segments = test_sets.with_directions_of(run, segments)
     trained, scored = trained_directions(run), options.output is not None
     evaluate = TranslationEvaluator(cfg, run.model, run.tokenizers, segments, trained=trained, scored=scored)
-    files = [str(path) for path in (options.source, *(options.reference or ()))]
-    return {"test_set": files, "examples": len(segments)}, evaluate(run.params)
+    files = (options.source, *(options.reference or ()))
+    facts = {"test_set": {str(path): checksum(path) for path in files}, "examples": len(segments)}
+    return facts, evaluate(run.params)
+
+
+def checksum(path: Path) -> str:
+    """Returns the SHA-256 checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def trained_directions(run: "tj.Run") -> tuple[str, ...]:
@@ -206,14 +217,15 @@ def metric_table(result: dict[str, Any]) -> Table:
     weights = result["weights"]
     steps = ", ".join(map(str, weights["steps"]))
     made = f"{weights['kind']} weights of step{'' if len(weights['steps']) == 1 else 's'} {steps}"
-    examples = result.get("split") or Path(result["test_set"][0]).name
+    examples = result.get("split") or Path(next(iter(result["test_set"]))).name
     view = Table(title=f"{escape(result['name'])}, {made}, {escape(examples)}: {result['examples']:,} examples")
     signatures = result["signatures"]
     for heading in ("metric", "value", "signature") if signatures else ("metric", "value"):
         view.add_column(heading, overflow="fold")
     for name, value in result["metrics"].items():
-        title = f"{name} (tokenized)" if signatures.get(name, "").endswith(TOKENIZED) else name
-        view.add_row(title, f"{value:.4g}", *([signatures.get(name, "")] if signatures else []))
+        signature = "\n".join(signatures_of(name, signatures))
+        title = f"{name} (tokenized)" if signature.endswith(TOKENIZED) else name
+        view.add_row(title, f"{value:.4g}", *([signature] if signatures else []))
     return view
 
 
@@ -221,9 +233,7 @@ def parser() -> argparse.ArgumentParser:
     result = run_parser(
         "evaluate", "Evaluates a trained model on all examples of a split of its data, or on another test set."
     )
-    result.add_argument(
-        "--split", choices=("validation", "test"), default="test", help="split to evaluate (default: test)"
-    )
+    result.add_argument("--split", choices=("validation", "test"), help="split to evaluate (default: test)")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
     result.add_argument(
         "--output", type=Path, metavar="FILE", help="also write each output and its scores to this .jsonl file"

@@ -16,6 +16,7 @@ from tformer_jax.tasks.evaluators.bleu import bleu_tokenizing
 
 RESAMPLES = 1000
 PERCENT = 100.0
+TRANSLATION_METRICS = ("bleu", "chrf", "chrf++", "ter", "exact_match")
 SEED = 12345
 """sacreBLEU's seed."""
 ROUNDING = 1e-9
@@ -70,15 +71,14 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
         direction: _of_translations([system.of_direction(direction) for system in systems], direction, resamples)
         for direction in directions
     }
-    first, *_ = parts.values()
-    means = {name: _mean([part[name] for part in parts.values()]) for name in first}
-    translations = {name: _compared(*means[name]) for name in ("bleu", "chrf", "chrf++", "ter") if name in means}
-    results = translations | results | {"exact_match": _compared(*means["exact_match"])}
-    named = {direction: part for direction, part in parts.items() if direction is not None}
-    by_direction = {
-        f"{name}:{direction}": _compared(*found) for direction, part in named.items() for name, found in part.items()
-    }
-    return results | by_direction
+    shared = [name for name in TRANSLATION_METRICS if all(name in part for part in parts.values())]
+    means = {name: _compared(*_mean([part[name] for part in parts.values()])) for name in shared}
+    exact = {"exact_match": means.pop("exact_match")}
+    results = means | results | exact
+    for direction, part in parts.items():
+        if direction is not None:
+            results |= {f"{name}:{direction}": _compared(*found) for name, found in part.items()}
+    return results
 
 
 class Sampled(NamedTuple):

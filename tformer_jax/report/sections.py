@@ -15,6 +15,7 @@ from tformer_jax.report.charts import order_metrics, title_of
 from tformer_jax.report.outputs import Piece, choose_outputs, mark_differences
 from tformer_jax.report.run import RunFiles, differing_keys
 from tformer_jax.report.series import to_csv
+from tformer_jax.tasks.evaluators.directions import signatures_of
 
 ABSENT = "–"
 LONGEST = 2000
@@ -97,10 +98,13 @@ def signatures(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
     distinct: dict[str, dict[str, None]] = {}
     for run in runs:
         evaluated = run.outputs[run.split].signatures if run.split else {}
-        for name, signature in (run.result.get("signatures") or evaluated).items():
-            if (name, signature) != ("references", "raw"):
-                title = "references normalized by" if name == "references" else title_of(name)
-                distinct.setdefault(title, {})[signature] = None
+        named = run.result.get("signatures") or evaluated
+        for name in dict.fromkeys(map(base_metric, named)):
+            title = "references normalized by" if name == "references" else title_of(name)
+            for signature, directions in signatures_of(name, named).items():
+                if (name, signature) != ("references", "raw"):
+                    suffix = f" of {', '.join(directions)}" if directions else ""
+                    distinct.setdefault(title, {})[signature + suffix] = None
     return {name: list(values) for name, values in distinct.items()}
 
 

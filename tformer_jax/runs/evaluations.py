@@ -1,13 +1,14 @@
 """The evaluations of a run: on the validation split during training, and on the test split at its end."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.record import Record
-from tformer_jax.tasks.evaluators.evaluation import Evaluation, Evaluator
+from tformer_jax.tasks.evaluators.evaluation import Evaluation, Evaluator, Sample
 from tformer_jax.tasks.evaluators.remarks import merged
 from tformer_jax.tasks.evaluators.split import described, evaluators_for
 from tformer_jax.train.early_stopping import BestMetric
@@ -55,7 +56,7 @@ class Evaluations:
         cfg, corpus = self._experiment.cfg, self._experiment.corpus
         title = described(cfg, corpus, split)
         self._record.write_evaluation(step, split, title, evaluation, self.signatures)
-        samples = evaluation.outputs[: cfg.eval.samples]
+        samples = shown_samples(evaluation.outputs, cfg.eval.samples)
         self._record.view.evaluation(f"step {step} {title}", evaluation.metrics, samples, evaluation.remarks)
         return evaluation.metrics
 
@@ -75,3 +76,10 @@ class Evaluations:
         experiment = self._experiment
         parts = experiment.model, experiment.corpus, experiment.tokenizers
         return evaluators_for(experiment.cfg, *parts, split, limit, shards=experiment.shards)
+
+
+def shown_samples(outputs: Sequence[Sample], count: int) -> Sequence[Sample]:
+    """Returns the first `count` outputs; of several directions, evenly spread ones."""
+    if not count or not outputs or outputs[0].direction is None:
+        return outputs[:count]
+    return [outputs[place] for place in spread(len(outputs), count)]

@@ -112,8 +112,9 @@ class ProgressView:
         for remark in remarks:
             self.say(f"    {remark}")
         for sample in samples:
-            for name in ("source", "reference", "output"):
-                self.say(f"    {name:<9} {getattr(sample, name)}")
+            for name in ("direction", "source", "reference", "output"):
+                if (text := getattr(sample, name)) is not None:
+                    self.say(f"    {name:<9} {text}")
 
     def _remaining(self, step: int) -> datetime.timedelta:
         elapsed = time.perf_counter() - self._started
