@@ -8,9 +8,8 @@ import pytest
 
 from tests.data.corpus_files import config, lz4
 from tests.helpers import rest_slow
-from tformer_jax.data.builders import debian_descriptions
 from tformer_jax.data.builders.debian_descriptions import read_indexes, stem_of
-from tformer_jax.data.corpora import DataError, tfds
+from tformer_jax.data.corpora import DataError, load_corpus, tfds
 from tformer_jax.data.corpora.heldout import split_of
 
 ENGLISH = """Package: libfoo1
@@ -124,16 +123,15 @@ def test_prepared_by_tfds(layout, tmp_path):
     else:
         (manual / "Translation-en").write_text(ENGLISH)
         (manual / "Translation-de").write_text(GERMAN)
-    cfg = config("tfds", "train", dataset="debian_descriptions", fields=("source", "target"))
+    languages = {"fields": ("source", "target"), "language_fields": ("source_language", "target_language")}
+    cfg = config("tfds", "train", dataset="debian_descriptions", validation="validation", **languages)
     tfds.download(cfg, tmp_path, manual)
-    builder = tfds.find(cfg, tmp_path)
     if layout == "indexes":
-        assert sum(split.num_examples for split in builder.info.splits.values()) == 3
+        assert sum(split.num_examples for split in tfds.find(cfg, tmp_path).info.splits.values()) == 3
         return
-    records = [{key: text.decode() for key, text in row.items()} for row in builder.as_data_source("train")]
-    columns = debian_descriptions.COLUMNS
-    assert records == [dict(zip(columns, line.split("\t"), strict=True)) for line in table.splitlines()]
-    assert builder.info.splits["validation"].num_examples == 1
+    corpus = load_corpus(cfg, tmp_path)
+    assert [tuple(example.values()) for example in corpus.train] == [("one", "eins", "en-de"), ("two", "deux", "en-fr")]
+    assert [*corpus.validation] == [{"source": "three", "target": "drei", "direction": "en-de"}]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ class TfdsRecords(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._source)
 
+    def __iter__(self) -> Iterator[Example]:
+        return map(self.__getitem__, range(len(self)))  # the index after the last is no IndexError for array_record
+
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
