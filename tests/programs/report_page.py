@@ -84,6 +84,9 @@ def write_reports(folder: Path) -> dict[str, Path]:
             write_run(folder / "text", family="decoder_lm", extra={"grad_norm/decoder/layers_0": 2.0}),
         ],
     }
+    directions = ("en-de", "de-en", "en-fr", "fr-en", "de-fr")
+    names = (("many", 0.0), ("more", 0.15))
+    runs["directions"] = [write_run(folder / name, level=level, directions=directions) for name, level in names]
     cut(runs["killed"][0] / "metrics.jsonl")
     with lock(runs["running"][0]):
         for name, folders in runs.items():

@@ -12,7 +12,11 @@ STEPS, HEADS = 10_000, 3
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 SECTIONS = ("curves", "evaluation", "outputs", "events", "config", "environment", "parameters", "files")
 CONTRAST = """() => {
-  const parse = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return { r, g, b, a }; };
+  const parse = (text) => {  // rgb(...), or color(srgb ...) of a mixture, from 0 to 1
+    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    const unit = text.startsWith("color") ? 255 : 1;
+    return { r: r * unit, g: g * unit, b: b * unit, a };
+  };
   const mix = (top, under, c) => top.a * top[c] + (1 - top.a) * under[c];
   const over = (top, under) => Object.fromEntries(["r", "g", "b"].map((c) => [c, mix(top, under, c)]));
   const light = (color) => ["r", "g", "b"].map((c) => color[c] / 255)
