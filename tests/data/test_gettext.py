@@ -2,6 +2,7 @@
 
 import gettext
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from babel.messages.pofile import write_po
 
 from tests.data.corpus_files import config
 from tformer_jax.base.errors import UserError
+from tformer_jax.cli import train
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.gettext import Gettext, find_catalogues
 
@@ -197,3 +199,26 @@ def test_django_has_what_pythons_gettext_reads():
         assert found[direction] <= all_pairs
         assert all(earlier & {*pair} for pair in all_pairs - found[direction])
         assert len(found[direction]) > 0.95 * len(all_pairs) > 500
+
+
+CONFIG = """
+import dataclasses
+
+from tests.runs.conftest import small_config
+from tformer_jax.config import to_config_dict
+
+
+def get_config():
+    cfg = small_config(steps=2)
+    data = {"source": "gettext", "train": "django", "directions": ("en-de", "de-fr"), "placeholders": ("percent",)}
+    return to_config_dict(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, validation=(), test=(), **data)))
+"""
+
+
+def test_a_run_trains_on_django(tmp_path, capsys):
+    pytest.importorskip("django", reason="the test extra installs it")
+    (tmp_path / "messages.py").write_text(CONFIG)
+    train.main(["--config", f"{tmp_path}/messages.py", "--run", f"{tmp_path}/run"])
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert {"chrf:en-de", "chrf:de-fr", "placeholders_kept"} <= result["test"].keys()
+    assert "\n  de-fr: " in capsys.readouterr().out
