@@ -26,7 +26,7 @@ from tformer_jax.report.sections import (
 
 WIDTH = 160
 """Columns of the text where the output is not a terminal."""
-COMPARED = ("chrf", "bleu", "ter")
+COMPARED = ("chrf", "bleu")
 """Metrics of the table of directions."""
 AXES = {"step": "steps", "tokens": "tokens", "seconds": "time"}
 

@@ -16,7 +16,8 @@ from tformer_jax.tasks.evaluators.bleu import bleu_tokenizing
 
 RESAMPLES = 1000
 PERCENT = 100.0
-TRANSLATION_METRICS = ("bleu", "chrf", "chrf++", "ter", "exact_match")
+TRANSLATION_METRICS = ("bleu", "chrf", "chrf++", "exact_match")
+"""Metrics of translations that are resampled; TER would take minutes."""
 SEED = 12345
 """sacreBLEU's seed."""
 ROUNDING = 1e-9
@@ -88,20 +89,18 @@ class Sampled(NamedTuple):
     """float64 [systems]."""
     samples: np.ndarray
     """float64 [systems, resamples]."""
-    highest: float = math.inf
+    highest: float = PERCENT
     """Largest possible value."""
 
 
 def _of_translations(systems: Sequence[Outputs], direction: str | None, resamples: int) -> dict[str, Sampled]:
-    """Returns the metrics of translations in one direction by name; BLEU, chrF++ and TER if they have a signature."""
+    """Returns the metrics of translations in one direction by name; BLEU and chrF++ if they have a signature."""
     signatures = systems[0].signatures
     metrics: dict[str, Any] = {"chrf": sacrebleu.CHRF()}
     if bleu := bleu_of(signatures, direction):
         metrics["bleu"] = bleu
     if "chrf++" in signatures:
         metrics["chrf++"] = sacrebleu.CHRF(word_order=2)
-    if "ter" in signatures:
-        metrics["ter"] = sacrebleu.TER()
     found = {name: _by_sacrebleu(systems, metric, resamples) for name, metric in metrics.items()}
     hits = [PERCENT * system.hits for system in systems]
     return found | {"exact_match": _ratio(hits, np.ones(len(hits[0])), resamples, PERCENT)}
@@ -110,7 +109,7 @@ def _of_translations(systems: Sequence[Outputs], direction: str | None, resample
 def _mean(parts: Sequence[Sampled]) -> Sampled:
     """Returns the mean over directions."""
     scores = np.mean([part.scores for part in parts], axis=0)
-    return Sampled(scores, np.mean([part.samples for part in parts], axis=0), parts[0].highest)
+    return Sampled(scores, np.mean([part.samples for part in parts], axis=0))
 
 
 def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> Sampled:
@@ -123,8 +122,7 @@ def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> Sa
 
     drawn = _draws(len(systems[0].texts), resamples)
     sampled = np.array([[score_sample(array[row]) for array in arrays] for row in drawn])
-    highest = math.inf if isinstance(metric, sacrebleu.TER) else PERCENT
-    return Sampled(np.array(scores), sampled.T, highest)
+    return Sampled(np.array(scores), sampled.T)
 
 
 def bleu_of(signatures: dict[str, str], direction: str | None = None) -> sacrebleu.BLEU | None:

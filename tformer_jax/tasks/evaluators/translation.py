@@ -1,6 +1,8 @@
 """Evaluation of translations."""
 
+import collections
 import dataclasses
+import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -95,9 +97,7 @@ class TranslationEvaluator:
             return self._evaluate(*chosen, target_language(self._cfg, direction), counts_unknown=counts_unknown)
 
         found = evaluate_directions(directions, self._trained, evaluate)
-        remarks = list(describe_limits(count_limits(outputs), self._translate.cfg, len(outputs)))
-        if self._identifier and self._identifier.unknown:
-            remarks.append(f"off_target leaves out languages that lingua does not know: {self._identifier.unknown}")
+        limits = describe_limits(count_limits(outputs), self._translate.cfg, len(outputs))
         samples = [
             Sample(
                 segment.source,
@@ -115,8 +115,26 @@ class TranslationEvaluator:
             found,
             outputs=samples,
             signatures=found.signatures | {"references": signature(self._steps)},
-            remarks=tuple(remarks),
+            remarks=(*limits, *self._identifier_remarks),
         )
+
+    @functools.cached_property
+    def _identifier_remarks(self) -> tuple[str, ...]:
+        """Sentences about the languages and the errors of the identifier of languages."""
+        if self._identifier is None:
+            return ()
+        left_out, by_language = self._identifier.unknown, collections.defaultdict(list)
+        remarks = [f"off_target leaves out languages that lingua does not know: {left_out}"] if left_out else []
+        for segment in self._segments:
+            by_language[target_language(self._cfg, segment.direction)].append(segment.references[0])
+        known = {language: texts for language, texts in by_language.items() if self._identifier.knows(language)}
+        if total := sum(map(len, known.values())):
+            wrong = sum(
+                len(texts) * off_target_percentage(self._identifier.identify(texts), language)
+                for language, texts in known.items()
+            )
+            remarks.append(f"of the references themselves, {wrong / total:.3g} % are off-target for lingua")
+        return tuple(remarks)
 
     def _evaluate(
         self, segments: Sequence[Segment], outputs: Sequence[Output], language: str, *, counts_unknown: bool
