@@ -1,14 +1,18 @@
 """Languages and prefixes of texts: flags, columns and fields of lines."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import tformer_jax as tj
 from tests.cli.finished_runs import run_of_many_languages
+from tests.helpers import tiny
+from tests.test_api import DATA, run_of
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import generate, score, translate
+from tformer_jax.cli import attention, generate, score, translate
+from tformer_jax.config import Config
 
 FIELDS = ("--to-field", "to", "--from-field", "from", "--prefix-field", "start")
 
@@ -53,6 +57,22 @@ def test_pairs_have_languages(run, capsys):
     assert written.out.splitlines() == [f"{found.total:.4f}\t4\tcba" for found in expected]
     assert expected[0].total != expected[1].total
     assert "tokens: 8, texts: 2" in written.err
+
+
+def test_the_page_of_attention_has_the_tags(run, tmp_path):
+    page = tmp_path / "page.html"
+    attention.main(["--run", str(run), "--to", "fr", "--from", "en", "abc", "--output", str(page)])
+    (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
+    decoder = next(one for one in json.loads(data)["attentions"] if one["name"] == "decoder")
+    assert decoder["keys"][:3] == ["<s>", "<2en>", "<2fr>"]
+
+
+@pytest.mark.parametrize(("command", "text"), [(score, "ab"), (attention, "ab")])
+def test_a_language_model_has_no_languages(command, text, monkeypatch):
+    model = run_of(Config(model=tiny("decoder_lm"), data=DATA["decoder_lm"]))
+    monkeypatch.setattr("tformer_jax.load", lambda path, **options: model)
+    with pytest.raises(UserError, match="languages have no effect for model.family='decoder_lm': leave them out"):
+        command.main(["--run", "runs/x", "--to", "de", text])
 
 
 @pytest.mark.parametrize(

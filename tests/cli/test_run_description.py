@@ -8,7 +8,8 @@ import pytest
 import tformer_jax as tj
 from tests.report.folders import SIGNATURES, write_run
 from tformer_jax import config
-from tformer_jax.cli.run_description import EXAMPLES, LONGEST, describe_run
+from tformer_jax.cli.run_description import EXAMPLES, LONGEST, describe_run, examples
+from tformer_jax.report.outputs import Outputs
 
 
 def run(folder, labels=None, **data) -> tj.Run:
@@ -41,6 +42,18 @@ def test_examples_are_those_of_the_run(tmp_path):
     assert len({one["text"] for one in found}) == len(found) == EXAMPLES
     assert all(pairs[one["text"]] == one["reference"] and len(one["text"]) <= LONGEST for one in found)
     assert found == describe_run(run(folder))["examples"]
+
+
+def test_examples_of_many_languages_name_theirs():
+    """The same source with two targets is two examples."""
+    rows = [("a", "b", "en-de"), ("a", "c", "en-pt_BR"), ("d", "e", "de-en")]
+    records = [{"source": s, "reference": r, "output": "", "direction": name} for s, r, name in rows]
+    found = examples(Outputs.from_json({"outputs": records}))
+    by_hand = [("en", "de"), ("en", "pt_BR"), ("de", "en")]
+    assert sorted(found, key=lambda one: one["reference"]) == [
+        {"text": s, "reference": r, "source_language": source, "target_language": target}
+        for (s, r, _), (source, target) in zip(rows, by_hand, strict=True)
+    ]
 
 
 def test_a_run_that_has_not_finished(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tformer_jax.data.languages import read_language
+from tformer_jax.data.languages import english_name, read_language
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,17 @@ def test_codes_of_different_standards(name, code, script, written):
 @pytest.mark.parametrize("name", ["src", "tgt", "trg", "a", "source", "x-y-z", ""])
 def test_other_names_are_no_languages(name):
     assert read_language(name) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("de", "German"),
+        ("deu_Latn", "German (Latin)"),
+        ("pt_BR", "Portuguese (Brazil)"),
+        ("zh_Hant_TW", "Chinese (Traditional, Taiwan)"),
+        ("xx", "xx"),
+    ],
+)
+def test_names_in_english(code, name):
+    assert english_name(code) == name

@@ -13,6 +13,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, Ev
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.requests import Request as TextRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import TextGenerator, Translator
 from tformer_jax.serving.model import ServedModel
@@ -128,6 +129,57 @@ def test_translations_and_their_scores(translator):
     assert [[one["text"] for one in row] for row in found] == [[one.text for one in row] for row in expected]
     scores = [one.score for row in expected for one in row]
     assert [one["score"] for row in found for one in row] == pytest.approx(scores, abs=1e-5)
+
+
+def test_one_request_has_many_languages_and_prefixes():
+    """The model is told both languages; clients see the names of all."""
+    letters = LETTERS.extended(["<2de>", "<2en>", "<2pt_BR>"])
+    both = Tokenizers(letters, letters)
+    files = {"train": ("{src}-{tgt}",), "validation": ("{src}-{tgt}",), "bucket_lengths": (8, 16)}
+    data = DataConfig(
+        source="tsv", **files, directions=("en-de", "en-pt_BR", "de-en"), target_tags=("source", "target")
+    )
+    sizes = {"vocab_size": letters.vocab_size, "source_vocab_size": letters.vocab_size}
+    rows = EvalConfig(batch_size=3)
+    cfg = Config(model=tiny("seq2seq", **sizes), data=data, decode=DecodeConfig(max_new_tokens=6), eval=rows)
+    model, params = build(cfg.model, seed=3)
+    asked = [TextRequest("abc", "de", "en"), TextRequest("abc", "pt-BR", "en"), TextRequest("ga", "de", "en", "fb")]
+    translate = Translator(cfg, model, both)
+    expected = [output for (output,) in translate.stream(params, asked, scores=True)]
+    engine = Engine(cfg, model, params, both, max_rows=3)
+    with around(engine, ServedModel.build(cfg, model, params, both)) as one:
+        body = {"text": ["abc", "abc", "ga"], "source_language": "English", "target_language": ["de", "pt-BR", "de"]}
+        body["prefix"] = [None, None, "fb"]
+        found = one.post("/translate", **body).json()["translations"]
+        assert [output["text"] for (output,) in found] == [output.text for output in expected]
+        assert [output["score"] for (output,) in found] == pytest.approx(
+            [output.score for output in expected], abs=1e-5
+        )
+        pieces = one.stream("/translate", text="ga", source_language="en", target_language="de", prefix="fb")
+        assert "".join(piece["text"] for piece in pieces) == expected[2].text
+        completed = one.post("/v1/completions", prompt="ga", source_language="en", target_language="de", prefix="fb")
+        assert completed.json()["choices"][0]["text"] == expected[2].text
+        for changes, sentence in (
+            ({"target_language": None}, "text 1: the target language is missing: name one of de, pt_BR, en"),
+            ({"target_language": ["de"] * 2}, "must be a text, or a list with a text or null for each of the 3 texts"),
+            ({"source_language": "Klingon"}, "text 1: the model has no language 'Klingon'; it has de, en, pt_BR"),
+            ({"prefix": "Ω"}, "text 1: decode.prefix='Ω': cannot be encoded with this vocabulary; choose other words"),
+        ):
+            answer = one.post("/translate", **(body | changes))
+            assert (answer.status_code, sentence in answer.json()["error"]["message"]) == (400, True), answer.text
+        names = {"de": "German", "pt_BR": "Portuguese (Brazil)", "en": "English"}
+        shown = {"target_language": names, "source_language": {code: names[code] for code in ("en", "de")}}
+        assert one.client.get("/info").json()["language_names"] == shown
+        assert one.client.get("/v1/models").json()["data"][0]["language_names"] == shown
+
+
+def test_a_language_model_has_prefixes_but_no_languages(lm):
+    server = lm[-1]
+    (expected,) = sampled(lm, ["abc"], prefix="dd")
+    assert server.post("/v1/completions", prompt="abc", prefix="dd").json()["choices"][0]["text"] == expected
+    refused = server.post("/v1/completions", prompt="abc", target_language="de")
+    sentence = "the model has no languages: leave target_language and source_language out"
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, sentence)
 
 
 def test_requests_that_the_engine_refuses(lm, translator):

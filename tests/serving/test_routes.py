@@ -165,7 +165,7 @@ def test_a_seed_repeats_and_no_seed_does_not(lm):
 
 def test_translations_of_a_run_that_samples_differ():
     def requests() -> list[Request]:
-        return Translation(text=("x", "x")).requests([(5,), (5,)], DecodeConfig(strategy="sample"))
+        return Translation(text=("x", "x")).requests([(5,)] * 2, [((), ())] * 2, DecodeConfig(strategy="sample"))
 
     first, second = requests()
     assert (first.seed, first.index, second.index) == (second.seed, 0, 1)

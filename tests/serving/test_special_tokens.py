@@ -90,5 +90,5 @@ def test_offsets_are_places_in_an_echoed_text_with_unknown_tokens():
 def test_a_client_may_replace_or_remove_the_stop_texts_of_the_run():
     saved = DecodeConfig(stop=("x",))
     for stop, expected in ((None, ("x",)), ((), ()), (("y",), ("y",))):
-        (request,) = Completion(prompt=("a",), stop=stop).requests([(5,)], saved)
+        (request,) = Completion(prompt=("a",), stop=stop).requests([(5,)], [((), ())], saved)
         assert request.decode.stop == expected

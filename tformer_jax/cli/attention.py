@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
-from tformer_jax.cli import lines
+from tformer_jax.cli import languages, lines
 from tformer_jax.cli.common import check_writable, integer, run_parser
 from tformer_jax.report import check_pages_installed
 
@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--npz", type=Path, metavar="FILE", help="write all arrays, such as 0/weights/encoder of the first text"
     )
     lines.add_field(result)
+    languages.add_languages(result, by_line=False)
     return result
 
 

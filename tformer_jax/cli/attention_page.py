@@ -2,8 +2,9 @@
 
 import argparse
 import dataclasses
+import functools
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import replacing, write_text
+from tformer_jax.cli import languages
 from tformer_jax.cli.common import load_run, reporting_writes
 from tformer_jax.cli.inputs import Source
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import token_texts
+from tformer_jax.inference.requests import as_request
 from tformer_jax.inference.watch import Watched
 from tformer_jax.report import attention
 
@@ -27,7 +30,8 @@ def write_outputs(options: argparse.Namespace, page: Path) -> None:
     source = Source([] if options.text is None else [options.text], options.batch)
     texts = [line.texts[0] for line in source.lines({"--field": options.field})]
     run = load_run(options)
-    examples = complete_examples(run, texts)
+    languages.check_languages(options, run.config.model)
+    examples = complete_examples(run, texts, functools.partial(languages.make_request, options))
     if options.npz:
         with reporting_writes(options.npz), replacing(options.npz) as partial:
             write_arrays(partial, run, run.watch(examples))
@@ -39,19 +43,19 @@ def write_outputs(options: argparse.Namespace, page: Path) -> None:
         print(page)
 
 
-def complete_examples(run: tj.Run, texts: Sequence[str]) -> list[Any]:
+def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[[str], Any] = str) -> list[Any]:
     """Returns examples for `run.watch`: texts, or pairs of source and target or translation.
 
-    The texts of a prefix LM are prompts, or prompt<tab>continuation.
+    The texts of a prefix LM are prompts, or prompt<tab>continuation. `make_request` adds languages to a source.
     """
     pairs = [text.split("\t", 1) for text in texts]
     if run.config.model.prefix_lm:
         return [(prompt, "".join(continuation)) for prompt, *continuation in pairs]
     if not run.model.reads_source:
         return list(texts)
-    sources = [source for source, *target in pairs if not target]
+    sources = [make_request(source) for source, *target in pairs if not target]
     translations = iter(run.translate(sources) if sources else [])
-    return [(source, target[0] if target else next(translations)) for source, *target in pairs]
+    return [(make_request(source), target[0] if target else next(translations)) for source, *target in pairs]
 
 
 def render_example(run: tj.Run, example: Any, *, layer: int | None = None, head: int | None = None) -> str:
@@ -60,7 +64,8 @@ def render_example(run: tj.Run, example: Any, *, layer: int | None = None, head:
     Raises:
         UserError: the text is empty or too long for a page, or the model has no such layer or head.
     """
-    if is_blank(example[0]) if run.model.reads_source else not "".join(example):
+    texts = example if isinstance(example, str) else (as_request(example[0]).text, *example[1:])
+    if is_blank(texts[0]) if run.model.reads_source else not "".join(texts):
         raise UserError(EMPTY)
     shapes = run.weight_shapes(example).values()
     for name, axis, wanted in (("layer", 0, layer), ("head", 1, head)):
@@ -71,7 +76,7 @@ def render_example(run: tj.Run, example: Any, *, layer: int | None = None, head:
     (watched,) = run.watch([example])
     tokens = read_tokens(run, watched)
     names = ("source", "target") if run.model.reads_source else ("prompt", "continuation")
-    parts = {"text": example} if isinstance(example, str) else dict(zip(names, example, strict=True))
+    parts = {"text": texts} if isinstance(texts, str) else dict(zip(names, texts, strict=True))
 
     def label(number: int) -> str:
         if run.model.classifies:

@@ -4,6 +4,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
+
 if TYPE_CHECKING:
     from tformer_jax.inference.requests import Request
 
@@ -14,8 +17,8 @@ LANGUAGES = {"to": "target_language", "source_language": "source_language"}
 """Fields of `Request` that are the same for all lines, by option."""
 
 
-def add_languages(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for the languages of texts."""
+def add_languages(parser: argparse.ArgumentParser, *, by_line: bool = True) -> None:
+    """Adds the flags for the languages of texts; `by_line` adds those of fields, too."""
     group = parser.add_argument_group(
         "languages", "For models of several languages, by code or English name (de, pt_BR, German)."
     )
@@ -23,8 +26,9 @@ def add_languages(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--from", dest="source_language", metavar="LANGUAGE", help="language of the texts, if the model is told it"
     )
-    _add_field(group, "--to-field", "the language to translate each line into", "--to")
-    _add_field(group, "--from-field", "the language of each text", "--from")
+    if by_line:
+        _add_field(group, "--to-field", "the language to translate each line into", "--to")
+        _add_field(group, "--from-field", "the language of each text", "--from")
 
 
 def add_prefix(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +45,12 @@ def given_languages(options: argparse.Namespace) -> dict[str, str]:
     """Returns the languages of all lines, by their field of `Request`."""
     given = {field: getattr(options, option, None) for option, field in LANGUAGES.items()}
     return {field: language for field, language in given.items() if language is not None}
+
+
+def check_languages(options: argparse.Namespace, cfg: ModelConfig) -> None:
+    """Raises `UserError` if languages are given to a model that reads none."""
+    if not cfg.model_class.reads_source and (given_languages(options) or given_fields(options)):
+        raise UserError(f"languages have no effect for model.family={cfg.family!r}: leave them out")
 
 
 def make_request(options: argparse.Namespace, text: str, fields: Sequence[str] = ()) -> "str | Request":

@@ -5,6 +5,7 @@ from typing import Any
 
 import tformer_jax as tj
 from tformer_jax.config import Config
+from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.inference.languages import own_direction
 from tformer_jax.report import sections
@@ -72,8 +73,19 @@ def unit(name: str) -> str:
 
 
 def examples(outputs: Outputs) -> list[dict[str, str]]:
-    """Returns sources of a split with their references, the same ones at every call."""
-    pairs = dict(zip(outputs.sources, outputs.references, strict=True))
-    texts = [text for text in pairs if text and len(text) <= LONGEST] or sorted(pairs, key=len)[:1]
-    drawn = random.Random(0).sample(texts, min(EXAMPLES, len(texts)))
-    return [{"text": text, "reference": sections.shorten_text(pairs[text], REFERENCE)} for text in drawn]
+    """Returns sources of a split with their references and languages, the same ones at every call."""
+    pairs = dict(zip(zip(outputs.sources, outputs.directions, strict=True), outputs.references, strict=True))
+    chosen = [pair for pair in pairs if pair[0] and len(pair[0]) <= LONGEST]
+    chosen = chosen or sorted(pairs, key=lambda pair: len(pair[0]))[:1]
+    return [
+        {"text": pair[0], "reference": sections.shorten_text(pairs[pair], REFERENCE), **language_fields(pair[1])}
+        for pair in random.Random(0).sample(chosen, min(EXAMPLES, len(chosen)))
+    ]
+
+
+def language_fields(direction: str | None) -> dict[str, str]:
+    """Returns the fields of a request that name its languages."""
+    if direction is None:
+        return {}
+    source, target = Direction.parse(direction)
+    return {"source_language": source, "target_language": target}

@@ -98,8 +98,7 @@ def text_fields(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...
         if getattr(options, name) != FIELDS[name]:
             flags = " and ".join(map(flag, read))
             raise UserError(f"{flag(name)} has no effect for model.family={cfg.family!r}; write {flags}")
-    if not cfg.model_class.reads_source and (languages.given_languages(options) or languages.given_fields(options)):
-        raise UserError(f"languages have no effect for model.family={cfg.family!r}: leave them out")
+    languages.check_languages(options, cfg)
     return tuple(read)
 
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         serve_model(engine, served, bound, options)
 
 
-def attention_renderer(run: "tj.Run") -> Callable[[str, str], str] | str:
+def attention_renderer(run: "tj.Run") -> Callable[[Any, str], str] | str:
     """Returns the function that renders the attention of a text and its output, or why the run has none."""
     from tformer_jax.cli import attention_page
     from tformer_jax.inference import watch
@@ -75,7 +75,9 @@ def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
         print(f"Outputs without a maximum number of tokens end at {limit:,} tokens, with their prompts", flush=True)
     if options.warm_up:
         print("Compiling; --no-warm-up defers this to the first requests", flush=True)
-        engine.warm_up(run.config.decode)
+        names = (run.languages.targets, run.languages.sources)
+        _, tags = run.languages.tags(*(codes[0] if codes else None for codes in names))
+        engine.warm_up(run.config.decode, tags)
     return engine
 
 

@@ -50,6 +50,17 @@ def _likely_script(code: str, region: str | None) -> str | None:
     return parts[1] if len(parts) > 1 else None
 
 
+def english_name(code: str) -> str:
+    """Returns the English name of a language, such as `Portuguese (Brazil)` for `pt_BR`; the code if CLDR has none."""
+    language, english = read_language(code), babel.Locale("en")
+    if language is None or language.code not in english.languages:
+        return code
+    details = [
+        english.scripts.get(part) or english.territories.get(part, part) for part in language.written.split("_")[1:]
+    ]
+    return english.languages[language.code] + (f" ({', '.join(details)})" if details else "")
+
+
 @functools.cache
 def _names() -> dict[str, str]:
     return {name.lower(): code for code, name in babel.Locale("en").languages.items()}

@@ -36,6 +36,12 @@ class Languages:
         """The languages of targets; () for a model of one direction."""
         return self._of_side("target")
 
+    @property
+    def choices(self) -> dict[str, tuple[str, ...]]:
+        """The languages that a request names, by its field: of sides with several, of which the model is told one."""
+        sides = {"target": self.targets, "source": self.sources}
+        return {f"{side}_language": names for side, names in sides.items() if len(names) > 1 and self._is_told(side)}
+
     def tags(self, target: str | None = None, source: str | None = None) -> TagIds:
         """Returns the tags with which a source and its target start.
 
@@ -59,6 +65,10 @@ class Languages:
         except UserError as error:
             raise TextError(index, str(error)) from None
 
+    def _is_told(self, side: str) -> bool:
+        """Returns whether the model reads the tag of this side's language."""
+        return side in (*self._data.source_tags, *self._data.target_tags)
+
     def _of_side(self, side: str) -> tuple[str, ...]:
         if not self._data.multilingual:
             return ()
@@ -78,7 +88,7 @@ class Languages:
         languages = getattr(self, f"{side}s")
         listed = ", ".join(languages)
         if name is None and len(languages) > 1:
-            if side in (*self._data.source_tags, *self._data.target_tags):
+            if self._is_told(side):
                 raise UserError(f"the {side} language is missing: name one of {listed}")
             return ""
         if name is None:

@@ -20,12 +20,14 @@ from starlette.types import ASGIApp
 from tformer_jax.base.errors import UserError
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.inference.engine import Request
+from tformer_jax.inference.languages import TagIds
 from tformer_jax.serving.bodies import (
     Attention,
     Body,
     Classification,
     Completion,
     Detokenization,
+    DirectedBody,
     Embedding,
     Tokenization,
     Translation,
@@ -118,7 +120,8 @@ class Handlers:
         """Returns what the page says about the model, and which parts of the page the server can fill."""
         served = self.served
         no_attention = served.attention if isinstance(served.attention, str) else None
-        offered = {"attention": no_attention is None, "no_attention": no_attention, "logprobs": served.gives_logprobs}
+        offered: dict[str, Any] = {"language_names": served.language_names}
+        offered |= {"attention": no_attention is None, "no_attention": no_attention, "logprobs": served.gives_logprobs}
         return JSONResponse({"model": served.name, "family": served.family, **offered, **served.about})
 
     async def show_metrics(self, _: HttpRequest) -> Response:
@@ -139,10 +142,11 @@ class Handlers:
         self._require("translate", self.served.model_class.reads_source)
         body = await self._read(request, Translation)
         self._check_count(body, "text")
-        self._check_length("max_new_tokens", body.max_new_tokens)
-        rows = await self._encode("text", body, self.served.longest_prompt)
+        self._check_length("max_new_tokens", body.max_new_tokens, body)
+        tags = body.tags(self.served, len(body.texts("text")))
+        rows = await self._encode("text", body, self.served.longest_prompt, tags)
         scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs)
-        requests = body.requests(rows, self.served.decode)
+        requests = body.requests(rows, tags, self.served.decode)
         return self._generate(requests, TranslationReply(scores), body.stream)
 
     async def attention(self, request: HttpRequest) -> Response:
@@ -150,17 +154,18 @@ class Handlers:
         if isinstance(render := self.served.attention, str):
             raise RequestError(f"attention is not available: {render}", 404)
         body = await self._read(request, Attention)
-        return self._generate([], attention_page(functools.partial(render, body.text, body.output)))
+        return self._generate([], attention_page(functools.partial(render, body.source, body.output)))
 
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""
         self._require("complete prompts", self.served.model_class.decodes)
         body = await self._read(request, Completion)
         self._check_count(body, "prompt")
-        self._check_length("max_tokens", body.max_tokens)
-        rows = await asyncio.to_thread(body.rows, self.served)
+        self._check_length("max_tokens", body.max_tokens, body)
+        tags = body.tags(self.served, len(body.texts("prompt")))
+        rows = await asyncio.to_thread(body.rows, self.served, tags)
         reply = await asyncio.to_thread(CompletionReply, self.served, body, rows)
-        return self._generate(body.requests(rows, self.served.decode), reply, body.stream)
+        return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream)
 
     async def embed(self, request: HttpRequest) -> Response:
         """Computes embeddings of one or several texts."""
@@ -206,19 +211,22 @@ class Handlers:
         self._check_model(getattr(body, "model", None))
         return body
 
-    async def _encode(self, field: str, body: Body, limit: int) -> list[tuple[int, ...]]:
+    async def _encode(
+        self, field: str, body: Body, limit: int, tags: Sequence[TagIds] | None = None
+    ) -> list[tuple[int, ...]]:
         """Returns the token ids of the texts in a field, as `ServedModel.encode` does."""
-        return await asyncio.to_thread(self.served.encode, field, body.texts(field), limit)
+        before = None if tags is None else [source for source, _ in tags]
+        return await asyncio.to_thread(self.served.encode, field, body.texts(field), limit, before)
 
     def _check_count(self, body: Body, field: str) -> None:
         """Raises `RequestError` if a request has more texts than the queue holds; before they are tokenized."""
         if len(body.texts(field)) > self.limits.queue:
             raise RequestError(f"{field}: at most {self.limits.queue} texts at once", param=field)
 
-    def _check_length(self, field: str, count: int | None) -> None:
+    def _check_length(self, field: str, count: int | None, body: DirectedBody) -> None:
         """Raises `RequestError` if outputs of `count` tokens have no room for the prefix of the run."""
         prefix, needed = self.served.decode.prefix, self.served.prefix_tokens
-        if count and count < needed:
+        if count and count < needed and not body.prefix:
             problem = f"must be at least {needed}, the tokens of {prefix!r}, with which every output starts"
             raise RequestError(f"{field}: {problem}", param=field)
 
@@ -227,7 +235,9 @@ class Handlers:
         return Generation(self.worker, self.metrics, requests, reply, seconds=seconds, stream=stream)
 
     def _description(self) -> dict[str, Any]:
-        return {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
+        description = {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}
+        names = self.served.language_names
+        return description | ({"language_names": names} if names else {})
 
     def _check_model(self, name: str | None) -> None:
         """Raises `RequestError` if a request names another model."""

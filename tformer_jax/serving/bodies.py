@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Self
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import INT32_MAX, Section, nearest, setting
+from tformer_jax.inference import requests
 from tformer_jax.inference.engine import Request
+from tformer_jax.inference.languages import TagIds
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.model import ServedModel, Text
 from tformer_jax.serving.worker import Empty
@@ -84,7 +86,41 @@ class Body(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Translation(Body):
+class DirectedBody(Body):
+    """Fields of routes that generate outputs: each is a text for all texts, or a list of one (or null) for each."""
+
+    target_language: tuple[Any, ...] = setting((), "language to translate into, a code or an English name")
+    source_language: tuple[Any, ...] = setting((), "language of the text, a code or an English name")
+    prefix: tuple[Any, ...] = setting((), "text that the output starts with (default: the run's)")
+
+    def by_text(self, name: str, count: int) -> list[str | None]:
+        """Returns the value of a field for each of `count` texts.
+
+        Raises:
+            RequestError: the field has another number of values, or a value that is not a text.
+        """
+        values = getattr(self, name)
+        if not all(isinstance(value, str | None) for value in values) or len(values) not in (0, 1, count):
+            raise self.error(name, f"must be a text, or a list with a text or null for each of the {count} texts")
+        return list(values) if len(values) == count else [*values, None][:1] * count
+
+    def tags(self, served: ServedModel, count: int) -> list[TagIds]:
+        """Returns the language tags of each of `count` texts, and of its output; see `ServedModel.tags`."""
+        return served.tags(self.by_text("target_language", count), self.by_text("source_language", count))
+
+    def decode_settings(self, saved: DecodeConfig, changes: Mapping[str, Any], count: int) -> list[DecodeConfig]:
+        """Returns the settings of each of `count` texts: the run's with changes, and its prefix.
+
+        Raises:
+            UserError: settings contradict each other.
+        """
+        prefixes = [saved.prefix if prefix is None else prefix for prefix in self.by_text("prefix", count)]
+        decode = {prefix: dataclasses.replace(saved, **{**changes, "prefix": prefix}) for prefix in {*prefixes}}
+        return [decode[prefix] for prefix in prefixes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Translation(DirectedBody):
     """Fields of `POST /translate`."""
 
     text: tuple[Any, ...] = setting((), "a text, or a list of texts")
@@ -105,7 +141,9 @@ class Translation(Body):
         if self.beams is not None and self.n_best > self.beams:
             raise self.error("n_best", f"needs at least as many beams: write {self.n_best} for beams")
 
-    def requests(self, rows: Sequence[tuple[int, ...]], saved: DecodeConfig) -> list[Request | Empty]:
+    def requests(
+        self, rows: Sequence[tuple[int, ...]], tags: Sequence[TagIds], saved: DecodeConfig
+    ) -> list[Request | Empty]:
         """Returns one request per row of token ids; more than one translation of a text requires beam search.
 
         Raises:
@@ -118,13 +156,24 @@ class Translation(Body):
             changes |= {"strategy": "beam", "beams": max(beams, self.n_best)}
         if self.max_new_tokens:
             changes |= limit_tokens(self.max_new_tokens, saved)
-        decode = dataclasses.replace(saved, **changes)
-        seed = secrets.randbelow(INT32_MAX)  # of a run that samples
+        decodes = self.decode_settings(saved, changes, len(rows))
+        common: dict[str, Any] = {
+            "seed": secrets.randbelow(INT32_MAX),
+            "scored": True,
+        }  # the seed of a run that samples
+        parts = zip(rows, decodes, tags, self.texts("text"), strict=True)
         return [
-            Request(ids, decode, seed, number * self.n_best, self.n_best, scored=True, text=text_or_empty(text))
+            Request(
+                *(ids, decode),
+                index=number * self.n_best,
+                num_outputs=self.n_best,
+                tags=own_tags,
+                text=text_or_empty(text),
+                **common,
+            )
             if ids
             else Empty(self.n_best, "stop")
-            for number, (ids, text) in enumerate(zip(rows, self.texts("text"), strict=True))
+            for number, (ids, decode, (_, own_tags), text) in enumerate(parts)
         ]
 
 
@@ -148,7 +197,7 @@ class ModelBody(Body):
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion(ModelBody):
+class Completion(ModelBody, DirectedBody):
     """Fields of `POST /v1/completions`, as in OpenAI's API, with `top_k` and `min_p`.
 
     Without `temperature`, `top_p`, `top_k`, `min_p` and `n`, the strategy of the run is used; any of them selects
@@ -200,8 +249,8 @@ class Completion(ModelBody):
         if self.stream_options.include_usage and not self.stream:
             raise self.error("stream_options", "include_usage needs stream=true")
 
-    def rows(self, served: ServedModel) -> list[tuple[int, ...]]:
-        """Returns the token ids of each prompt, as the model reads them.
+    def rows(self, served: ServedModel, tags: Sequence[TagIds]) -> list[tuple[int, ...]]:
+        """Returns the token ids of each prompt, as the model reads them, with its language tags.
 
         Raises:
             RequestError: a prompt does not fit the model, or its log-probabilities cannot be computed.
@@ -212,9 +261,11 @@ class Completion(ModelBody):
             raise self.error("logprobs", "is not supported for the tokens of a source; leave out echo")
         scored_only = self.max_tokens == 0 and not served.translates
         limit = served.max_length + 1 if scored_only else served.longest_prompt
-        return served.encode("prompt", self.texts("prompt"), limit)
+        return served.encode("prompt", self.texts("prompt"), limit, [source for source, _ in tags])
 
-    def requests(self, rows: list[tuple[int, ...]], saved: DecodeConfig) -> list[Request | Empty]:
+    def requests(
+        self, rows: list[tuple[int, ...]], tags: Sequence[TagIds], saved: DecodeConfig
+    ) -> list[Request | Empty]:
         """Returns one request per row of token ids; equal prompts in a list get different samples.
 
         Raises:
@@ -231,17 +282,20 @@ class Completion(ModelBody):
         if self.stop is not None:
             changes["stop"] = self.stop
         for text in self.stop or ():
-            if text in saved.prefix:
+            if not self.prefix and text in saved.prefix:
                 raise self.error("stop", f"{text!r} occurs in {saved.prefix!r}, with which every output starts")
-        decode = dataclasses.replace(saved, **changes)
+        decodes = self.decode_settings(saved, changes, len(rows))
         seed = secrets.randbelow(INT32_MAX) if self.seed is None else self.seed
 
-        def request(number: int, ids: tuple[int, ...], text: Text) -> Request | Empty:
+        def request(
+            number: int, ids: tuple[int, ...], decode: DecodeConfig, both: TagIds, text: Text
+        ) -> Request | Empty:
             if not ids or self.max_tokens == 0:
                 return Empty(self.n, "length" if ids else "stop")
-            return Request(ids, decode, seed, number * self.n, self.n, text=text_or_empty(text))
+            return Request(ids, decode, seed, number * self.n, self.n, tags=both[1], text=text_or_empty(text))
 
-        return [request(number, *pair) for number, pair in enumerate(zip(rows, self.texts("prompt"), strict=True))]
+        parts = zip(rows, decodes, tags, self.texts("prompt"), strict=True)
+        return [request(number, *part) for number, part in enumerate(parts)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +324,14 @@ class Attention(Body):
 
     text: str = setting("", "the source, prompt or text")
     output: str = setting("", "the output made of it; a classifier has none")
+    target_language: str | None = setting(None, "language of the output, a code or an English name")
+    source_language: str | None = setting(None, "language of the text, a code or an English name")
+
+    @property
+    def source(self) -> str | requests.Request:
+        """The text, with its languages if they are given."""
+        languages = self.target_language, self.source_language
+        return requests.Request(self.text, *languages) if any(languages) else self.text
 
 
 @dataclasses.dataclass(frozen=True)

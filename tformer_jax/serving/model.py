@@ -3,19 +3,22 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.languages import english_name
 from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.embeddings import Embedder, embed_rows
 from tformer_jax.inference.encoding import no_tokens, too_long
 from tformer_jax.inference.forced import first_tokens
+from tformer_jax.inference.languages import Languages, TagIds
 from tformer_jax.inference.scores import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
 from tformer_jax.models.family import Family
@@ -49,8 +52,11 @@ class ServedModel:
     """Text that is put before each text to embed."""
     labels: tuple[str, ...] = ()
     """Class names of a classifier; empty: its head is not trained."""
-    attention: Callable[[str, str], str] | str = ""
-    """Renders the page of the attention of a source or prompt and its output; a string: why there is none."""
+    languages: Languages | None = None
+    """The languages of a translator."""
+    attention: Callable[[Any, str], str] | str = ""
+    """Renders the page of the attention of a source (or its `Request`) or prompt, and its output; a string: why there
+    is none."""
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the web page says about the run, ready for JSON."""
 
@@ -83,6 +89,7 @@ class ServedModel:
             cfg.model.prefix_lm,
             embedded_length=cfg.embed.max_length,
             prompt=cfg.embed.prompt_text(cfg.embed.prompt),
+            languages=Languages(cfg.data, tokenizers) if cfg.model.model_class.reads_source else None,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
             embed=lambda rows: list(embed(rows, batch_size)),
             classify=lambda rows: list(classify_rows(model, params, rows, batch_size)),
@@ -126,21 +133,49 @@ class ServedModel:
         special = self.tokenizer.special
         return special.wrap_side(ids) if self.translates else special.wrap_text(ids)
 
-    def encode(self, field: str, texts: Sequence[Text], limit: int) -> list[tuple[int, ...]]:
+    @property
+    def language_names(self) -> dict[str, dict[str, str]]:
+        """English names by code of the languages that a request names, by its field; {}: it names none."""
+        choices = self.languages.choices if self.languages else {}
+        return {field: {code: english_name(code) for code in codes} for field, codes in choices.items()}
+
+    def tags(self, targets: Sequence[str | None], sources: Sequence[str | None]) -> list[TagIds]:
+        """Returns the language tags of each text, and of its output.
+
+        Raises:
+            RequestError: the model does not know a language, or needs one that is not given.
+        """
+        if self.languages is None:
+            if any(targets) or any(sources):
+                raise RequestError("the model has no languages: leave target_language and source_language out")
+            return [((), ())] * len(targets)
+        rows = []
+        for number, pair in enumerate(zip(targets, sources, strict=True), start=1):
+            try:
+                rows.append(self.languages.tags(*pair))
+            except UserError as error:
+                which = f"text {number}: " if len(targets) > 1 else ""
+                raise RequestError(f"{which}{error}", param="target_language") from None
+        return rows
+
+    def encode(
+        self, field: str, texts: Sequence[Text], limit: int, tags: Iterable[tuple[int, ...]] | None = None
+    ) -> list[tuple[int, ...]]:
         """Returns the token ids of the texts in a field of a request, as the model reads them.
 
         Given token ids are read as they are, except that a source always ends as sources do; a blank source has none.
 
         Args:
             limit: maximum number of tokens of a text, with its special tokens.
+            tags: language tags before each text; None: there are none.
 
         Raises:
             RequestError: a text is empty or too long, or a token id is unknown.
         """
         name = self.model_class.input_name
         rows = []
-        for number, text in enumerate(texts, start=1):
-            ids = self._ids(field, text)
+        for number, (text, before) in enumerate(zip(texts, tags or itertools.repeat(()), strict=False), start=1):
+            ids = self._ids(field, text, before)
             which = f"text {number}: " if len(texts) > 1 else ""
             if len(ids) > limit:
                 raise RequestError(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
@@ -154,11 +189,11 @@ class ServedModel:
         prompted = [self.prompt + text if isinstance(text, str) else text for text in texts]
         return self.encode(field, prompted, self.embedded_length or self.max_length)
 
-    def _ids(self, field: str, text: Text) -> tuple[int, ...]:
+    def _ids(self, field: str, text: Text, tags: tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(text, str):
             masked = mask(self.tokenizers.placeholders, text).text
             ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(masked)
-            return tuple(self.add_special_tokens(ids) if ids else ())
+            return tuple(self.add_special_tokens([*tags, *ids]) if ids else ())
         self.check_ids(field, text)
         closing = self.tokenizer.special.after_side if self.translates else ()
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)

@@ -34,6 +34,9 @@ async function learn() {
   info = await (await request("info")).json();
   const task = TASKS[info.family];
   const classes = info.labels?.length ? ` into ${info.labels.length} classes` : "";
+  const names = info.language_names ?? {};
+  for (const field of ["source_language", "target_language"]) offerLanguages(at(field), names[field]);
+  at("languages").hidden = !Object.keys(names).length;
   const pair = info.languages ? `, ${info.languages.map(languageOf).join(" to ")}` : "";
   document.title = at("title").textContent = info.model;
   at("task").textContent = task.name + classes + pair;
@@ -51,6 +54,18 @@ async function learn() {
   at("examples").append(...(info.examples ?? []).map(chip));
 }
 
+/** Fills the menu of a field that names a language; hides it if requests do not need the field. */
+function offerLanguages(menu, names = {}) {
+  const options = Object.entries(names).sort(([, one], [, other]) => one.localeCompare(other));
+  menu.replaceChildren(...options.map(([value, textContent]) => make("option", { value, textContent })));
+  menu.parentElement.hidden = !options.length;
+}
+
+/** Returns the fields of a request that name its languages. */
+function languages() {
+  return Object.fromEntries(Object.keys(info.language_names ?? {}).map((field) => [field, at(field).value]));
+}
+
 function metric({ title, value, signature }) {
   return make("div", { title: signature }, make("dt", { textContent: title }), make("dd", { textContent: value }));
 }
@@ -59,6 +74,7 @@ function chip(example) {
   const button = make("button", { type: "button", textContent: example.text.trim(), title: example.text });
   button.addEventListener("click", () => {
     at("text").value = example.text;
+    for (const field of Object.keys(languages())) at(field).value = example[field] ?? at(field).value;
     work(generate);
   });
   return button;
@@ -89,7 +105,7 @@ async function generate() {
 }
 
 function asked(text) {
-  const common = { stream: true, logprobs: info.logprobs ? TOP : null };
+  const common = { stream: true, logprobs: info.logprobs ? TOP : null, ...languages() };
   const [n, length] = [number("count"), number("length")];
   if (info.family === "seq2seq") {
     return ["translate", { text, n_best: n, beams: number("beams"), max_new_tokens: length, ...common }];
@@ -221,7 +237,9 @@ async function classify(text) {
 
 /** Shows the reference of an example of the run. */
 function showReference(text) {
-  const example = info.examples?.find((one) => one.text === text);
+  const named = Object.entries(languages());
+  const isShown = (one) => one.text === text && named.every(([field, code]) => one[field] === code);
+  const example = info.examples?.find(isShown);
   if (!example) return;
   const heading = make("span", { className: "muted small", textContent: `Reference of the ${info.split} split` });
   at("reference").replaceChildren(heading, example.reference);
@@ -238,7 +256,7 @@ function offerAttention(output, text) {
 /** Shows what the model attends to, in a frame that cannot reach this page or the server. */
 async function showAttention(text, output) {
   const frame = make("iframe", { title: "Attention", sandbox: "allow-scripts" });
-  frame.srcdoc = await (await request("attention", { text, output })).text();
+  frame.srcdoc = await (await request("attention", { text, output, ...languages() })).text();
   at("shown").replaceChildren(frame);
   frame.scrollIntoView();
 }
