@@ -38,6 +38,7 @@ EVERY = tuple(PATTERNS)
         ),
         ("tags", "a < b > c <3 <> <b 1<2", ""),
         ("urls", "see https://a.b/c?d=%20e, or (http://x.y).", "https://a.b/c?d=%20e|http://x.y"),
+        ("urls", "“https://”, http://über, https://a.b” <http://c/d/>", "https://a.b|http://c/d/"),
     ],
 )
 def test_placeholders(name, text, found):

@@ -16,7 +16,7 @@ from tformer_jax.data.corpora.example import Example
 NUMBERED = tuple(chr(0xF0000 + number) for number in range(32))
 """Symbols that stand for placeholders: private-use characters."""
 PATTERNS = {
-    "urls": r"(?:https?|ftp)://[^\s<>\"]*[^\s<>\"'.,;:!?)\]}]",
+    "urls": r"(?:https?|ftp)://[A-Za-z0-9](?:[!#-;=?-~]*[A-Za-z0-9_/=&#%~+-])?",
     "tags": r"</?[A-Za-z][\w:.-]*(?:\s+(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*)?\s*/?>",
     "braces": r"\{\{[^{}]*\}\}|\{[\w.\[\]]*(?:![rsa])?(?::[^{}\s]*)?\}",
     "percent": (
