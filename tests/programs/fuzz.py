@@ -46,7 +46,15 @@ from tformer_jax.runs import experiment, run_folder, training, weights
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
 
-KINDS = ("bytes", "characters", "words", "bpe", "unigram", "wordpiece")
+SYMBOLS = ("th", "the", "3:33", "</b>", "ไทย")
+COVERED = {"character_coverage": 0.99, "byte_fallback": True, "symbols": SYMBOLS}
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    **{kind: {} for kind in ("bytes", "characters", "words", "bpe", "unigram", "wordpiece")},
+    **{f"{kind} with symbols": {"symbols": SYMBOLS} for kind in ("bytes", "words", "bpe", "unigram", "wordpiece")},
+    **{f"{kind} of characters": COVERED for kind in ("bpe", "unigram")},
+}
+"""Settings of the tokenizers by name, which begins with the kind."""
+LOSSLESS = ("bytes", "bpe", "bytes with symbols", "bpe with symbols", "bpe of characters", "unigram of characters")
 LONGEST, NEW = 64, 6
 """Tokens of a row, and of an output."""
 ROWS = 120
@@ -70,15 +78,16 @@ class Fuzz:
 
     def tokenizers(self) -> None:
         """All forms of a text have the same ids, which are in range, here and in the exported tokenizer."""
-        for kind in KINDS:
-            cfg = DataConfig(source="jsonl", train=("x",), tokenizer=kind, vocab_size=8000)
+        for name, settings in TOKENIZERS.items():
+            kind, *_ = name.split()
+            cfg = DataConfig(source="jsonl", train=("x",), tokenizer=kind, vocab_size=8000, **settings)
             texts = self.texts.raw[:TRAINING]
             if kind == "words":  # a word with the name of a special token has no place in tokenizer.json
                 texts = [text for text in texts if not any(name in text for name in SPECIAL_TOKENS)]
             examples = [{"source": text, "target": text} for text in texts]
             tokenizer = train_tokenizers(cfg, examples, None).source
-            self._one_tokenizer(kind, tokenizer)
-            self.findings.saw(f"tokenizer: {kind}", len(self.texts))
+            self._one_tokenizer(name, tokenizer)
+            self.findings.saw(f"tokenizer: {name}", len(self.texts))
 
     def _one_tokenizer(self, kind: str, tokenizer: Tokenizer) -> None:
         findings, texts = self.findings, self.texts
@@ -92,7 +101,7 @@ class Fuzz:
             if not all(0 <= i < tokenizer.vocab_size for i in ids) or (ids and not text):
                 findings.fault(f"{kind}: ids", text, ids=ids)
         written = [tokenizer.decode(ids) for ids in rows["clean"]]
-        if kind in ("bytes", "bpe"):
+        if kind in LOSSLESS:
             findings.equal(f"{kind}: decoded ids", texts.clean, written, texts.clean)
         folder = self.folder / f"tokenizer_{kind}"
         folder.mkdir()

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -135,7 +136,10 @@ class WordTokenizer(PieceTokenizer):
         unknown = SPECIAL_TOKENS[UNK]
         library = _with_special_tokens(hf.models.WordLevel(_vocabulary(self.pieces), unk_token=unknown))
         reserved = "|".join(name for name in SPECIAL_TOKENS if name != unknown)
-        words = f"(?<![^{WHITESPACE}])({reserved})(?![^{WHITESPACE}])"  # unknown, although the vocabulary has them
+        symbols = list(map(re.escape, self.symbols))
+        start = "|".join([f"(?<![^{WHITESPACE}])", *(f"(?<={symbol})" for symbol in symbols)])
+        stop = "|".join([f"(?![^{WHITESPACE}])", *(f"(?={symbol})" for symbol in symbols)])
+        words = f"(?:{start})({reserved})(?:{stop})"  # unknown, although the vocabulary has them
         library.normalizer = hf.normalizers.Replace(hf.Regex(words), unknown)
         library.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(f"[{WHITESPACE}]+"), "removed")
         return library  # without a decoder, the library joins tokens with spaces
