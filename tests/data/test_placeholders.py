@@ -16,7 +16,8 @@ from tformer_jax.data.placeholders import (
     mask_target,
     restore,
 )
-from tformer_jax.data.tokenizers import from_json, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms import tokenize
 
 A, B, C = NUMBERED[:3]
@@ -106,6 +107,14 @@ def test_vocabularies_have_the_symbols_and_pairs_are_tokenized_with_them():
     block = tokenize(pairs, tokenizers)
     assert tokenizer.decode(block["source"].ids[: block["source"].lengths[0]]) == f"Copy {A} to {B}!"
     assert tokenizer.decode(block["target"].ids[: block["target"].lengths[0]]) == f"{B}: {A} kopieren! <i>"
+
+
+def test_a_side_without_symbols_has_no_placeholders():
+    source = ByteTokenizer().with_symbols(NUMBERED, EVERY)
+    assert Tokenizers(source, source).placeholders == EVERY
+    assert Tokenizers(source, ByteTokenizer()).placeholders == ()
+    block = tokenize([{"text": "a %s"}], Tokenizers(source, source))
+    assert source.decode(block["text"].ids) == "a %s"
 
 
 def test_only_translation_has_placeholders():

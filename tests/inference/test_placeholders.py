@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers import build, tiny
 from tests.inference.engines import finish
+from tests.serving.live import around
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders
 from tformer_jax.data.tokenizers import Tokenizers
@@ -15,6 +16,7 @@ from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.requests import Request as TextRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import Translator
+from tformer_jax.serving.model import ServedModel
 from tformer_jax.special_tokens import EOS, UNK
 
 NAMES = ("percent", "tags")
@@ -84,13 +86,20 @@ def test_pieces_of_a_stream_have_placeholders(model):
     assert any(original in piece for piece in pieces for original in ORIGINALS[1])
 
 
+def test_the_server_translates_as_the_api_does(model):
+    cfg = config(model[0], strategy="beam", beams=2)
+    outputs = Translator(cfg, model[0], TOKENIZERS).outputs(model[1], TEXTS)
+    parts = (cfg, *model, TOKENIZERS)
+    with around(Engine(*parts, max_rows=4), ServedModel.build(*parts)) as one:
+        translations = one.post("/translate", text=TEXTS).json()["translations"]
+    assert [(best["text"], best["score"]) for best, *_ in translations] == [output[:2] for output in outputs]
+    assert any(original in outputs[1].text for original in ORIGINALS[1])
+
+
 def test_a_prefix_has_the_symbols_of_its_source(model):
-    translate = Translator(config(model[0], **SAMPLE), model[0], TOKENIZERS)
-    requests = [TextRequest(TEXTS[0], prefix="T <b>"), TextRequest(TEXTS[1], prefix="<b> %(x)s")]
-    assert [output.text.split()[:2] for output in translate.outputs(model[1], requests)] == [
-        ["T", "<b>"],
-        ["<b>", "%(x)s"],
-    ]
+    encode = Translator(config(model[0]), model[0], TOKENIZERS)._encoder(None)
+    assert encode(0, TextRequest(TEXTS[0], prefix="T <b> %d")).prefix == f"T {NUMBERED[1]} %d"
+    assert encode(0, TextRequest(TEXTS[1], prefix="")).prefix == ""
 
 
 def test_outputs_with_other_placeholders_are_counted(model, caplog):

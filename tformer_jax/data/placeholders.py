@@ -73,7 +73,7 @@ def mask_pair(names: tuple[str, ...], source: str, target: str) -> tuple[str, st
 
 def mask_example(names: tuple[str, ...], example: Example) -> Example:
     """Returns an example with symbols for the placeholders of a pair; others are as before."""
-    if not names:
+    if not names or "source" not in example:
         return example
     source, target = mask_pair(names, example["source"], example["target"])
     return {**example, "source": source, "target": target}

@@ -60,7 +60,8 @@ class Embedder(TextProcessor[str, list[int], np.ndarray]):
         special = tokenizer.special
         wrap, added = (special.wrap_side, special.added_to_side) if self._pair else (special.wrap_text, special.added)
         limit = (self.cfg.embed.max_length or self.cfg.model.max_length) - added
-        read = mask(self.tokenizers.placeholders, self._before + text).text
+        names = self.tokenizers.placeholders if self._pair else ()
+        read = mask(names, self._before + text).text
         return wrap(long_texts.fit(index, tokenizer.encode(read), limit, "text") or [])
 
     def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[np.ndarray]:

@@ -191,8 +191,8 @@ class ServedModel:
 
     def _ids(self, field: str, text: Text, tags: tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(text, str):
-            masked = mask(self.tokenizers.placeholders, text).text
-            ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(masked)
+            read = mask(self.tokenizers.placeholders, text).text if self.translates else text
+            ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(read)
             return tuple(self.add_special_tokens([*tags, *ids]) if ids else ())
         self.check_ids(field, text)
         closing = self.tokenizer.special.after_side if self.translates else ()

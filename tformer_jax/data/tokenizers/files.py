@@ -62,8 +62,8 @@ class Tokenizers:
 
     @property
     def placeholders(self) -> tuple[str, ...]:
-        """Names of the patterns of placeholders, for which symbols stand in pairs."""
-        return self.source.placeholders
+        """Names of the patterns of placeholders, for which symbols stand in pairs; () if one side has no symbols."""
+        return self.source.placeholders if self.source.placeholders == self.target.placeholders else ()
 
     def save(self, folder: Path) -> None:
         """Writes `source.json` and `target.json`."""

@@ -220,8 +220,8 @@ class Engine:
         self._check(request)
         self._finish.check(request.decode)
         tokens, decode = list(request.ids), request.decode
-        text, originals = mask(self._tokenizers.placeholders, request.text)
         translates = self._cfg.model.model_class.reads_source
+        text, originals = mask(self._tokenizers.placeholders if translates else (), request.text)
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
         expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
@@ -337,6 +337,8 @@ class Engine:
         output = running.unfinished
         if output is not None:
             return [self._withhold_text(output, event) for event in events]
+        if running.originals is None:
+            return events
         return [event._replace(text=restore(event.text, running.originals)) for event in events]
 
     def _withhold_text(self, empty: Unfinished, event: Event) -> Event:
