@@ -98,7 +98,7 @@ def test_the_server_translates_as_the_api_does(model):
 
 def test_a_prefix_has_the_symbols_of_its_source(model):
     encode = Translator(config(model[0]), model[0], TOKENIZERS)._encoder(None)
-    assert encode(0, TextRequest(TEXTS[0], prefix="T <b> %d")).prefix == f"T {NUMBERED[1]} %d"
+    assert encode(0, TextRequest(TEXTS[0], prefix="T <b> U")).prefix == f"T {NUMBERED[1]} U"
     assert encode(0, TextRequest(TEXTS[1], prefix="")).prefix == ""
 
 
