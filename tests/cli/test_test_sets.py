@@ -47,6 +47,12 @@ def test_records_of_tsv_and_jsonl(tmp_path):
     ]
     assert read("--source", tmp_path / "a.tsv", *flags, "ref", "ref2") == expected
     assert read("--source", tmp_path / "a.jsonl", *flags, "refs") == expected
+    (tmp_path / "c.tsv").write_text("source\ttarget\tb\nx\ty\t\nz\tu\tv\n")
+    found = read("--source", tmp_path / "c.tsv", "--reference-field", "target", "b")
+    assert [segment.references for segment in found] == [("y",), ("u", "v")]
+    (tmp_path / "c.jsonl").write_text('{"source": "a", "target": null}\n')
+    with pytest.raises(UserError, match="c.jsonl, line 1: has no reference in 'target'"):
+        read("--source", tmp_path / "c.jsonl")
     with pytest.raises(UserError, match=r"a.tsv, line 2: has no field 'target', only 'doc', .* with --reference-field"):
         read("--source", tmp_path / "a.tsv", "--source-field", "src")
     (tmp_path / "b.tsv").write_text("source\ttarget\na\tb\nc\n")

@@ -43,7 +43,7 @@ def add_test_set(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=RECORD_FLAGS["reference_field"],
         metavar="NAME",
-        help="fields of the references, each a text, or in .jsonl a list of texts (default: target)",
+        help="fields of the references: texts, or in .jsonl lists of texts; an empty text is none (default: target)",
     )
     group.add_argument("--document-field", metavar="NAME", help="field that names the document, which --output keeps")
     group.add_argument(
@@ -142,7 +142,7 @@ def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: 
     references = []
     for field in options.reference_field:
         value = value_in(record, "--reference-field", field)
-        references += [check_text(text, field) for text in (value if isinstance(value, list) else [value])]
+        references += [check_text(text, field) for text in (value if isinstance(value, list) else [value]) if text]
     if not references:
         raise ValueError(f"has no reference in {', '.join(map(repr, options.reference_field))}")
     if options.language_fields:
