@@ -260,7 +260,7 @@ def _choose_indices(size: int, count: int) -> Sequence[int]:
         return range(size)
     rounds, rest = divmod(count, size)
     parts = ((number * size // rest, (number + 1) * size // rest) for number in range(rest))
-    return [*range(size)] * rounds + [_draw_index(*part) for part in parts]
+    return [index for _ in range(rounds) for index in range(size)] + [_draw_index(*part) for part in parts]
 
 
 def _draw_index(start: int, stop: int) -> int:
