@@ -36,7 +36,7 @@ def model():
 
 
 def config(model, **decode) -> Config:
-    settings = DecodeConfig(max_new_tokens=8, **decode)
+    settings = DecodeConfig(**{"max_new_tokens": 8} | decode)
     return Config(model=model.cfg, data=DataConfig(bucket_lengths=(16,)), decode=settings)
 
 
@@ -49,33 +49,52 @@ def restored(ids, originals, **options) -> str:
 
 
 SAMPLE = {"strategy": "sample", "temperature": 2.0}
-DECODINGS = [SAMPLE, {"strategy": "beam", "beams": 2}, SAMPLE | {"unknown": "copy"}]
+BEAM = {"strategy": "beam", "beams": 3}
 
 
-@pytest.mark.parametrize("decode", DECODINGS, ids=["sample", "beam", "copy"])
-def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
-    cfg = config(model[0], **decode)
-    copies, count = decode.get("unknown") == "copy", 2 if "beams" in decode else 1
-    engine = Engine(cfg, *model, TOKENIZERS, max_rows=4)
+def decoded(model, cfg, tokenizers) -> dict[tuple[int, int], tuple[str, list[int]]]:
+    """Returns the text and the ids of each output, by request and sample."""
+    engine = Engine(cfg, *model, tokenizers, max_rows=4)
     for number, (text, masked) in enumerate(zip(TEXTS, ["a 0 b 1", "0 1 2 c", "c"], strict=True)):
         read = "".join(NUMBERED[int(c)] if c.isdigit() else c for c in masked)
         ids = tuple(SOURCE.special.wrap_side(SOURCE.encode(read)))
-        engine.submit(Request(ids, cfg.decode, 5, number, count, text=text))
+        engine.submit(Request(ids, cfg.decode, 5, number, cfg.decode.beams or 1, text=text))
     events = list(itertools.chain.from_iterable(iter(lambda: engine.step() if not engine.idle else None, None)))
     ids: dict[tuple[int, int], list[int]] = {}
     for event in events:
         ids.setdefault(event[:2], []).extend(event.ids)
-    texts = {key: text for key, (text, _) in finish(engine, events).items()}
-    assert len({i for row in ids.values() for i in row if i >= TARGET.own_size}) > 1
-    for key, text in texts.items():
+    return {key: (text, ids[key]) for key, (text, _) in finish(engine, events).items()}
+
+
+@pytest.mark.parametrize("decode", [SAMPLE, BEAM, SAMPLE | {"unknown": "copy"}], ids=["sample", "beam", "copy"])
+def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
+    cfg = config(model[0], **decode)
+    results = decoded(model, cfg, TOKENIZERS)
+    assert len({i for _, row in results.values() for i in row if i >= TARGET.own_size}) > 1
+    for (request, _), (text, ids) in results.items():
         assert not {*NUMBERED} & {*text}
-        if UNK not in ids[key] or not copies:
-            assert text == restored(ids[key], ORIGINALS[key[0]], unknown="<unk>")
+        if UNK not in ids or "unknown" not in decode:
+            assert text == restored(ids, ORIGINALS[request], unknown="<unk>")
     outputs = Translator(cfg, model[0], TOKENIZERS).outputs(model[1], TEXTS, seed=5)
-    assert [output.text for output in outputs] == [texts[number, 0] for number in range(3)]
+    assert [output.text for output in outputs] == [results[number, 0][0] for number in range(3)]
     assert [output.placeholders_kept for output in outputs] == [
         has_same_placeholders(NAMES, text, output.text) for text, output in zip(TEXTS, outputs, strict=True)
     ]
+
+
+def test_beam_search_prefers_outputs_with_exactly_the_placeholders_of_their_source(model):
+    """Against the order by score, of the same vocabularies without placeholders."""
+    cfg = config(model[0], strategy="beam", beams=8, max_new_tokens=2)
+    found = decoded(model, cfg, TOKENIZERS)
+    plain = Tokenizers(*(WordTokenizer(side.pieces).with_symbols(NUMBERED[:3]) for side in (SOURCE, TARGET)))
+    by_score = decoded(model, cfg, plain)
+    moved = 0
+    for request, (text, originals) in enumerate(zip(TEXTS, ORIGINALS, strict=True)):
+        texts = [restored(by_score[request, sample][1], originals, unknown="<unk>") for sample in range(8)]
+        expected = sorted(texts, key=lambda output: not has_same_placeholders(NAMES, text, output))
+        assert [found[request, sample][0] for sample in range(8)] == expected
+        moved += texts != expected
+    assert moved
 
 
 def test_pieces_of_a_stream_have_placeholders(model):
@@ -87,7 +106,7 @@ def test_pieces_of_a_stream_have_placeholders(model):
 
 
 def test_the_server_translates_as_the_api_does(model):
-    cfg = config(model[0], strategy="beam", beams=2)
+    cfg = config(model[0], **BEAM)
     outputs = Translator(cfg, model[0], TOKENIZERS).outputs(model[1], TEXTS)
     parts = (cfg, *model, TOKENIZERS)
     with around(Engine(*parts, max_rows=4), ServedModel.build(*parts)) as one:

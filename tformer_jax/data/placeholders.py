@@ -36,6 +36,9 @@ class Masked(NamedTuple):
     """The placeholders by number; None: they are not replaced, or the source is empty."""
 
 
+UNMASKED = Masked("", None)
+
+
 def mask(names: tuple[str, ...], text: str) -> Masked:
     """Replaces the placeholders of a source by symbols, except those after the first `len(NUMBERED)` different ones.
 
@@ -85,6 +88,11 @@ def restore(output: str, originals: tuple[str, ...] | None) -> str:
         return output
     texts = itertools.chain(originals, itertools.repeat(""))
     return output.translate(dict(zip(map(ord, NUMBERED), texts, strict=False)))
+
+
+def symbols_of(text: str) -> list[str]:
+    """Returns the symbols of placeholders in a masked text or an output, in the order of their numbers."""
+    return sorted(character for character in text if NUMBERED[0] <= character <= NUMBERED[-1])
 
 
 def has_same_placeholders(names: tuple[str, ...], source: str, output: str) -> bool:

@@ -221,7 +221,7 @@ class Engine:
         self._finish.check(request.decode)
         tokens, decode = list(request.ids), request.decode
         translates = self._cfg.model.model_class.reads_source
-        text, originals = mask(self._tokenizers.placeholders if translates else (), request.text)
+        masked = mask(self._tokenizers.placeholders if translates else (), request.text)
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
         expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
@@ -246,8 +246,8 @@ class Engine:
                 first=first,
                 num_outputs=request.num_outputs,
                 scored=request.scored,
-                originals=originals,
-                unfinished=Unfinished(decode, tokens, text, originals) if is_withheld(decode) else None,
+                masked=masked,
+                unfinished=Unfinished(decode, tokens, *masked) if is_withheld(decode) else None,
             )
             for sample in range(1 if decode.strategy == "beam" else request.num_outputs)
         ]
@@ -337,9 +337,9 @@ class Engine:
         output = running.unfinished
         if output is not None:
             return [self._withhold_text(output, event) for event in events]
-        if running.originals is None:
+        if running.masked.originals is None:
             return events
-        return [event._replace(text=restore(event.text, running.originals)) for event in events]
+        return [event._replace(text=restore(event.text, running.masked.originals)) for event in events]
 
     def _withhold_text(self, empty: Unfinished, event: Event) -> Event:
         """Returns the event without its text, which `_finish_texts` adds to the last event of the output."""

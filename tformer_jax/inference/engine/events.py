@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.placeholders import symbols_of
 from tformer_jax.data.tokenizers import Decoder
 from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.detokenization import TextStream, cut
@@ -79,9 +80,16 @@ def token_event(running: RequestRow, new: NewTokens) -> Event:
 
 
 def beam_events(running: RequestRow, decoder: Decoder, tokens: np.ndarray, scores: np.ndarray) -> Iterator[Event]:
-    """Yields the events of a finished beam search, given tokens, int [k, length], and scores, float [k]."""
-    for sample, (row, score) in enumerate(zip(tokens[: running.num_outputs], scores, strict=False)):
-        ids = row[row != PAD].tolist()
+    """Yields the events of a finished beam search, given tokens, int [k, length], and scores, float [k].
+
+    Where outputs get placeholders of their source, those with exactly these come first.
+    """
+    hypotheses = [(row[row != PAD].tolist(), score) for row, score in zip(tokens, scores, strict=True)]
+    text, originals = running.masked
+    if originals is not None:
+        symbols = symbols_of(text)
+        hypotheses.sort(key=lambda one: (one[1] <= WORST, symbols_of(decoder.decode(one[0])) != symbols))
+    for sample, (ids, score) in enumerate(hypotheses[: running.num_outputs]):
         decoded = decoder.decode(ids)
         text = cut(decoded, running.decode.stop)
         beam_score = float(score) if score > WORST else None

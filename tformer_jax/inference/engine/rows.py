@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.placeholders import UNMASKED, Masked
 from tformer_jax.inference.detokenization import TextBuffer, TextStream
 from tformer_jax.inference.engine.page_table import Allocation
 from tformer_jax.inference.final_texts import Unfinished
@@ -35,8 +36,8 @@ class RequestRow:
     allocation: Allocation = dataclasses.field(default_factory=Allocation)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """At most one page to copy, (from, to), once the first row of the request has read the prompt."""
-    originals: tuple[str, ...] | None = None
-    """The placeholders of the source, which outputs get back; None: there are none, or the source has no text."""
+    masked: Masked = UNMASKED
+    """The text of the source, with the placeholders that outputs get back."""
     unfinished: Unfinished | None = None
     """The output, if its text is withheld until its end; its text and tokens are empty."""
 
