@@ -18,6 +18,7 @@ from tformer_jax.cli import prepare_data
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus, DataError, load_corpus
+from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
 from tformer_jax.data.objectives import build_objective
 from tformer_jax.data.objectives.windows import CorruptedWindows
@@ -84,7 +85,7 @@ def test_a_limited_evaluation_reads_the_stored_ids(kind, corpus_folder, tmp_path
     monkeypatch.delattr(Tokenized, "read")
     for limit, names in folders.items():
         found = load_corpus(prepared(cfg, *(tmp_path / name for name in names)), None).test
-        batches = list(evaluation_batches(cfg, found, tokenizers, corpus.labels, limit=limit))
+        batches = list(evaluation_batches(cfg, found, tokenizers, corpus.labels, indices=spread(len(found), limit)))
         assert len(batches) == len(expected[limit])
         assert_same(batches, expected[limit])
 

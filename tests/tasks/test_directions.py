@@ -1,15 +1,22 @@
 """Metrics by direction: means and groups by hand, scores by sacreBLEU, losses by the scorer of pairs."""
 
+import collections
+
 import numpy as np
 import pytest
 import sacrebleu
 from rich.console import Console
 
-from tests.helpers import tiny
+from tests.helpers import build, tiny
 from tformer_jax.config import Config, ConfigError, DataConfig, DecodeConfig, EvalConfig, TrainConfig
+from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.corpora.corpus import evaluated_indices
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.inference.outputs import Output
+from tformer_jax.inference.requests import directed_request
+from tformer_jax.inference.scores import Scorer
+from tformer_jax.inference.text import Translator
 from tformer_jax.runs.evaluations import shown_samples
 from tformer_jax.runs.progress import ProgressView
 from tformer_jax.tasks.evaluators import off_target
@@ -17,6 +24,8 @@ from tformer_jax.tasks.evaluators.directions import group_directions, hub_of, si
 from tformer_jax.tasks.evaluators.evaluation import Segment
 from tformer_jax.tasks.evaluators.likelihood import Losses, Measured
 from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
+from tformer_jax.tasks.evaluators.remarks import merged
+from tformer_jax.tasks.evaluators.split import evaluators_for
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 from tformer_jax.train.early_stopping import BestMetric
 
@@ -63,6 +72,26 @@ def test_means_over_directions_and_groups():
 def test_a_hub_is_in_more_directions_than_any_other_language_and_in_most(directions, hub):
     assert hub_of(directions) == hub
     assert set(group_directions(directions, ())) <= {f"to-{hub}", f"from-{hub}"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "counts"),
+    [
+        (0, {"a-b": 9, "b-c": 2, "c-a": 5}),
+        (2, {"a-b": 1, "c-a": 1}),
+        (6, {"a-b": 2, "b-c": 2, "c-a": 2}),
+        (11, {"a-b": 5, "b-c": 2, "c-a": 4}),
+        (15, {"a-b": 8, "b-c": 2, "c-a": 5}),
+        (99, {"a-b": 9, "b-c": 2, "c-a": 5}),
+    ],
+)
+def test_each_direction_has_equally_many_examples_of_a_limited_evaluation(limit, counts):
+    directions = ["a-b"] * 4 + ["b-c", "c-a", "c-a", "b-c"] + ["a-b", "c-a"] * 3 + ["a-b"] * 2
+    chosen = evaluated_indices([{"direction": direction} for direction in directions], limit)
+    assert collections.Counter(directions[index] for index in chosen) == counts
+    assert list(chosen) == sorted({*chosen})
+    if limit == 6:
+        assert list(chosen) == [0, 4, 5, 7, 8, 9]  # the first and fifth of nine a-b, the first and third of five c-a
 
 
 def evaluation(rows=ROWS, trained=TRAINED, **settings):
@@ -134,6 +163,37 @@ def test_the_loss_of_each_direction():
     assert metrics["loss:de-en"] == metrics["loss:zero-shot"] == 4 / 6
     assert "loss:fr-de" not in metrics
     assert metrics["token_accuracy"] == 60
+
+
+@pytest.mark.parametrize("batching", [{"bucket_lengths": (6, 9)}, {"batching": "packed", "window": 16}])
+def test_losses_and_translations_of_directions_are_those_of_the_pairs_alone(batching):
+    """Of at most four evaluated examples; the reference scores and translates each pair with its own tags."""
+    letters = CharacterTokenizer("abcdefg").extended(["<2de>", "<2en>", "<2fr>"])
+    model, params = build(tiny("seq2seq", vocab_size=letters.vocab_size, source_vocab_size=letters.vocab_size))
+    rows = [("en-de", "abc", "cba"), ("de-en", "g", "gfedcb"), ("en-de", "a", "b"), ("en-de", "ff", "f")]
+    rows += [("de-fr", "ab", "ba"), ("de-en", "dcba", "a"), ("en-de", "e", "e")]
+    names = ("direction", "source", "target")
+    examples = [dict(zip(names, row, strict=True)) for row in rows]
+    files = {"source": "tsv", "train": ("t",), "validation": ("v",), "language_fields": ("1", "2")}
+    data = DataConfig(**files, fields=("3", "4"), target_tags=("target",), **batching)
+    cfg = Config(model=model.cfg, data=data, decode=DecodeConfig(max_new_tokens=4), eval=EvalConfig(batch_size=3))
+    corpus = Corpus([], examples, [], directions={"en-de": 1, "de-en": 1})
+    tokenizers = Tokenizers(letters, letters)
+    found = merged(run(params) for run in evaluators_for(cfg, model, corpus, tokenizers, "validation", 4))
+    chosen = [rows[0], rows[1], rows[4], rows[3]]  # one of each direction, and another of the one with the most
+    assert sorted(sample.source for sample in found.outputs) == sorted(source for _, source, _ in chosen)
+    requests = [directed_request(source, direction) for direction, source, _ in chosen]
+    pairs = [(request, target) for request, (*_, target) in zip(requests, chosen, strict=True)]
+    scored = list(Scorer(cfg, model, tokenizers).stream(params, pairs))
+    for name in ("en-de", "de-en", "de-fr"):
+        own = [one for one, (direction, *_) in zip(scored, chosen, strict=True) if direction == name]
+        expected = -sum(one.total for one in own) / sum(len(one.log_probabilities) for one in own)
+        assert found.metrics[f"loss:{name}"] == pytest.approx(expected, rel=1e-5)
+    assert found.metrics["loss:zero-shot"] == found.metrics["loss:de-fr"]
+    translations = Translator(cfg, model, tokenizers)(params, requests)
+    assert {sample.source: sample.output for sample in found.outputs} == {
+        source: output for (_, source, _), output in zip(chosen, translations, strict=True)
+    }
 
 
 def test_outputs_in_another_language_than_the_target():

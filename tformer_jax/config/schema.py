@@ -24,7 +24,12 @@ class EvalConfig(Section):
     resumable: ClassVar[str | None] = SAME_TRAINING
 
     batch_size: int = setting(64, "examples per evaluation batch", low=1)
-    examples: int = setting(500, "validation examples per evaluation during training, evenly spread; 0: all", low=0)
+    examples: int = setting(
+        500,
+        "validation examples per evaluation during training, evenly spread; with many languages, equally many of each "
+        "direction; 0: all",
+        low=0,
+    )
     samples: int = setting(
         5,
         "outputs to print at each evaluation; those of language models have at most 128 new tokens unless "

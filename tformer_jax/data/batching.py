@@ -1,6 +1,6 @@
 """What forms batches from the examples of a corpus; the classes are in `kinds.BATCHINGS`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import grain
@@ -18,8 +18,8 @@ class EvaluationPass(NamedTuple):
 
     reader: IndexedReader | Tokenized
     tokenizers: Tokenizers
-    limit: int
-    """Number of examples, evenly spread; 0: all."""
+    indices: Sequence[int]
+    """The examples to evaluate."""
     rows: int
     """Rows of a global batch, a multiple of the shards."""
     shards: Shards

@@ -9,7 +9,6 @@ from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.batching import EvaluationPass
 from tformer_jax.data.corpora import Corpus
-from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.mixtures import example_weights
 from tformer_jax.data.order import index_blocks
@@ -49,7 +48,6 @@ def training_examples(
 def evaluation_examples(cfg: Config, split: EvaluationPass) -> tuple[Iterator[PendingExample], RowReader]:
     """Returns the examples of a pass, and the reader of their rows."""
     reader, convert = split.reader, evaluation_converter(cfg, split.tokenizers)
-    indices = spread(len(reader), split.limit)
-    blocks = (indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK))
+    blocks = (split.indices[start : start + BLOCK] for start in range(0, len(split.indices), BLOCK))
     pending = itertools.chain.from_iterable(map(pending_reader(reader, convert), blocks))
     return pending, RowReader(reader, convert, split.shards)

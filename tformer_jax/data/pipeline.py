@@ -7,6 +7,7 @@ from tformer_jax.config import Config, kinds
 from tformer_jax.config.task import task_of
 from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.corpora import Corpus, DataError, Example
+from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, Shards, id_reader, pending_reader, token_stream
@@ -46,7 +47,7 @@ def evaluation_batches(
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
     *,
-    limit: int = 0,
+    indices: Sequence[int] | None = None,
     shards: Shards = WHOLE_BATCH,
 ) -> Iterator[Batch]:
     """Yields every example once, in batches of `cfg.eval.batch_size` rows rounded up to a multiple of the shards.
@@ -57,14 +58,15 @@ def evaluation_batches(
     in further rows, and pairs and labeled texts are truncated only where the model cannot read more.
 
     Args:
-        limit: number of examples, evenly spread; 0: all.
+        indices: the examples to evaluate; None: all.
         shards: as in `train_batches`.
 
     Raises:
         DataError: a token id is outside the vocabulary.
     """
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
-    split = EvaluationPass(id_reader(examples, tokenizers, labels), tokenizers, limit, rows, shards)
+    chosen = range(len(examples)) if indices is None else indices
+    split = EvaluationPass(id_reader(examples, tokenizers, labels), tokenizers, chosen, rows, shards)
     batches = _batching(cfg).evaluation_batches(cfg, split)
     return (_check_ids(tokenizers, batch) for batch in batches)
 
@@ -87,7 +89,8 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
         return
     for split, limit in (("validation", cfg.eval.examples), ("test", 0)):
         reader, end = id_reader(getattr(corpus, split), tokenizers), document_end(tokenizers.target)
-        tokens = len(token_stream(reader, end, min(limit or 3, 3)))  # three documents have two separators
+        documents = spread(len(reader), min(limit or 3, 3))  # three have two separators
+        tokens = len(token_stream(reader, end, documents))
         if tokens < 2:
             raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
 

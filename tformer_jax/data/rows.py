@@ -8,7 +8,6 @@ import numpy as np
 
 from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
-from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, document_end
@@ -129,9 +128,9 @@ def id_reader(
     return Tokenized(examples, tokenizers, labels, dropout)
 
 
-def token_stream(documents: IdReader, end: int | None = EOS, limit: int = 0) -> TokenStream:
-    """Concatenates the tokens of `limit` evenly spread documents (0: all), separated by `end`; None: not separated."""
-    indices = spread(len(documents), limit)
+def token_stream(documents: IdReader, end: int | None = EOS, indices: Sequence[int] | None = None) -> TokenStream:
+    """Concatenates the tokens of the documents `indices` (None: all), separated by `end`; None: not separated."""
+    indices = range(len(documents)) if indices is None else indices
     if len(indices) == len(documents) and (stream := getattr(documents, "stream", lambda: None)()) is not None:
         return stream
     parts = (indices[start : start + DOCUMENTS_PER_BLOCK] for start in range(0, len(indices), DOCUMENTS_PER_BLOCK))

@@ -34,7 +34,7 @@ class WindowBatches(Batching):
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
-        stream = token_stream(split.reader, document_end(split.tokenizers.target), split.limit)
+        stream = token_stream(split.reader, document_end(split.tokenizers.target), split.indices)
         return covering_windows(stream, cfg.data.window, split.rows, split.shards, prefix_lm=cfg.model.prefix_lm)
 
 

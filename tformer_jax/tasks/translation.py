@@ -60,7 +60,7 @@ class Translation(TokenPrediction):
 
         segments = [Segment.from_example(example) for example in parts.examples[:]]  # texts are read once
         trained = tuple(parts.corpus.directions or ())
-        directions = [segment.direction for segment in segments] if parts.cfg.data.batching == "buckets" else []
+        directions = [segment.direction for segment in segments]
         return [
             PerplexityEvaluator(parts.likelihood, directions, trained),
             TranslationEvaluator(

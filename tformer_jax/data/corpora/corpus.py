@@ -138,6 +138,20 @@ def spread(size: int, limit: int = 0) -> Sequence[int]:
     return range(size) if count == size else [number * size // count for number in range(count)]
 
 
+def evaluated_indices(examples: Sequence[Example], limit: int = 0) -> Sequence[int]:
+    """Returns `spread` indices of examples to evaluate; of each direction equally many, as far as it has them."""
+    if not 0 < limit < len(examples) or "direction" not in examples[0]:
+        return spread(len(examples), limit)
+    places: dict[str, list[int]] = {}
+    for index, example in enumerate(examples):
+        places.setdefault(example["direction"], []).append(index)
+    chosen: list[int] = []
+    for number, part in enumerate(sorted(places.values(), key=len)):
+        share = min(len(part), (limit - len(chosen)) // (len(places) - number))
+        chosen += [part[place] for place in spread(len(part), share)] if share else []
+    return sorted(chosen)
+
+
 class Part(Sequence[Any]):
     """View of the elements `indices` of another sequence."""
 

@@ -32,7 +32,7 @@ class CorruptedBatches(Batching):
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
-        stream = token_stream(split.reader, document_end(split.tokenizers.target), split.limit)
+        stream = token_stream(split.reader, document_end(split.tokenizers.target), split.indices)
         objective = build_objective(cfg.data, split.tokenizers.target)
         return covering_corrupted(stream, objective, split.rows, split.shards)
 

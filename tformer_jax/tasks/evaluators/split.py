@@ -9,7 +9,7 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, Example
-from tformer_jax.data.corpora.corpus import Part, spread
+from tformer_jax.data.corpora.corpus import Part, evaluated_indices
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
 from tformer_jax.data.tokenizers import Tokenizers
@@ -48,13 +48,14 @@ def evaluators_for(
     """Returns the evaluators of the task for `split`, "validation" or "test".
 
     Args:
-        limit: number of examples to evaluate, evenly spread over the split; 0: all.
+        limit: number of examples to evaluate, see `evaluated_indices`; 0: all.
         shards: the shards of a batch, and those that this process prepares.
         scored: as in `Parts`.
     """
     whole = getattr(corpus, split)
-    examples = Part(whole, spread(len(whole), limit))
-    batches = functools.partial(evaluation_batches, cfg, whole, tokenizers, corpus.labels, limit=limit, shards=shards)
+    indices = evaluated_indices(whole, limit)
+    examples, arguments = Part(whole, indices), (cfg, whole, tokenizers, corpus.labels)
+    batches = functools.partial(evaluation_batches, *arguments, indices=indices, shards=shards)
     own = shards.own if shards.count > 1 else None
     likelihood = Likelihood(model, batches, own, chunk=cfg.train.loss_chunk)
     remarks: list[Evaluator] = [_no_test] if split == "test" and corpus.test is corpus.validation else []
