@@ -11,9 +11,10 @@ from tests.helpers import build, rest_slow, tiny
 from tests.inference.engines import finish
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, DecodeConfig
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.final_texts import Finisher, Unfinished
 from tformer_jax.inference.text import Translator
 from tformer_jax.inference.watch import watch
 from tformer_jax.special_tokens import BOS, EOS, UNK
@@ -119,6 +120,15 @@ def test_translations_count_unknown_tokens_and_say_so(model, caplog):
     expected = outputs(*model, decode)
     assert [output.text for output in copied[:3]] == [expected[n, 0][0] for n in range(3)]
     assert "".join(piece.text for piece in copying.stream_pieces(model[1], TEXTS[0])) == copied[0].text
+
+
+def test_words_are_copied_from_their_place_after_the_tags_of_languages():
+    tagged = TOKENIZERS.source.extended(["<2de>", "<2en>"])
+    finisher = Finisher(None, None, Tokenizers(tagged, TOKENIZERS.target), 1)
+    tags, text = (tagged.id_of("<2en>"), tagged.id_of("<2de>")), "a zebra c"
+    output = Unfinished(DecodeConfig(), [*tags, *tagged.encode(text), EOS], text, text=UNKNOWN_MARK, tokens=[UNK])
+    weights = np.array([[0.3, 0.2, 0.1, 0.25, 0.15, 0.0]])  # of tags, words and the end
+    assert finisher._filled(output, weights) == "zebra"
 
 
 DATA = DataConfig(normalize=("moses",), tokenizer="words", target_language="en", shared_vocab=False)

@@ -52,6 +52,7 @@ def test_languages_are_named_by_code_or_in_english(target, source, expected):
         (MANY, None, "en", "the target language is missing: name one of de, fr, en, pt_BR"),
         (MANY, "de", None, "the source language is missing: name one of en, de"),
         (MANY, "de", "fr", "the model has no source language 'fr', only en, de"),
+        (MANY, "Portugese", "en", r"the model has no language 'Portugese'; did you mean 'pt_BR'\?; it has"),
         (MANY, "gr", "en", r"the model has no language 'gr'; did you mean 'fr'\?; it has de, en, fr, pt_BR"),
         (
             DataConfig(source="tsv", train=("a.tsv",)),

@@ -116,9 +116,14 @@ def test_the_server_translates_as_the_api_does(model):
 
 
 def test_a_prefix_has_the_symbols_of_its_source(model):
-    encode = Translator(config(model[0]), model[0], TOKENIZERS)._encoder(None)
-    assert encode(0, TextRequest(TEXTS[0], prefix="T <b> U")).prefix == f"T {NUMBERED[1]} U"
-    assert encode(0, TextRequest(TEXTS[1], prefix="")).prefix == ""
+    """The vocabulary has no other tokens for them."""
+    prefixes = ["T <b> U", "<b> V"]
+    requests = [TextRequest(text, prefix=prefix) for text, prefix in zip(TEXTS, prefixes, strict=False)]
+    outputs = Translator(config(model[0]), model[0], TOKENIZERS)(model[1], requests)
+    assert [text[: len(prefix)] for text, prefix in zip(outputs, prefixes, strict=True)] == prefixes
+    cfg = config(model[0], prefix="<b>")
+    outputs = Translator(cfg, model[0], TOKENIZERS)(model[1], TEXTS[:2])
+    assert [text.split()[0] for text in outputs] == ["<b>"] * 2
 
 
 def test_outputs_with_other_placeholders_are_counted(model, caplog):

@@ -11,7 +11,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.columns import Block, Column
-from tformer_jax.data.languages import read_language
+from tformer_jax.data.languages import english_name, read_language
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.base import TAG
 from tformer_jax.special_tokens import IGNORED
@@ -42,6 +42,8 @@ def find_language(tokenizer: Tokenizer, name: str) -> str:
     near = [other for other, language in codes.items() if meant and language and language[:2] == meant[:2]]
     if meant and meant.region is None and len(near) == 1:
         return near[0]
+    names = {english_name(other).partition(" (")[0].lower(): other for other in languages}
+    near = near or [names[alike] for alike in difflib.get_close_matches(name.lower(), names, 3, 0.7)]
     near = near or difflib.get_close_matches(name, languages, 3, 0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise UserError(f"the model has no language {name!r}{hint}; it has {', '.join(languages) or 'no language tags'}")

@@ -24,7 +24,7 @@ class FirstTokens(NamedTuple):
 
     ids: tuple[int, ...] = ()
     prefix: int = 0
-    """Number of last ones that belong to `decode.prefix`, which lengths in scores do not count."""
+    """Number of last ones that belong to `decode.prefix`; lengths in scores count the others, as in transformers."""
 
 
 @flax.struct.dataclass

@@ -171,7 +171,7 @@ class Translator(_Generator):
         limit = self.cfg.model.max_length - special.added_to_side - len(source_tags)
         fitting = long_texts.fit(index, ids, limit, "source")
         wrapped = special.wrap_side([*source_tags, *fitting]) if fitting else []
-        return EncodedRequest(wrapped, request.text, tags, prefix)
+        return EncodedRequest(wrapped, request.text, tags, request.prefix)
 
     def _source_ids(self, text: str) -> list[int]:
         return [] if is_blank(text) else self.tokenizers.source.encode(text)

@@ -225,7 +225,7 @@ def _check_prefix(cfg: Config, tokenizer: Tokenizer) -> None:
     continues = cfg.model.model_class.continues
     Constraints.from_config(cfg.decode, tokenizer)  # raises
     used = len(first_tokens(cfg.decode, tokenizer, continues=continues).ids)
-    used += tokenizer.special.added if continues else 0
+    used += tokenizer.special.added if continues else len(cfg.data.target_tags) if cfg.data.multilingual else 0
     if used >= cfg.model.max_length:
         other = "a prompt" if continues else "other tokens"
         raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for {other}")

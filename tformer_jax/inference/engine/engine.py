@@ -15,7 +15,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DecodeConfig
-from tformer_jax.data.placeholders import mask, restore
+from tformer_jax.data.placeholders import mask, mask_target, restore
 from tformer_jax.data.tokenizers import Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
@@ -140,7 +140,7 @@ class Engine:
 
     def warm_up(self, decode: DecodeConfig, tags: tuple[int, ...] = ()) -> None:
         """Compiles the functions for requests with these settings and tags; others are compiled when first needed."""
-        first = self._first_tokens(decode, tags)
+        first = self._first_tokens(decode, tags, None)
         with use_whole_mesh(self._mesh):
             self._lane(self._kind(decode)).warm_up(expected_tokens(self._cfg.model, decode, 1), len(first.ids))
 
@@ -225,7 +225,7 @@ class Engine:
         prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
         expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
-        kind, first = self._kind(decode), self._first_tokens(decode, request.tags)
+        kind, first = self._kind(decode), self._first_tokens(decode, request.tags, masked.originals)
         if decode.prefix and len(first.ids) > limit:
             length = f"decode.prefix={decode.prefix!r} has {len(first.ids)} tokens"
             raise UserError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
@@ -294,7 +294,12 @@ class Engine:
             given["beams"] = power_of_two(decode.beams)
         return DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), constraints
 
-    def _make_first_tokens(self, decode: DecodeConfig, tags: tuple[int, ...]) -> FirstTokens:
+    def _make_first_tokens(
+        self, decode: DecodeConfig, tags: tuple[int, ...], originals: tuple[str, ...] | None
+    ) -> FirstTokens:
+        if decode.prefix and originals is not None:
+            prefix = mask_target(self._tokenizers.placeholders, decode.prefix, originals)
+            decode = dataclasses.replace(decode, prefix=prefix)
         return first_tokens(decode, self._tokenizers.target, continues=self._model.continues, tags=tags)
 
     def _lane(self, kind: Kind) -> Lane:
