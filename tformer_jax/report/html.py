@@ -12,6 +12,7 @@ from typing import Any
 
 from tformer_jax.report import charts, matrices, sections
 from tformer_jax.report.comparison import compare_runs
+from tformer_jax.report.corpus import corpus_tables
 from tformer_jax.report.run import RunFiles
 
 SCRIPTS = {
@@ -44,6 +45,7 @@ def render_report(runs: Sequence[RunFiles], *, refresh: int | None = None) -> st
         signatures=sections.signatures(runs),
         outputs=[sections.shown_outputs(run) for run in runs],
         comparisons=[(found, matrices.of_comparison(found)) for found in compared],
+        tables=[corpus_tables(run) for run in runs],
         settings=sections.settings(runs),
         environment=sections.environment(runs),
         parameters=sections.parameters(runs),

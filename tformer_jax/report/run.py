@@ -36,6 +36,8 @@ class RunFiles:
     corpus: dict[str, Any]
     """Facts that identify the corpus, as `experiment.corpus_facts` returns them."""
     model: dict[str, Any]
+    data: dict[str, Any]
+    """Statistics of the data, and warnings."""
     result: dict[str, Any]
     metrics: dict[str, Series]
     """Records by group: "train", "validation", "test"."""
@@ -129,6 +131,7 @@ def load_run_files(folder: Path, name: str) -> RunFiles:
         provenance=_json(folder / "provenance.json"),
         corpus=_json(folder / run_folder.CORPUS),
         model=_json(folder / "model.json"),
+        data=_json(folder / "data.json"),
         result=_json(folder / "result.json"),
         metrics=_metrics(folder / "metrics.jsonl"),
         events=_events(events.path(folder)),
