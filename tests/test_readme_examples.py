@@ -29,8 +29,17 @@ RUNS = {
     "runs/lm_tiny_shakespeare_cpu": "configs/lm_tiny_shakespeare.py",
     "runs/pretrain_stdlib_masked_tokens": "configs/pretrain_stdlib.py",
     "runs/NAME": "configs/translate_multi30k.py",
+    "runs/many": "many.py",
 }
 """The runs that the examples use, and their configs."""
+MANY = ROOT / "configs" / "README.md"
+"""Its first example in Python is the config `many.py`."""
+TEST_SETS = {
+    "texts.tsv": "red dog\tfr\tun\n",
+    "news.tsv": "source_language\ttarget_language\tsource\ttarget\nen\tde\tred dog\troter Hund\n",
+    "wmt.jsonl": '{"src": "red dog", "ref_a": "a", "ref_b": "b", "sl": "en", "tl": "de", "doc": "1"}\n',
+}
+"""Files that the examples of `runs/many` read."""
 STAND_INS = {" DIR": " corpora", "configs/x.py": "configs/translate_cldr.py", "node1:9876": "localhost:29876"}
 """Values for the placeholders of the examples."""
 SMALLER = {
@@ -113,6 +122,11 @@ def made_corpora(folder: Path) -> None:
         path = folder / "rt_polarity" / f"{name}.tsv"
         path.parent.mkdir(exist_ok=True)
         path.write_text("".join(f"{n % 2}\t{line()}\n" for n in range(300)))
+    for split, pair in itertools.product(("train", "dev", "test"), ("en-de", "en-fr", "en-pt_BR")):
+        for language in pair.split("-"):
+            path = folder / "mine" / f"{split}.{pair}.{language}.gz"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(gzip.compress("".join(f"{line()}\n" for _ in range(100)).encode()))
     (folder / "tiny_shakespeare").mkdir()
     (folder / "tiny_shakespeare" / "input.txt").write_text("ROMEO:\n" + "\n".join(line() for _ in range(4000)))
 
@@ -124,6 +138,9 @@ def checkout(tmp_path_factory) -> Path:
     for name in ("scripts", "configs", "tests", "tformer_jax"):
         (folder / name).symlink_to(ROOT / name)
     made_corpora(folder / "corpora")
+    (folder / "many.py").write_text(re.findall(r"```python\n(.*?)```", MANY.read_text(encoding="utf-8"), re.DOTALL)[0])
+    for name, text in TEST_SETS.items():
+        (folder / name).write_text(text)
     for run, config in RUNS.items():
         shell(folder, f"python scripts/train.py --config {config} --run {run} {SHORT}")
     sizes = {"dim": 8, "num_heads": 2, "ffn_dim": 8, "encoder_layers": 1, "max_length": 32}
