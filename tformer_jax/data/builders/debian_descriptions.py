@@ -103,11 +103,12 @@ def read_indexes(folder: Path) -> dict[str, list[tuple[str, ...]]]:
         for translation in read_descriptions(path):
             number = [*SPLITS].index(split_of(stem_of(translation.package)))
             for pair in join_descriptions(english.get(translation.md5), translation, left_out):
-                left_out["duplicates"] += (language, pair) in pairs
+                if (language, pair) in pairs:
+                    left_out["duplicates"] += 1
                 pairs[language, pair] = None
                 split_numbers[pair[0]] = min(number, split_numbers.get(pair[0], number))
     counts = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
-    logging.getLogger(__name__).warning("%s: %s pairs; left out: %s", folder, f"{len(pairs):,}", counts)
+    logging.getLogger(__name__).warning("%s: %s pairs; left out: %s", folder, f"{len(pairs):,}", counts or "none")
     rows: dict[str, list[tuple[str, ...]]] = {split: [] for split in SPLITS}
     for language, pair in pairs:
         rows[[*SPLITS][split_numbers[pair[0]]]].append(("en", language, *pair))
@@ -127,15 +128,15 @@ class Description:
 
     def paragraphs(self) -> list[str | None]:
         """Returns each paragraph as one line; None for those with lines to be shown as they are, such as lists."""
-        found: list[list[str]] = [[]]
+        paragraphs: list[list[str]] = [[]]
         for line in self.lines:
             if line.strip() == ".":
-                found.append([])
+                paragraphs.append([])
             else:
-                found[-1].append(line)
+                paragraphs[-1].append(line)
         return [
             None if any(line.startswith("  ") for line in lines) else " ".join(" ".join(lines).split())
-            for lines in found
+            for lines in paragraphs
             if lines
         ]
 

@@ -69,6 +69,7 @@ class Gettext(Source):
     entry = "'django'"
 
     ENOUGH = 100
+    """Minimum number of messages of a language without `data.directions`."""
 
     @staticmethod
     def check(data: DataConfig) -> None:
@@ -91,15 +92,11 @@ class Gettext(Source):
         reader = CatalogueReader(BadLines(skip=data.on_bad_line == "skip", setting=SKIP), data.validation_fraction)
         messages = reader.read(root, data.train, wanted if data.directions else set())
         directions = data.wanted_directions or [each for each in _default_directions(messages) if each not in zero_shot]
-        chosen: dict[str, list[dict[str, str]]] = {split: [] for split in NAMES}
-        for message, texts in messages.items():
-            chosen[reader.split_of(message.id)].append(texts)
-        _remove_common_texts(chosen, reader.left_out)
         splits: dict[str, list[Example]] = {}
-        for split in NAMES:
+        for split, texts in _split_texts(messages, reader).items():
             filters = Filters(data.filters, training=split == "train")
             listed = (*directions, *(zero_shot if split != "train" else ()))
-            unique = (_unique_pairs(chosen[split], direction, reader.left_out[split]) for direction in listed)
+            unique = (_unique_pairs(texts, direction, reader.left_out[split]) for direction in listed)
             splits[split] = list(filters(itertools.chain.from_iterable(unique)))
             reader.left_out[split] += filters.dropped
             if not splits[split]:
@@ -226,17 +223,22 @@ def _is_english(name: str) -> bool:
     return language is not None and language.code == ENGLISH
 
 
-def _remove_common_texts(
-    splits: Mapping[str, Iterable[dict[str, str]]], left_out: Mapping[str, collections.Counter[str]]
-) -> None:
-    """Removes the texts of messages that an earlier split has in the same language, and counts them."""
+def _split_texts(messages: Messages, reader: CatalogueReader) -> dict[str, list[dict[str, str]]]:
+    """Returns the texts of messages by language, for each split.
+
+    A text that an earlier split has in the same language is left out, and counted.
+    """
+    splits: dict[str, list[dict[str, str]]] = {split: [] for split in NAMES}
+    for message, texts in messages.items():
+        splits[reader.split_of(message.id)].append(texts)
     earlier: set[tuple[str, str]] = set()
-    for split, messages in splits.items():
-        for texts in messages:
+    for split, members in splits.items():
+        for texts in members:
             for language, _ in texts.items() & earlier:
                 del texts[language]
-                left_out[split]["texts of another split"] += 1
-        earlier.update(item for texts in messages for item in texts.items())
+                reader.left_out[split]["texts of another split"] += 1
+        earlier.update(item for texts in members for item in texts.items())
+    return splits
 
 
 def _unique_pairs(
