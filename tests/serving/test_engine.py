@@ -150,7 +150,9 @@ def test_one_request_has_many_languages_and_prefixes():
     with around(engine, ServedModel.build(cfg, model, params, both)) as one:
         body = {"text": ["abc", "abc", "ga"], "source_language": "English", "target_language": ["de", "pt-BR", "de"]}
         body["prefix"] = [None, None, "fb"]
-        found = one.post("/translate", **body).json()["translations"]
+        found = one.post("/translate", **body, logprobs=1).json()["translations"]
+        for (output,) in found:
+            assert "".join(output["logprobs"]["tokens"]).removesuffix("</s>") == output["text"]
         assert [output["text"] for (output,) in found] == [output.text for output in expected]
         assert [output["score"] for (output,) in found] == pytest.approx(
             [output.score for output in expected], abs=1e-5
@@ -160,7 +162,10 @@ def test_one_request_has_many_languages_and_prefixes():
         completed = one.post("/v1/completions", prompt="ga", source_language="en", target_language="de", prefix="fb")
         assert completed.json()["choices"][0]["text"] == expected[2].text
         for changes, sentence in (
-            ({"target_language": None}, "text 1: the target language is missing: name one of de, pt_BR, en"),
+            (
+                {"target_language": None, "source_language": None},
+                "text 1: the target language is missing: name one of de, pt_BR, en",
+            ),
             ({"target_language": ["de"] * 2}, "must be a text, or a list with a text or null for each of the 3 texts"),
             ({"source_language": "Klingon"}, "text 1: the model has no language 'Klingon'; it has de, en, pt_BR"),
             ({"prefix": "Ω"}, "text 1: decode.prefix='Ω': cannot be encoded with this vocabulary; choose other words"),

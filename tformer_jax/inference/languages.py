@@ -80,8 +80,8 @@ class Languages:
         if not self._data.multilingual:
             _check_single(self._data, target, source)
             return (), ()
-        direction = Direction(self._find("source", source), self._find("target", target))
-        return tag_ids(self._data, self._tokenizers, direction)
+        into = self._find("target", target)
+        return tag_ids(self._data, self._tokenizers, Direction(self._find("source", source), into))
 
     def _find(self, side: str, name: str | None) -> str:
         """Returns the language of a side; "" if it is not given, and the model has no tags for it."""

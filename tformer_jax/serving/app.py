@@ -145,7 +145,7 @@ class Handlers:
         self._check_length("max_new_tokens", body.max_new_tokens, body)
         tags = body.tags(self.served, len(body.texts("text")))
         rows = await self._encode("text", body, self.served.longest_prompt, tags)
-        scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs)
+        scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs, tags)
         requests = body.requests(rows, tags, self.served.decode)
         return self._generate(requests, TranslationReply(scores), body.stream)
 
@@ -164,7 +164,7 @@ class Handlers:
         self._check_length("max_tokens", body.max_tokens, body)
         tags = body.tags(self.served, len(body.texts("prompt")))
         rows = await asyncio.to_thread(body.rows, self.served, tags)
-        reply = await asyncio.to_thread(CompletionReply, self.served, body, rows)
+        reply = await asyncio.to_thread(CompletionReply, self.served, body, rows, tags)
         return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream)
 
     async def embed(self, request: HttpRequest) -> Response:

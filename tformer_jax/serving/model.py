@@ -155,7 +155,7 @@ class ServedModel:
                 rows.append(self.languages.tags(*pair))
             except UserError as error:
                 which = f"text {number}: " if len(targets) > 1 else ""
-                raise RequestError(f"{which}{error}", param="target_language") from None
+                raise RequestError(f"{which}{error}") from None
         return rows
 
     def encode(

@@ -15,11 +15,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.engine import Event, Request
+from tformer_jax.inference.languages import TagIds
 from tformer_jax.inference.scores import Row, Scored, make_pair_row, make_text_row
 from tformer_jax.serving.bodies import Completion, Embedding
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.serving.worker import Empty
+from tformer_jax.special_tokens import IGNORED
 
 ATTENTION_HEADERS = {"Content-Security-Policy": "sandbox allow-scripts", "Cache-Control": "no-store"}
 
@@ -83,17 +85,28 @@ class TokenScores:
         served: the model.
         rows: token ids of the sources or prompts.
         top: number of most probable tokens to show at each place.
+        tags: language tags of each source and its outputs; those of outputs have no log-probabilities.
         echo: whether the tokens of the prompts are scored, too.
     """
 
-    def __init__(self, served: ServedModel, rows: Sequence[tuple[int, ...]], top: int, *, echo: bool = False) -> None:
+    def __init__(
+        self,
+        served: ServedModel,
+        rows: Sequence[tuple[int, ...]],
+        top: int,
+        tags: Sequence[TagIds],
+        *,
+        echo: bool = False,
+    ) -> None:
         self.served, self.rows, self.top, self.echo = served, rows, top, echo
+        self._tag_counts = [len(of_output) for _, of_output in tags]
         shown = "omit" if served.decode.unknown == "omit" else "show"
         self._decoder = output_decoder(served.tokenizers.target, shown, continues=served.model_class.continues)
 
     def work(self, outputs: Outputs) -> Callable[[], Named]:
         """Returns the function that scores all outputs."""
-        rows = [self._row(ids, output) for ids, row in zip(self.rows, outputs, strict=True) for output in row]
+        sources = zip(self.rows, self._tag_counts, outputs, strict=True)
+        rows = [self._row(ids, count, output) for ids, count, row in sources for output in row]
         return lambda: self._named(outputs, self.served.score(rows, self.top))
 
     def _named(self, outputs: Outputs, scored: Sequence[Scored]) -> Named:
@@ -101,14 +114,16 @@ class TokenScores:
         decoder = output_decoder(self.served.tokenizer, "show", continues=False)
         prompts = [[(decoder, ids)] if self.echo else [] for ids in self.rows]
         return [
-            [logprobs([*prompt, (self._decoder, output.ids)], next(scores)) for output in row]
-            for prompt, row in zip(prompts, outputs, strict=True)
+            [logprobs([*prompt, (self._decoder, output.ids[count:])], next(scores)) for output in row]
+            for prompt, count, row in zip(prompts, self._tag_counts, outputs, strict=True)
         ]
 
-    def _row(self, ids: tuple[int, ...], output: AccumulatedOutput) -> Row:
+    def _row(self, ids: tuple[int, ...], tag_count: int, output: AccumulatedOutput) -> Row:
         if self.served.translates:
             source, start = [*ids] or self.served.add_special_tokens([]), self.served.tokenizers.target.special.start
-            return make_pair_row(source, output.ids, start)
+            row = make_pair_row(source, output.ids, start)
+            labels = [IGNORED if place < tag_count else label for place, label in enumerate(row.labels)]
+            return row._replace(labels=labels)
         return make_text_row([*ids, *output.ids], given=1 if self.echo else len(ids))
 
 
@@ -155,16 +170,19 @@ class CompletionReply(Reply):
         served: the model.
         body: the request body.
         rows: token ids of the prompts.
+        tags: as for `TokenScores`.
     """
 
-    def __init__(self, served: ServedModel, body: Completion, rows: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, served: ServedModel, body: Completion, rows: Sequence[tuple[int, ...]], tags: Sequence[TagIds]
+    ) -> None:
         self.body, self.rows = body, rows
         scored = body.echo and body.logprobs is not None  # offsets of tokens are places in the decoded text
         self._prompts = [
             text if isinstance(text, str) and not scored else served.decode_all(ids)
             for text, ids in zip(body.texts("prompt"), rows, strict=True)
         ]
-        self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, echo=body.echo)
+        self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, tags, echo=body.echo)
         self._started: set[int] = set()
         """Choices of a stream whose first chunk has been sent."""
         self._frame = {
