@@ -1,11 +1,13 @@
 """Compares one model of many languages with a model of each direction alone, and with PyTorch's `nn.Transformer`.
 
-python -m tests.programs.many_languages --config configs/translate_debian.py --data DIR \
+python -m tests.programs.torch_translator --config configs/translate_debian.py --data DIR --measure
+python -m tests.programs.many_languages --config configs/translate_debian.py --data DIR --torch-steps STEPS \
     --record configs/results/many_languages_debian.json
 
 All have the same data, sizes and decoding of a config, whose variants such as `en-de` are single directions. A single
-direction has its share of the steps, so that all directions together take the time of the one model; PyTorch has the
-time that the one model took, and decodes greedily. Runs are in `runs/many_languages`; the same command resumes them.
+direction has its share of the steps, so that all directions together take the time of the one model; PyTorch has as
+many steps as fit into this time, by the first command, and decodes greedily. Runs are in `runs/many_languages`; the
+same command resumes them.
 """
 
 import argparse
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--torch-steps", type=int, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs", "many_languages"))
     parser.add_argument("--override", action="append", default=[], help="setting of all runs, such as train.steps=100")
     parser.add_argument("--record", type=Path)
@@ -48,7 +51,7 @@ def main() -> None:
         directions = [name for name in names if name in all_directions(options.config)]
         alone = {name: plain_metrics(train(options, name, seed)) for name in directions}
         scores["alone"].append(with_means(alone, directions))
-        scores["torch"].append(train_torch(options, seed, seconds[-1]))
+        scores["torch"].append(train_torch(options, seed))
     summary = {system: summarize(seeds) for system, seeds in scores.items()}
     for line in table(summary, [name for name in summary["many"] if name.startswith("chrf:")]):
         print(line)
@@ -88,13 +91,13 @@ def plain_metrics(result: Mapping[str, Any]) -> Scores:
     return {name: result["test"][name] for name in METRICS}
 
 
-def train_torch(options: argparse.Namespace, seed: int, seconds: float) -> Scores:
-    """Trains `nn.Transformer` for some seconds unless it has been, and scores its outputs as those of the others."""
+def train_torch(options: argparse.Namespace, seed: int) -> Scores:
+    """Trains `nn.Transformer` unless it has been, and scores its outputs as those of the others."""
     path = commands.ROOT / options.runs / f"torch_{seed}.json"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         arguments = ["--config", options.config, "--data", str(options.data), "--seed", str(seed)]
-        arguments += ["--seconds", str(seconds), "--output", str(path)]
+        arguments += ["--steps", str(options.torch_steps), "--output", str(path)]
         subprocess.run([sys.executable, "-m", "tests.programs.torch_translator", *arguments], check=True)
     return score_rows(options.config, json.loads(path.read_text(encoding="utf-8"))["rows"])
 

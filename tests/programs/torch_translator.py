@@ -1,6 +1,10 @@
-"""Trains PyTorch's `nn.Transformer` on the batches of a config for a given time, and translates a split with it.
+"""Trains PyTorch's `nn.Transformer` on the batches of a config, and translates a split with it.
 
-python -m tests.programs.torch_translator --config configs/translate_debian.py --data DIR --seconds 5400 --output FILE
+python -m tests.programs.torch_translator --config configs/translate_debian.py --data DIR --measure
+python -m tests.programs.torch_translator --config configs/translate_debian.py --data DIR --steps 6000 --output FILE
+
+The first command measures the steps of both libraries alternately, so that the second trains for as long as this
+library does, whatever else runs; it resumes from its last checkpoint, next to FILE.
 
 The data, its tags, the vocabulary and the sizes of the model are the config's. The rest is as PyTorch's tutorials have
 it: layers of 2017 with the norm after each sublayer, Adam, a warm-up with inverse square root decay, and greedy
@@ -8,13 +12,16 @@ decoding.
 """
 
 import argparse
+import itertools
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -26,13 +33,22 @@ from tformer_jax.data.corpora import Example, load_corpus
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.tags import tag_ids
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.models import registry
+from tformer_jax.parallel import placement
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.runs import provenance
+from tformer_jax.runs.experiment import with_data_sizes
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD, PAD_TOKEN
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.step import jitted, make_train_step
 
 WARMUP = 1000
 PEAK = 1e-3
 """Learning rate at the end of the warm-up."""
 ROWS = 100
 """Sentences that are translated together."""
+MEASURED, ROUNDS = 20, 5
+"""Batches, and rounds over them, of a measurement."""
 
 
 class Translator(nn.Module):
@@ -82,28 +98,77 @@ def as_tensors(batch: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {key: torch.from_numpy(array).long() for key, array in batch.items()}
 
 
-def train(cfg: Config, model: Translator, batches: Iterator[Any], seconds: float) -> int:
-    """Trains for some seconds; returns the number of steps."""
-    optimizer = torch.optim.Adam(model.parameters(), PEAK, betas=(0.9, 0.98), eps=1e-9)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / WARMUP, (WARMUP / (step + 1)) ** 0.5)
-    )
-    loss_of = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=cfg.train.label_smoothing)
-    start, steps = time.monotonic(), 0
-    model.train()
-    while time.monotonic() - start < seconds:
-        batch = as_tensors(next(batches))
-        logits = model(batch["source"], batch["target_in"])
-        loss = loss_of(logits.flatten(0, 1), batch["target_out"].flatten())
-        optimizer.zero_grad()
+class Training:
+    """The optimizer and schedule of a model, and its steps."""
+
+    def __init__(self, cfg: Config, model: Translator):
+        self._model, self.done = model.train(), 0
+        self._optimizer = torch.optim.Adam(model.parameters(), PEAK, betas=(0.9, 0.98), eps=1e-9)
+        self._loss = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=cfg.train.label_smoothing)
+
+    def step(self, batch: dict[str, Tensor]) -> float:
+        """Takes one step; returns the loss."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = PEAK * min((self.done + 1) / WARMUP, (WARMUP / (self.done + 1)) ** 0.5)
+        logits = self._model(batch["source"], batch["target_in"])
+        loss = self._loss(logits.flatten(0, 1), batch["target_out"].flatten())
+        self._optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        steps += 1
-        if steps % 100 == 0:
-            print(f"step {steps}  loss {loss.item():.3f}  {time.monotonic() - start:.0f} s", flush=True)
-    return steps
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self.done += 1
+        return loss.item()
+
+    def save(self, path: Path) -> None:
+        """Writes a checkpoint, completely or not at all."""
+        partial = path.with_suffix(".partial")
+        states = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.done}
+        torch.save(states, partial)
+        partial.replace(path)
+
+    def restore(self, path: Path) -> None:
+        """Continues from a checkpoint."""
+        states = torch.load(path, weights_only=True)
+        self._model.load_state_dict(states["model"])
+        self._optimizer.load_state_dict(states["optimizer"])
+        self.done = states["step"]
+
+
+def train(cfg: Config, model: Translator, batches: Iterator[Any], steps: int, checkpoint: Path) -> None:
+    """Trains to `steps`, from the checkpoint if there is one."""
+    training = Training(cfg, model)
+    if checkpoint.is_file():
+        training.restore(checkpoint)
+    for number, batch in enumerate(itertools.islice(batches, steps)):
+        if number < training.done:
+            continue  # of the steps before the checkpoint
+        loss = training.step(as_tensors(batch))
+        if training.done % 100 == 0:
+            print(f"step {training.done}  loss {loss:.3f}", flush=True)
+            training.save(checkpoint)
+
+
+def measure(cfg: Config, model: Translator, tokenizers: Tokenizers, batches: Sequence[Any]) -> dict[str, Any]:
+    """Returns the seconds of a step of this library and of PyTorch, medians of alternating rounds over the batches."""
+    cfg, mesh = with_data_sizes(cfg, tokenizers, None), make_mesh(cfg.parallel)
+    own = registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(own))
+    current = state.create(own, optimizer, cfg, mesh)
+    step, training = jitted(make_train_step(own, optimizer, cfg), current, mesh), Training(cfg, model)
+    seconds: dict[str, list[float]] = {"here": [], "torch": []}
+    for number in range(ROUNDS + 1):  # the first one compiles
+        start = time.perf_counter()
+        for batch in batches:
+            current, _ = step(current, placement.shard_batch(mesh, batch))
+        jax.block_until_ready(current)
+        middle = time.perf_counter()
+        for batch in batches:
+            training.step(as_tensors(batch))
+        if number:
+            seconds["here"].append((middle - start) / len(batches))
+            seconds["torch"].append((time.perf_counter() - middle) / len(batches))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    return {"seconds": seconds, "medians": medians, "hardware": provenance.hardware()}
 
 
 @torch.no_grad()
@@ -133,25 +198,30 @@ def translate(cfg: Config, model: Translator, tokenizers: Tokenizers, examples: 
 
 
 def main() -> None:
-    """Trains, translates, and writes sources, references, outputs and directions as JSON."""
+    """Measures; or trains, translates, and writes sources, references, outputs and directions as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="training time, without reading the data")
+    parser.add_argument("--measure", action="store_true", help="only print the times of steps")
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, default=Path("torch_translator.json"))
     options = parser.parse_args()
     cfg = read_config(options.config)
     torch.manual_seed(options.seed)
     corpus = load_corpus(cfg, options.data)
     tokenizers = train_tokenizers(cfg.data, corpus.train, options.data)
     model = Translator(cfg, tokenizers.target.vocab_size)
-    steps = train(cfg, model, train_batches(cfg, corpus, tokenizers), options.seconds)
+    batches = train_batches(cfg, corpus, tokenizers)
+    if options.measure:
+        print(json.dumps(measure(cfg, model, tokenizers, list(itertools.islice(batches, MEASURED)))))
+        return
+    train(cfg, model, batches, options.steps, options.output.with_suffix(".pt"))
     examples = list(corpus.test)
     outputs = translate(cfg, model, tokenizers, examples)
     parameters = sum(each.numel() for each in model.parameters())
     rows = [dict(example) | {"output": output} for example, output in zip(examples, outputs, strict=True)]
-    record = {"seed": options.seed, "seconds": options.seconds, "steps": steps, "parameters": parameters}
+    record = {"seed": options.seed, "steps": options.steps, "parameters": parameters}
     options.output.write_text(json.dumps(record | {"rows": rows}, ensure_ascii=False), encoding="utf-8")
 
 
