@@ -154,9 +154,11 @@ def test_one_request_has_many_languages_and_prefixes():
         for (output,) in found:
             assert "".join(output["logprobs"]["tokens"]).removesuffix("</s>") == output["text"]
         assert [output["text"] for (output,) in found] == [output.text for output in expected]
-        assert [output["score"] for (output,) in found] == pytest.approx(
-            [output.score for output in expected], abs=1e-5
-        )
+        scores = [output.score for output in expected]
+        assert [output["score"] for (output,) in found] == pytest.approx(scores, abs=1e-5)
+        assert sum(found[1][0]["logprobs"]["token_logprobs"]) == pytest.approx(scores[1], abs=1e-5)
+        (blank,) = one.post("/translate", **(body | {"text": [" ", "a", "b"]}), logprobs=1).json()["translations"][0]
+        assert (blank["text"], blank["logprobs"]["tokens"]) == ("", [])
         pieces = one.stream("/translate", text="ga", source_language="en", target_language="de", prefix="fb")
         assert "".join(piece["text"] for piece in pieces) == expected[2].text
         completed = one.post("/v1/completions", prompt="ga", source_language="en", target_language="de", prefix="fb")
