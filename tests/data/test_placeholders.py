@@ -28,7 +28,8 @@ EVERY = tuple(PATTERNS)
     ("name", "text", "found"),
     [
         ("percent", "%s of %d, %(name)s is %1$s, 5%% %.2f %-5d%ld", "%s|%d|%(name)s|%1$s|%%|%.2f|%-5d|%ld"),
-        ("percent", "50%of 100% sure, 3 %; %sat %", ""),
+        ("percent", "50%of 100% sure, 3 %; %", ""),
+        ("percent", "%sth %sben %Y-%m", "%s|%Y|%m"),
         ("percent", "%dx%ds %(a b)s", "%d|%d|%(a b)s"),
         ("braces", "{0} {} {name} {a.b[0]!r:>10} {{ user }}${x}", "{0}|{}|{name}|{a.b[0]!r:>10}|{{ user }}|{x}"),
         ("braces", "{a b} { } {n, plural, other {x}}", "{x}"),
@@ -57,6 +58,8 @@ def test_numbers_are_those_of_the_source():
     assert has_same_placeholders(EVERY, source, "%s {0} %s")
     assert not has_same_placeholders(EVERY, source, "%s {0}")
     assert not has_same_placeholders(EVERY, source, "%s {0} %s %s")
+    assert mask_pair(EVERY, "{0} of 5 %d", "5%d {{0}}") == (f"{A} of 5 {B}", f"5{B} {{{A}}}")
+    assert has_same_placeholders(EVERY, "5 %d", "5%d")
     assert mask((), source) == (source, None)
     assert restore(source + A, None) == source + A
 

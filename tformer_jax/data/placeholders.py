@@ -4,7 +4,6 @@ Equal placeholders of a source have the same number, by their first appearance. 
 their source.
 """
 
-import collections
 import functools
 import itertools
 import re
@@ -19,10 +18,7 @@ PATTERNS = {
     "urls": r"(?:https?|ftp)://[A-Za-z0-9](?:[!#-;=?-~]*[A-Za-z0-9_/=&#%~+-])?",
     "tags": r"</?[A-Za-z][\w:.-]*(?:\s+(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*)?\s*/?>",
     "braces": r"\{\{[^{}]*\}\}|\{[\w.\[\]]*(?:![rsa])?(?::[^{}\s]*)?\}",
-    "percent": (
-        r"%%|(?<!\d)%(?:\([^()]+\)|\d+\$)?[-+#0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?"
-        r"(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGcrsa](?![A-Za-z]{2})"
-    ),
+    "percent": (r"%%|(?<!\d)%(?:\([^()]+\)|\d+\$)?[-+#0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh?|ll?|[Lzjt])?[A-Za-z]"),
 }
 """Regular expressions of `data.placeholders`; where several match, the first one counts."""
 assert {*PATTERNS} == {*PLACEHOLDERS}
@@ -61,11 +57,14 @@ def mask(names: tuple[str, ...], text: str) -> Masked:
 
 
 def mask_target(names: tuple[str, ...], target: str, originals: tuple[str, ...] | None) -> str:
-    """Replaces the placeholders of a target that its source has by symbols; a symbol of its own is left out."""
+    """Replaces the placeholders of a source by symbols, wherever they stand; a symbol of the target is left out."""
     if not names:
         return target
     symbols = dict(zip(originals or (), NUMBERED, strict=False))
-    return _pattern(names).sub(lambda match: symbols.get(match[0], _unnumbered(match)), target)
+    masked = _pattern(names).sub(lambda match: symbols.get(match[0], _unnumbered(match)), target)
+    for original in sorted(symbols.keys() - {*NUMBERED}, key=lambda text: (-len(text), text)):
+        masked = masked.replace(original, symbols[original])  # beside letters or digits
+    return masked
 
 
 def mask_pair(names: tuple[str, ...], source: str, target: str) -> tuple[str, str]:
@@ -97,8 +96,10 @@ def symbols_of(text: str) -> list[str]:
 
 def has_same_placeholders(names: tuple[str, ...], source: str, output: str) -> bool:
     """Returns whether an output has each placeholder as often as its source."""
-    counts = [collections.Counter(_pattern(names).findall(text)) for text in (source, output)]
-    return counts[0] == counts[1]
+    text, originals = mask(names, source)
+    masked = mask_target(names, output, originals)
+    all_of_source, own, others = (_pattern(names).findall(each) for each in (source, text, masked))
+    return sorted(own) == sorted(others) and len(own) == len(all_of_source)
 
 
 def count_unmatched(names: tuple[str, ...], source: str, target: str) -> int:
