@@ -178,7 +178,7 @@ def test_a_target_may_be_as_long_as_an_output(runs):
     (logits,) = run.logits([("a", "b" * 16)])
     np.testing.assert_allclose(logits[:15], run.logits([("a", "b" * 15)])[0][:15], rtol=1e-4, atol=1e-5)
     assert len(logits) == 16
-    with pytest.raises(UserError, match="target 1 has 17 tokens, but the model takes at most 16"):
+    with pytest.raises(UserError, match="text 1: the target has 17 tokens, but the model takes at most 16"):
         run.logits([("a", "b" * 17)])
 
 

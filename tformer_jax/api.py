@@ -23,15 +23,14 @@ from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.config.task import Task, task_of
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
-from tformer_jax.data.placeholders import mask_pair
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
 from tformer_jax.inference.embeddings import Embedder
-from tformer_jax.inference.encoding import check_example, encode_one, prompt_length
+from tformer_jax.inference.encoding import LongTexts, check_example, encode_one, prompt_length
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
 from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.outputs import Output
-from tformer_jax.inference.requests import Request, as_request
+from tformer_jax.inference.requests import Request
 from tformer_jax.inference.scores import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.inference.watch import Watched, watch, weight_shapes, without_padding
@@ -286,21 +285,15 @@ class Run:
         return compute_rows(function, self.model, self.params, rows, self.config.eval.batch_size)
 
     def _inputs(self, number: int, example: Sequence[Any]) -> dict[str, list[int]]:
-        max_length = self.config.model.max_length
         check_example(self.config.model, number, example)
         if not self.config.model.model_class.reads_source:
             return self._text_inputs(number, example)
-        names, request = [f"{key} {number + 1}" for key in ("source", "target")], as_request(example[0])
-        source, target = self.tokenizers.source, self.tokenizers.target
-        source_tags, tags = self.languages.tags_of(number, request)
-        limits = (
-            max_length - source.special.added_to_side - len(source_tags),
-            max_length - len(target.special.before) - len(tags),
-        )
-        texts = mask_pair(self.tokenizers.placeholders, request.text, example[1])
-        read = [*source_tags, *encode_one(source, texts[0], limits[0], names[0])]
-        written = target.special.wrap_side([*tags, *encode_one(target, texts[1], limits[1], names[1])])[:max_length]
-        return {"source": source.special.wrap_side(read), "target_in": [target.special.start, *written[:-1]]}
+        return self._pairs.encode_pair(LongTexts(), number, example).inputs
+
+    @functools.cached_property
+    def _pairs(self) -> Scorer:
+        """Encodes pairs, for a translator of any task."""
+        return Scorer(self.config, self.model, self.tokenizers)
 
     def _text_inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
         """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.

@@ -64,24 +64,29 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
         return Languages(self.cfg.data, self.tokenizers)
 
     def _encode(self, long_texts: LongTexts, index: int, example: Sequence[Any]) -> Row:
-        max_length = self.cfg.model.max_length
         check_example(self.cfg.model, index, example)
-        if self.cfg.model.model_class.continues:
-            return self._encode_text(long_texts, index, example)
-        request = as_request(example[0])
+        encode = self._encode_text if self.cfg.model.model_class.continues else self.encode_pair
+        return encode(long_texts, index, example)
+
+    def encode_pair(self, long_texts: LongTexts, index: int, pair: Sequence[Any]) -> Row:
+        """Returns the row that scores the target of pair `index` after its tags, and its end unless it is truncated.
+
+        Raises:
+            TextError: a text is too long and not truncated, or the model does not know its language.
+        """
+        max_length, request = self.cfg.model.max_length, as_request(pair[0])
         source_tags, tags = self._languages.tags_of(index, request)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         given = [*sides[1].before, *tags]
         limits = max_length - sides[0].added_to_side - len(source_tags), max_length - len(given)
-        source_text, target_text = mask_pair(self.tokenizers.placeholders, request.text, example[1])
+        source_text, target_text = mask_pair(self.tokenizers.placeholders, request.text, pair[1])
         source = long_texts.fit(index, self.tokenizers.source.encode(source_text), limits[0], "source")
         ids = _encode_whole(self.tokenizers.target, index, target_text)
         target = long_texts.fit(index, ids, limits[1], "target")
         if source is None or target is None:
             return make_pair_row(sides[0].wrap_side([]), [])
-        read = [*given, *target]
-        if len(target) == len(ids):
-            read = [*read, *sides[1].after_side][:max_length]
+        end = sides[1].after_side if len(target) == len(ids) else ()
+        read = [*given, *target, *end][:max_length]
         row = make_pair_row(sides[0].wrap_side([*source_tags, *source]), read, sides[1].start)
         unscored = range(len(given) - len(tags), len(given))
         return row._replace(labels=[IGNORED if place in unscored else label for place, label in enumerate(row.labels)])
