@@ -99,6 +99,19 @@ def test_no_step_of_normalization_changes_a_symbol(steps):
         assert tokenizer.decode(tokenizer.encode("it’s <B>&x “")) == "it &apos;s <B> & x “"
 
 
+@pytest.mark.parametrize("name", [*LOSSLESS, "words", "wordpiece"])
+def test_texts_with_the_letters_of_special_tokens_and_tags_stay_texts(name):
+    """Although all texts of the training split have them."""
+    text = "<2de> a </s> <s> <unk> <pad> <mask> b</s>"
+    kind, *_ = name.split()
+    tokenizer = trained_tokenizer(kind, [text] * 50, 600, **LOSSLESS.get(name, {}))
+    tokenizer = tokenizer.extended(["<2de>", "<mask>"])
+    ids = tokenizer.encode(text)
+    assert not {*tokenizer.special.name_of} & {*ids}
+    assert tokenizer.decode(ids).replace(" ", "") == text.replace(" ", "")
+    assert kind == "wordpiece" or tokenizer.decode(ids) == text
+
+
 def test_dropout_leaves_symbols_whole():
     tokenizer = with_symbols("bpe")
     (ids,) = BpeDropout(tokenizer, 0.5).encode_batch(["the <b> cat {0}AB"], np.random.default_rng(0))
