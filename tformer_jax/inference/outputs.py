@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
-from tformer_jax.data.placeholders import has_same_placeholders
+from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders, mask, symbols_of
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
@@ -34,7 +34,7 @@ class Output(NamedTuple):
     unknown: int = 0
     """Number of unknown tokens."""
     placeholders_kept: bool | None = None
-    """Whether it has each placeholder as often as its source; None: without `data.placeholders`."""
+    """Whether it has exactly the placeholders of its source, each as often; None: without `data.placeholders`."""
 
     @property
     def finish_reason(self) -> str:
@@ -115,19 +115,20 @@ class RowDecoder:
             options: dict[str, Any] = {"index": (first + n) * outputs, "num_outputs": outputs, "scored": scores}
             requests[engine.submit(self._request(rows[n], seed=seed, streamed=False, **options))] = n
         pieces: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
-        unknown: collections.Counter[tuple[int, int]] = collections.Counter()
+        ids: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
         finished: dict[int, dict[int, Output]] = collections.defaultdict(dict)
         for n, row in enumerate(rows):
             while row.ids and len(finished[n]) < outputs:
                 for event in engine.step():
                     key = requests[event.request], event.sample
                     pieces[key].append(event.text)
-                    unknown[key] += self._special.count_unknown(event.ids)
+                    ids[key] += event.ids
                     if event.finish:
                         limit = self._limit(lengths[key[0]]) if event.finish == "length" else None
-                        text = "".join(pieces.pop(key))
-                        same = self._has_same_placeholders(rows[key[0]].text, text)
-                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown.pop(key), same)
+                        text, tokens = "".join(pieces.pop(key)), ids.pop(key)
+                        exact = self._keeps_placeholders(rows[key[0]].text, text, tokens)
+                        unknown = self._special.count_unknown(tokens)
+                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown, exact)
             row_outputs = finished.pop(n, {})
             yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [Output("", None)] * outputs
 
@@ -145,9 +146,13 @@ class RowDecoder:
                 if event.text or limit or unknown:
                     yield Output(event.text, event.score, limit, unknown)
 
-    def _has_same_placeholders(self, source: str, output: str) -> bool | None:
-        names = self._parts[2].placeholders
-        return has_same_placeholders(names, source, output) if names and source else None
+    def _keeps_placeholders(self, source: str, output: str, ids: Sequence[int]) -> bool | None:
+        """Returns whether an output has exactly the placeholders of its source, and no symbol for another one."""
+        names, target = self._parts[2].placeholders, self._parts[2].target
+        if not names or not source:
+            return None
+        written, originals = {*symbols_of(target.decode(ids))}, mask(names, source).originals or ()
+        return written <= {*NUMBERED[: len(originals)]} and has_same_placeholders(names, source, output)
 
     def _request(self, row: EncodedRequest, **options: Any) -> Request:
         decode = self._cfg.decode
