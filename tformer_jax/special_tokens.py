@@ -3,6 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 PAD = -1
 """Fills rows of batches; not a token of any vocabulary. Its embedding is that of token 0, and it is always masked."""
@@ -41,6 +44,9 @@ class SpecialTokens:
     """Tokens before each text."""
     after: tuple[int, ...] = ()
     """Tokens after each text; a source or target ends in `eos[0]` if there are none."""
+    tags_last: bool = False
+    """Tags of languages follow the end of a source, and that of a target is the decoder's first input (mBART, 2020);
+    else a source begins with its tags, and those of a target follow `start`."""
     context: int | None = None
     """Token after which the continuation of a text is decoded; None: as at the start of a text."""
 
@@ -93,9 +99,14 @@ class SpecialTokens:
         """Returns a prompt, or a text to classify, as models read it."""
         return [*self.before, *ids, *self.after]
 
-    def wrap_side(self, ids: Sequence[int]) -> list[int]:
-        """Returns a source or target as models read it; the decoder reads `start` before a target."""
-        return [*self.before, *ids, *self.after_side]
+    def wrap_side(self, ids: Sequence[int], tags: Sequence[int] = ()) -> list[int]:
+        """Returns a source, which may have language tags, or a target as models read it after `start_target`."""
+        first, last = ((), tags) if self.tags_last else (tags, ())
+        return [*self.before, *first, *ids, *self.after_side, *last]
+
+    def start_target(self, tags: tuple[T, ...]) -> tuple[T | int, tuple[T, ...]]:
+        """Returns the first input of the decoder, and those of a target's language tags that follow it."""
+        return (tags[0], tags[1:]) if self.tags_last and tags else (self.start, tags)
 
     def name(self, token: int) -> str | None:
         """Returns the name of a special token; None for other tokens."""

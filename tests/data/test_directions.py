@@ -18,8 +18,9 @@ from tformer_jax.data.mixtures import direction_shares
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import summarize
-from tformer_jax.data.tags import find_language, languages_of, tag_ids
+from tformer_jax.data.tags import tag_ids
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.language_tags import find_language, languages_of
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 PAIRS = {"en-de": 60, "en-fr": 25, "en-pt_BR": 5}

@@ -7,8 +7,8 @@ from tests import oracles
 from tests.helpers import build, rest_slow, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
-from tformer_jax.data.tags import languages_of
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.encoding import TextError
 from tformer_jax.inference.languages import Languages

@@ -37,8 +37,10 @@ SIZES = {
 SMALLER = {"head_dim": 4, "sliding_window": 4, "num_decoder_layers": 2}
 """Sizes of a config that has them."""
 CLASSES = {"BartModel": "BartForConditionalGeneration"}
-DECODERS = [name for name, config in PUBLISHED.items() if config["model_type"] not in ("bert", "t5", "bart", "marian")]
-ENCODER_DECODERS = [name for name, config in PUBLISHED.items() if config["model_type"] in ("t5", "bart", "marian")]
+DECODERS = [
+    name for name, config in PUBLISHED.items() if config["architectures"][0].endswith(("CausalLM", "LMHeadModel"))
+]
+ENCODER_DECODERS = [name for name in PUBLISHED if name.startswith(("google-t5", "google/flan", "facebook/bart", "Hel"))]
 ENCODERS = [name for name, config in PUBLISHED.items() if config["model_type"] == "bert"]
 BYTES = ("gpt2", "qwen2", "qwen3")
 """Types with byte-level tokenizers, besides Llama 3."""

@@ -31,16 +31,21 @@ CLASSES = {
     "t5": transformers.T5Config,
     "bart": transformers.BartConfig,
     "marian": transformers.MarianConfig,
+    "mt5": transformers.MT5Config,
+    "umt5": transformers.UMT5Config,
+    "mbart": transformers.MBartConfig,
+    "m2m_100": transformers.M2M100Config,
 }
 SIZES = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
 PAIR = {"vocab_size": 50, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2}
 PAIR |= {
     f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("attention_heads", 8), ("ffn_dim", 9))
 }
+T5 = {"vocab_size": 50, "d_model": 64, "d_ff": 9, "num_layers": 2, "num_heads": 8}
 BARE = {
     "gpt2": {"vocab_size": 50, "n_embd": 64, "n_layer": 2, "n_head": 8},
-    "t5": {"vocab_size": 50, "d_model": 64, "d_ff": 9, "num_layers": 2, "num_heads": 8},
-    "bart": PAIR,
+    **dict.fromkeys(("t5", "mt5", "umt5"), T5),
+    **dict.fromkeys(("bart", "mbart", "m2m_100"), PAIR),
     "marian": PAIR | {"decoder_vocab_size": 50},
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe"), SIZES | {"num_attention_heads": 32}),
     "stablelm": SIZES | {"num_attention_heads": 32, "hidden_size": 256},
@@ -137,7 +142,7 @@ PRESETS = {
     "facebook/bart-base": "bart_base",
     "Helsinki-NLP/opus-mt-en-de": "opus_mt",
 }
-NOT_TIED = ("Llama-2", "Meta-Llama-3", "Mistral", "Mixtral", "Qwen2-7B", "flan-t5")
+NOT_TIED = ("Llama-2", "Meta-Llama-3", "Mistral", "Mixtral", "Qwen2-7B", "flan-t5", "mt5", "madlad")
 
 
 @pytest.mark.parametrize("name", HUB)

@@ -18,6 +18,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, Mo
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_standalone_tokenizers
+from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names
 from tformer_jax.interop import companions, files, generation, hf, hub, sentence_transformers, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
@@ -26,6 +27,10 @@ from tformer_jax.runs.guards import FolderLock
 IMPORTED = "imported.json"
 NO_CLASSES = "the checkpoint has no classification head: the run has a random one, to be trained"
 HEADLESS = "the checkpoint has no output head: the run embeds texts, and generates only after training"
+LANGUAGE_FIELDS = ("source_language", "target_language")
+"""Fields of JSONL files for fine-tuning that hold the languages of a pair."""
+TARGET_TAGS = ("<2", ">>")
+"""Beginnings of the tags of MADLAD-400 and Marian, with which sources name the language of their translation."""
 PARAM_DTYPES = ("float32", "bfloat16")
 
 
@@ -67,7 +72,7 @@ def make_run(options: argparse.Namespace) -> None:
     cfg = Config(
         name=run.name,
         model=imported.model,
-        data=_data_settings(run, imported.model),
+        data=_data_settings(run, imported.model, imported.tokenizers),
         decode=imported.decode,
         embed=imported.embed,
     )
@@ -168,10 +173,19 @@ def _limit_tokens(path: Path, tokenizer: Tokenizer, V: int) -> Tokenizer:
     return limited
 
 
-def _data_settings(run: Path, cfg: ModelConfig) -> DataConfig:
-    """Returns data settings that fit the model, for fine-tuning on `train.jsonl` with the tokenizers of the run."""
+def _data_settings(run: Path, cfg: ModelConfig, tokenizers: Tokenizers) -> DataConfig:
+    """Returns data settings that fit the model, for fine-tuning on `train.jsonl` with the tokenizers of the run.
+
+    Pairs have languages if the vocabulary has their tags.
+    """
     length, task = min(64, cfg.max_length), tasks_of_family(cfg.family)[0]
+    languages: dict[str, Any] = {}
+    if cfg.model_class.reads_source and languages_of(tokenizers.target):
+        languages = {"language_fields": LANGUAGE_FIELDS, "validation": ("validation.jsonl",)}
+        if not all(name.startswith(TARGET_TAGS) for name in tag_names(tokenizers.target)):
+            languages |= {"source_tags": ("source",), "target_tags": ("target",)}
     return DataConfig(
+        **languages,
         source="jsonl",
         train=("train.jsonl",),
         tokenizer="file",

@@ -15,9 +15,9 @@ import tformer_jax as tj
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.packages import not_installed
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.models import registry
 from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
-from tformer_jax.special_tokens import SpecialTokens
 
 TEXTS = ("The cat sat on the mat.", " two  spaces\tand\nlines ", "Füße, 漢字 123 456.78 isn't", "")
 """Texts whose ids are compared."""
@@ -98,9 +98,14 @@ def _check_ids(folder: Path, run: tj.Run) -> str:
     sides: dict[str, Tokenizer] = {"text": run.tokenizers.source}
     if pair and run.tokenizers.source.to_json() != run.tokenizers.target.to_json():
         sides["text_target"] = run.tokenizers.target
+    tags = []
+    if hasattr(type(theirs), "src_lang"):
+        theirs.src_lang, tag = next(iter(languages_of(run.tokenizers.source).items()))
+        tags.append(tag)
     for side, ours in sides.items():
         for text in TEXTS:
-            expected = _framed(ours.special, ours.encode(text), pair)
+            ids = ours.encode(text)
+            expected = ours.special.wrap_side(ids, tags) if pair else ours.special.wrap_text(ids)
             if (computed := list(theirs(**{side: text})["input_ids"])) != expected:
                 raise Difference(f"AutoTokenizer reads {text!r} as {computed}, the run as {expected}")
     for text in TEXTS:
@@ -109,10 +114,6 @@ def _check_ids(folder: Path, run: tj.Run) -> str:
         if written != (expected_text := run.tokenizers.target.decode(ids)):
             raise Difference(f"AutoTokenizer decodes {ids} to {written!r}, the run to {expected_text!r}")
     return "equal ids, "
-
-
-def _framed(special: SpecialTokens, ids: list[int], pair: bool) -> list[int]:
-    return special.wrap_side(ids) if pair else special.wrap_text(ids)
 
 
 def _check_logits(folder: Path, run: tj.Run) -> float:
@@ -147,11 +148,13 @@ def logits(run: tj.Run, batch: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _random_batch(run: tj.Run) -> dict[str, np.ndarray]:
-    """Returns rows of random tokens that the tokenizers have, int32 [ROWS, T] by batch key."""
+    """Returns rows of random tokens that the tokenizers have, int32 [ROWS, T] by batch key; padding has no position."""
     cfg, rng = run.config.model, np.random.default_rng(0)
     T = min(cfg.max_length, LENGTH)
     size = min(run.tokenizers.source.vocab_size, run.tokenizers.target.vocab_size)
-    return {key: rng.integers(0, size, (ROWS, T), np.int32) for key in cfg.model_class.inputs}
+    rows = {key: rng.integers(0, size, (ROWS, T), np.int32) for key in cfg.model_class.inputs}
+    special = run.tokenizers.target.special
+    return {key: np.where(ids == special.pad, special.eos[0], ids).astype(np.int32) for key, ids in rows.items()}
 
 
 def _translator(library: Any, folder: str) -> Any:

@@ -12,7 +12,7 @@ from tformer_jax.cli.inputs import JSONL, check_text, read_record, text_in, valu
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.fields import flag
 from tformer_jax.data.corpora.lines import COMPRESSIONS, BadLines, numbered_lines
-from tformer_jax.data.tags import find_language
+from tformer_jax.data.tokenizers.language_tags import find_language
 from tformer_jax.tasks.evaluators.evaluation import Segment
 
 TSV = tuple(f".tsv{end}" for end in ("", *COMPRESSIONS))

@@ -38,8 +38,8 @@ class Column(NamedTuple):
         """Returns the examples where `chosen`, bool [examples], is True."""
         return Column(self.ids[np.repeat(chosen, self.lengths)], self.lengths[chosen])
 
-    def append(self, token: int) -> "Column":
-        """Appends a token to each example."""
+    def append(self, token: int | np.ndarray) -> "Column":
+        """Appends a token, or one for each example (int [examples]), to each example."""
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - 1), lengths)
 
@@ -48,8 +48,8 @@ class Column(NamedTuple):
         lengths = self.lengths + 1
         return Column(self._insert(token, np.cumsum(lengths) - lengths), lengths)
 
-    def surround(self, before: Sequence[int], after: Sequence[int] = ()) -> "Column":
-        """Puts each example between the tokens `before` and `after`."""
+    def surround(self, before: Sequence[int | np.ndarray], after: Sequence[int | np.ndarray] = ()) -> "Column":
+        """Puts each example between the tokens `before` and `after`, as in `prepend` and `append`."""
         column = self
         for token in reversed(before):
             column = column.prepend(token)

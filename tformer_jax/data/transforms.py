@@ -152,20 +152,24 @@ class FeatureConverter:
             ids = {key: column.select(chosen) for key, column in ids.items()}
         limit = self.source_length - self.source.added_to_side - self._tag_count("source")
         source = self._truncate(ids["source"], limit, self.settings[1])
-        inputs = labels = ids["target"]
-        if self.tags is not None:
-            source = self.tags.prepend_to_sources(ids | {"source": source})
-            inputs, labels = (self.tags.prepend_to_targets(ids, labels=masked) for masked in (False, True))
-        inputs, labels = (side.surround(self.target.before, self.target.after_side) for side in (inputs, labels))
+        source_tags, tags = ((), ()) if self.tags is None else (self.tags.of_sources(ids), self.tags.of_targets(ids))
+        first, last = ((), source_tags) if self.source.tags_last else (source_tags, ())
+        start, tags = self.target.start_target(tags)
+        inputs, labels = (
+            ids["target"].surround([*self.target.before, *given], self.target.after_side)
+            for given in (tags, [IGNORED] * len(tags))
+        )
         target = self._truncate(labels, self.length, self.settings[0])
         return {
-            "source": source.surround(self.source.before, self.source.after_side),
-            "target_in": inputs.prepend(self.target.start).truncate(target.lengths),
+            "source": source.surround([*self.source.before, *first], [*self.source.after_side, *last]),
+            "target_in": inputs.prepend(start).truncate(target.lengths),
             "target_out": target,
         }
 
     def _tag_count(self, side: str) -> int:
-        return 0 if self.tags is None else len(getattr(self.tags, side))
+        if self.tags is None:
+            return 0
+        return len(self.tags.source if side == "source" else self.target.start_target(self.tags.target)[1])
 
     def _fits(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns whether both sides of pairs fit into their rows: bool [pairs]."""
@@ -226,7 +230,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         settings = (f"data.{name}", f"data.{source_name}")
     task = task_of(cfg)
     if task.pairs:
-        tags = (len(data.source_tags), len(data.target_tags)) if data.multilingual else (0, 0)
+        tags = (len(data.source_tags), len(target.start_target(data.target_tags)[1])) if data.multilingual else (0, 0)
         _check_room(data, source_name, source_length, source.added_to_side + tags[0])
         _check_room(data, name, length, target.added_to_side + tags[1])
     elif not task.documents:

@@ -11,8 +11,8 @@ from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.placeholders import restore
-from tformer_jax.data.tags import languages_of
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
+from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.normalization import detokenizer
 from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
 from tformer_jax.inference.batching import compute_rows
@@ -28,6 +28,8 @@ class Unfinished:
     decode: DecodeConfig
     source: Sequence[int]
     """Token ids as the model reads them."""
+    start: int
+    """First input of the decoder."""
     source_text: str
     """The text of `source`, with symbols for placeholders; empty: only its ids are known."""
     originals: tuple[str, ...] | None = None
@@ -95,8 +97,7 @@ class Finisher:
         return [next(filled) if UNKNOWN_MARK in output.text else output.text for output in outputs]
 
     def _rows(self, outputs: Sequence[Unfinished]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-        start = self._tokenizers.target.special.start
-        return [output.source for output in outputs], [[start, *output.tokens[:-1]] for output in outputs]
+        return [output.source for output in outputs], [[output.start, *output.tokens[:-1]] for output in outputs]
 
     def _first_word(self, ids: Sequence[int]) -> int:
         """Returns the place of the first token of a source after its language tags."""

@@ -6,8 +6,9 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.languages import read_language
-from tformer_jax.data.tags import find_language, languages_of, tag_ids
+from tformer_jax.data.tags import tag_ids
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.language_tags import find_language, languages_of
 from tformer_jax.inference.encoding import TextError
 from tformer_jax.inference.requests import Request
 
@@ -72,9 +73,11 @@ class Languages:
     def _of_side(self, side: str) -> tuple[str, ...]:
         if not self._data.multilingual:
             return ()
+        tokenizer = getattr(self._tokenizers, side)
+        if not self._data.wanted_directions:
+            return tuple(languages_of(tokenizer))
         directions = (*self._data.wanted_directions, *map(Direction.parse, self._data.zero_shot))
-        named = tuple(dict.fromkeys(getattr(direction, side) for direction in directions))
-        return named if self._data.wanted_directions else tuple(languages_of(getattr(self._tokenizers, side)))
+        return tuple(dict.fromkeys(find_language(tokenizer, getattr(direction, side)) for direction in directions))
 
     def _find_tags(self, target: str | None, source: str | None) -> TagIds:
         if not self._data.multilingual:

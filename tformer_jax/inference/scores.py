@@ -77,6 +77,7 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
         max_length, request = self.cfg.model.max_length, as_request(pair[0])
         source_tags, tags = self._languages.tags_of(index, request)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
+        start, tags = sides[1].start_target(tags)
         given = [*sides[1].before, *tags]
         limits = max_length - sides[0].added_to_side - len(source_tags), max_length - len(given)
         source_text, target_text = mask_pair(self.tokenizers.placeholders, request.text, pair[1])
@@ -87,7 +88,7 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
             return make_pair_row(sides[0].wrap_side([]), [])
         end = sides[1].after_side if len(target) == len(ids) else ()
         read = [*given, *target, *end][:max_length]
-        row = make_pair_row(sides[0].wrap_side([*source_tags, *source]), read, sides[1].start)
+        row = make_pair_row(sides[0].wrap_side(source, source_tags), read, start)
         unscored = range(len(given) - len(tags), len(given))
         return row._replace(labels=[IGNORED if place in unscored else label for place, label in enumerate(row.labels)])
 

@@ -170,7 +170,7 @@ class Translator(_Generator):
         special, ids = self.tokenizers.source.special, self._source_ids(text)
         limit = self.cfg.model.max_length - special.added_to_side - len(source_tags)
         fitting = long_texts.fit(index, ids, limit, "source")
-        wrapped = special.wrap_side([*source_tags, *fitting]) if fitting else []
+        wrapped = special.wrap_side(fitting, source_tags) if fitting else []
         return EncodedRequest(wrapped, request.text, tags, request.prefix)
 
     def _source_ids(self, text: str) -> list[int]:

@@ -10,6 +10,7 @@ import tokenizers as hf
 
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.json_files import Settings, read_json
+from tformer_jax.base.packages import import_extra
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.classes import (
@@ -22,6 +23,7 @@ from tformer_jax.data.tokenizers.classes import (
 )
 from tformer_jax.data.tokenizers.files import Tokenizers, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
+from tformer_jax.data.tokenizers.language_tags import tagged_language
 from tformer_jax.data.tokenizers.sentencepiece import (
     Fields,
     SentencePieceTokenizer,
@@ -35,13 +37,30 @@ Ends = tuple[tuple[int, ...], tuple[int, ...]]
 """The tokens before and after a text."""
 BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
-PAIRS = ("bart", "marian", "t5")
+PAIRS = ("bart", "mbart", "marian", "m2m_100", "t5", "mt5", "umt5")
 """Model types of encoder-decoders."""
+T5S = ("t5", "mt5", "umt5")
+"""Model types whose SentencePiece tokenizers are T5's."""
+TAGS_LAST = "MBartTokenizer"
+"""The class whose language tags are placed as `SpecialTokens.tags_last` says."""
 BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
 """Tokenizers of transformers that are read from vocab.json and merges.txt."""
 OF_OUTPUTS = ("forced_bos_token_id", "force_bos_token_to_be_generated", "bad_words_ids", "suppress_tokens")
 """Fields about tokens of outputs alone, of `generation_config.json`, or of `config.json` if there is no such file."""
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+LANGUAGES = {
+    "m2m100": (
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht "
+        "hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps "
+        "pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+    ),
+    "wmt21": "en ha is ja cs ru zh de",
+}
+"""Languages of M2M-100 in the order of their tags, by `language_codes` of tokenizer_config.json."""
+FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
+"""Names of fairseq's special tokens, the first ones."""
+MASK = {"content": "<mask>", "lstrip": True, "special": True}
+"""The mask token of mBART."""
 USUAL_NAMES = {
     "bos": ("<s>", "<bos>", "[BOS]", "<sos>", "<|endoftext|>", "[CLS]"),
     "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
@@ -78,8 +97,8 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
 
 def _read_tokenizer_json(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     library = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    kind = rebuilding_class(library, settings.get("model_type", ""), options)
-    return _wrap(*complete_tokenizer(library, folder, options, kind), settings)
+    kind = rebuilding_class(library, settings.get("model_type", ""), _with_class(options, settings))
+    return _wrap(*complete_tokenizer(library, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
 
 
 def _read_vocab_txt(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
@@ -105,21 +124,30 @@ def _read_vocab_and_merges(folder: Path, settings: Settings, options: Settings) 
     return _wrap(*complete_tokenizer(library, folder, options, kind, own_ends=True), settings)
 
 
-def _wrap(library: hf.Tokenizer, options: Settings, settings: Settings) -> Tokenizers:
+def _with_class(options: Settings, settings: Settings) -> Settings:
+    """Returns the settings of tokenizer_config.json with the class that config.json may name instead, as mBART's do."""
+    named = {"tokenizer_class": settings["tokenizer_class"]} if settings.get("tokenizer_class") else {}
+    return (named if settings.get("model_type") in ("mbart", "m2m_100") else {}) | options
+
+
+def _wrap(library: hf.Tokenizer, options: Settings, settings: Settings, *, tags_last: bool = False) -> Tokenizers:
     """Wraps a tokenizer as transformers 5 does, which ignores `add_bos_token` and `add_eos_token` here.
 
     Args:
         options: settings of tokenizer_config.json.
         settings: ids of special tokens, as in config.json.
+        tags_last: as in `SpecialTokens`.
     """
     library.no_truncation()
     library.no_padding()
-    names = {i: token.content for i, token in library.get_added_tokens_decoder().items() if token.special}
+    pair, added = settings.get("model_type") in PAIRS, library.get_added_tokens_decoder()
+    chosen = (i for i, token in added.items() if token.special or (pair and tagged_language(token.content)))
+    names = {i: added[i].content for i in chosen}
     unknown = names_by_role(options).get("unk") or getattr(library.model, "unk_token", None)
     ends = _surrounding_tokens(library)
     special = _special_tokens(settings, names, ends, unknown and library.token_to_id(unknown))
     tokenizer = HFTokenizer(library, special, split_special_tokens=bool(options.get("split_special_tokens")))
-    tokenizer.special = dataclasses.replace(special, context=_find_context(tokenizer))
+    tokenizer.special = dataclasses.replace(special, context=_find_context(tokenizer), tags_last=tags_last)
     return Tokenizers(tokenizer, tokenizer)
 
 
@@ -156,6 +184,9 @@ def _read_marian(folder: Path, settings: Settings, options: Settings) -> Tokeniz
     vocab = read_json(folder / "vocab.json")
     names = {vocab[name]: name for name in ("<unk>", "</s>", "<pad>") if name in vocab}
     special = _special_tokens(settings, names, ((), (vocab["</s>"],)), vocab["<unk>"])
+    tags = {i: name for name, i in vocab.items() if tagged_language(name)}
+    if len(tags) > 1:  # a model of one tag may be given it in texts, or not
+        special = dataclasses.replace(special, names=tuple(sorted((names | tags).items())))
     models = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
     added = {i: special_token(name) for i, name in names.items()}
     return Tokenizers(*(SentencePieceTokenizer(model, special, vocab, added) for model in models))
@@ -165,16 +196,46 @@ def _read_pieces(folder: Path, settings: Settings, options: Settings) -> Tokeniz
     """Builds the tokenizer of a SentencePiece model, with the tokens that its JSON files add."""
     raw = next(folder / name for name in PIECES if (folder / name).is_file()).read_bytes()
     model, kind = load_model(raw), settings.get("model_type")
+    if kind in READERS:
+        return READERS[kind](folder, raw, settings, options)
     begins = kind in BEGIN_WITH_BOS
     before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
     after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
-    added = _read_added(folder, options, model, options.get("extra_ids", SENTINELS) if kind == "t5" else 0)
+    added = _read_added(folder, options, model, options.get("extra_ids", SENTINELS) if kind in T5S else 0)
     names = {i: token["content"] for i, token in added.items() if token["special"]}
     special = _special_tokens(settings, names, (before, after), model.unk_id())
     special = dataclasses.replace(special, context=_find_piece(model))
     spaced = not begins or bool(options.get("legacy"))
     tokenizer = SentencePieceTokenizer(raw, special, added=added, spaced=spaced)
     return Tokenizers(tokenizer, tokenizer)
+
+
+def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
+    """Builds the tokenizer of M2M-100: the tags of languages follow the vocabulary."""
+    vocab = read_json(folder / "vocab.json")
+    codes = LANGUAGES[options.get("language_codes", "m2m100")].split()
+    names = {vocab[name]: name for name in FAIRSEQ} | {len(vocab) + i: f"__{code}__" for i, code in enumerate(codes)}
+    special = _special_tokens(settings, names, ((), (vocab["</s>"],)), vocab["<unk>"])
+    added = {i: special_token(name) for i, name in names.items()}
+    tokenizer = SentencePieceTokenizer(raw, special, vocab, added, codes=False)
+    return Tokenizers(tokenizer, tokenizer)
+
+
+def _read_mbart(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
+    """Builds the tokenizer of mBART: its ids are those of fairseq, and the tags of languages follow the pieces."""
+    library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
+    model = library.ModelProto.FromString(raw)
+    options = read_json(folder / "special_tokens_map.json", {}) | _with_class(options, settings) | {"mask_token": MASK}
+    tags = [name for name in special_names(options) if tagged_language(name)]
+    if not tags:
+        raise UserError(f"{folder} has no tokenizer.json, and no additional_special_tokens, the tags of languages")
+    scored = [(piece.piece, piece.score) for piece in model.pieces[3:]]
+    vocab = [*((name, 0.0) for name in FAIRSEQ), *scored, *((name, 0.0) for name in (*tags, MASK["content"]))]
+    tokenizer = hf.Tokenizer(hf.models.Unigram(vocab, FAIRSEQ.index("<unk>")))
+    if charsmap := model.normalizer_spec.precompiled_charsmap:
+        tokenizer.normalizer = hf.normalizers.Precompiled(charsmap)
+    kind = rebuilding_class(tokenizer, "mbart", options)
+    return _wrap(*complete_tokenizer(tokenizer, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
 
 
 def _find_piece(model: Any) -> int | None:
@@ -193,6 +254,10 @@ def _read_added(folder: Path, options: Settings, model: Any, sentinels: int) -> 
     listed = read_json(folder / "added_tokens.json", {})
     declared = {i: special_token(name, special=name in names) for name, i in listed.items()}
     return read_added(model, names, declared, sentinels)
+
+
+READERS = {"m2m_100": _read_m2m_100, "mbart": _read_mbart}
+"""Functions that read a SentencePiece model, by `model_type`."""
 
 
 def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenizers:
@@ -276,7 +341,7 @@ def _special_tokens(settings: Settings, names: Mapping[int, str], ends: Ends, un
     start, first = (_single_id(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
     if first is None and settings.get("force_bos_token_to_be_generated"):
         first = bos
-    forced = () if first is None else (first,)
+    forced = () if first is None or tagged_language(names.get(first, "")) else (first,)  # which requests name
     if start is None and bos is None and settings.get("model_type") in PAIRS:
         raise UserError("config.json has no decoder_start_token_id, with which the inputs of the decoder start")
     start = start if start is not None else bos if bos is not None else eos_ids[0]

@@ -25,17 +25,23 @@ CLASS_ROLES: dict[str, dict[str, str]] = {
     "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
     "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
     "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "MBartTokenizer": _BART,
+    "MBart50Tokenizer": {role: name for role, name in _BART.items() if role != "bos"},
+    "NllbTokenizer": _BART,
     "Qwen2Tokenizer": dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>"),
     "RobertaTokenizer": _BART,
     "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
 }
 """Names of special tokens by role that tokenizer classes of transformers 5 have unless others are given."""
-DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer", "t5": "T5Tokenizer"}
+DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer"}
+DEFAULT_CLASSES |= {"mbart": "MBartTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer"}
 DEFAULT_CLASSES |= dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer")
 DEFAULT_CLASSES |= dict.fromkeys(("gemma2", "gemma3_text"), "GemmaTokenizer")
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
-WITHOUT_CLASS = ("mistral", "mixtral", "stablelm")
-"""Model types whose tokenizer.json is read as it is even if LlamaTokenizer is named."""
+WITH_LANGUAGES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
+"""Classes that add the tag of a language to each text, which is left out here."""
+WITHOUT_CLASS = ("mistral", "mixtral", "stablelm", "umt5")
+"""Model types whose tokenizer.json is read as it is even if LlamaTokenizer or T5Tokenizer is named."""
 REBUILT = ("qwen2",)
 """Model types whose tokenizer is Qwen2Tokenizer, whatever tokenizer_config.json says, unless it names remote code."""
 QWEN2_PATTERN = (
@@ -80,7 +86,7 @@ def complete_tokenizer(
         _surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
     if kind in ("BartTokenizer", "BertTokenizer", "RobertaTokenizer"):
         _surround_texts(library, [_name_of(options["cls_token"])], [_name_of(options["sep_token"])])
-    if kind == "T5Tokenizer":
+    if kind == "T5Tokenizer" or kind in WITH_LANGUAGES:
         _surround_texts(library, [], ["</s>"])
     return library, options
 
@@ -229,13 +235,43 @@ def _as_gpt2(tokenizer: hf.Tokenizer, options: Settings) -> None:
 
 
 def _as_t5(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    tokenizer.normalizer = next(iter(_find_charsmap(tokenizer)), None)
+    _set_metaspace(tokenizer, split_words=True)
+
+
+def _set_metaspace(tokenizer: hf.Tokenizer, *, split_words: bool = False) -> None:
+    steps = hf.pre_tokenizers
+    parts = [steps.WhitespaceSplit()] if split_words else []
+    tokenizer.pre_tokenizer = steps.Sequence([*parts, steps.Metaspace()]) if parts else steps.Metaspace()
+    tokenizer.decoder = hf.decoders.Metaspace()
+
+
+def _as_mbart(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    tokenizer.normalizer = None
+    _set_metaspace(tokenizer, split_words=True)
+
+
+def _as_mbart50(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    charsmap, spaces = _find_charsmap(tokenizer), hf.normalizers.Replace(hf.Regex(" {2,}"), " ")
+    tokenizer.normalizer = hf.normalizers.Sequence([*charsmap, spaces])
+    _set_metaspace(tokenizer)
+
+
+def _as_nllb(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    if options.get("legacy_behaviour"):
+        raise UserError("legacy_behaviour=True, language tags after the end of sources, is not supported")
+    model, charsmap = tokenizer.model, _find_charsmap(tokenizer)
+    model.unk_token, model.dropout, model.fuse_unk, model.byte_fallback = "<unk>", None, True, False
+    spaces = hf.normalizers.Replace(hf.Regex(" {2,}"), " ")
+    tokenizer.normalizer = hf.normalizers.Sequence([*charsmap, spaces]) if charsmap else None
+    _set_metaspace(tokenizer)
+
+
+def _find_charsmap(tokenizer: hf.Tokenizer) -> list[Any]:
+    """Returns the first normalizer of SentencePiece in a tokenizer; []: it has none."""
     normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
     steps = (step.get("precompiled_charsmap") for step in normalizer.get("normalizers", [normalizer]))
-    charsmap = next(filter(None, steps), None)
-    tokenizer.normalizer = hf.normalizers.Precompiled(base64.b64decode(charsmap)) if charsmap else None
-    words = hf.pre_tokenizers.WhitespaceSplit()
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence([words, hf.pre_tokenizers.Metaspace()])
-    tokenizer.decoder = hf.decoders.Metaspace()
+    return [hf.normalizers.Precompiled(base64.b64decode(charsmap)) for charsmap in filter(None, steps)][:1]
 
 
 def _as_gemma(tokenizer: hf.Tokenizer, options: Settings) -> None:
@@ -268,7 +304,10 @@ def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
     tokenizer.decoder = hf.decoders.Sequence([*parts, *([hf.decoders.Strip(" ", 1, 0)] if spaced else [])])
 
 
-MODELS: dict[str, type] = {"BertTokenizer": hf.models.WordPiece, "T5Tokenizer": hf.models.Unigram}
+MODELS: dict[str, type] = {
+    "BertTokenizer": hf.models.WordPiece,
+    **dict.fromkeys(("T5Tokenizer", "MBartTokenizer", "MBart50Tokenizer"), hf.models.Unigram),
+}
 """Model that a class rebuilds; others rebuild a BPE."""
 BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
     "BartTokenizer": _as_gpt2,
@@ -276,6 +315,9 @@ BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
     "GPT2Tokenizer": _as_gpt2,
     "GemmaTokenizer": _as_gemma,
     "LlamaTokenizer": _as_llama,
+    "MBartTokenizer": _as_mbart,
+    "MBart50Tokenizer": _as_mbart50,
+    "NllbTokenizer": _as_nllb,
     "Qwen2Tokenizer": as_qwen2,
     "RobertaTokenizer": _as_gpt2,
     "T5Tokenizer": _as_t5,

@@ -9,14 +9,16 @@ import tokenizers as hf
 from tformer_jax.base.errors import UserError
 from tformer_jax.data import characters
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS, Tokenizer
+from tformer_jax.data.tokenizers.checkpoints import LANGUAGES, PIECES, T5S, TAGS_LAST
 from tformer_jax.data.tokenizers.classes import REBUILT, as_qwen2
 from tformer_jax.data.tokenizers.files import Tokenizers
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
+from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, tagged_language
 from tformer_jax.data.tokenizers.normalization import WHITESPACE
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 
 ROLES = ("bos", "eos", "unk", "pad")
-CLASSES = {"t5": "T5Tokenizer", "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
+CLASSES = {**dict.fromkeys(T5S, "T5Tokenizer"), "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
 """Tokenizers of transformers that read a SentencePiece model, by `model_type`; those of others are Llama's."""
 
 CODE = '''"""Reads tokenizer.json as it is."""
@@ -51,6 +53,7 @@ def export_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, 
             library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
         split = not isinstance(target, HFTokenizer) or target.split_special_tokens
         options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
+        options |= _language_options(target, model_type) if target.kind == CHECKPOINT else {}
         options |= _keep_as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
         library.save(str(folder / "tokenizer.json"))
     else:
@@ -88,12 +91,14 @@ def _save_pieces(
     folder: Path, source: SentencePieceTokenizer, target: SentencePieceTokenizer, model_type: str
 ) -> dict[str, Any]:
     """Writes SentencePiece models, and returns the fields of tokenizer_config.json that they need."""
+    if source.vocab is not None and not source.codes:
+        return _save_m2m_100(folder, target)
     if source.vocab is not None:
         (folder / "source.spm").write_bytes(source.model)
         (folder / "target.spm").write_bytes(target.model)
         (folder / "vocab.json").write_text(json.dumps(source.vocab, ensure_ascii=False), encoding="utf-8")
         return {"tokenizer_class": "MarianTokenizer"}
-    (folder / ("spiece.model" if model_type == "t5" else "tokenizer.model")).write_bytes(target.model)
+    (folder / ("spiece.model" if model_type in T5S else "tokenizer.model")).write_bytes(target.model)
     tokens = target.added.tokens
     return {
         "tokenizer_class": CLASSES.get(model_type, "LlamaTokenizer"),
@@ -103,6 +108,24 @@ def _save_pieces(
         "extra_ids": len({fields["content"] for fields in tokens.values()} & {*SENTINEL_TOKENS}),
         "legacy": target.spaced,
     }
+
+
+def _save_m2m_100(folder: Path, tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
+    """Writes the SentencePiece model of M2M-100, and returns fields of tokenizer_config.json."""
+    (folder / PIECES[-1]).write_bytes(tokenizer.model)
+    (folder / "vocab.json").write_text(json.dumps(tokenizer.vocab, ensure_ascii=False), encoding="utf-8")
+    languages = " ".join(languages_of(tokenizer))
+    codes = next(kind for kind, listed in LANGUAGES.items() if listed == languages)
+    return {"tokenizer_class": "M2M100Tokenizer", "language_codes": codes}
+
+
+def _language_options(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
+    """Returns the fields with which transformers adds the tag of a language to each text, if a class of it does so."""
+    names = [name for name in tag_names(tokenizer) if name == tagged_language(name)]
+    kind = {"m2m_100": "NllbTokenizer", "mbart": TAGS_LAST if tokenizer.special.tags_last else "MBart50Tokenizer"}
+    if not names or model_type not in kind:
+        return {}
+    return {"tokenizer_class": kind[model_type], "additional_special_tokens": names}
 
 
 def _make_library(tokenizer: Tokenizer) -> hf.Tokenizer | None:

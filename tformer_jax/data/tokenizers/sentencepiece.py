@@ -30,8 +30,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     Without `special`, ids are shifted past this package's special tokens, and the unknown piece becomes UNK. With it,
     texts are read as transformers does: with the ids of a checkpoint's vocabulary, and names of special tokens as these
-    tokens. A language code at the beginning of a text, such as `>>fr<<`, is one piece if there is a vocabulary, as for
-    Marian's multilingual models.
+    tokens.
 
     Args:
         model: the file.
@@ -39,6 +38,8 @@ class SentencePieceTokenizer(Tokenizer):
         vocab: ids by piece; None: those of the model.
         added: added tokens by id.
         spaced: a text after an added token is encoded as if a space were before it, like a whole text.
+        codes: a language code at the beginning of a text, such as `>>fr<<`, is one piece if there is a vocabulary, as
+            for Marian's multilingual models.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class SentencePieceTokenizer(Tokenizer):
         added: Mapping[int, Fields] = MappingProxyType({}),
         *,
         spaced: bool = True,
+        codes: bool = True,
     ):
         self.kind = "sentencepiece" if special is None else "checkpoint_pieces"
         self._processor = load_model(model)
         pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
         shift = FIRST if special is None else 0
         self.model, self.vocab, self.added, self.spaced = model, vocab, AddedTokens(added), spaced
+        self.codes = codes
         self._ids = vocab or {piece: shift + i for i, piece in enumerate(pieces)}
         self._pieces = {i: piece for piece, i in self._ids.items()}
         self._pieces |= {i: fields["content"] for i, fields in added.items()}
@@ -79,7 +82,8 @@ class SentencePieceTokenizer(Tokenizer):
     def without_added(self, size: int) -> Tokenizer:
         if self.keeps_ids and self.is_plain:
             added = {i: fields for i, fields in self.added.tokens.items() if i < size or not fields["special"]}
-            return SentencePieceTokenizer(self.model, self.special.below(size), self.vocab, added, spaced=self.spaced)
+            options = {"spaced": self.spaced, "codes": self.codes}
+            return SentencePieceTokenizer(self.model, self.special.below(size), self.vocab, added, **options)
         return self
 
     @property
@@ -94,7 +98,8 @@ class SentencePieceTokenizer(Tokenizer):
             return cls(model)
         added = {int(i): fields for i, fields in values.get("added", {}).items()}
         special = special_from_json(values["special"])
-        return cls(model, special, values["vocab"], added, spaced=values.get("spaced", True))
+        options = {name: values.get(name, True) for name in ("spaced", "codes")}
+        return cls(model, special, values["vocab"], added, **options)
 
     def describe(self) -> dict[str, Any]:
         """Returns the model file in base 64, and for a checkpoint the arguments of the tokenizer."""
@@ -106,6 +111,7 @@ class SentencePieceTokenizer(Tokenizer):
             "special": dataclasses.asdict(self.own_special),
             "added": {str(i): fields for i, fields in self.added.tokens.items()},
             "spaced": self.spaced,
+            "codes": self.codes,
         }
 
     def _encode(self, text: str) -> list[int]:
@@ -119,7 +125,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode_part(self, text: str, *, spaced: bool) -> list[int]:
         """Encodes a text without added tokens; `spaced`: with the space that SentencePiece puts before texts."""
-        code, text = ([], text) if self.vocab is None else _language_code(text)
+        code, text = _language_code(text) if self.codes and self.vocab is not None else ([], text)
         pieces = self._split(text) if spaced else self._split(NO_SPACE + text)[len(self._split(NO_SPACE)) :]
         unknown = self.special.unknown
         assert unknown is not None

@@ -23,6 +23,7 @@ from tformer_jax.data.tokenizers import base, huggingface, normalization, simple
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
+from tformer_jax.data.tokenizers.language_tags import matching_languages
 from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
 from tformer_jax.data.tokenizers.symbols import texts_between
 
@@ -104,11 +105,12 @@ def adopt_tokenizers(cfg: DataConfig, given: Tokenizers, train: Iterable[Example
 
 
 def _add_languages(cfg: DataConfig, tokenizers: Tokenizers, train: Iterable[Example]) -> Tokenizers:
-    """Returns the tokenizers with a tag for each language of the examples, in alphabetic order."""
+    """Returns the tokenizers with a tag for each language of the examples that has none, in alphabetic order."""
     if not cfg.multilingual:
         return tokenizers
     directions = {example["direction"] for example in train}
-    names = [TAG.format(code) for code in sorted({code for name in directions for code in Direction.parse(name)})]
+    codes = sorted({code for name in directions for code in Direction.parse(name)})
+    names = [TAG.format(code) for code in codes if not matching_languages(tokenizers.target, code)]
     source = tokenizers.source.extended(names)
     return Tokenizers(source, source if tokenizers.target is tokenizers.source else tokenizers.target.extended(names))
 

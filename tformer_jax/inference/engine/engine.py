@@ -140,6 +140,7 @@ class Engine:
 
     def warm_up(self, decode: DecodeConfig, tags: tuple[int, ...] = ()) -> None:
         """Compiles the functions for requests with these settings and tags; others are compiled when first needed."""
+        tags = self._tokenizers.target.special.start_target(tags)[1]
         first = self._first_tokens(decode, tags, None)
         with use_whole_mesh(self._mesh):
             self._lane(self._kind(decode)).warm_up(expected_tokens(self._cfg.model, decode, 1), len(first.ids))
@@ -222,10 +223,11 @@ class Engine:
         tokens, decode = list(request.ids), request.decode
         translates = self._cfg.model.model_class.reads_source
         masked = mask(self._tokenizers.placeholders if translates else (), request.text)
-        prompt, source = ([self._tokenizers.target.special.start], tokens) if translates else (tokens, None)
+        start, tags = self._tokenizers.target.special.start_target(request.tags)
+        prompt, source = ([start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
         expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
-        kind, first = self._kind(decode), self._first_tokens(decode, request.tags, masked.originals)
+        kind, first = self._kind(decode), self._first_tokens(decode, tags, masked.originals)
         if decode.prefix and len(first.ids) > limit:
             length = f"decode.prefix={decode.prefix!r} has {len(first.ids)} tokens"
             raise UserError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
@@ -247,7 +249,7 @@ class Engine:
                 num_outputs=request.num_outputs,
                 scored=request.scored,
                 masked=masked,
-                unfinished=Unfinished(decode, tokens, *masked) if is_withheld(decode) else None,
+                unfinished=Unfinished(decode, tokens, prompt[0], *masked) if is_withheld(decode) else None,
             )
             for sample in range(1 if decode.strategy == "beam" else request.num_outputs)
         ]
