@@ -119,6 +119,22 @@ def test_tags_are_those_of_an_oracle(tmp_path, source_tags, target_tags):
     assert tag_ids(cfg.data, tokenizers, Direction("en", "de")) == expected
 
 
+def test_tags_of_batches_may_stand_at_the_end_and_instead_of_the_start(tmp_path):
+    """As mBART (2020) has them: `X </s> [source]`, and the decoder starts with `[target]`."""
+    cfg, corpus, tokenizers = experiment(tmp_path, source_tags=("source",), target_tags=("target",))
+    tokenizers.target.special = dataclasses.replace(tokenizers.target.special, tags_last=True)
+    tags, encode = languages_of(tokenizers.target), tokenizers.target.encode
+    (batch,) = evaluation_batches(cfg, corpus.validation, tokenizers)
+    for row, example in enumerate(corpus.validation[index] for index in batch["order"].tolist()):
+        source, target = example["direction"].split("-")
+        expected = {
+            "source": [*encode(example["source"]), EOS, tags[source]],
+            "target_in": [tags[target], *encode(example["target"])],
+            "target_out": [*encode(example["target"]), EOS],
+        }
+        assert {key: batch[key][row][batch[key][row] != PAD].tolist() for key in expected} == expected
+
+
 def test_pairs_that_fit_without_their_tags_are_dropped(tmp_path):
     """A row has room for 7 characters, a tag and an end."""
     cfg, _, tokenizers = experiment(tmp_path, bucket_lengths=(9,), batch_multiple=1, batch_tokens=9)
