@@ -118,6 +118,7 @@ def test_folders_that_do_not_fit(corpus_folder, tmp_path):
 
 
 OTHERS = [("target_language", "fr"), ("normalize", ("lowercase",)), ("tokenizer", "bytes"), ("vocab_size", 9)]
+OTHERS += [("symbols", ("<b>",)), ("placeholders", ("tags",))]
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERS)

@@ -352,7 +352,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     for name, value in {"model.family": cfg.model.family, "data.objective": cfg.data.objective}.items():
         if settings[name] != value:
             raise DataError(f"{folder} was prepared for {name}={settings[name]!r}, not {value!r}")
-    prepared, wanted = metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
+    prepared, wanted = {"placeholders": []} | metadata["data"], json.loads(json.dumps(to_dict(cfg.data)))
     for name in (*LANGUAGE_SETTINGS, "clean_whitespace", "normalize", "placeholders", *TOKENIZER_SETTINGS):
         if name in prepared and (before := prepared[name]) != (now := wanted[name]):
             raise DataError(f"{folder} was prepared with data.{name}={before!r}, not {now!r}: write {before!r}")
