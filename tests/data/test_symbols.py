@@ -112,10 +112,12 @@ def test_texts_with_the_letters_of_special_tokens_and_tags_stay_texts(name):
     assert kind == "wordpiece" or tokenizer.decode(ids) == text
 
 
-def test_dropout_leaves_symbols_whole():
-    tokenizer = with_symbols("bpe")
-    (ids,) = BpeDropout(tokenizer, 0.5).encode_batch(["the <b> cat {0}AB"], np.random.default_rng(0))
-    assert tokenizer.decode(ids) == "the <b> cat {0}AB"
+@pytest.mark.parametrize("name", ["bpe", "bpe of characters"])
+def test_dropout_leaves_symbols_whole(name):
+    tokenizer, text = with_symbols(name), "the <b> cat Ω{0}AB"
+    assert BpeDropout(tokenizer, 0.0).encode_batch([text], np.random.default_rng(0)) == [tokenizer.encode(text)]
+    (ids,) = BpeDropout(tokenizer, 0.5).encode_batch([text], np.random.default_rng(0))
+    assert tokenizer.decode(ids) == text
     assert {tokenizer.symbol_ids[symbol] for symbol in ("<b>", "{0}", "AB")} <= {*ids}
 
 

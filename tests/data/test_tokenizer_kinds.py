@@ -59,6 +59,9 @@ def test_the_text_is_normalized_and_the_vocabulary_extended():
     assert tokenizer.decode([8, 4], unknown="?") == "ab"
     again = from_json(tokenizer.to_json())
     assert (again.encode("AB"), again.vocab_size, again.steps) == ([4], 9, ("whitespace", "lowercase"))
+    with_symbols = trained(normalize=("lowercase",), symbols=("<B>",)).source
+    assert with_symbols.encode("A <B>CD<B>") == [UNK, 8, 6, 8]
+    assert from_json(with_symbols.to_json()).decode([4, 8, 6]) == "ab<B>cd"
 
 
 def test_a_run_trains_with_it_and_every_command_loads_it(tmp_path, capsys):
