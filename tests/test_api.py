@@ -155,6 +155,7 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("seq2seq", lambda run: run.score([("a", None)]), r"example 1 is \('a', None\): it must be a text \(str\) or"),
         ("decoder_lm", lambda run: run.generate(["a", "\ud800"]), "text 2 has a lone surrogate, which is not a char"),
         ("decoder_lm", lambda run: run.score(["a", "\ud800"]), "example 2 has a lone surrogate, which is not a char"),
+        ("seq2seq", lambda run: run.score([(tj.Request("a", prefix="b"), "b")]), "text 1: has a prefix, which is for"),
         ("seq2seq", lambda run: run.score([tj.Request("a")]), r"example 1 is Request\(.*: it must be a text"),
         ("decoder_lm", lambda run: run.logits(["a", 5]), r"example 2 is 5: it must be a text \(str\) or several"),
         (

@@ -72,9 +72,12 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
         """Returns the row that scores the target of pair `index` after its tags, and its end unless it is truncated.
 
         Raises:
-            TextError: a text is too long and not truncated, or the model does not know its language.
+            TextError: a text is too long and not truncated, the model does not know its language, or a request has a
+                prefix.
         """
         max_length, request = self.cfg.model.max_length, as_request(pair[0])
+        if request.prefix is not None:
+            raise TextError(index, "has a prefix, which is for outputs: leave it out")
         source_tags, tags = self._languages.tags_of(index, request)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         start, tags = sides[1].start_target(tags)
