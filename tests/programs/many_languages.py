@@ -1,12 +1,14 @@
 """Compares one model of many languages with a model of each direction alone, and with PyTorch's `nn.Transformer`.
 
+python scripts/sweep.py --config configs/translate_debian.py --data DIR --sweep seed=0,1,2 --output runs/debian \
+    --record configs/results/translate_debian.json
 python -m tests.programs.torch_translator --config configs/translate_debian.py --data DIR --measure
-python -m tests.programs.many_languages --config configs/translate_debian.py --data DIR --torch-steps STEPS \
-    --record configs/results/many_languages_debian.json
+python -m tests.programs.many_languages --config configs/translate_debian.py --data DIR \
+    --many configs/results/translate_debian.json --torch-steps STEPS --record configs/results/many_languages_debian.json
 
 All have the same data, sizes and decoding of a config, whose variants such as `en-de` are single directions. A single
 direction has its share of the steps, so that all directions together take the time of the one model; PyTorch has as
-many steps as fit into this time, by the first command, and decodes greedily. Runs are in `runs/many_languages`; the
+many steps as fit into this time, by the second command, and decodes greedily. Runs are in `runs/many_languages`; the
 same command resumes them.
 """
 
@@ -34,19 +36,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--many", type=Path, required=True, help="record of the sweep over seeds of the one model")
     parser.add_argument("--torch-steps", type=int, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs", "many_languages"))
-    parser.add_argument("--override", action="append", default=[], help="setting of all runs, such as train.steps=100")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     scores: dict[str, list[Scores]] = {"many": [], "alone": [], "torch": []}
-    seconds = []
-    for seed in range(options.seeds):
-        result = train(options, "", seed)
-        scores["many"].append(chosen_metrics(result))
-        seconds.append(result["seconds"])
-        print(f"seed {seed}: {seconds[-1]:.0f} s, chrF {scores['many'][-1]['chrf']:.2f}", flush=True)
+    for run in json.loads(options.many.read_text(encoding="utf-8"))["runs"]:
+        seed = run["seed"]
+        scores["many"].append(chosen_metrics(run))
+        print(f"seed {seed}: chrF {scores['many'][-1]['chrf']:.2f}", flush=True)
         names = [name.partition(":")[2] for name in scores["many"][-1] if name.startswith("chrf:")]
         directions = [name for name in names if name in all_directions(options.config)]
         alone = {name: plain_metrics(train(options, name, seed)) for name in directions}
@@ -56,7 +55,7 @@ def main() -> None:
     for line in table(summary, [name for name in summary["many"] if name.startswith("chrf:")]):
         print(line)
     if options.record:
-        commands.write_record(options.record, "tests.programs.many_languages", seconds=seconds, scores=summary)
+        commands.write_record(options.record, "tests.programs.many_languages", scores=summary)
 
 
 def all_directions(config: str) -> list[str]:
@@ -66,16 +65,10 @@ def all_directions(config: str) -> list[str]:
 
 def train(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
     """Trains a variant of the config, or resumes it; returns the result."""
-    run = options.runs / f"{variant or 'many'}_{seed}"
-    config = f"{options.config}:{variant}" if variant else options.config
-    overrides = [f"--config.{setting}" for setting in (*options.override, f"seed={seed}")]
-    if variant:
-        cfg = read_config(config, overrides)
-        steps = read_config(options.config, overrides).train.steps // len(all_directions(options.config))
-        overrides += [f"--config.train.{name}={steps}" for name in ("steps", "eval_every", "checkpoint_every")]
-        overrides += [f"--config.optim.warmup_steps={min(cfg.optim.warmup_steps, steps // 10)}"]
-    command = [sys.executable, "scripts/train.py", "--config", config, "--run", str(run), "--data", str(options.data)]
-    subprocess.run([*command, *overrides, "--resume"], check=True, cwd=commands.ROOT, stdout=subprocess.DEVNULL)
+    run, config = options.runs / f"{variant}_{seed}", f"{options.config}:{variant}"
+    arguments = ["--config", config, "--run", str(run), "--data", str(options.data), f"--config.seed={seed}"]
+    command = [sys.executable, "scripts/train.py", *arguments, "--resume"]
+    subprocess.run(command, check=True, cwd=commands.ROOT, stdout=subprocess.DEVNULL)
     result: dict[str, Any] = json.loads((commands.ROOT / run / "result.json").read_text(encoding="utf-8"))
     return result
 
