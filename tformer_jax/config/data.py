@@ -223,8 +223,8 @@ class DataConfig(Section):
     )
     tokenizer_temperature: float = setting(
         5.0,
-        "several directions: n examples of one are read n^(1/T) times as often as one example for the tokenizer (NLLB, "
-        "2022); 1: as often as they occur",
+        "many languages: draw the tokenizer's examples of each direction in proportion to n^(1/tokenizer_temperature) "
+        "for n examples (NLLB, 2022); 1: as they occur",
         low=1,
         used_by={"tokenizer": kinds.Users(kinds.TOKENIZERS, "tokenizer_examples")},
     )
