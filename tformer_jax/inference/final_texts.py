@@ -99,20 +99,23 @@ class Finisher:
     def _rows(self, outputs: Sequence[Unfinished]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
         return [output.source for output in outputs], [[output.start, *output.tokens[:-1]] for output in outputs]
 
-    def _first_word(self, ids: Sequence[int]) -> int:
-        """Returns the place of the first token of a source after its language tags."""
+    def _word_places(self, ids: Sequence[int]) -> range:
+        """Returns the places of the tokens of a source between its language tags and special tokens."""
         source = self._tokenizers.source
-        first, tags = len(source.special.before), {*languages_of(source).values()}
-        return next((place for place in range(first, len(ids)) if ids[place] not in tags), len(ids))
+        special, tags = source.special, {*languages_of(source).values()}
+        places = range(len(special.before), len(ids))
+        while places and ids[places[0]] in tags:
+            places = places[1:]
+        while places and ids[places[-1]] in tags:
+            places = places[:-1]
+        return places[: max(len(places) - len(special.after_side), 0)]
 
     def _filled(self, output: Unfinished, weights: np.ndarray) -> str:
         source, special = self._tokenizers.source, self._tokenizers.target.special
         words = copied_words(source, output.source_text, whole_words=self._whole_words) if output.source_text else []
-        first = self._first_word(output.source)
-        words = words[: len(output.source) - first - len(source.special.after_side)]
-        eligible = [number for number, word in enumerate(words) if word]
+        eligible = {place: word for place, word in zip(self._word_places(output.source), words, strict=False) if word}
         copied = [
-            words[max(eligible, key=lambda number: row[first + number])] if eligible else special.unknown_name
+            eligible[max(eligible, key=lambda place: row[place])] if eligible else special.unknown_name
             for token, row in zip(output.tokens, weights, strict=True)
             if token == special.shown_unknown
         ]
