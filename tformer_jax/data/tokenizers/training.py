@@ -14,7 +14,7 @@ from rich.progress import track
 from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig, kinds
 from tformer_jax.config.directions import Direction
-from tformer_jax.data import characters
+from tformer_jax.data import characters, placeholders
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.corpora.splits import no_example
@@ -33,7 +33,8 @@ SETTINGS = (
     *("character_coverage", "byte_fallback", "symbols", "placeholders", "tokenizer_temperature"),
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
-CODE = (base, normalization, symbols, simple, huggingface)
+CODE = (characters, placeholders, base, normalization, symbols, simple, huggingface)
+"""Modules that determine a trained tokenizer, too."""
 
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
@@ -65,7 +66,7 @@ def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None)
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
         "tokenizers": hf.__version__,
         "normalization": normalization.signature(cfg.normalize),
-        "code": user_cache.source_digest(sys.modules[__name__], characters, *CODE),
+        "code": user_cache.source_digest(sys.modules[__name__], *CODE),
     }
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
 
