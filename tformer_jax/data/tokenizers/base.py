@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import tokenizers as hf
@@ -12,7 +12,7 @@ import tokenizers as hf
 from tformer_jax.config import DataConfig
 from tformer_jax.config.noise import SENTINELS
 from tformer_jax.data.tokenizers.normalization import normalizer
-from tformer_jax.data.tokenizers.symbols import symbol_pattern
+from tformer_jax.data.tokenizers.symbols import ids_of_symbols, symbol_pattern
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
 
 FIRST = len(SPECIAL_TOKENS)
@@ -123,9 +123,9 @@ class Tokenizer:
         return self.vocab_size - len(self.symbols) - len(self.extension)
 
     @property
-    def symbol_ids(self) -> dict[str, int]:
+    def symbol_ids(self) -> Mapping[str, int]:
         """Ids by symbol."""
-        return {symbol: i for i, symbol in enumerate(self.symbols, self.own_size)}
+        return ids_of_symbols(self.symbols, self.own_size)
 
     @property
     def own_special(self) -> SpecialTokens:

@@ -2,7 +2,8 @@
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 PROTECTED = "\ufffe"
 """A noncharacter of Unicode, which stands for a symbol in a text while the text is normalized."""
@@ -13,6 +14,12 @@ def symbol_pattern(symbols: tuple[str, ...]) -> re.Pattern[str]:
     """Returns a pattern with one group that matches the longest symbol at a place of a text."""
     longest_first = sorted(symbols, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+
+@functools.cache
+def ids_of_symbols(symbols: tuple[str, ...], first: int) -> Mapping[str, int]:
+    """Returns consecutive ids from `first` on by symbol."""
+    return MappingProxyType({symbol: i for i, symbol in enumerate(symbols, first)})
 
 
 def texts_between(text: str, symbols: tuple[str, ...]) -> Sequence[str]:
