@@ -85,10 +85,10 @@ def beam_events(running: RequestRow, decoder: Decoder, tokens: np.ndarray, score
     Where outputs get placeholders of their source, those with exactly these come first.
     """
     hypotheses = [(row[row != PAD].tolist(), score) for row, score in zip(tokens, scores, strict=True)]
-    text, originals = running.masked
+    source, originals = running.masked
     if originals is not None:
-        symbols = symbols_of(text)
-        hypotheses.sort(key=lambda one: (one[1] <= WORST, symbols_of(decoder.decode(one[0])) != symbols))
+        symbols = symbols_of(source)
+        hypotheses.sort(key=lambda pair: (pair[1] <= WORST, symbols_of(decoder.decode(pair[0])) != symbols))
     for sample, (ids, score) in enumerate(hypotheses[: running.num_outputs]):
         decoded = decoder.decode(ids)
         text = cut(decoded, running.decode.stop)
