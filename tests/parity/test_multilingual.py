@@ -4,6 +4,9 @@ The weights are random. Of the configs in `published.json`, that of mt5-small wa
 repositories, and those of NLLB and mbart-large-en-ro in part; the others are written from their documentation.
 """
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +15,10 @@ import transformers
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
 from tests.parity import multilingual
-from tformer_jax.cli import export_hf, import_hf
+from tformer_jax.cli import evaluate, export_hf, import_hf, translate
 from tformer_jax.cli.export_checks import logits
+from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig
+from tformer_jax.runs import experiment, training
 
 TEXTS = ["the cat sat on the mat", "a dog", "der Hund und die Katze"]
 LANGUAGES = {
@@ -65,18 +70,23 @@ def their_outputs(tokenizer, model: torch.nn.Module, name: str, beams: int) -> l
         settings = {"num_beams": beams, "max_new_tokens": NEW, "do_sample": False} | first | unused
         with torch.no_grad():
             output = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0]
-        output = [i for i in output.tolist() if not tokenizer.convert_ids_to_tokens(i).startswith(("<2", "__"))]
-        found.append(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        found.append(decode(tokenizer, output.tolist()))
     return found
+
+
+def decode(tokenizer, ids: list[int]) -> str:
+    """Returns the text without tags, some of which are no special tokens to transformers."""
+    ids = [i for i in ids if not tokenizer.convert_ids_to_tokens(i).startswith(("<2", "__"))]
+    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def tag(name: str, language: str) -> str:
     return f"__{language}__" if "m2m100" in name else language
 
 
-def our_outputs(run: tj.Run, name: str, beams: int) -> list[str]:
+def our_outputs(run: tj.Run, name: str, beams: int, **search) -> list[str]:
     source, target = LANGUAGES[name]
-    settings = {"strategy": "greedy"} if beams == 1 else {"beams": beams}
+    settings = {"strategy": "greedy"} if beams == 1 else {"beams": beams} | search
     return run.translate(TEXTS, to=target, source_language=source, max_new_tokens=NEW, unknown="omit", **settings)
 
 
@@ -110,3 +120,71 @@ def test_outputs_of_the_import_and_of_the_export(imported, name, tmp_path):
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
             assert found == their_outputs(tokenizer, theirs, name, beams)
     assert len(set(found)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_ctranslate2_writes_the_same(imported, name, tmp_path):
+    """The tag of the target language is its target prefix, as its documentation has it.
+
+    It scales the outputs of T5 models with their own heads, whatever config.json says: only their order is ours.
+    """
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    _, run, _ = imported(name)
+    export_hf.main(["--run", str(run.path), str(tmp_path / "out")])
+    ctranslate2.converters.TransformersConverter(str(tmp_path / "out")).convert(str(tmp_path / "converted"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    translator, (source, target) = ctranslate2.Translator(str(tmp_path / "converted")), LANGUAGES[name]
+    names = [tokenizer.convert_ids_to_tokens(source_ids(tokenizer, name, text)) for text in TEXTS]
+    prefix = {} if source is None else {"target_prefix": [[tag(name, target)]] * len(TEXTS)}
+    kind, rows = "unused" if "umt5" in name else "extra_id", run.config.model.vocab_size - len(tokenizer)
+    unused = {"suppress_sequences": [[f"<{kind}_{i}>"] for i in range(rows)]} if "mt5" in name else {}
+    scaled = any(kind in name for kind in multilingual.UNTIED)
+    for beams in (1,) if scaled else (1, 3):
+        settings = {"beam_size": beams, "max_decoding_length": NEW} | prefix | unused
+        found = [result.hypotheses[0] for result in translator.translate_batch(names, **settings)]
+        texts = [decode(tokenizer, tokenizer.convert_tokens_to_ids(row)) for row in found]
+        assert texts == our_outputs(run, name, beams, early_stopping="first", length_alpha=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name in LANGUAGES if any(kind in name for kind in ("en-ro", "m2m", "madlad"))]
+)
+def test_tuning_with_languages_as_the_data_name_them(imported, name, tmp_path, capsys):
+    """LoRA on the run's own settings of data; then `translate.py`, `evaluate.py` and export use the tuned run."""
+    _, run, model = imported(name)
+    source, target = (None if code is None else str(code).replace("_", "-") for code in ("en", LANGUAGES[name][1]))
+    rows = [
+        {"source": text, "target": text[::-1], "source_language": source, "target_language": target} for text in TEXTS
+    ]
+    for split in ("train", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    cfg = dataclasses.replace(
+        run.config,
+        data=dataclasses.replace(run.config.data, bucket_lengths=(32,), batch_tokens=256),
+        optim=OptimConfig(schedule="constant", learning_rate=0.1, warmup_steps=1),
+        train=TrainConfig(steps=2, lora_rank=2, start_from=str(run.path), metric="loss"),
+        parallel=ParallelConfig(data=1),
+        eval=EvalConfig(batch_size=4, examples=4, samples=0),
+    )
+    assert training.run(experiment.build(cfg, tmp_path / "tuned", data_root=tmp_path))
+    tuned = tj.load(tmp_path / "tuned")
+    assert tuned.tokenizers.to_json() == run.tokenizers.to_json()
+    capsys.readouterr()
+    flags = ["--run", str(tmp_path / "tuned"), "--max-new-tokens", str(NEW), "--strategy", "greedy"]
+    translate.main([*flags, "--to", target, "--from", "English", TEXTS[0]])
+    printed = capsys.readouterr().out.splitlines()[0]
+    assert [printed] == tuned.translate(
+        TEXTS[:1], to=target, source_language="en", strategy="greedy", max_new_tokens=NEW
+    )
+    evaluate.main(
+        ["--run", str(tmp_path / "tuned"), "--data", str(tmp_path), "--split", "validation", "--max-new-tokens", "4"]
+    )
+    export_hf.main(["--run", str(tmp_path / "tuned"), str(tmp_path / "out")])
+    back = type(model).from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    row = tuned._inputs(0, (tj.Request(TEXTS[0], target, "en"), "der Hund"))
+    with torch.no_grad():
+        ids = {"input_ids": row["source"], "decoder_input_ids": row["target_in"]}
+        theirs = back(**{key: torch.tensor([value]) for key, value in ids.items()}).logits.numpy()
+    assert_close(logits(tuned, {key: np.array([value], np.int32) for key, value in row.items()}), theirs, 1e-5)

@@ -16,7 +16,7 @@ from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.exported import export_tokenizers
+from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
 from tformer_jax.interop import companions, generation, hf
 from tformer_jax.runs import run_folder
 
@@ -105,7 +105,9 @@ def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
     problems = set()
     for model_type in [given] if given else hf.ARCHITECTURES:
         try:
-            hf.save(folder, model_type, run.config.model, run.params, **theirs)
+            named = language_options(run.tokenizers.target, model_type)  # CTranslate2 asks config.json for its class
+            named = {name: value for name, value in named.items() if name == "tokenizer_class"}
+            hf.save(folder, model_type, run.config.model, run.params, **theirs | named)
             return model_type
         except UserError as error:
             if given:

@@ -180,7 +180,8 @@ def _score_difference(folder: Path, run: tj.Run, score: Any) -> float:
         ends = np.full((ROWS, 1), special.eos[0], np.int32)
         labels = np.concatenate((batch["target_in"][:, 1:], ends), axis=1)
         batch["target_in"][:, 0] = special.start
-        rows = {"source": batch["source"], "labels": labels[:, :-1]}
+        first = 0 if special.tags_last else 1  # the tag, which the caller of mBART names, is the start
+        rows = {"source": batch["source"], "labels": batch["target_in"][:, first:]}
     else:
         labels, rows = batch["tokens"][:, 1:], {"tokens": batch["tokens"]}
     all_logits = logits(run, batch)

@@ -53,7 +53,7 @@ def export_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, 
             library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ends)
         split = not isinstance(target, HFTokenizer) or target.split_special_tokens
         options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
-        options |= _language_options(target, model_type) if target.kind == CHECKPOINT else {}
+        options |= language_options(target, model_type)
         options |= _keep_as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
         library.save(str(folder / "tokenizer.json"))
     else:
@@ -116,12 +116,16 @@ def _save_m2m_100(folder: Path, tokenizer: SentencePieceTokenizer) -> dict[str, 
     (folder / "vocab.json").write_text(json.dumps(tokenizer.vocab, ensure_ascii=False), encoding="utf-8")
     languages = " ".join(languages_of(tokenizer))
     codes = next(kind for kind, listed in LANGUAGES.items() if listed == languages)
-    return {"tokenizer_class": "M2M100Tokenizer", "language_codes": codes}
+    return {
+        "tokenizer_class": "M2M100Tokenizer",
+        "language_codes": codes,
+        "added_tokens_decoder": tokenizer.added.tokens,
+    }
 
 
-def _language_options(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
+def language_options(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
     """Returns the fields with which transformers adds the tag of a language to each text, if a class of it does so."""
-    names = [name for name in tag_names(tokenizer) if name == tagged_language(name)]
+    names = [name for name in tag_names(tokenizer) if name == tagged_language(name) and tokenizer.kind == CHECKPOINT]
     kind = {"m2m_100": "NllbTokenizer", "mbart": TAGS_LAST if tokenizer.special.tags_last else "MBart50Tokenizer"}
     if not names or model_type not in kind:
         return {}
