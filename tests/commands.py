@@ -48,10 +48,19 @@ LM = {
     "eval.examples": 2,
 }
 PAIRS = {**SMALL, "model.encoder_layers": 1, "model.decoder_layers": 1, "data.batch_tokens": 512}
+MESSAGES = {
+    **{name: value for name, value in PAIRS.items() if name != "data.heldout_examples"},
+    "data.directions": "('en-de','en-fr')",
+    "data.zero_shot": "('de-fr',)",
+    "data.temperature": 3.0,
+    "data.bucket_lengths": "(16,64)",
+    "data.vocab_size": 400,
+}
 TEXTS = {**SMALL, "model.encoder_layers": 1, "data.batch_tokens": 1024}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "packed language model": ("configs/lm_stdlib.py", LM),
     "bucketed translation": ("configs/translate_cldr.py", PAIRS),
+    "translation of many languages": ("configs/translate_gettext.py", MESSAGES),
     "classification": ("configs/classify_cldr.py", TEXTS),
 }
 
