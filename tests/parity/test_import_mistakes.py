@@ -211,7 +211,7 @@ def test_checkpoints_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^org/m does not exist here, and downloading it from .* failed: .*") as caught:
         import_hf.main(["org/m", "--run", str(tmp_path / "run")])
     assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match="missing/a/b does not exist: name a folder, a file of torch.save, or a model"):
+    with pytest.raises(UserError, match="missing/a/b does not exist: name a folder, a file, or a model"):
         import_hf.main(["missing/a/b", "--run", str(tmp_path / "run")])
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match="downloading it needs huggingface_hub: pip install"):

@@ -5,7 +5,8 @@ import contextlib
 import dataclasses
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_standalone_tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names
-from tformer_jax.interop import companions, files, generation, hf, hub, sentence_transformers, state_dicts
+from tformer_jax.interop import companions, files, generation, gguf, hf, hub, sentence_transformers, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.guards import FolderLock
@@ -32,6 +33,8 @@ LANGUAGE_FIELDS = ("source_language", "target_language")
 TARGET_TAGS = ("<2", ">>")
 """Beginnings of the tags of MADLAD-400 and Marian, with which sources name the language of their translation."""
 PARAM_DTYPES = ("float32", "bfloat16")
+CONTAINERS: dict[str, Callable[[Path, Path], files.StoredArrays]] = {".gguf": gguf.unpack}
+"""Functions that write the JSON files of a checkpoint in one file to a folder and return its arrays, by its suffix."""
 
 
 class Imported(NamedTuple):
@@ -61,14 +64,16 @@ def make_run(options: argparse.Namespace) -> None:
     path, run = Path(options.checkpoint), options.run
     _check_flags(options, path)
     mesh = None if options.mesh is None else make_mesh(read_mesh(options.mesh))
-    if path.is_file():
+    given = {"family": options.family, "max_length": options.max_length}
+    settings = {"mesh": mesh} | {name: value for name, value in given.items() if value is not None}
+    if path.suffix in CONTAINERS and path.is_file():
+        with tempfile.TemporaryDirectory() as folder:
+            settings["arrays"] = CONTAINERS[path.suffix](path, Path(folder))
+            imported = _read_folder(Path(folder), settings)._replace(files=[path])
+    elif path.is_file():
         imported = _read_state_dict(path, options, mesh)
     else:
-        folder = path if path.exists() else hub.download(options.checkpoint)
-        given = {"family": options.family, "max_length": options.max_length}
-        imported = _read_folder(
-            folder, {"mesh": mesh} | {name: value for name, value in given.items() if value is not None}
-        )
+        imported = _read_folder(path if path.exists() else hub.download(options.checkpoint), settings)
     cfg = Config(
         name=run.name,
         model=imported.model,
@@ -92,7 +97,7 @@ def make_run(options: argparse.Namespace) -> None:
 
 def _check_flags(options: argparse.Namespace, path: Path) -> None:
     """Raises `UserError` for a flag that this kind of checkpoint does not use."""
-    if path.is_file():
+    if path.is_file() and path.suffix not in CONTAINERS:
         given = {"--family": options.family, "--max-length": options.max_length}
         reason = "is for checkpoints in Hugging Face's format"
     else:

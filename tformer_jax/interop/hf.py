@@ -107,7 +107,14 @@ def token_ids(special: SpecialTokens, cfg: ModelConfig) -> dict[str, Any]:
     return ids
 
 
-def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **settings: Any) -> tuple[ModelConfig, Any]:
+def load(
+    folder: Path,
+    *,
+    arrays: files.StoredArrays | None = None,
+    mesh: Mesh | None = None,
+    headless: bool = False,
+    **settings: Any,
+) -> tuple[ModelConfig, Any]:
     """Loads the config and parameters of a checkpoint; `settings` override the config (dtype, attention_backend, ...).
 
     A checkpoint of BERT is a masked language model if its config.json says so, else a classifier; `family` in
@@ -115,6 +122,7 @@ def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **se
     is in `settings`. Arrays are read, converted and placed one by one.
 
     Args:
+        arrays: the arrays, by their names in Hugging Face's checkpoints; None: those of the folder's safetensors files.
         mesh: mesh that holds the parameters; None: the default device.
         headless: load a language model that was saved without its output head, whose embeddings then make its logits.
 
@@ -127,7 +135,8 @@ def load(folder: Path, *, mesh: Mesh | None = None, headless: bool = False, **se
         raise UserError(f"{folder / 'config.json'} has no model_type: {folder} is not a Hugging Face checkpoint")
     architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _pretrained_family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
-    arrays = _rename_copies(_standard_names(files.read_arrays(folder), architecture), architecture, tied)
+    stored = files.read_arrays(folder) if arrays is None else arrays
+    arrays = _rename_copies(_standard_names(stored, architecture), architecture, tied)
     read = _read_settings(hf, arrays, architecture, headless=headless)
     _check_length(read, settings.get("max_length"))
     _check_sinusoids(arrays, read["position"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from tformer_jax.base.errors import UserError, first_line
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors")
+FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors", ".gguf")
 """Suffixes of files, which no model of the hub has in its name."""
 FILES = ("*.safetensors", "*.json", "*.txt", "*.spm", "*.model")
 OTHERS = ("*/*", "consolidated*")
@@ -20,9 +20,7 @@ def download(name: str) -> Path:
         UserError: `name` is not a name such as "org/model", or the download fails.
     """
     if not NAME.fullmatch(name) or name.endswith(FILE_SUFFIXES):
-        raise UserError(
-            f"{name} does not exist: name a folder, a file of torch.save, or a model of the Hugging Face hub"
-        )
+        raise UserError(f"{name} does not exist: name a folder, a file, or a model of the Hugging Face hub")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

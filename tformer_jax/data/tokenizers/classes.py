@@ -83,11 +83,11 @@ def complete_tokenizer(
     add_tokens(library, declared, options, _sentinel_names(options) if kind == "T5Tokenizer" else ())
     if own_ends:
         named = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
-        _surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
+        surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
     if kind in ("BartTokenizer", "BertTokenizer", "RobertaTokenizer"):
-        _surround_texts(library, [_name_of(options["cls_token"])], [_name_of(options["sep_token"])])
+        surround_texts(library, [_name_of(options["cls_token"])], [_name_of(options["sep_token"])])
     if kind == "T5Tokenizer" or kind in WITH_LANGUAGES:
-        _surround_texts(library, [], ["</s>"])
+        surround_texts(library, [], ["</s>"])
     return library, options
 
 
@@ -186,7 +186,7 @@ def rebuilding_class(tokenizer: hf.Tokenizer, model_type: str, options: Settings
     return kind if isinstance(tokenizer.model, MODELS.get(kind, hf.models.BPE)) else ""
 
 
-def _surround_texts(library: hf.Tokenizer, before: list[str], after: list[str]) -> None:
+def surround_texts(library: hf.Tokenizer, before: list[str], after: list[str]) -> None:
     """Puts special tokens around the texts of a tokenizer."""
     ids = [(name, library.token_to_id(name)) for name in dict.fromkeys((*before, *after))]
     template = " ".join((*before, "$A", *after))

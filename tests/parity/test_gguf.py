@@ -1,0 +1,179 @@
+"""GGUF files give the runs of the Hugging Face checkpoints that they were made of."""
+
+import io
+import json
+
+import gguf
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers as library
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+import tformer_jax as tj
+from tests.parity import checkpoints
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import import_hf
+from tformer_jax.interop import gguf as ours
+from tformer_jax.interop import hf
+from tformer_jax.interop.files import read_arrays
+
+N, K, H = 4, 2, 6
+SIZES = {**checkpoints.SIZES, "num_key_value_heads": K, "head_dim": H, "max_position_embeddings": 32, "vocab_size": 64}
+KINDS = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "gemma3": "Gemma3"}
+GEMMA = {"query_pre_attn_scalar": H, "sliding_window": 16, "rope_theta": 1e6}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"rope_theta": 5e5, "original_max_position_embeddings": 8192}
+MORE = {
+    "llama": {"rope_parameters": LLAMA3, "head_dim": 6, "tie_word_embeddings": True},
+    "qwen2": {"head_dim": 2},  # it has no other sizes of heads than D / N
+    "gemma2": GEMMA,
+    "gemma3": GEMMA | {"model_type": "gemma3_text"},
+}
+TEXTS = ["the cat sat, 1234 times", "don't  sit on the\nlog", "Ω!"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Returns a function that writes the GGUF file of a checkpoint folder, as llama.cpp's converter does."""
+
+    def write_file(architecture: str, folder, tokens: dict, **more):
+        config = json.loads((folder / "config.json").read_text())
+        writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_block_count(config["num_hidden_layers"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(N)
+        writer.add_head_count_kv(K)
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        rotary = config["rope_parameters"]
+        writer.add_rope_freq_base(rotary.get("full_attention", rotary)["rope_theta"])
+        if architecture != "qwen2":
+            writer.add_key_length(H)
+        if "gemma" in architecture:
+            writer.add_sliding_window(config["sliding_window"])
+        for name, value in more.items():
+            writer.add_float32(f"{architecture}.{name}", value)
+        for name, value in tokens.items():
+            add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+            add[type(value)](f"tokenizer.ggml.{name}", value)
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
+        for theirs, array in read_arrays(folder).items():
+            array = np.asarray(array, np.float32)
+            name = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+            if architecture == "llama" and name.split(".")[-2] in ("attn_q", "attn_k"):
+                heads = N if "attn_q" in name else K
+                rows = np.arange(heads * H).reshape(heads, 2, H // 2)
+                array = array[rows.transpose(0, 2, 1).reshape(-1)]
+            writer.add_tensor(name, array + ("gemma" in architecture and name.endswith("norm.weight")))
+        if rotary.get("rope_type") == "llama3":
+            frequencies = {}
+            for kind in ("llama3", "default"):
+                llama = transformers.LlamaConfig(**config | {"rope_parameters": rotary | {"rope_type": kind}})
+                frequencies[kind] = LlamaRotaryEmbedding(llama).inv_freq.numpy()
+            writer.add_tensor("rope_freqs.weight", frequencies["default"] / frequencies["llama3"])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return tmp_path / "model.gguf"
+
+    return write_file
+
+
+def byte_level_bpe() -> tuple[library.Tokenizer, dict]:
+    """Returns a tokenizer with SmolLM's digits, and its metadata."""
+    special = ["<|endoftext|>", "<|im_end|>"]
+    tokenizer = checkpoints.trained(library.models.BPE(), library.trainers.BpeTrainer, special, metaspace=False)
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    trainer = library.trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS * 5, trainer)  # with numbers as tokens
+    digits = library.pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence([digits, tokenizer.pre_tokenizer])
+    vocab, model = tokenizer.get_vocab(), json.loads(tokenizer.to_str())["model"]
+    return tokenizer, {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": sorted(vocab, key=vocab.get),
+        "token_type": [3, 3, *[1] * (len(vocab) - 2)],
+        "merges": [" ".join(pair) for pair in model["merges"]],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "eot_token_id": 0,
+        "add_bos_token": True,
+    }
+
+
+@pytest.mark.parametrize("architecture", KINDS)
+def test_parameters_and_settings_are_those_of_the_checkpoint(architecture, write, tmp_path):
+    checkpoints.save(tmp_path, f"{KINDS[architecture]}ForCausalLM", SIZES | MORE.get(architecture, {}))
+    expected, parameters = hf.load(tmp_path)
+    (tmp_path / "unpacked").mkdir()
+    arrays = ours.unpack(write(architecture, tmp_path, byte_level_bpe()[1]), tmp_path / "unpacked")
+    found, same = hf.load(tmp_path / "unpacked", arrays=arrays)
+    assert found == expected
+    tolerance = 1e-6 if "gemma" in architecture else 0  # scales of norms are stored plus 1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), same, parameters)
+
+
+def test_the_command_reads_a_byte_level_bpe(write, tmp_path):
+    tokenizer, tokens = byte_level_bpe()
+    checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES | {"vocab_size": tokenizer.get_vocab_size()})
+    import_hf.main([str(write("llama", tmp_path, tokens)), "--run", str(tmp_path / "run")])
+    found = tj.load(tmp_path / "run").tokenizers.target
+    for text in TEXTS:
+        ids = tokenizer.encode(text).ids
+        assert found.special.wrap_text(found.encode(text)) == [0, *ids]
+        assert found.decode(ids) == text
+    assert set(found.special.eos) == {0, 1}
+
+
+def test_a_sentencepiece_model(write, tmp_path):
+    raw = io.BytesIO()
+    options = {"model_type": "bpe", "vocab_size": 300, "byte_fallback": True, "normalization_rule_name": "identity"}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(checkpoints.TEXTS),
+        model_writer=raw,
+        hard_vocab_limit=False,
+        remove_extra_whitespaces=False,
+        minloglevel=9,
+        **options,
+    )
+    model = sentencepiece.SentencePieceProcessor(model_proto=raw.getvalue())
+    V = model.get_piece_size()
+    kinds = [2, 3, 3, *(6 if model.is_byte(i) else 1 for i in range(3, V))]
+    tokens = {
+        "model": "llama",
+        "tokens": [model.id_to_piece(i) for i in range(V)],
+        "scores": [model.get_score(i) for i in range(V)],
+        "token_type": kinds,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES | {"vocab_size": V})
+    import_hf.main([str(write("llama", tmp_path, tokens)), "--run", str(tmp_path / "run")])
+    found = tj.load(tmp_path / "run").tokenizers.target
+    for text in TEXTS:
+        assert found.special.wrap_text(found.encode(text)) == [1, *model.encode(text)]
+        assert found.decode(model.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more", "message"),
+    [
+        ({"pre": "tekken"}, {}, "tokenizer.ggml.pre='tekken' is not supported"),
+        ({"model": "bert"}, {}, "tokenizer.ggml.model='bert' is not supported"),
+        ({}, {"logit_scale": 0.5}, "the metadata llama.logit_scale=0.5 are not supported"),
+    ],
+)
+def test_what_is_not_supported_is_named(tokens, more, message, write, tmp_path):
+    checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES)
+    file = write("llama", tmp_path, byte_level_bpe()[1] | tokens, **more)
+    with pytest.raises(UserError, match=message):
+        ours.unpack(file, tmp_path)
+    file.write_bytes(b"GGUF")
+    with pytest.raises(UserError, match="is not a GGUF file, or is damaged"):
+        ours.unpack(file, tmp_path)
