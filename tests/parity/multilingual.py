@@ -115,6 +115,7 @@ UNTIED = "mt5", "madlad"
 
 def make(folder: Path, name: str) -> torch.nn.Module:
     """Saves a model with a published config but small sizes, literally as published, and returns it."""
+    folder.mkdir(exist_ok=True)
     config = PUBLISHED[name]
     config = {key: value for key, value in config.items() if key not in NEUTRAL} | MAKERS[name](folder) | NEUTRAL
     if config["model_type"] != "mbart" or "50" in name:

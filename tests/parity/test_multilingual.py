@@ -14,10 +14,12 @@ import transformers
 
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
-from tests.parity import multilingual
+from tests.parity import checkpoints, multilingual
 from tformer_jax.cli import evaluate, export_hf, import_hf, translate
 from tformer_jax.cli.export_checks import logits
 from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig
+from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.runs import experiment, training
 
 TEXTS = ["the cat sat on the mat", "a dog", "der Hund und die Katze"]
@@ -120,6 +122,30 @@ def test_outputs_of_the_import_and_of_the_export(imported, name, tmp_path):
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
             assert found == their_outputs(tokenizer, theirs, name, beams)
     assert len(set(found)) > 1
+
+
+def test_codes_of_marian_are_tags_if_there_are_several(tmp_path):
+    """A source with a tag has the ids of a text that starts with its name."""
+    checkpoints.marian(tmp_path)
+    assert languages_of(load_checkpoint_tokenizers(tmp_path).target) == {}
+    names = json.loads((tmp_path / "vocab.json").read_text())
+    (tmp_path / "vocab.json").write_text(
+        json.dumps({">>de<<" if name == "▁cat" else name: i for name, i in names.items()})
+    )
+    source = load_checkpoint_tokenizers(tmp_path).source
+    tags = languages_of(source)
+    assert tags == {"fr": names[">>fr<<"], "de": names["▁cat"]}
+    assert source.special.wrap_side(source.encode("a dog"), (tags["fr"],)) == [*source.encode(">>fr<< a dog"), 0]
+
+
+def test_an_import_says_which_language_outputs_had(tmp_path, capsys):
+    """As mbart-large-50-many-to-one-mmt, whose outputs are English."""
+    multilingual.make(tmp_path / "theirs", "facebook/mbart-large-50-many-to-many-mmt")
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    english = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs").convert_tokens_to_ids("en_XX")
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | {"forced_bos_token_id": english}))
+    import_hf.main([str(tmp_path / "theirs"), "--run", str(tmp_path / "run")])
+    assert "its outputs start with en_XX only if it is named: --to en_XX" in capsys.readouterr().err
 
 
 @pytest.mark.slow

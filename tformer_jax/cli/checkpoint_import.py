@@ -19,7 +19,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, Mo
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_standalone_tokenizers
-from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names
+from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, tagged_language
 from tformer_jax.interop import companions, files, generation, gguf, hf, hub, sentence_transformers, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
@@ -118,6 +118,9 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     only_embeds = headless and cfg.model_class.continues
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
+    first = tokenizers.target.special.name(generation.forced_first(folder, theirs))
+    if first and (language := tagged_language(first)):
+        notes.append(f"its outputs start with {first} only if it is named: --to {language}")
     if unread := files.unread_weights(folder):
         notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]

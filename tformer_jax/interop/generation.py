@@ -77,6 +77,12 @@ def read_decoding(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[Dec
         raise UserError(f"{folder}: a decoding setting has the wrong type or value: {error}") from error
 
 
+def forced_first(folder: Path, config: Settings) -> int:
+    """Returns the id of the token with which outputs of a checkpoint start; -1: the model chooses it."""
+    given = (read_json(folder / "generation_config.json", {}) or config).get("forced_bos_token_id")
+    return given if isinstance(given, int) else -1
+
+
 def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[DecodeConfig, list[str]]:
     own = read_json(folder / "generation_config.json", {})
     given = {k: v for k, v in (own or config).items() if v is not None}
