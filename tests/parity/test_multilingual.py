@@ -129,12 +129,10 @@ def test_codes_of_marian_are_tags_if_there_are_several(tmp_path):
     checkpoints.marian(tmp_path)
     assert languages_of(load_checkpoint_tokenizers(tmp_path).target) == {}
     names = json.loads((tmp_path / "vocab.json").read_text())
-    (tmp_path / "vocab.json").write_text(
-        json.dumps({">>de<<" if name == "▁cat" else name: i for name, i in names.items()})
-    )
+    (tmp_path / "vocab.json").write_text(json.dumps(names | {">>de<<": len(names)}))
     source = load_checkpoint_tokenizers(tmp_path).source
     tags = languages_of(source)
-    assert tags == {"fr": names[">>fr<<"], "de": names["▁cat"]}
+    assert tags == {"fr": names[">>fr<<"], "de": len(names)}
     assert source.special.wrap_side(source.encode("a dog"), (tags["fr"],)) == [*source.encode(">>fr<< a dog"), 0]
 
 
