@@ -204,7 +204,7 @@ def expert_ffn(p, e, x, cfg):
 def residual(x, p, cfg, f):
     """Applies the residual connection around f, with its norms in p."""
     if cfg.norm_placement == "pre":
-        return x + f(norm(x, p["norm"], cfg))
+        return x + f(norm(x, p["norm"], cfg) if "norm" in p else x)
     if cfg.norm_placement == "both":
         return x + norm(f(norm(x, p["norm"], cfg)), p["norm_after"], cfg)
     return norm(x + f(x), p["norm"], cfg)
@@ -224,7 +224,7 @@ def layer(x, p, cfg, mask=None, memory=None, memory_mask=None, kind="full", bias
             return latent_attention(p["self_attention"], h, h, mask, cfg, position=cfg.position, kind=kind, bias=bias)
         return attention(p["self_attention"], h, h, h, mask, cfg, position=cfg.position, kind=kind, bias=bias)
 
-    x = residual(x, p["self_attention_residual"], cfg, self_attention)
+    x = residual(x, p.get("self_attention_residual", {}), cfg, self_attention)
 
     def cross_attention(h):
         if cfg.attention == "basic":
@@ -316,13 +316,20 @@ def seq2seq(p, cfg, source, target, source_real, target_real):
     return logits(x, p.get("head", {}), p["target_embedding"] if cfg.tie_embeddings in ("output", "all") else None, cfg)
 
 
+def transformed(x, p, cfg):
+    """Applies the transform before the output head, if there is one."""
+    if not cfg.head_transform:
+        return x
+    return norm(ACTIVATIONS[cfg.head_activation](linear(x, p["transform"])), p["transform_norm"], cfg)
+
+
 def masked_lm(p, cfg, tokens, real):
     """tokens and real [B, T] -> [B, T, V]."""
     x = embed(tokens, p["embedding"], p.get("input"), cfg)
     x = stack(x, p["encoder"], cfg, cfg.encoder_layers, padding_mask(real), bidirectional=True)
-    if cfg.head_transform:
-        x = norm(ACTIVATIONS[cfg.activation](linear(x, p["transform"])), p["transform_norm"], cfg)
-    return logits(x, p.get("head", {}), None if cfg.tie_embeddings == "none" else p["embedding"], cfg)
+    return logits(
+        transformed(x, p, cfg), p.get("head", {}), None if cfg.tie_embeddings == "none" else p["embedding"], cfg
+    )
 
 
 def sampled(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -349,4 +356,6 @@ def classifier(p, cfg, tokens, real):
         mean = kept.sum(0) / max(len(kept), 1)
         pooled.append(mean if cfg.pooling == "mean" else kept[0 if cfg.pooling == "first" else -1])
     pooled = np.array(pooled)
-    return logits(np.tanh(linear(pooled, p["pooler"])) if cfg.pooler else pooled, p["head"], None, cfg)
+    if cfg.pooler:
+        pooled = {"tanh": np.tanh, **ACTIVATIONS}[cfg.pooler_activation](linear(pooled, p["pooler"]))
+    return logits(transformed(pooled, p, cfg), p["head"], None, cfg)

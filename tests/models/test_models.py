@@ -82,6 +82,9 @@ CLASSIFIERS = [
     {"pooling": "first", "pooler": True, "token_types": 2, "embedding_norm": True},
     {"pooling": "last", **WINDOWS},
     {"lookahead": 0},
+    {"pooler": True, "pooler_activation": "relu"},
+    {"head_transform": True, "transform_bias": False, "norm_bias": False, "transform_activation": "silu", **WINDOWS}
+    | {"first_norm": False, "embedding_norm": True},
 ]
 
 
@@ -187,6 +190,7 @@ def test_parameter_counts_by_hand():
     assert count(tiny("decoder_lm", tie_embeddings="none", output_bias=True)) == language_model + D * V + V
     assert count(tiny("decoder_lm", position="learned", max_length=7)) == language_model + 7 * D
     assert count(tiny("decoder_lm", norm_placement="post")) == language_model - norm
+    assert count(tiny("decoder_lm", first_norm=False, decoder_layers=2)) == language_model + layer - norm
     assert count(tiny("decoder_lm", norm="rmsnorm")) == language_model - 3 * D
     assert count(tiny("decoder_lm", attention_bias=("output",))) == language_model - 3 * D
     assert count(tiny("decoder_lm", attention_bias=("query", "key", "value"))) == language_model - D

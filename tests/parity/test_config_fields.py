@@ -20,7 +20,7 @@ MODELS = {
 }
 """Names of models of `test_huggingface`, by `model_type`."""
 AUTO = {
-    "bert": transformers.AutoModelForSequenceClassification,
+    **dict.fromkeys(hf.CLASSIFIERS, transformers.AutoModelForSequenceClassification),
     **dict.fromkeys(("t5", "bart", "marian"), transformers.AutoModelForSeq2SeqLM),
 }
 NOT_VARIED = (

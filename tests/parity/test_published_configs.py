@@ -28,6 +28,10 @@ CLASSES = {
     "gemma2": transformers.Gemma2Config,
     "gemma3_text": transformers.Gemma3TextConfig,
     "bert": transformers.BertConfig,
+    "roberta": transformers.RobertaConfig,
+    "xlm-roberta": transformers.XLMRobertaConfig,
+    "distilbert": transformers.DistilBertConfig,
+    "modernbert": transformers.ModernBertConfig,
     "t5": transformers.T5Config,
     "bart": transformers.BartConfig,
     "marian": transformers.MarianConfig,
@@ -49,6 +53,7 @@ BARE = {
     "marian": PAIR | {"decoder_vocab_size": 50},
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe"), SIZES | {"num_attention_heads": 32}),
     "stablelm": SIZES | {"num_attention_heads": 32, "hidden_size": 256},
+    "distilbert": {"vocab_size": 50, "dim": 64, "hidden_dim": 96, "n_layers": 4, "n_heads": 8},
 }
 
 
@@ -182,6 +187,8 @@ def test_a_published_config_is_read_as_our_preset(name):
         ("qwen2", LLAMA | SLIDING | {"layer_types": ["full_attention"]}, "layer_types has the length 1, but num_hid"),
         ("gemma2", GEMMA | {"layer_types": ["full_attention"] * 5}, "layer_types has the length 5, but num_hidden"),
         ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+        ("roberta", SIZES | {"is_decoder": True}, "is_decoder=True"),
+        ("modernbert", SIZES | {"layer_types": ["full_attention"] * 4}, "layer_types=.* is not supported, only both"),
         ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),
         ("bart", PAIR | {"normalize_embedding": False}, "normalize_embedding=False"),
         ("bart", PAIR | {"decoder_attention_heads": 4}, "decoder_attention_heads=4"),

@@ -11,7 +11,7 @@ from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 
 KINDS = (
     *("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", "stablelm"),
-    *("gemma2", "gemma3_text", "bart"),
+    *("gemma2", "gemma3_text", "bart", "roberta", "modernbert"),
 )
 CLASSES = (
     *(None, "PreTrainedTokenizerFast", "GemmaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "Qwen2Tokenizer"),

@@ -157,7 +157,7 @@ def _load_model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) 
     try:
         return *hf.load(folder, **settings), False
     except hf.NoHeadError:
-        classes = {"num_classes": 2} if theirs["model_type"] == "bert" else {"headless": True}
+        classes = {"num_classes": 2} if theirs["model_type"] in hf.CLASSIFIERS else {"headless": True}
         return *hf.load(folder, **settings, **classes), True
 
 

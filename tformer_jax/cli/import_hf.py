@@ -49,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--family",
         choices=("classifier", "masked_lm"),
-        help="kind of model that a BERT checkpoint becomes (default: masked_lm if it has that head, else classifier)",
+        help="kind of model that an encoder's checkpoint becomes (default: masked_lm if it has that head, else "
+        "classifier)",
     )
     result.add_argument(
         "--max-length",

@@ -123,6 +123,9 @@ class ModelConfig(Section):
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm", used_by="norm")
     norm_unit_offset: bool = setting(False, "multiply by 1 + scale, with scale initialized to 0")
+    first_norm: bool = setting(
+        True, "pre: normalize the input of the first sub-layer of each stack; ModernBERT does not, after embedding_norm"
+    )
     final_norm: bool | None = setting(None, "add a norm after each stack; None: unless norm_placement is post")
     embedding_norm: bool = setting(False, "normalize the input of the first layer")
 
@@ -144,9 +147,27 @@ class ModelConfig(Section):
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D); D is base_dim with muP")
     output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", above=0.0)
     pooling: str = setting("mean", "pooling over tokens", choices=kinds.POOLINGS, used_by={"family": ("classifier",)})
-    pooler: bool = setting(False, "tanh(W x + b) between pooling and logits", used_by={"family": ("classifier",)})
+    pooler: bool = setting(
+        False, "pooler_activation(W x + b) between pooling and logits", used_by={"family": ("classifier",)}
+    )
+    pooler_activation: str = setting(
+        "tanh",
+        "activation of the pooler; DistilBERT: relu",
+        choices=("tanh", "relu"),
+        used_by={"family": ("classifier",)},
+    )
     head_transform: bool = setting(
-        False, "norm(activation(W x + b)) before the output head (BERT)", used_by={"family": ("masked_lm",)}
+        False,
+        "norm(activation(W x + b)) before the output head (BERT's of masked tokens)",
+        used_by={"family": ("classifier", "masked_lm")},
+    )
+    transform_bias: bool = setting(True, "bias of head_transform", used_by={"family": ("classifier", "masked_lm")})
+
+    transform_activation: str | None = setting(
+        None,
+        "activation of head_transform; None: activation",
+        choices=kinds.ACTIVATIONS,
+        used_by={"family": ("classifier", "masked_lm")},
     )
 
     dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, below=1.0)
@@ -199,6 +220,9 @@ class ModelConfig(Section):
         self._check_layer_pattern()
         if (self.base_dim is not None) != (self.parameterization == "mup"):
             raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
+        if not self.first_norm and (self.norm_placement != "pre" or self.scan_layers):
+            needed = "model.norm_placement='pre' and model.scan_layers=False"
+            raise self.error("first_norm", f"False needs {needed}; write True")
         if self.ties_inputs and not self.model_class.reads_source:
             raise self.error("tie_embeddings", f"needs a source embedding; write 'output' for {self.family!r}")
         if self.ties_inputs and self.source_vocab_size != self.vocab_size:
@@ -357,6 +381,11 @@ class ModelConfig(Section):
         if self.attention_scale is not None or self.head_dim or self.width_factor == 1:
             return self.attention_scale
         return (self.width_factor * self.head_size) ** -0.5
+
+    @property
+    def head_activation(self) -> str:
+        """Activation of `head_transform`: `transform_activation`, or its default."""
+        return self.transform_activation or self.activation
 
     @property
     def has_final_norm(self) -> bool:

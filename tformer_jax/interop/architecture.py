@@ -39,12 +39,18 @@ class Architecture:
     """Patterns of names of their arrays that are not read: buffers, and heads of other tasks."""
     prefix: str = ""
     """Name prefix of the base model's arrays, which checkpoints of a base model alone omit."""
+    heads: tuple[str, ...] = ("lm_head.", "classifier.", "cls.", "final_logits_bias")
+    """Name prefixes of arrays outside of the base model."""
     shared: str = ""
     """Name of their token embedding, which other arrays may repeat."""
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of arrays that must equal another array if they are present, and the name of that array."""
     head_bias: str = "final_logits_bias"
     """Name of the bias of the output head."""
+    classifier: str = "classifier"
+    """Name of the output head of a classifier."""
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Names of modules whose rows are, in equal parts, those of the modules that `rules` names instead."""
     projections: str = "separate"
     """Our `attention_projections` with the same layout."""
 

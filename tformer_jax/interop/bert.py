@@ -1,42 +1,81 @@
-"""Hugging Face's BERT: as a classifier, which needs no head to embed texts, and as a masked language model."""
+"""Hugging Face's encoders: as classifiers, which need no head to embed texts, and as masked language models.
 
+RoBERTa and XLM-R have BERT's layers with other positions and heads; DistilBERT has BERT's with other names.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Architecture, Settings, our_settings, require, their_fields
-from tformer_jax.interop.mapping import AFFINE, NORM, Rule, attention_parts, parts, rules_below
+from tformer_jax.interop.architecture import (
+    Architecture,
+    Settings,
+    check,
+    our_activation,
+    our_settings,
+    require,
+    shortest_pattern,
+    their_fields,
+    transformers_activation,
+)
+from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Part, Rule, attention_parts, kernel, parts, rules_below
+from tformer_jax.interop.rotary import gemma3_rotary_fields, rotary_settings
 
 _INPUTS = tuple(f"attention.self.{role}" for role in ("query", "key", "value"))
-_LAYER = (
+_BERT_LAYER = (
     *attention_parts("self_attention", (*_INPUTS, "attention.output.dense")),
     *parts("self_attention_residual/norm", "attention.output.LayerNorm", NORM),
     *parts("ffn/expand", "intermediate.dense", AFFINE),
     *parts("ffn/contract", "output.dense", AFFINE),
     *parts("ffn_residual/norm", "output.LayerNorm", NORM),
 )
-_EMBEDDING = "bert.embeddings.word_embeddings.weight"
-_ENCODER = (
-    Rule("embedding/embedding", _EMBEDDING),
-    Rule("input/positions/embedding", "bert.embeddings.position_embeddings.weight"),
-    Rule("input/types", "bert.embeddings.token_type_embeddings.weight"),
-    *rules_below("input/norm/", "bert.embeddings.LayerNorm.", NORM),
-    *rules_below("encoder/layers_{i}/", "bert.encoder.layer.{i}.", _LAYER),
+_DISTILBERT_LAYER = (
+    *attention_parts("self_attention", (f"attention.{name}_lin" for name in ("q", "k", "v", "out"))),
+    *parts("self_attention_residual/norm", "sa_layer_norm", NORM),
+    *parts("ffn/expand", "ffn.lin1", AFFINE),
+    *parts("ffn/contract", "ffn.lin2", AFFINE),
+    *parts("ffn_residual/norm", "output_layer_norm", NORM),
 )
-_CLASSIFIER = (
-    *_ENCODER,
-    *rules_below("pooler/", "bert.pooler.dense.", AFFINE),
-    *rules_below("head/", "classifier.", AFFINE),
-)
-_MASKED_LM = (
-    *_ENCODER,
-    *rules_below("transform/", "cls.predictions.transform.dense.", AFFINE),
-    *rules_below("transform_norm/", "cls.predictions.transform.LayerNorm.", NORM),
-    Rule("head/bias", "cls.predictions.bias"),
+_MODERNBERT_LAYER = (
+    *parts("self_attention/qkv", "attn.Wqkv", AFFINE),
+    ("self_attention/output/kernel", "attn.Wo.weight", kernel(2)),
+    ("self_attention/output/bias", "attn.Wo.bias", SAME),
+    *parts("self_attention_residual/norm", "attn_norm", NORM),
+    *parts("ffn/gate", "mlp.gate", AFFINE),
+    *parts("ffn/expand", "mlp.expand", AFFINE),
+    *parts("ffn/contract", "mlp.Wo", AFFINE),
+    *parts("ffn_residual/norm", "mlp_norm", NORM),
 )
 
 
-_FIELDS = {
+def _encoder_rules(prefix: str, layers: str, layer: Iterable[Part]) -> tuple[Rule, ...]:
+    """Returns the rules of an encoder with BERT's embeddings, given the name and the parts of a layer."""
+    return (
+        Rule("embedding/embedding", f"{prefix}embeddings.word_embeddings.weight"),
+        Rule("input/positions/embedding", f"{prefix}embeddings.position_embeddings.weight"),
+        Rule("input/types", f"{prefix}embeddings.token_type_embeddings.weight"),
+        *rules_below("input/norm/", f"{prefix}embeddings.LayerNorm.", NORM),
+        *rules_below("encoder/layers_{i}/", f"{prefix}{layers}.{{i}}.", layer),
+    )
+
+
+_MODERNBERT_RULES = (
+    Rule("embedding/embedding", "model.embeddings.tok_embeddings.weight"),
+    *rules_below("input/norm/", "model.embeddings.norm.", NORM),
+    *rules_below("encoder/layers_{i}/", "model.layers.{i}.", _MODERNBERT_LAYER),
+    *rules_below("encoder/norm/", "model.final_norm.", NORM),
+)
+
+
+def class_names(hf: Settings) -> dict[Any, Any]:
+    """Returns the names of classes by number: `id2label`, or else `num_labels` names as transformers makes them."""
+    count = hf.get("num_labels")
+    names: dict[Any, Any] = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
+    return names
+
+
+_BERT_FIELDS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_length",
     "hidden_size": "dim",
@@ -50,64 +89,295 @@ _FIELDS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "init_std",
 }
+_DISTILBERT_FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_length",
+    "dim": "dim",
+    "n_layers": "encoder_layers",
+    "n_heads": "num_heads",
+    "hidden_dim": "ffn_dim",
+    "activation": "activation",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "initializer_range": "init_std",
+}
+_MODERNBERT_FIELDS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_length",
+    "hidden_size": "dim",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_dim",
+    "hidden_activation": "activation",
+    "norm_eps": "norm_eps",
+    "norm_bias": "norm_bias",
+    "mlp_bias": "ffn_bias",
+    "classifier_bias": "transform_bias",
+    "embedding_dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "mlp_dropout": "ffn_dropout",
+    "initializer_range": "init_std",
+}
+_POST_NORM = {
+    "norm_placement": "post",
+    "position": "learned",
+    "embedding_norm": True,
+    "scale_embeddings": False,
+    "initializer": "normal",
+}
 
 
-def _encoder_settings(hf: Settings) -> Settings:
+def _bert_settings(hf: Settings) -> Settings:
     require(hf, position_embedding_type="absolute", is_decoder=False)
-    return our_settings(_FIELDS, hf) | {
-        "norm_placement": "post",
-        "position": "learned",
+    return our_settings(_BERT_FIELDS, hf) | _POST_NORM
+
+
+def _bert_config(cfg: ModelConfig) -> Settings:
+    _check_set(cfg, "token_types")
+    return their_fields(_BERT_FIELDS, cfg)
+
+
+def _check_set(cfg: ModelConfig, name: str) -> None:
+    """Raises `UserError` for a setting that is 0 or False although the architecture has what it switches on."""
+    if not (value := getattr(cfg, name)):
+        raise UserError(f"model.{name}={value!r}")
+
+
+def _roberta_settings(hf: Settings) -> Settings:
+    """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
+    offset = hf["pad_token_id"] + 1
+    return _bert_settings(hf) | {"position_offset": offset, "max_length": hf["max_position_embeddings"] - offset}
+
+
+def _roberta_config(cfg: ModelConfig) -> Settings:
+    rows = cfg.position_offset + cfg.max_length
+    return _bert_config(cfg) | {"max_position_embeddings": rows, "pad_token_id": cfg.position_offset - 1}
+
+
+def _distilbert_settings(hf: Settings) -> Settings:
+    return our_settings(_DISTILBERT_FIELDS, hf) | _POST_NORM | {"norm_eps": 1e-12}
+
+
+def _distilbert_config(cfg: ModelConfig) -> Settings:
+    return their_fields(_DISTILBERT_FIELDS, cfg)
+
+
+_LAYER_TYPES = {"sliding_attention": "window", "full_attention": "full"}
+
+
+def _modernbert_settings(hf: Settings) -> Settings:
+    """Returns our settings; a token sees as many tokens on each side of a window as half of `local_attention`."""
+    every = hf["global_attn_every_n_layers"]
+    default = [("sliding" if i % every else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
+    layers = hf.get("layer_types") or default
+    both = {*layers} == {*_LAYER_TYPES} and len(layers) == len(default)
+    check(both, f"layer_types={layers!r} is not supported, only both kinds of attention in {len(default)} layers are")
+    return our_settings(_MODERNBERT_FIELDS, hf) | {
+        "attention_bias": ("query", "key", "value", "output") if hf["attention_bias"] else (),
+        "attention_projections": "fused_qkv",
+        "norm": "layernorm",
+        "position": "rotary",
+        "rotary": rotary_settings(hf, partial=False, by_kind=True),
+        "window": hf["local_attention"] // 2 + 1,
+        "layer_pattern": shortest_pattern([_LAYER_TYPES[kind] for kind in layers]),
+        "ffn": "gated",
+        "first_norm": False,
         "embedding_norm": True,
+        "head_transform": True,
+        "transform_activation": our_activation(hf["classifier_activation"]),
         "scale_embeddings": False,
         "initializer": "normal",
     }
 
 
-def class_names(hf: Settings) -> dict[Any, Any]:
-    """Returns the names of classes by number: `id2label`, or else `num_labels` names as transformers makes them."""
-    count = hf.get("num_labels")
-    names: dict[Any, Any] = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
-    return names
+def _modernbert_config(cfg: ModelConfig) -> Settings:
+    names = {ours: theirs for theirs, ours in _LAYER_TYPES.items()}
+    layers = [cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.encoder_layers)]
+    rotary = gemma3_rotary_fields(cfg.rotary)
+    return their_fields(_MODERNBERT_FIELDS, cfg) | {
+        "attention_bias": "output" in cfg.attention_bias,
+        "classifier_activation": transformers_activation(cfg.head_activation),
+        "layer_types": [names.get(layer, layer) for layer in layers],
+        "decoder_bias": cfg.output_bias,
+        "local_attention": 2 * (cfg.window or 1) - 2,
+        "global_rope_theta": rotary["rope_theta"],
+        "local_rope_theta": rotary["rope_local_base_freq"],
+        "rope_parameters": rotary["rope_parameters"],
+    }
 
 
-def _classifier_settings(hf: Settings) -> Settings:
-    head = {"num_classes": len(class_names(hf)), "pooling": "first"}
-    return _encoder_settings(hf) | head | {"family": "classifier"}
+Read = Callable[[Settings], Settings]
+Write = Callable[[ModelConfig], Settings]
 
 
-def _masked_lm_settings(hf: Settings) -> Settings:
-    require(hf, tie_word_embeddings=True)
-    return _encoder_settings(hf) | {"family": "masked_lm", "head_transform": True}
+def _classifier(
+    name: str, settings: Read, config: Write, rules: tuple[Rule, ...], *, layer: str = "pooler", **names: Any
+) -> Architecture:
+    """Returns an architecture with one label per text.
+
+    Args:
+        settings: their config.json -> our settings, except for the classes.
+        layer: our setting of the layer before the output head, which all models of the architecture have.
+        names: fields of `Architecture`.
+    """
+
+    def read(hf: Settings) -> Settings:
+        return settings(hf) | {"family": "classifier", "num_classes": len(class_names(hf))}
+
+    def write(cfg: ModelConfig) -> Settings:
+        _check_set(cfg, layer)
+        return config(cfg) | {"id2label": {str(i): f"LABEL_{i}" for i in range(cfg.size("num_classes"))}}
+
+    return Architecture(name, read, write, lambda cfg: rules, **names)
 
 
-def _encoder_config(cfg: ModelConfig) -> Settings:
-    if not cfg.token_types:
-        raise UserError("model_type 'bert' cannot represent this model: model.token_types=0")
-    return their_fields(_FIELDS, cfg)
+def _masked_lm(
+    name: str, settings: Read, config: Write, rules: tuple[Rule, ...], *, head: tuple[str, str, str], **names: Any
+) -> Architecture:
+    """Returns an architecture with a tied output head.
+
+    Args:
+        head: their names of the transform before the output head, its norm, and the head itself.
+        names: fields of `Architecture`.
+    """
+
+    def read(hf: Settings) -> Settings:
+        require(hf, tie_word_embeddings=True)
+        return settings(hf) | {"family": "masked_lm", "head_transform": True}
+
+    def write(cfg: ModelConfig) -> Settings:
+        _check_set(cfg, "head_transform")
+        return config(cfg)
+
+    transform, norm, output = head
+    bias = names["head_bias"]
+    rules = (
+        *rules,
+        *rules_below("transform/", f"{transform}.", AFFINE),
+        *rules_below("transform_norm/", f"{norm}.", NORM),
+        Rule("head/bias", bias),
+    )
+    copies = {f"{output}.weight": rules[0].theirs} | ({} if bias.startswith(output) else {f"{output}.bias": bias})
+    return Architecture(name, read, write, lambda cfg: rules, copies=copies, **names)
 
 
-def _classifier_config(cfg: ModelConfig) -> Settings:
-    if not cfg.pooler:
-        raise UserError("model_type 'bert' cannot represent this model: model.pooler=False")
-    labels = {str(label): f"LABEL_{label}" for label in range(cfg.size("num_classes"))}
-    return _encoder_config(cfg) | {"id2label": labels}
+def _head_rules(pooler: str, classifier: str) -> tuple[Rule, ...]:
+    return (*rules_below("pooler/", f"{pooler}.", AFFINE), *rules_below("head/", f"{classifier}.", AFFINE))
 
 
-BERT = Architecture(
-    "BertForSequenceClassification",
-    _classifier_settings,
-    _classifier_config,
-    lambda cfg: _CLASSIFIER,
-    (r".*position_ids", r"cls\..*"),
-    "bert.",
-)
-BERT_MASKED_LM = Architecture(
-    "BertForMaskedLM",
-    _masked_lm_settings,
-    _encoder_config,
-    lambda cfg: _MASKED_LM,
-    (r".*position_ids", r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
-    "bert.",
-    copies={"cls.predictions.decoder.weight": _EMBEDDING, "cls.predictions.decoder.bias": "cls.predictions.bias"},
-    head_bias="cls.predictions.bias",
-)
+_POSITION_IDS = r".*position_ids"
+_BERT_RULES = _encoder_rules("bert.", "encoder.layer", _BERT_LAYER)
+_ROBERTA_RULES = _encoder_rules("roberta.", "encoder.layer", _BERT_LAYER)
+_DISTILBERT_RULES = _encoder_rules("distilbert.", "transformer.layer", _DISTILBERT_LAYER)
+_DISTILBERT_NAMES: dict[str, Any] = {"prefix": "distilbert.", "heads": ("pre_classifier.", "classifier.", "vocab_")}
+_MODERNBERT_NAMES: dict[str, Any] = {
+    "prefix": "model.",
+    "heads": ("head.", "decoder.", "classifier."),
+    "fused": {"mlp.Wi": ("mlp.gate", "mlp.expand")},
+    "projections": "fused_qkv",
+}
+
+
+def _roberta_classifier(name: str) -> Architecture:
+    return _classifier(
+        f"{name}ForSequenceClassification",
+        lambda hf: _roberta_settings(hf) | {"pooling": "first", "pooler": True},
+        _roberta_config,
+        (*_ROBERTA_RULES, *_head_rules("classifier.dense", "classifier.out_proj")),
+        ignored=(_POSITION_IDS, r"roberta\.pooler\..*", r"lm_head\..*"),
+        prefix="roberta.",
+        classifier="classifier.out_proj",
+    )
+
+
+def _roberta_masked_lm(name: str) -> Architecture:
+    return _masked_lm(
+        f"{name}ForMaskedLM",
+        lambda hf: _roberta_settings(hf) | {"transform_activation": "gelu"},
+        _roberta_config,
+        _ROBERTA_RULES,
+        head=("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
+        ignored=(_POSITION_IDS, r"roberta\.pooler\..*"),
+        prefix="roberta.",
+        head_bias="lm_head.bias",
+    )
+
+
+def _modernbert_classifier_settings(hf: Settings) -> Settings:
+    pooling = hf["classifier_pooling"]
+    return _modernbert_settings(hf) | {"pooling": "first" if pooling == "cls" else pooling}
+
+
+def _modernbert_classifier_config(cfg: ModelConfig) -> Settings:
+    return _modernbert_config(cfg) | {"classifier_pooling": "cls" if cfg.pooling == "first" else cfg.pooling}
+
+
+CLASSIFIERS = {
+    "bert": _classifier(
+        "BertForSequenceClassification",
+        lambda hf: _bert_settings(hf) | {"pooling": "first"},
+        _bert_config,
+        (*_BERT_RULES, *_head_rules("bert.pooler.dense", "classifier")),
+        ignored=(_POSITION_IDS, r"cls\..*"),
+        prefix="bert.",
+    ),
+    "roberta": _roberta_classifier("Roberta"),
+    "xlm-roberta": _roberta_classifier("XLMRoberta"),
+    "distilbert": _classifier(
+        "DistilBertForSequenceClassification",
+        lambda hf: _distilbert_settings(hf) | {"pooling": "first", "pooler": True, "pooler_activation": "relu"},
+        _distilbert_config,
+        (*_DISTILBERT_RULES, *_head_rules("pre_classifier", "classifier")),
+        ignored=(_POSITION_IDS, r"vocab_.*"),
+        **_DISTILBERT_NAMES,
+    ),
+    "modernbert": _classifier(
+        "ModernBertForSequenceClassification",
+        _modernbert_classifier_settings,
+        _modernbert_classifier_config,
+        (
+            *_MODERNBERT_RULES,
+            *rules_below("transform/", "head.dense.", AFFINE),
+            *rules_below("transform_norm/", "head.norm.", NORM),
+            *rules_below("head/", "classifier.", AFFINE),
+        ),
+        layer="head_transform",
+        ignored=(r"decoder\..*",),
+        **_MODERNBERT_NAMES,
+    ),
+}
+"""Architectures of classifiers by `model_type`."""
+MASKED_LMS = {
+    "bert": _masked_lm(
+        "BertForMaskedLM",
+        _bert_settings,
+        _bert_config,
+        _BERT_RULES,
+        head=("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"),
+        ignored=(_POSITION_IDS, r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
+        prefix="bert.",
+        head_bias="cls.predictions.bias",
+    ),
+    "roberta": _roberta_masked_lm("Roberta"),
+    "xlm-roberta": _roberta_masked_lm("XLMRoberta"),
+    "distilbert": _masked_lm(
+        "DistilBertForMaskedLM",
+        _distilbert_settings,
+        _distilbert_config,
+        _DISTILBERT_RULES,
+        head=("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+        ignored=(_POSITION_IDS,),
+        head_bias="vocab_projector.bias",
+        **_DISTILBERT_NAMES,
+    ),
+    "modernbert": _masked_lm(
+        "ModernBertForMaskedLM",
+        _modernbert_settings,
+        _modernbert_config,
+        _MODERNBERT_RULES,
+        head=("head.dense", "head.norm", "decoder"),
+        head_bias="decoder.bias",
+        **_MODERNBERT_NAMES,
+    ),
+}
+"""Architectures of masked language models by `model_type`."""

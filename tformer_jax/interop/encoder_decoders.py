@@ -1,6 +1,7 @@
 """Hugging Face's encoder-decoder models: T5, mT5, umT5, BART, mBART, Marian, M2M-100."""
 
 from collections.abc import Callable
+from typing import Any
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import (
@@ -269,8 +270,8 @@ def _t5_architecture(name: str, settings: Callable[[Settings], Settings], config
 def _bart_architecture(
     name: str, settings: Callable[[Settings], Settings], config: Config, *rules: Rule, ignored: tuple[str, ...] = ()
 ) -> Architecture:
-    names = {"prefix": "model.", "shared": "model.shared.weight"}
-    return Architecture(name, settings, config, lambda cfg: rules, ignored, **names, copies=_MODEL_EMBEDDINGS)
+    rest: dict[str, Any] = {"shared": "model.shared.weight", "copies": _MODEL_EMBEDDINGS}
+    return Architecture(name, settings, config, lambda cfg: rules, ignored, "model.", **rest)
 
 
 ENCODER_DECODERS = {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
@@ -20,7 +21,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.interop import files, mapping, settings_comparison
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
-from tformer_jax.interop.bert import BERT, BERT_MASKED_LM, class_names
+from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.mixtures import MIXTURES
@@ -29,11 +30,11 @@ from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
-ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | {"bert": BERT}
+ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
-OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": {"bert": BERT_MASKED_LM}}
+OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}
 """Architectures of a model type's further families, likewise."""
-PRETRAINED = {"BertForMaskedLM", "BertForPreTraining"}
+PRETRAINED = {"BertForPreTraining", *(architecture.name for architecture in MASKED_LMS.values())}
 """`architectures` of config.json whose checkpoints are read as masked language models by default."""
 
 
@@ -117,7 +118,7 @@ def load(
 ) -> tuple[ModelConfig, Any]:
     """Loads the config and parameters of a checkpoint; `settings` override the config (dtype, attention_backend, ...).
 
-    A checkpoint of BERT is a masked language model if its config.json says so, else a classifier; `family` in
+    A checkpoint of an encoder is a masked language model if its config.json says so, else a classifier; `family` in
     `settings` selects one. A classifier's checkpoint without a classification head gets a random one if `num_classes`
     is in `settings`. Arrays are read, converted and placed one by one.
 
@@ -137,11 +138,12 @@ def load(
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
     stored = files.read_arrays(folder) if arrays is None else arrays
     arrays = _rename_copies(_standard_names(stored, architecture), architecture, tied)
+    arrays = mapping.split_fused(arrays, architecture.fused)
     read = _read_settings(hf, arrays, architecture, headless=headless)
     _check_length(read, settings.get("max_length"))
     _check_sinusoids(arrays, read["position"])
-    if _family(read).classifies and "classifier.weight" not in arrays:
-        arrays.update(_random_head(read, settings))
+    if _family(read).classifies and f"{architecture.classifier}.weight" not in arrays:
+        arrays.update(_random_head(read | settings, architecture, arrays, classes="num_classes" in settings))
     cfg = ModelConfig(**read | settings)
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)
@@ -176,12 +178,13 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
         raise _unfit_error(model_type, f"the architecture has no attention of the kind {other[0]!r}")
     cfg, params = _convert_layout(architecture, cfg, params)
     try:
-        arrays = mapping.to_theirs(architecture.rules(cfg), params)
+        arrays, fields = mapping.to_theirs(architecture.rules(cfg), params), architecture.config(cfg)
     except UserError as error:
         raise _unfit_error(model_type, str(error)) from error
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
-    hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | architecture.config(cfg) | theirs
+    hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | fields | theirs
     _check_exact(cfg, hf, arrays, architecture)
+    arrays = mapping.join_fused(arrays, architecture.fused)
     if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
         copies = {copy: arrays[name] for copy, name in architecture.copies.items() if name in arrays}
         arrays = copies | arrays
@@ -301,8 +304,8 @@ def _read_settings(
     read["tie_embeddings"] = _remove_tied(_family(read), arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
     if _family(read).classifies:
-        read["pooler"] = "bert.pooler.dense.weight" in arrays
-        if "classifier.weight" in arrays:
+        read.setdefault("pooler", "bert.pooler.dense.weight" in arrays)
+        if f"{architecture.classifier}.weight" in arrays:
             _check_head(hf, architecture, read["num_classes"])
     return read
 
@@ -359,16 +362,14 @@ def _arrays_equal(arrays: Mapping[str, Any], name: str, other: str) -> bool:
     return other in arrays and np.array_equal(arrays[name], arrays[other])
 
 
-HEADS = ("lm_head.", "classifier.", "cls.", "final_logits_bias")
-"""Name prefixes of arrays outside of the base model."""
-
-
 def _standard_names(arrays: files.StoredArrays, architecture: Architecture) -> files.StoredArrays:
     """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
     wrapped = _wrapper_length(arrays)
     names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
     if not any(name.startswith(architecture.prefix) for name in names.values()):
-        names = {old: new if new.startswith(HEADS) else architecture.prefix + new for old, new in names.items()}
+        names = {
+            old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()
+        }
     return arrays.renamed(names)
 
 
@@ -398,10 +399,25 @@ def _modern_name(match: re.Match[str]) -> str:
     return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]
 
 
-def _random_head(read: dict[str, Any], settings: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns a random classification head for a checkpoint without one."""
-    if "num_classes" not in settings:
+def _random_head(
+    settings: dict[str, Any], architecture: Architecture, arrays: Collection[str], *, classes: bool
+) -> dict[str, np.ndarray]:
+    """Returns the layers of a classification head that a checkpoint lacks: random kernels, and norms without effect.
+
+    Args:
+        settings: our settings of the model.
+        classes: whether the number of classes is given.
+    """
+    if not classes:
         raise NoHeadError("this checkpoint has no classification head; set num_classes=... to initialize one randomly")
-    size = settings["num_classes"], read["dim"]
-    weight = np.random.default_rng(0).normal(0, read["init_std"], size).astype(np.float32)
-    return {"classifier.weight": weight, "classifier.bias": np.zeros(size[0], np.float32)}
+    cfg, draw = ModelConfig(**settings), np.random.default_rng(0)
+    shapes = nn.unbox(registry.shapes(registry.build(cfg)))
+    layers = {name: shapes[name] for name in ("head", "pooler", "transform", "transform_norm") if name in shapes}
+    empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), layers)
+    head = mapping.to_theirs(architecture.rules(cfg), empty)
+    for name, array in head.items():
+        if array.ndim == 2:
+            array[:] = draw.normal(0, cfg.init_std, array.shape)
+        elif name.endswith(".weight"):
+            array[:] = 1
+    return {name: array for name, array in head.items() if name not in arrays}

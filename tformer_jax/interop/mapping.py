@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.interop.files import StoredArrays
 from tformer_jax.nn.module import named_leaves, parameter_name
 
 Arrays = Mapping[str, Any]
@@ -120,6 +121,30 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
     if left:
         raise UserError(f"the checkpoint has arrays that the model does not: {', '.join(sorted(left)[:5])}")
     return params
+
+
+def split_fused(arrays: StoredArrays, fused: Mapping[str, tuple[str, ...]]) -> StoredArrays:
+    """Replaces the arrays of fused modules by those of their parts, as `Architecture.fused` names them."""
+    parts = {}
+    for name in arrays:
+        module, _, leaf = name.rpartition(".")
+        for whole in filter(module.endswith, fused):
+            below = module.removesuffix(whole)
+            parts[name] = [f"{below}{part}.{leaf}" for part in fused[whole]]
+    return arrays.split(parts)
+
+
+def join_fused(arrays: dict[str, np.ndarray], fused: Mapping[str, tuple[str, ...]]) -> dict[str, np.ndarray]:
+    """Inverts `split_fused`."""
+    joined = dict(arrays)
+    for whole, (first, *others) in fused.items():
+        for name in arrays:
+            module, _, leaf = name.rpartition(".")
+            if module.endswith(first):
+                below = module.removesuffix(first)
+                parts = [joined.pop(f"{below}{part}.{leaf}") for part in (first, *others)]
+                joined[f"{below}{whole}.{leaf}"] = np.concatenate(parts)
+    return joined
 
 
 def to_theirs(rules: Iterable[Rule], params: Any) -> dict[str, np.ndarray]:

@@ -46,6 +46,15 @@ _T5 = {
     "tie_word_embeddings": True,
     "dropout_rate": 0.1,
 }
+_BERT = {
+    "max_position_embeddings": 512,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+}
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -111,14 +120,33 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,
     },
-    "bert": {
+    "bert": _BERT,
+    **dict.fromkeys(("roberta", "xlm-roberta"), _BERT | {"pad_token_id": 1}),
+    "distilbert": {
+        "vocab_size": 30_522,
         "max_position_embeddings": 512,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-12,
-        "type_vocab_size": 2,
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
+        "dim": 768,
+        "n_layers": 6,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+        "activation": "gelu",
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
         "initializer_range": 0.02,
+    },
+    "modernbert": {
+        "max_position_embeddings": 8192,
+        "hidden_activation": "gelu",
+        "classifier_activation": "gelu",
+        "classifier_pooling": "cls",
+        "norm_eps": 1e-5,
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
+        **dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), 0.0),
+        "initializer_range": 0.02,
+        "global_attn_every_n_layers": 3,
+        "local_attention": 128,
+        "rope_theta": 160_000.0,
+        "rope_local_base_freq": 10_000.0,
     },
     "t5": _T5,
     "mt5": _T5 | {"feed_forward_proj": "gated-gelu"},
@@ -172,6 +200,11 @@ UNREAD = frozenset((*_FILES, *_TOKENS, *_GENERATION, *_TRAINING, *_HEADS))
 _WINDOWS_OFF = ("sliding_window", "max_window_layers")
 _LENGTHS = ("n_positions", "max_position_embeddings")
 _MARIAN = ("static_position_embeddings", "extra_pos_embeddings", "normalize_embedding")
+_MODERNBERT = (
+    *("global_attn_every_n_layers", "position_embedding_type", "layer_norm_eps", "classifier_pooling"),
+    *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad", "initializer_cutoff_factor"),
+    *("sparse_prediction", "sparse_pred_ignore_index", "decoder_bias"),
+)
 UNREAD_BY: dict[str, tuple[str, ...]] = {
     "gpt2": ("n_ctx", "reorder_and_upcast_attn"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _WINDOWS_OFF),
@@ -180,6 +213,8 @@ UNREAD_BY: dict[str, tuple[str, ...]] = {
     "umt5": (*_LENGTHS, "scalable_attention"),
     "bart": ("decoder_vocab_size",),
     **dict.fromkeys(("marian", "m2m_100"), _MARIAN),
+    "distilbert": ("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"),
+    "modernbert": _MODERNBERT,
 }
 """Fields that transformers does not read for a `model_type`, or not with the fields that this package requires."""
 
@@ -205,5 +240,7 @@ ALIASES: dict[str, dict[str, str]] = {
     "qwen3_moe": {"num_local_experts": "num_experts"},
     **dict.fromkeys(("t5", "mt5", "umt5"), _T5_ALIASES),
     **dict.fromkeys(("bart", "mbart", "marian", "m2m_100"), _BART_ALIASES),
+    "distilbert": {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    "modernbert": {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"},
 }
 """Other names of fields by `model_type`, as `attribute_map` of transformers has them."""

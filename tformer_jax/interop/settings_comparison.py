@@ -21,14 +21,17 @@ ALWAYS = (
         "activation",
     ),
     *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "has_final_norm", "embedding_norm"),
+    "first_norm",
     *("tie_embeddings", "scale_embeddings", "output_bias", "scale_output", "output_softcap", "width_factor"),
 )
 """Settings that matter to every model. Settings of training, precision and backends are not compared."""
-ONLY_FOR: dict[tuple[str, str], tuple[str, ...]] = {
+ONLY_FOR: dict[tuple[str, Any], tuple[str, ...]] = {
     ("family", "seq2seq"): ("encoder_layers", "decoder_layers", "source_vocab_size"),
     ("family", "decoder_lm"): ("decoder_layers",),
-    ("family", "classifier"): ("encoder_layers", "num_classes", "token_types", "pooling", "pooler"),
+    ("family", "classifier"): ("encoder_layers", "num_classes", "token_types", "pooling", "pooler", "head_transform"),
+    ("pooler", True): ("pooler_activation",),
     ("family", "masked_lm"): ("encoder_layers", "token_types", "head_transform"),
+    ("head_transform", True): ("transform_bias", "head_activation"),
     ("position", "learned"): ("position_offset",),
     ("position", "sinusoidal_fairseq"): ("position_offset",),
     ("position", "rotary"): ("rotary.pairing", "rotary.base", "rotary_size", "rotary.scaling", "rotary.factor"),

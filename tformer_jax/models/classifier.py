@@ -59,4 +59,6 @@ class Classifier(TokenEncoder):
 
     def _logits(self, x: jax.Array, padding_mask: jax.Array | None) -> jax.Array:
         pooled = pool(x, padding_mask, self.cfg.pooling)
-        return self.head(jnp.tanh(self.pooler(pooled)) if self.cfg.pooler else pooled)
+        if self.cfg.pooler:
+            pooled = getattr(jax.nn, self.cfg.pooler_activation)(self.pooler(pooled))
+        return self.head(self.transformed(pooled))

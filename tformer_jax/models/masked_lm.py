@@ -5,11 +5,8 @@ from typing import Any
 import jax
 
 from tformer_jax import axes
-from tformer_jax.config import kinds
 from tformer_jax.models.token_encoder import TokenEncoder
 from tformer_jax.nn.embeddings import OutputHead
-from tformer_jax.nn.linear import Linear
-from tformer_jax.nn.norms import make_norm
 
 
 class MaskedLM(TokenEncoder):
@@ -18,9 +15,6 @@ class MaskedLM(TokenEncoder):
     def setup(self) -> None:
         super().setup()
         cfg = self.cfg
-        if cfg.head_transform:
-            self.transform = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.dim),), use_bias=True)
-            self.transform_norm = make_norm(cfg)
         self.head = OutputHead(cfg, axes.VOCAB, cfg.size("vocab_size"), cfg.output_bias)
 
     def __call__(self, tokens: jax.Array, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
@@ -33,7 +27,4 @@ class MaskedLM(TokenEncoder):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Projects features [..., D] to float32 logits [..., V]."""
-        cfg = self.cfg
-        if cfg.head_transform:
-            x = self.transform_norm(kinds.load(kinds.ACTIVATIONS, cfg.activation)(self.transform(x)))
-        return self.head(x, self.embedding if cfg.tie_embeddings == "output" else None)
+        return self.head(self.transformed(x), self.embedding if self.cfg.tie_embeddings == "output" else None)

@@ -3,9 +3,12 @@
 import jax
 from flax import linen as nn
 
-from tformer_jax.config import ModelConfig
+from tformer_jax import axes
+from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models.family import Family
 from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding
+from tformer_jax.nn.linear import Linear
+from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.stacks import Encoder
 
@@ -19,6 +22,17 @@ class TokenEncoder(nn.Module, Family):
         self.embedding = TokenEmbedding(self.cfg, self.cfg.size("vocab_size"))
         self.input = InputEmbedding(self.cfg)
         self.encoder = Encoder(self.cfg, self.cfg.encoder_layers)
+        if self.cfg.head_transform:
+            embed, hidden = ((axes.EMBED, self.cfg.dim),), ((axes.MLP, self.cfg.dim),)
+            self.transform = Linear(self.cfg, embed, hidden, use_bias=self.cfg.transform_bias)
+            self.transform_norm = make_norm(self.cfg)
+
+    def transformed(self, x: jax.Array) -> jax.Array:
+        """Returns features [..., D] as the output head reads them, after `cfg.head_transform`."""
+        if not self.cfg.head_transform:
+            return x
+        activation = kinds.load(kinds.ACTIVATIONS, self.cfg.head_activation)
+        return self.transform_norm(activation(self.transform(x)))
 
     def features(
         self,

@@ -63,17 +63,20 @@ class Residual(nn.Module):
     """
 
     cfg: ModelConfig
+    normalized: bool = True
+    """Whether the sub-layer's input is normalized if `cfg.norm_placement` is "pre"."""
 
     def setup(self) -> None:
-        self.norm = make_norm(self.cfg)
+        if self.normalized:
+            self.norm = make_norm(self.cfg)
         if self.cfg.norm_placement == "both":
             self.norm_after = make_norm(self.cfg)
         self.dropout = Dropout(self.cfg.dropout)
 
     def sublayer_input(self, x: jax.Array) -> jax.Array:
-        """Returns the sub-layer's input: norm(x), or x if `cfg.norm_placement` is "post"."""
+        """Returns the sub-layer's input: norm(x), or x without a norm or if `cfg.norm_placement` is "post"."""
         watch(self, stream=x)
-        return x if self.cfg.norm_placement == "post" else self.norm(x)
+        return self.norm(x) if self.normalized and self.cfg.norm_placement != "post" else x
 
     def add_output(self, x: jax.Array, y: jax.Array, *, train: bool) -> jax.Array:
         """Returns the residual sum of x and the sub-layer's output y after dropout, with norms as configured."""
@@ -94,6 +97,8 @@ class TransformerLayer(nn.Module):
     experts: bool = True
     """Whether the FFN has experts, if the model uses them."""
     bidirectional: bool = False
+    first_norm: bool = True
+    """Whether the input of self-attention is normalized if `cfg.norm_placement` is "pre"."""
 
     def setup(self) -> None:
         attention = self.cfg.attention_of(self.kind)
@@ -103,7 +108,7 @@ class TransformerLayer(nn.Module):
             make_attention_positions(self.cfg, bidirectional=self.bidirectional) if own_positions else None
         )
         self.self_attention = make_attention(self.cfg, attention)
-        self.self_attention_residual = Residual(self.cfg)
+        self.self_attention_residual = Residual(self.cfg, self.first_norm)
         if self.cross:
             self.cross_attention = make_attention(self.cfg, self.cfg.attention, cross=True)
             self.cross_attention_residual = Residual(self.cfg)

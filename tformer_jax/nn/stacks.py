@@ -23,7 +23,7 @@ from tformer_jax.nn.watch import COLLECTION, watch
 def make_layer(cfg: ModelConfig, number: int, *, cross: bool, bidirectional: bool) -> TransformerLayer:
     """Builds layer `number` of a stack, counted from 0."""
     kind = cfg.layer_pattern[number % len(cfg.layer_pattern)]
-    return TransformerLayer(cfg, cross, kind, cfg.has_experts(number), bidirectional)
+    return TransformerLayer(cfg, cross, kind, cfg.has_experts(number), bidirectional, cfg.first_norm or number > 0)
 
 
 class Period(nn.Module):

@@ -26,7 +26,8 @@ from tformer_jax.train import lora
 
 FREE_SETTINGS = (
     *("family", "vocab_size", "source_vocab_size", "num_classes", "max_length", "encoder_layers", "decoder_layers"),
-    *("tie_embeddings", "token_types", "output_bias", "pooling", "pooler", "head_transform", "prefix_lm"),
+    *("tie_embeddings", "token_types", "output_bias", "pooling", "pooler*", "prefix_lm"),
+    *("head_transform", "transform_*"),
     *("scan_layers", "remat", "*dtype", "attention_backend", "attention_projections", "*dropout"),
     *("initializer", "init_std", "embedding_std", "scale_residual_init"),
     *("moe.expert_capacity", "moe.balance_loss", "moe.router_z_loss"),

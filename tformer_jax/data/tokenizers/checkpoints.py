@@ -103,8 +103,8 @@ def _read_tokenizer_json(folder: Path, settings: Settings, options: Settings) ->
 
 def _read_vocab_txt(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     """Builds BERT's tokenizer: WordPiece between [CLS] and [SEP]."""
-    if settings.get("model_type") != "bert":
-        raise UserError(f"{folder} has only vocab.txt, which is read for BERT: save its tokenizer.json")
+    if settings.get("model_type") not in ("bert", "distilbert"):
+        raise UserError(f"{folder} has only vocab.txt, which is read for BERT and DistilBERT: save its tokenizer.json")
     names = CLASS_ROLES["BertTokenizer"] | names_by_role(options)
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocab = {line: number for number, line in enumerate(lines)}  # a line may be U+2028, at which splitlines breaks
@@ -221,20 +221,22 @@ def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Setting
     return Tokenizers(tokenizer, tokenizer)
 
 
-def _read_mbart(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
-    """Builds the tokenizer of mBART: its ids are those of fairseq, and the tags of languages follow the pieces."""
+def _read_fairseq(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
+    """Builds the tokenizer of mBART or XLM-R: ids are those of fairseq; mBART's tags of languages follow the pieces."""
     library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
     model = library.ModelProto.FromString(raw)
-    options = read_json(folder / "special_tokens_map.json", {}) | _with_class(options, settings) | {"mask_token": MASK}
+    options = read_json(folder / "special_tokens_map.json", {}) | _with_class(options, settings)
+    tagged = settings["model_type"] == "mbart"
+    options |= {"mask_token": MASK} if tagged else {}
     tags = [name for name in special_names(options) if tagged_language(name)]
-    if not tags:
+    if tagged and not tags:
         raise UserError(f"{folder} has no tokenizer.json, and no additional_special_tokens, the tags of languages")
     scored = [(piece.piece, piece.score) for piece in model.pieces[3:]]
     vocab = [*((name, 0.0) for name in FAIRSEQ), *scored, *((name, 0.0) for name in (*tags, MASK["content"]))]
     tokenizer = hf.Tokenizer(hf.models.Unigram(vocab, FAIRSEQ.index("<unk>")))
     if charsmap := model.normalizer_spec.precompiled_charsmap:
         tokenizer.normalizer = hf.normalizers.Precompiled(charsmap)
-    kind = rebuilding_class(tokenizer, "mbart", options)
+    kind = rebuilding_class(tokenizer, settings["model_type"], options)
     return _wrap(*complete_tokenizer(tokenizer, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
 
 
@@ -256,7 +258,7 @@ def _read_added(folder: Path, options: Settings, model: Any, sentinels: int) -> 
     return read_added(model, names, declared, sentinels)
 
 
-READERS = {"m2m_100": _read_m2m_100, "mbart": _read_mbart}
+READERS = {"m2m_100": _read_m2m_100, "mbart": _read_fairseq, "xlm-roberta": _read_fairseq}
 """Functions that read a SentencePiece model, by `model_type`."""
 
 

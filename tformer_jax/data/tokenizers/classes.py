@@ -31,17 +31,21 @@ CLASS_ROLES: dict[str, dict[str, str]] = {
     "Qwen2Tokenizer": dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>"),
     "RobertaTokenizer": _BART,
     "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
+    "XLMRobertaTokenizer": _BART,
 }
 """Names of special tokens by role that tokenizer classes of transformers 5 have unless others are given."""
 DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer"}
+DEFAULT_CLASSES |= {"distilbert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 DEFAULT_CLASSES |= {"mbart": "MBartTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer"}
 DEFAULT_CLASSES |= dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer")
 DEFAULT_CLASSES |= dict.fromkeys(("gemma2", "gemma3_text"), "GemmaTokenizer")
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
 WITH_LANGUAGES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
 """Classes that add the tag of a language to each text, which is left out here."""
-WITHOUT_CLASS = ("mistral", "mixtral", "stablelm", "umt5")
+WITHOUT_CLASS = ("mistral", "mixtral", "stablelm", "umt5", "modernbert")
 """Model types whose tokenizer.json is read as it is even if LlamaTokenizer or T5Tokenizer is named."""
+SYNONYMS = {"DistilBertTokenizer": "BertTokenizer"}
+"""Classes that build what another one builds."""
 REBUILT = ("qwen2",)
 """Model types whose tokenizer is Qwen2Tokenizer, whatever tokenizer_config.json says, unless it names remote code."""
 QWEN2_PATTERN = (
@@ -84,7 +88,7 @@ def complete_tokenizer(
     if own_ends:
         named = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
         surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
-    if kind in ("BartTokenizer", "BertTokenizer", "RobertaTokenizer"):
+    if kind in ("BartTokenizer", "BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"):
         surround_texts(library, [_name_of(options["cls_token"])], [_name_of(options["sep_token"])])
     if kind == "T5Tokenizer" or kind in WITH_LANGUAGES:
         surround_texts(library, [], ["</s>"])
@@ -179,6 +183,7 @@ def rebuilding_class(tokenizer: hf.Tokenizer, model_type: str, options: Settings
     if model_type in REBUILT and "auto_map" not in options:
         return "Qwen2Tokenizer"
     kind = (options.get("tokenizer_class") or DEFAULT_CLASSES.get(model_type, "")).removesuffix("Fast")
+    kind = SYNONYMS.get(kind, kind)
     if model_type in WITHOUT_CLASS or kind not in BUILDERS:
         return ""
     if kind == "LlamaTokenizer":
@@ -306,7 +311,7 @@ def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
 
 MODELS: dict[str, type] = {
     "BertTokenizer": hf.models.WordPiece,
-    **dict.fromkeys(("T5Tokenizer", "MBartTokenizer", "MBart50Tokenizer"), hf.models.Unigram),
+    **dict.fromkeys(("T5Tokenizer", "MBartTokenizer", "MBart50Tokenizer", "XLMRobertaTokenizer"), hf.models.Unigram),
 }
 """Model that a class rebuilds; others rebuild a BPE."""
 BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
@@ -321,5 +326,6 @@ BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
     "Qwen2Tokenizer": as_qwen2,
     "RobertaTokenizer": _as_gpt2,
     "T5Tokenizer": _as_t5,
+    "XLMRobertaTokenizer": _as_t5,
 }
 """Functions that replace the parts of a tokenizer that a class builds itself."""
