@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
@@ -24,6 +23,7 @@ from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, re
 from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
+from tformer_jax.interop.heads import NoHeadError, random_head
 from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
 from tformer_jax.models import conversions, registry
@@ -36,10 +36,6 @@ OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}
 """Architectures of a model type's further families, likewise."""
 PRETRAINED = {"BertForPreTraining", *(architecture.name for architecture in MASKED_LMS.values())}
 """`architectures` of config.json whose checkpoints are read as masked language models by default."""
-
-
-class NoHeadError(UserError):
-    """A checkpoint has no classification head, or no output head."""
 
 
 class Fields(dict[str, Any]):
@@ -143,7 +139,7 @@ def load(
     _check_length(read, settings.get("max_length"))
     _check_sinusoids(arrays, read["position"])
     if _family(read).classifies and f"{architecture.classifier}.weight" not in arrays:
-        arrays.update(_random_head(read | settings, architecture, arrays, classes="num_classes" in settings))
+        arrays.update(random_head(read | settings, architecture, arrays, classes="num_classes" in settings))
     cfg = ModelConfig(**read | settings)
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)
@@ -397,27 +393,3 @@ def _rename_copies(arrays: files.StoredArrays, architecture: Architecture, tied:
 
 def _modern_name(match: re.Match[str]) -> str:
     return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]
-
-
-def _random_head(
-    settings: dict[str, Any], architecture: Architecture, arrays: Collection[str], *, classes: bool
-) -> dict[str, np.ndarray]:
-    """Returns the layers of a classification head that a checkpoint lacks: random kernels, and norms without effect.
-
-    Args:
-        settings: our settings of the model.
-        classes: whether the number of classes is given.
-    """
-    if not classes:
-        raise NoHeadError("this checkpoint has no classification head; set num_classes=... to initialize one randomly")
-    cfg, draw = ModelConfig(**settings), np.random.default_rng(0)
-    shapes = nn.unbox(registry.shapes(registry.build(cfg)))
-    layers = {name: shapes[name] for name in ("head", "pooler", "transform", "transform_norm") if name in shapes}
-    empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), layers)
-    head = mapping.to_theirs(architecture.rules(cfg), empty)
-    for name, array in head.items():
-        if array.ndim == 2:
-            array[:] = draw.normal(0, cfg.init_std, array.shape)
-        elif name.endswith(".weight"):
-            array[:] = 1
-    return {name: array for name, array in head.items() if name not in arrays}
