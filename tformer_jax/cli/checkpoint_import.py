@@ -64,7 +64,7 @@ def make_run(options: argparse.Namespace) -> None:
     path, run = Path(options.checkpoint), options.run
     _check_flags(options, path)
     mesh = None if options.mesh is None else make_mesh(read_mesh(options.mesh))
-    given = {"family": options.family, "max_length": options.max_length}
+    given = {"family": options.family, "max_length": options.max_length, "adapter": options.adapter}
     settings = {"mesh": mesh} | {name: value for name, value in given.items() if value is not None}
     if path.suffix in CONTAINERS and path.is_file():
         with tempfile.TemporaryDirectory() as folder:
@@ -81,13 +81,16 @@ def make_run(options: argparse.Namespace) -> None:
         decode=imported.decode,
         embed=imported.embed,
     )
-    checksums = {file.name: _checksum(file) for file in imported.files}
+    adapter = [] if options.adapter is None else sorted(path for path in options.adapter.iterdir() if path.is_file())
+    checksums = {file.name: _checksum(file) for file in (*adapter, *imported.files)}
     source = str(path.resolve()) if path.exists() else options.checkpoint
     with contextlib.ExitStack() as on_exit:
         if not is_remote(run):
             on_exit.callback(FolderLock(run).release)
         run_folder.create(run, cfg, imported.tokenizers, imported.labels)
         origin = {"model_type": imported.kind, "checkpoint": source, "sha256": checksums}
+        if options.adapter is not None:
+            origin["adapter"] = str(options.adapter.resolve())
         run_folder.write_json(run / IMPORTED, origin | {"companions": dict(imported.companions)})
         weights.save(run, imported.params, "imported", [], 0)
     print(f"{run}: {imported.kind}, {imported.model.family}, vocabulary of {imported.model.vocab_size:,}")
@@ -98,7 +101,7 @@ def make_run(options: argparse.Namespace) -> None:
 def _check_flags(options: argparse.Namespace, path: Path) -> None:
     """Raises `UserError` for a flag that this kind of checkpoint does not use."""
     if path.is_file() and path.suffix not in CONTAINERS:
-        given = {"--family": options.family, "--max-length": options.max_length}
+        given = {"--family": options.family, "--adapter": options.adapter, "--max-length": options.max_length}
         reason = "is for checkpoints in Hugging Face's format"
     else:
         given = {"--tokenizer": options.tokenizer, "--model-args": options.model_args}

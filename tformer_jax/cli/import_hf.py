@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def check_place(options: argparse.Namespace) -> None:
     """Raises `UserError` if the run would replace a file that is imported."""
     run = resolved(options.run)
-    for path in map(Path, (options.checkpoint, *(options.tokenizer or ()))):
+    for path in map(Path, (options.checkpoint, *(options.tokenizer or ()), *filter(None, (options.adapter,)))):
         if path.exists() and run in (path.resolve(), *path.resolve().parents):
             raise UserError(f"--run {options.run} would replace {path}, which is imported: choose another --run")
 
@@ -45,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
         help="folder, .gguf file, .pt file of torch.save, or model on the Hub, such as org/name",
     )
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder to make")
+    result.add_argument(
+        "--adapter", type=Path, metavar="DIR", help="folder of an adapter of PEFT (LoRA), which is merged into the run"
+    )
     add_mesh(result)
     result.add_argument(
         "--family",

@@ -10,6 +10,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
@@ -21,6 +22,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         UserError: the file is missing or damaged.
     """
     path = folder / "config.json"
+    if (folder / ADAPTER).is_file() and not path.is_file():
+        raise UserError(f"{folder} is an adapter of PEFT: name the checkpoint of its base, and add --adapter {folder}")
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: name a folder that Hugging Face's save_pretrained wrote")
     return read_json(path)

@@ -7,8 +7,7 @@ import contextlib
 import dataclasses
 import json
 import operator
-import re
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.interop import files, mapping, settings_comparison
+from tformer_jax.interop import adapters, files, mapping, settings_comparison
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
+from tformer_jax.interop.array_names import rename_copies, standard_names
 from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
@@ -108,6 +108,7 @@ def load(
     folder: Path,
     *,
     arrays: files.StoredArrays | None = None,
+    adapter: Path | None = None,
     mesh: Mesh | None = None,
     headless: bool = False,
     **settings: Any,
@@ -120,6 +121,7 @@ def load(
 
     Args:
         arrays: the arrays, by their names in Hugging Face's checkpoints; None: those of the folder's safetensors files.
+        adapter: folder of an adapter of PEFT, which is merged into the parameters.
         mesh: mesh that holds the parameters; None: the default device.
         headless: load a language model that was saved without its output head, whose embeddings then make its logits.
 
@@ -133,7 +135,10 @@ def load(
     architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _pretrained_family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
     stored = files.read_arrays(folder) if arrays is None else arrays
-    arrays = _rename_copies(_standard_names(stored, architecture), architecture, tied)
+    arrays = rename_copies(standard_names(stored, architecture), architecture, tied)
+    if adapter is not None:
+        shared = (architecture.shared, "lm_head.weight") if tied or "lm_head.weight" not in arrays else ()
+        arrays = adapters.merge(arrays, adapter, shared)
     arrays = mapping.split_fused(arrays, architecture.fused)
     read = _read_settings(hf, arrays, architecture, headless=headless)
     _check_length(read, settings.get("max_length"))
@@ -356,40 +361,3 @@ def _remove_tied(family: type[Family], arrays: MutableMapping[str, Any], archite
 
 def _arrays_equal(arrays: Mapping[str, Any], name: str, other: str) -> bool:
     return other in arrays and np.array_equal(arrays[name], arrays[other])
-
-
-def _standard_names(arrays: files.StoredArrays, architecture: Architecture) -> files.StoredArrays:
-    """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
-    wrapped = _wrapper_length(arrays)
-    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
-    if not any(name.startswith(architecture.prefix) for name in names.values()):
-        names = {
-            old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()
-        }
-    return arrays.renamed(names)
-
-
-WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
-"""Name prefixes that PEFT, torch.compile and DistributedDataParallel give to all arrays."""
-
-
-def _wrapper_length(names: Collection[str]) -> int:
-    """Returns the length of the prefixes of wrappers that all names share."""
-    length = 0
-    while shared := [prefix for prefix in WRAPPERS if names and all(n.startswith(prefix, length) for n in names)]:
-        length += len(shared[0])
-    return length
-
-
-def _rename_copies(arrays: files.StoredArrays, architecture: Architecture, tied: bool) -> files.StoredArrays:
-    """Renames copies whose original is absent; a `tied` head is a copy of the embedding."""
-    head = {"lm_head.weight": architecture.shared} if tied and architecture.shared else {}
-    names = {name: name for name in arrays}
-    for copy, original in {**architecture.copies, **head}.items():
-        if copy in arrays and original not in names.values():
-            names[copy] = original
-    return arrays.renamed(names)
-
-
-def _modern_name(match: re.Match[str]) -> str:
-    return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]

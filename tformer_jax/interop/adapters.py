@@ -1,0 +1,91 @@
+"""Merges adapters of PEFT into a checkpoint: LoRA on linear layers, and arrays that an adapter holds as a whole.
+
+https://huggingface.co/docs/peft/developer_guides/checkpoint describes the folder: `adapter_config.json` and
+`adapter_model.safetensors`.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.json_files import read_json
+from tformer_jax.interop.architecture import Settings
+from tformer_jax.interop.files import ADAPTER, StoredArrays, read_arrays
+
+FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
+USUAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` that leave the base as it is."""
+UNREAD = (
+    *("auto_mapping", "base_model_name_or_path", "bias", "eva_config", "exclude_modules", "inference_mode"),
+    *("layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version"),
+    *("qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type"),
+)
+"""Fields of adapter_config.json that are about training, or that the arrays determine."""
+
+
+def merge(base: StoredArrays, folder: Path, tied: Collection[str]) -> StoredArrays:
+    """Returns the arrays of a checkpoint with an adapter: W + s B A, computed in float32 as an array is read.
+
+    The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`.
+
+    Args:
+        tied: names of arrays of the base that the model uses twice, which an adapter may not change.
+
+    Raises:
+        UserError: the folder is not an adapter of this checkpoint, or is of another kind.
+    """
+    config = _read_config(folder)
+    arrays = read_arrays(folder)
+    stem = "base_model.model."
+    names = {name: name.removeprefix(stem).replace(".base_layer.", ".") for name in arrays}
+    arrays = arrays.renamed(names)
+    modules = sorted({match[1] for name in arrays if (match := FACTOR.fullmatch(name))})
+    factors = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
+    merged = {f"{module}.weight": functools.partial(_add_product, base, arrays, module, config) for module in modules}
+    whole = {name: functools.partial(arrays.__getitem__, name) for name in arrays if name not in factors}
+    for place, needed, held in (("adapter", factors, arrays), ("checkpoint", merged | whole, base)):
+        if absent := sorted(set(needed) - held.keys()):
+            raise UserError(f"{folder}: the {place} has no array {absent[0]}: they do not fit together")
+    if changed := sorted(set(tied) & (merged.keys() | whole.keys())):
+        raise UserError(f"{folder} changes {changed[0]}, which the model also uses as its output head: not supported")
+    readers = {name: functools.partial(base.__getitem__, name) for name in base}
+    return StoredArrays(readers | merged | whole)
+
+
+def _read_config(folder: Path) -> Settings:
+    """Reads `adapter_config.json`.
+
+    Raises:
+        UserError: it is missing, or of another method than LoRA with its usual start and no further options.
+    """
+    config = read_json(folder / ADAPTER)
+    if config.get("peft_type") != "LORA":
+        raise UserError(f"{folder / ADAPTER}: peft_type={config.get('peft_type')!r} is not supported, only 'LORA' is")
+    read = ("peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "fan_in_fan_out")
+    usual = {*read, *UNREAD, *(("init_lora_weights",) if config.get("init_lora_weights") in USUAL_STARTS else ())}
+    for name, value in config.items():
+        if name not in usual and value not in (None, False, "", [], {}):
+            raise UserError(f"{folder / ADAPTER}: {name}={value!r} is not supported")
+    return {"alpha_pattern": {}, "use_rslora": False, "fan_in_fan_out": False} | config
+
+
+def _add_product(base: StoredArrays, arrays: StoredArrays, module: str, config: Settings) -> np.ndarray:
+    """Returns the weight of a linear layer plus the scaled product of its factors B [out, r] and A [r, in]."""
+    weight, a, b = (
+        np.asarray(held[f"{module}{leaf}"], np.float32)
+        for held, leaf in ((base, ".weight"), (arrays, ".lora_A.weight"), (arrays, ".lora_B.weight"))
+    )
+    patterns: dict[str, Any] = config["alpha_pattern"]
+    own = (alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+    alpha, rank = next(own, config["lora_alpha"]), a.shape[0]
+    product = b @ a * (alpha / (math.sqrt(rank) if config["use_rslora"] else rank))
+    product = product.T if config["fan_in_fan_out"] else product
+    if product.shape != weight.shape:
+        raise UserError(f"{module}: the adapter has the shape {product.shape}, and its base {weight.shape}")
+    return weight + product

@@ -1,0 +1,43 @@
+"""Names of arrays in checkpoints of wrapped models, of base models alone, of early versions and with copies."""
+
+import re
+from collections.abc import Collection
+
+from tformer_jax.interop.architecture import Architecture
+from tformer_jax.interop.files import StoredArrays
+
+WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
+"""Name prefixes that PEFT, torch.compile and DistributedDataParallel give to all arrays."""
+
+
+def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredArrays:
+    """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
+    wrapped = _wrapper_length(arrays)
+    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
+    if not any(name.startswith(architecture.prefix) for name in names.values()):
+        names = {
+            old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()
+        }
+    return arrays.renamed(names)
+
+
+def _wrapper_length(names: Collection[str]) -> int:
+    """Returns the length of the prefixes of wrappers that all names share."""
+    length = 0
+    while shared := [prefix for prefix in WRAPPERS if names and all(n.startswith(prefix, length) for n in names)]:
+        length += len(shared[0])
+    return length
+
+
+def rename_copies(arrays: StoredArrays, architecture: Architecture, tied: bool) -> StoredArrays:
+    """Renames copies whose original is absent; a `tied` head is a copy of the embedding."""
+    head = {"lm_head.weight": architecture.shared} if tied and architecture.shared else {}
+    names = {name: name for name in arrays}
+    for copy, original in {**architecture.copies, **head}.items():
+        if copy in arrays and original not in names.values():
+            names[copy] = original
+    return arrays.renamed(names)
+
+
+def _modern_name(match: re.Match[str]) -> str:
+    return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]
