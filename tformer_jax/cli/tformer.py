@@ -26,6 +26,7 @@ COMMANDS = {
     "sweep": "train a config for each combination of settings",
     "prepare_data": "tokenize a corpus once",
     "import_hf": "import a Hugging Face checkpoint as a run",
+    "vocabulary": "make a run with fewer or more tokens",
     "export_hf": "export a run as a Hugging Face checkpoint",
 }
 """Modules of `tformer_jax.cli`, with what they do."""

@@ -10,6 +10,7 @@ imported.json    the files of an imported model damaged/                      ch
 events.jsonl     starts, spikes, interruptions  outputs/                      of the last evaluation, by split
 model.json       parameters by module, backends report.html                   written if train.report is set
 data.json        statistics of the data, and warnings
+vocabulary.json  the run whose vocabulary was changed
 """
 
 import contextlib
@@ -36,6 +37,7 @@ CORPUS = "corpus.json"
 FILES = (
     *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
     *("events.jsonl", "model.json", "data.json", "metrics.jsonl", "weights.json", "result.json"),
+    "vocabulary.json",
 )
 FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
 """The files and folders of a run that no other output may replace."""

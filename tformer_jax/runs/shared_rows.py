@@ -86,17 +86,13 @@ def comparable(model: ModelConfig, theirs: Shapes) -> dict[str, tuple[tuple[int,
     """
     return {
         name: (shape, axis, kind)
-        for name, (shape, axis, kind) in _parameters(model).items()
+        for name, (shape, axis, kind) in tables(model).items()
         if name in theirs and _without(shape, axis) == _without(theirs[name], axis)
     }
 
 
-def side_of(name: str) -> str:
-    """Returns the side whose tokens a parameter along the vocabulary has."""
-    return "source" if name.startswith("source_") else "target"
-
-
-def _parameters(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], int, str]]:
+def tables(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], int, str]]:
+    """Returns shape, axis and its name of all parameters along the vocabulary or the classes, by their names."""
     boxes = flatten_dict(registry.shapes(registry.build(model)), sep="/")
     named = {name: (box.value.shape, tuple(getattr(box, "names", ()))) for name, box in boxes.items()}
     return {
@@ -105,6 +101,11 @@ def _parameters(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], int, str
         for kind in (axes.VOCAB, axes.CLASSES)
         if kind in names
     }
+
+
+def side_of(name: str) -> str:
+    """Returns the side whose tokens a parameter along the vocabulary has."""
+    return "source" if name.startswith("source_") else "target"
 
 
 def _without(shape: tuple[int, ...], axis: int) -> Any:

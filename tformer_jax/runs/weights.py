@@ -25,6 +25,8 @@ from tformer_jax.train.state import TrainState
 FOLDER = "weights"
 LAST_STEP = ("last", "ema")
 """Choices of `train.weights` that evaluations during training use as well."""
+UNTRAINED = ("imported", "trimmed", "extended")
+"""Kinds of weights of runs that another command than `train.py` made."""
 
 
 def to_evaluate(cfg: Config, state: TrainState) -> Any:
@@ -115,7 +117,7 @@ def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, g
     `weights.json` holds a checksum of each file, which `load` verifies.
 
     Args:
-        kind: `train.weights`, or "imported".
+        kind: `train.weights`, or one of `UNTRAINED`.
         steps: steps of the checkpoints that the weights are computed from.
         saved_step: last step of the run.
         group: all processes of the run.
@@ -132,7 +134,7 @@ def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, g
         reason, of_disk = cause_of_failed_write(error)
         if not of_disk:
             raise
-        flag = "--overwrite" if kind == "imported" else "--resume"
+        flag = "--overwrite" if kind in UNTRAINED else "--resume"
         raise RunError(
             f"the weights could not be written to {run / FOLDER} ({reason}): free some space or restore write "
             f"permission, then repeat the command with {flag}"

@@ -130,8 +130,11 @@ def find_class(kind: str) -> type[Tokenizer]:
     return registered
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, setting: str = "data.tokenizer_file") -> Tokenizer:
     """Loads a tokenizer from a `.json`, `.model` or `.tiktoken` file, or one of a run (`tokenizers/target.json`).
+
+    Args:
+        setting: the name of the setting or flag that names the file, for messages.
 
     Raises:
         UserError: the file is missing, damaged or of another format, or its library is not installed.
@@ -139,16 +142,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if is_saved(path):
         return _load_saved(path)
     if not path.is_file():
-        raise UserError(f"data.tokenizer_file: {path} does not exist")
+        raise UserError(f"{setting}: {path} does not exist")
     if path.suffix not in LOADERS:
-        raise UserError(f"data.tokenizer_file: {path} must end in {' or '.join(LOADERS)}")
+        raise UserError(f"{setting}: {path} must end in {' or '.join(LOADERS)}")
     try:
         return LOADERS[path.suffix](path)
     except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
         reason = first_line(error)
-        raise UserError(f"data.tokenizer_file: {path} is not a valid {path.suffix} tokenizer ({reason})") from error
+        raise UserError(f"{setting}: {path} is not a valid {path.suffix} tokenizer ({reason})") from error
 
 
 def is_saved(path: Path) -> bool:

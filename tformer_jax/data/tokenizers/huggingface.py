@@ -12,6 +12,7 @@ import tokenizers as hf
 
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers.base import FIRST, UNKNOWN_MARK, Tokenizer, special_from_json, with_context
+from tformer_jax.data.tokenizers.notation import notation_of
 from tformer_jax.data.tokenizers.simple import frequent_characters
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
 
@@ -107,8 +108,9 @@ class HFTokenizer(Tokenizer):
         return None if self._shift else hf.Tokenizer.from_str(self.backend_tokenizer.to_str())
 
     def vocabulary(self) -> tuple[str, dict[str, int]]:
-        notation = f"tokenizers {_decoder_types(self._model().get('decoder'))}"
-        return notation, {token: self._shift + i for token, i in self.backend_tokenizer.get_vocab().items()}
+        return notation_of(self._model()), {
+            token: self._shift + i for token, i in self.backend_tokenizer.get_vocab().items()
+        }
 
     def _model(self) -> dict[str, Any]:
         model: dict[str, Any] = json.loads(self.backend_tokenizer.to_str())
@@ -307,8 +309,3 @@ def _byte_pieces(cfg: DataConfig) -> list[str]:
 def _options(cfg: DataConfig) -> dict[str, Any]:
     """Returns the arguments of every trainer."""
     return {"vocab_size": cfg.vocab_size, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
-
-
-def _decoder_types(decoder: Any) -> Any:
-    """Returns the type of a decoder of the library, and those of its parts."""
-    return decoder and (decoder["type"], [_decoder_types(part) for part in decoder.get("decoders", ())])

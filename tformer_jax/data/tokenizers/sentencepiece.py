@@ -17,6 +17,7 @@ from tformer_jax.data.tokenizers.base import (
     special_from_json,
     with_context,
 )
+from tformer_jax.data.tokenizers.notation import SPACED
 from tformer_jax.special_tokens import UNK, SpecialTokens
 
 Fields = dict[str, Any]
@@ -114,6 +115,9 @@ class SentencePieceTokenizer(Tokenizer):
             "codes": self.codes,
         }
 
+    def vocabulary(self) -> tuple[str, dict[str, int]]:
+        return SPACED, self._ids
+
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for number, part in enumerate(self.added.split(text)):
@@ -126,12 +130,17 @@ class SentencePieceTokenizer(Tokenizer):
     def _encode_part(self, text: str, *, spaced: bool) -> list[int]:
         """Encodes a text without added tokens; `spaced`: with the space that SentencePiece puts before texts."""
         code, text = _language_code(text) if self.codes and self.vocab is not None else ([], text)
-        pieces = self._split(text) if spaced else self._split(NO_SPACE + text)[len(self._split(NO_SPACE)) :]
+        pieces = (
+            self.split_pieces(text)
+            if spaced
+            else self.split_pieces(NO_SPACE + text)[len(self.split_pieces(NO_SPACE)) :]
+        )
         unknown = self.special.unknown
         assert unknown is not None
         return [self._ids.get(piece, unknown) for piece in (*code, *pieces)]
 
-    def _split(self, text: str) -> list[str]:
+    def split_pieces(self, text: str) -> list[str]:
+        """Splits a normalized text into pieces, whether the vocabulary has ids for them or not."""
         pieces: list[str] = self._processor.encode(text, out_type=str)
         return pieces
 

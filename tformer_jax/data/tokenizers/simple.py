@@ -10,6 +10,7 @@ import tokenizers as hf
 
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, with_context
+from tformer_jax.data.tokenizers.notation import byte_names
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
 
 WHITESPACE = r"\s\x1C-\x1F"
@@ -155,13 +156,6 @@ def frequent_characters(texts: Iterable[str], coverage: float) -> list[str]:
     covered = itertools.accumulate(counts[character] for character in ranked)
     enough = sum(1 for count in covered if count < coverage * counts.total()) + 1
     return sorted(ranked[:enough])
-
-
-def byte_names() -> list[str]:
-    """Returns the character by which byte-level tokenizers write each byte ("Language Models are ...", 2019, code)."""
-    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in own else next(others)) for byte in range(256)]
 
 
 def _vocabulary(pieces: list[str]) -> dict[str, int]:

@@ -1,0 +1,38 @@
+"""Published tokenizers without the tokens that texts never use, against transformers and the `tokenizers` library."""
+
+import json
+
+import pytest
+
+from tests.parity import multilingual
+from tests.parity.checkpoints import TEXTS
+from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.language_tags import tag_names
+from tformer_jax.data.tokenizers.surgery import extend, needed_tokens, trim
+
+
+@pytest.mark.parametrize("name", multilingual.MAKERS)
+def test_published_vocabularies(name, tmp_path):
+    sizes = multilingual.MAKERS[name](tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(multilingual.PUBLISHED[name] | sizes))
+    tokenizer = load_checkpoint_tokenizers(tmp_path).target
+    texts = [TEXTS[0], "a cat"]
+    used = {i for row in tokenizer.encode_batch(texts) for i in row}
+    trimmed = trim(tokenizer, needed_tokens(tokenizer, used))
+    extended = extend(trimmed.tokenizer, ["▁sattt"], languages=["haw"])
+    saved = Tokenizers(trimmed.tokenizer, extended.tokenizer).to_json()
+    restored = Tokenizers.from_json(json.loads(json.dumps(saved)))
+    assert len(trimmed.rows) == restored.source.vocab_size < tokenizer.vocab_size
+    for text in texts:
+        ids = restored.source.encode(text)
+        assert [trimmed.rows[i][0] for i in ids] == tokenizer.encode(text)
+        assert restored.source.decode(ids) == tokenizer.decode(tokenizer.encode(text))
+        assert [extended.rows[i][0] for i in restored.target.encode(text)] == ids
+    assert tag_names(restored.source) == tag_names(tokenizer)
+    assert tag_names(restored.target) == [*tag_names(tokenizer), "<2haw>"]
+    assert restored.target.vocabulary()[1]["▁sattt"] in restored.target.encode("cat sattt")
+    for mine, theirs in ((restored.source, tokenizer), (restored.target, restored.source)):
+        rows = trimmed.rows if mine is restored.source else extended.rows
+        for field in ("start", "bos", "pad", "unknown"):
+            new, old = getattr(mine.special, field), getattr(theirs.special, field)
+            assert old is None if new is None else rows[new] == (old,)

@@ -1,0 +1,230 @@
+"""`scripts/vocabulary.py`: makes a run with fewer or more tokens."""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import MIB
+from tformer_jax.base.paths import is_remote, resolved
+from tformer_jax.cli.common import add_data, add_imports, add_mesh, integer, load_run, new_parser, run_path
+from tformer_jax.runs import run_folder
+
+if TYPE_CHECKING:
+    from tformer_jax.api import Run
+    from tformer_jax.data.tokenizers import Tokenizer
+    from tformer_jax.runs.vocabulary import Sides
+
+COUNT = 1000
+"""Default number of words that a corpus adds."""
+SHOWN = 5
+"""Maximum number of words in a message."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes a run whose vocabulary has other tokens, and prints its size before and after."""
+    options = parser().parse_args(argv)
+    check_output(options)
+    from tformer_jax.runs import vocabulary
+    from tformer_jax.runs.guards import FolderLock
+    from tformer_jax.runs.trained import Trained
+
+    lock = None if is_remote(options.output) else FolderLock(options.output, "--output")
+    run = load_run(options, needs_head=False)
+    sides, facts = (_trim if options.change == "trim" else _extend)(options, run)
+    before = Trained(run.config, run.model, run.params, run.tokenizers, run.labels)
+    after = vocabulary.resize(before, sides)
+    sizes = {"before": _sizes(before), "after": _sizes(after)}
+    vocabulary.save(
+        options.output, run.path, after, KINDS[options.change], {"change": options.change, **facts, **sizes}
+    )
+    if lock:
+        lock.release()
+    for name in sizes["before"]:
+        old, new = (sizes[time][name] for time in ("before", "after"))
+        print(f"{name}: {old:,} -> {new:,}" if isinstance(old, int) else f"{name}: {old:,.1f} -> {new:,.1f}")
+
+
+KINDS = {"trim": "trimmed", "extend": "extended"}
+"""What the weights of a run are called after each change."""
+
+
+def check_output(options: argparse.Namespace) -> None:
+    """Raises `UserError` if the new run would replace another one, or nothing would be added."""
+    output, run = resolved(options.output), resolved(options.run)
+    if output == run or output in run.parents:
+        raise UserError(f"--output {options.output} would replace the run that is changed: choose another folder")
+    if run_folder.holds_run(options.output) and not options.overwrite:
+        raise UserError(
+            f"{options.output} already holds a run: add --overwrite to replace it, or choose another --output"
+        )
+    if options.change == "extend":
+        named = (options.tokens, options.texts, options.corpus, options.tokenizer, options.symbols, options.languages)
+        if not any(named):
+            raise UserError("nothing to add: write --tokens, --texts, --corpus, --tokenizer, --symbols or --languages")
+        if options.texts and options.corpus:
+            raise UserError("--texts and --corpus name different texts: leave one of them out")
+
+
+def _trim(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, Any]]:
+    """Removes the tokens that the texts never use."""
+    from tformer_jax.runs import vocabulary
+
+    sides, usage = vocabulary.trim_tokenizers(run.config, run.tokenizers, _texts(options, run))
+    if not usage.texts:
+        raise UserError("the texts are empty, so that every token would be removed: name others with --texts")
+    names = ("target",) if vocabulary.shares_vocabulary(run.config, run.tokenizers) else vocabulary.SIDES
+    for side in names:
+        print(f"tokens of {usage.texts:,} texts, {side}: {usage.used[side]:,}")
+    if usage.changed:
+        print(f"{usage.changed:,} texts have other tokens than before", file=sys.stderr)
+    return sides, {"used": dict(usage.used), "texts": usage.texts, "texts with other tokens": usage.changed}
+
+
+def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, Any]]:
+    """Adds what the flags name to both sides; of a corpus, each side has the words of its own texts."""
+    from tformer_jax.data.tokenizers.surgery import extend
+    from tformer_jax.runs import vocabulary
+
+    texts, shared = _texts(options, run), vocabulary.shares_vocabulary(run.config, run.tokenizers)
+    pieces: dict[str, list[str]] = {}
+    for both in [vocabulary.SIDES] if shared else [(side,) for side in vocabulary.SIDES]:
+        tokenizer = getattr(run.tokenizers, both[-1])
+        pieces |= dict.fromkeys(both, _new_pieces(options, tokenizer, functools.partial(_joined, texts, both)))
+    symbols, languages = options.symbols, options.languages
+    sides = {side: extend(getattr(run.tokenizers, side), pieces[side], symbols, languages) for side in vocabulary.SIDES}
+    if shared and sides["source"].rows != sides["target"].rows:
+        raise UserError(f"{run.path} has two tokenizers with the ids of one vocabulary, which cannot be extended")
+    added = {side: sides[side].tokenizer.vocab_size - getattr(run.tokenizers, side).vocab_size for side in sides}
+    if not any(added.values()):
+        raise UserError(f"nothing to add: {run.path} has all of these tokens")
+    return sides, {"added": added}
+
+
+def _new_pieces(options: argparse.Namespace, tokenizer: "Tokenizer", texts: Callable[[], Iterable[str]]) -> list[str]:
+    """Returns the pieces of the list, of the texts and of the other tokenizer, once each."""
+    from tformer_jax.data.tokenizers import new_pieces
+
+    pieces: list[str] = []
+    if options.tokens:
+        words = [line for line in map(str.strip, _lines(options.tokens)) if line]
+        pieces, refused = new_pieces.pieces_of_list(tokenizer, words)
+        if refused:
+            some = ", ".join(map(repr, refused[:SHOWN])) + (", ..." if len(refused) > SHOWN else "")
+            print(f"not added, since texts are split within them: {some} (--symbols adds any text)", file=sys.stderr)
+    if options.texts or options.corpus:
+        pieces += new_pieces.pieces_of_texts(tokenizer, texts(), options.count or COUNT)
+    if options.tokenizer:
+        pieces += new_pieces.pieces_of_tokenizer(tokenizer, _read_tokenizer(options.tokenizer), options.count)
+    return list(dict.fromkeys(pieces))
+
+
+def _read_tokenizer(path: Path) -> "Tokenizer":
+    """Returns the tokenizer of a file, or of the target of a run or a checkpoint."""
+    from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+    from tformer_jax.data.tokenizers.files import load_tokenizer
+
+    if not path.is_dir():
+        return load_tokenizer(path, "--tokenizer")
+    if (path / "tokenizers").is_dir():
+        return Tokenizers.load(path / "tokenizers").target
+    return load_checkpoint_tokenizers(path).target
+
+
+def _joined(texts: Callable[[str], Iterable[str]], sides: Sequence[str]) -> Iterator[str]:
+    for side in sides:
+        yield from texts(side)
+
+
+def _texts(options: argparse.Namespace, run: "Run") -> Callable[[str], Iterable[str]]:
+    """Returns a function of a side that yields the texts of the files, or of the run's data."""
+    if options.texts:
+        return lambda side: _texts_of_files(options.texts, whole=not run.model.reads_source and run.model.decodes)
+    if options.change == "extend" and not options.corpus:
+        return lambda side: ()
+    return _texts_of_corpus(options, run)
+
+
+def _texts_of_corpus(options: argparse.Namespace, run: "Run") -> Callable[[str], Iterable[str]]:
+    """Returns a function that yields the texts of a side of all splits; of generated data, a sample."""
+    from tformer_jax.data.corpora import load_corpus
+    from tformer_jax.data.corpora.corpus import Endless
+    from tformer_jax.data.placeholders import mask_example
+
+    corpus, data = load_corpus(run.config, options.data), run.config.data
+
+    def texts(side: str) -> Iterator[str]:
+        for split in (corpus.train, corpus.validation, corpus.test):
+            size = data.tokenizer_examples if isinstance(split, Endless) else len(split)
+            for number in range(min(size, len(split))):
+                example = mask_example(run.tokenizers.placeholders, split[number])
+                yield from (example[key] for key in (side, "text") if key in example)
+
+    return texts
+
+
+def _texts_of_files(paths: Sequence[Path], *, whole: bool) -> Iterator[str]:
+    """Yields the lines of files; if `whole`, each file as one text, too."""
+    for path in paths:
+        lines = list(_lines(path))
+        yield from lines
+        if whole:
+            yield "\n".join(lines)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    from tformer_jax.data.corpora.lines import BadLines, numbered_lines
+
+    return (line for _, line in numbered_lines(path, BadLines()) if line is not None)
+
+
+def _sizes(trained: Any) -> dict[str, Any]:
+    """Returns the sizes of the vocabularies, the number of parameters, and their size in MiB."""
+    from tformer_jax.models import cost
+
+    model, sides = trained.cfg.model, {}
+    if model.model_class.reads_source:
+        sides["tokens of the source"] = model.size("source_vocab_size")
+    count = sum(cost.by_module(trained.params).values())
+    sides["tokens"] = model.size("vocab_size")
+    return {**sides, "parameters": count, "MiB of parameters": cost.size_bytes(trained.params) / MIB}
+
+
+def parser() -> argparse.ArgumentParser:
+    result = new_parser("vocabulary", "Makes a run with another vocabulary, whose other parameters are the same.")
+    changes = result.add_subparsers(dest="change", required=True, metavar="CHANGE")
+    trim = changes.add_parser("trim", help="remove the tokens that a corpus never uses", allow_abbrev=False)
+    extend = changes.add_parser("extend", help="add tokens, symbols or tags of languages", allow_abbrev=False)
+    for change in (trim, extend):
+        change.add_argument("run", type=run_path, metavar="RUN", help="run folder, trained or imported")
+        change.add_argument("--output", type=run_path, required=True, metavar="DIR", help="run folder to make")
+        change.add_argument("--overwrite", action="store_true", help="replace the run in --output")
+        change.add_argument("--step", type=integer(0), metavar="N", help="use the checkpoint of this step")
+        change.add_argument(
+            "--texts", type=Path, nargs="+", metavar="FILE", help="files of lines (trim: instead of the run's data)"
+        )
+        add_data(change)
+        add_mesh(change)
+        add_imports(change)
+    extend.add_argument("--corpus", action="store_true", help="add words of the run's data")
+    extend.add_argument("--tokens", type=Path, metavar="FILE", help="add the words of this file, one per line")
+    extend.add_argument(
+        "--tokenizer", type=Path, metavar="PATH", help="add the tokens of this tokenizer: a file, a run or a checkpoint"
+    )
+    extend.add_argument(
+        "--count",
+        type=integer(1),
+        metavar="N",
+        help=f"add at most N words of texts, those that save the most tokens (default: {COUNT}), and at most N tokens "
+        "of --tokenizer (default: all)",
+    )
+    extend.add_argument(
+        "--symbols", nargs="+", default=(), metavar="TEXT", help="add texts that are one token anywhere"
+    )
+    extend.add_argument(
+        "--languages", nargs="+", default=(), metavar="CODE", help="add the tags of languages that the run lacks"
+    )
+    return result
