@@ -20,7 +20,7 @@ from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_standalone_tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, tagged_language
-from tformer_jax.interop import companions, files, generation, gguf, hf, hub, sentence_transformers, state_dicts
+from tformer_jax.interop import companions, files, generation, gguf, hf, hub, marian, sentence_transformers, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.guards import FolderLock
@@ -33,7 +33,7 @@ LANGUAGE_FIELDS = ("source_language", "target_language")
 TARGET_TAGS = ("<2", ">>")
 """Beginnings of the tags of MADLAD-400 and Marian, with which sources name the language of their translation."""
 PARAM_DTYPES = ("float32", "bfloat16")
-CONTAINERS: dict[str, Callable[[Path, Path], files.StoredArrays]] = {".gguf": gguf.unpack}
+CONTAINERS: dict[str, Callable[[Path, Path], files.StoredArrays]] = {".gguf": gguf.unpack, ".npz": marian.unpack}
 """Functions that write the JSON files of a checkpoint in one file to a folder and return its arrays, by its suffix."""
 
 

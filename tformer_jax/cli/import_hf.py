@@ -36,13 +36,13 @@ def parser() -> argparse.ArgumentParser:
     result = new_parser(
         "import_hf",
         "Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "
-        f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), from a GGUF file, or from a PyTorch state "
-        "dict of nanoGPT or of torch.nn.Transformer with the names of PyTorch's translation tutorial.",
+        f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), from a GGUF file or Marian's .npz, or from "
+        "a PyTorch state dict of nanoGPT or of torch.nn.Transformer with the names of PyTorch's translation tutorial.",
     )
     result.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="folder, .gguf file, .pt file of torch.save, or model on the Hub, such as org/name",
+        help="folder, .gguf or .npz file, .pt file of torch.save, or model on the Hub, such as org/name",
     )
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder to make")
     result.add_argument(

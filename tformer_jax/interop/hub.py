@@ -6,7 +6,7 @@ from pathlib import Path
 from tformer_jax.base.errors import UserError, first_line
 
 NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors", ".gguf")
+FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors", ".gguf", ".npz")
 """Suffixes of files, which no model of the hub has in its name."""
 FILES = ("*.safetensors", "*.json", "*.txt", "*.spm", "*.model")
 OTHERS = ("*/*", "consolidated*")

@@ -1,0 +1,115 @@
+"""Models of Marian-NMT (`.npz`) give the runs of the Hugging Face checkpoints with the same arrays."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+import tformer_jax as tj
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import import_hf
+from tformer_jax.interop import hf, marian
+from tformer_jax.interop.files import read_arrays
+
+SETTINGS = {
+    "type": "transformer",
+    "dim-emb": 8,
+    "enc-depth": 2,
+    "dec-depth": 2,
+    "transformer-dim-ffn": 12,
+    "transformer-heads": 4,
+    "transformer-ffn-activation": "gelu",
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "right-left": False,
+    "transformer-tied-layers": [],
+}
+ATTENTIONS = {"self_attn": "self", "encoder_attn": "context"}
+
+
+def their_name(name: str) -> str:
+    """Returns Marian's name of an array, spelled out here anew."""
+    _, side, _, layer, *modules, leaf = name.split(".")
+    stem = f"{side}_l{int(layer) + 1}_"
+    if modules[0] in ("fc1", "fc2"):
+        return f"{stem}ffn_{'W' if leaf == 'weight' else 'b'}{modules[0][2]}"
+    part = "scale" if leaf == "weight" else "bias"
+    if modules[0] == "final_layer_norm":
+        return f"{stem}ffn_ffn_ln_{part}"
+    if modules[0].endswith("_layer_norm"):
+        return f"{stem}{ATTENTIONS[modules[0].removesuffix('_layer_norm')]}_Wo_ln_{part}"
+    return f"{stem}{ATTENTIONS[modules[0]]}_{'W' if leaf == 'weight' else 'b'}{modules[1][0]}"
+
+
+@pytest.fixture
+def model(imported, tmp_path):
+    """Returns a function that writes a checkpoint as a file of Marian with other settings and arrays."""
+    folder = shutil.copytree(imported("marian")[0], tmp_path / "hf")
+    vocab = json.loads((folder / "vocab.json").read_text())
+
+    def write(settings=SETTINGS, **more):
+        arrays = {"special:model.yml": np.frombuffer(yaml.dump(settings).encode() + b"\0", np.int8)}
+        for name, array in read_arrays(folder).items():
+            array = np.asarray(array)
+            if name == "model.shared.weight":
+                arrays["Wemb"] = array[:-1]
+            elif name == "final_logits_bias":
+                arrays["decoder_ff_logit_out_b"] = array[:, :-1]
+            elif "embed" not in name:
+                arrays[their_name(name)] = array.T if array.ndim == 2 else array[None]
+        np.savez(tmp_path / "model.npz", **arrays, **more)
+        (tmp_path / "opus.spm32k-spm32k.vocab.yml").write_text(
+            yaml.dump({name: i for name, i in vocab.items() if name != "<pad>"}, allow_unicode=True)
+        )
+        (tmp_path / "decoder.yml").write_text(yaml.dump({"beam-size": 6, "normalize": 1}))
+        for side in ("source", "target"):
+            shutil.copy(folder / f"{side}.spm", tmp_path)
+        return tmp_path / "model.npz"
+
+    return write
+
+
+def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
+    import_hf.main([str(model()), "--run", str(tmp_path / "run")])
+    found, expected = tj.load(tmp_path / "run"), tj.load(imported("marian")[1])
+    cfg = dataclasses.replace(expected.config.model, max_length=marian.MAX_LENGTH)
+    assert found.config.model == cfg
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+    assert (found.config.decode.strategy, found.config.decode.beams) == ("beam", 6)
+    assert (found.config.decode.length_penalty, found.config.decode.length_alpha) == ("average", 1)
+    for side in ("source", "target"):
+        ours, theirs = (getattr(run.tokenizers, side) for run in (found, expected))
+        assert ours.special == theirs.special
+        for text in ("the cat sat", "der Hund Ω", ">>fr<< the dog"):
+            assert ours.encode(text) == theirs.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"transformer-preprocess": "n"}, "transformer-preprocess='n' of special:model.yml is not supported, only ''"),
+        ({"right-left": True}, "right-left='true' of special:model.yml is not supported, only 'false'"),
+        ({"dim-emb": None}, "the model of Marian has no 'dim-emb' in special:model.yml"),
+    ],
+)
+def test_other_models_are_refused(settings, message, model, tmp_path):
+    given = {name: value for name, value in (SETTINGS | settings).items() if value is not None}
+    with pytest.raises(UserError, match=message):
+        marian.unpack(model(given), tmp_path)
+
+
+def test_files_that_do_not_fit_are_named(model, tmp_path):
+    path = model(decoder_Wpos=np.zeros((3, 8), np.float32))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="the checkpoint has arrays that the model does not: decoder_Wpos"):
+        hf.load(tmp_path / "out", arrays=marian.unpack(path, tmp_path / "out"))
+    (tmp_path / "source.spm").unlink()
+    with pytest.raises(UserError, match=r"has 0 files source\.spm, but a model of Marian needs one beside it"):
+        marian.unpack(path, tmp_path / "out")
+    path.write_bytes(b"PK")
+    with pytest.raises(UserError, match="is not a model of Marian-NMT, or is damaged"):
+        marian.unpack(path, tmp_path / "out")
