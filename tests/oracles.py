@@ -83,10 +83,18 @@ def attention(p, query, key, value, mask=None, cfg=None, *, position=None, kind=
     q, k, v = linear(query, p["query"]), linear(key, p["key"]), linear(value, p["value"])
     if cfg is None:
         return linear(attention_core(q, k, v, mask), p["output"])
-    if cfg.qk_norm:
+    over = cfg.qk_norm_over if cfg.qk_norm else None
+    if over == "width":
+        q, k = (
+            norm(x.reshape(*x.shape[:2], -1), p[name], cfg).reshape(x.shape)
+            for x, name in ((q, "query_norm"), (k, "key_norm"))
+        )
+    if over == "heads":
         q, k = norm(q, p["query_norm"], cfg), norm(k, p["key_norm"], cfg)
     if position == "rotary" and kind != "nope":
         q, k = position_oracles.rotate(q, cfg, kind), position_oracles.rotate(k, cfg, kind)
+    if over == "rotated_heads":
+        q, k = norm(q, p["query_norm"], cfg), norm(k, p["key_norm"], cfg)
     heads = attention_core(q, k, v, mask, cfg.attention_scale, cfg.attention_softcap, bias, p.get("sinks"))
     return linear(heads, p["output"])
 
@@ -203,11 +211,14 @@ def expert_ffn(p, e, x, cfg):
 
 def residual(x, p, cfg, f):
     """Applies the residual connection around f, with its norms in p."""
+    m = cfg.residual_multiplier
     if cfg.norm_placement == "pre":
-        return x + f(norm(x, p["norm"], cfg) if "norm" in p else x)
+        return x + m * f(norm(x, p["norm"], cfg) if "norm" in p else x)
     if cfg.norm_placement == "both":
-        return x + norm(f(norm(x, p["norm"], cfg)), p["norm_after"], cfg)
-    return norm(x + f(x), p["norm"], cfg)
+        return x + m * norm(f(norm(x, p["norm"], cfg)), p["norm_after"], cfg)
+    if cfg.norm_placement == "output":
+        return x + m * norm(f(x), p["norm"], cfg)
+    return norm(x + m * f(x), p["norm"], cfg)
 
 
 def layer(x, p, cfg, mask=None, memory=None, memory_mask=None, kind="full", bias=None):
@@ -256,7 +267,8 @@ def stack(x, p, cfg, depth, mask=None, memory=None, memory_mask=None, bidirectio
 
 def embed(tokens, table, extra, cfg):
     """Embeds tokens [B, T] -> [B, T, D]; `extra` holds positions, types and a norm, if the config has them."""
-    x = table["embedding"][np.where(tokens == PAD, 0, tokens)] * (math.sqrt(cfg.dim) if cfg.scale_embeddings else 1)
+    factor = cfg.embedding_multiplier * (math.sqrt(cfg.dim) if cfg.scale_embeddings else 1)
+    x = table["embedding"][np.where(tokens == PAD, 0, tokens)] * factor
     for t in range(tokens.shape[1]):
         if cfg.position == "sinusoidal":
             x[:, t] += position_oracles.sinusoid(t, cfg.dim)
@@ -278,6 +290,7 @@ def logits(x, p, tied, cfg):
     """`tied` is the embedding that is also the output head, or None."""
     if cfg.scale_output:
         x = x / math.sqrt(cfg.dim)
+    x = x / cfg.output_divisor
     result = x @ (tied["embedding"].T if tied else p["kernel"]) + p.get("bias", 0)
     return result if cfg.output_softcap is None else cfg.output_softcap * np.tanh(result / cfg.output_softcap)
 

@@ -51,7 +51,17 @@ ANY_FAMILY = [
 ]
 SINKS = {"attention_sinks": True, "position": "rotary", "rotary": {"fraction": 0.5}, "head_dim": 4}
 LANGUAGE_MODELS = [
-    {"output_softcap": 1.5, "scale_output": True},
+    {"output_softcap": 1.5, "scale_output": True, "output_divisor": 3.0, "embedding_multiplier": 0.3},
+    {
+        "norm_placement": "output",
+        "residual_multiplier": 0.3,
+        "qk_norm": True,
+        "qk_norm_over": "width",
+        "position": "rotary",
+        "head_dim": 4,
+        "num_kv_heads": 2,
+    },
+    {"qk_norm": True, "qk_norm_over": "rotated_heads", "position": "rotary", "head_dim": 4, "num_kv_heads": 2},
     {**WINDOWS, "decoder_layers": 3, "position": "rotary", "rotary": {"window_base": 100.0}, "head_dim": 4},
     {**WINDOWS, "position": "alibi"},
     SINKS,

@@ -13,7 +13,7 @@ B, T, S, N, D = 2, 4, 3, 4, 8
 REAL = np.array([[True, True, True], [True, True, False]])
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "both"])
+@pytest.mark.parametrize("placement", ["pre", "post", "both", "output"])
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_layer_with_cross_attention(placement, norm):
     cfg = tiny("seq2seq", norm_placement=placement, norm=norm, num_kv_heads=2)
@@ -49,7 +49,14 @@ def test_stacks_have_their_own_depths():
 
 @pytest.mark.parametrize(
     ("placement", "final_norm", "closed"),
-    [("pre", None, True), ("post", None, False), ("both", None, True), ("pre", False, False), ("post", True, True)],
+    [
+        ("pre", None, True),
+        ("post", None, False),
+        ("both", None, True),
+        ("output", None, True),
+        ("pre", False, False),
+        ("post", True, True),
+    ],
 )
 def test_a_post_norm_stack_has_no_final_norm_by_default(placement, final_norm, closed):
     encoder = Encoder(tiny("classifier", norm_placement=placement, final_norm=final_norm), 1)

@@ -30,6 +30,7 @@ GEMMA = LLAMA | {
     "layer_pattern": ("window", "full"),
     "decoder_layers": 2,
 }
+OLMO = {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "width"}
 POST = {"norm_placement": "post", "tie_embeddings": "all", "output_bias": True}
 BERT = {
     "norm_placement": "post",
@@ -76,6 +77,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("decoder_lm", LLAMA | {"qk_norm": True}),
     "smollm3": ("decoder_lm", LLAMA | {"layer_pattern": ("full", "nope"), "decoder_layers": 2}),
     "stablelm": ("decoder_lm", LLAMA | {"norm": "layernorm"}),
+    "gemma": ("decoder_lm", LLAMA | {"norm_unit_offset": True, "scale_embeddings": True, "activation": "gelu_tanh"}),
+    "ministral": ("decoder_lm", LLAMA | {"window": 4, "layer_pattern": ("full", "window"), "decoder_layers": 2}),
+    "cwm": ("decoder_lm", LLAMA | {"window": 4, "layer_pattern": ("window", "full"), "decoder_layers": 2}),
+    "arcee": ("decoder_lm", LLAMA | {"ffn": "mlp", "activation": "relu_squared"}),
+    "seed_oss": ("decoder_lm", LLAMA | {"attention_bias": ("query", "key", "value")}),
+    "phi3": ("decoder_lm", LLAMA | {"num_kv_heads": 2, "window": 4, "layer_pattern": ("window",)}),
+    "hunyuan_v1_dense": ("decoder_lm", LLAMA | {"qk_norm": True, "qk_norm_over": "rotated_heads"}),
+    "olmo2": ("decoder_lm", LLAMA | OLMO),
+    "olmo3": (
+        "decoder_lm",
+        LLAMA | OLMO | {"window": 4, "layer_pattern": ("window", "full"), "decoder_layers": 2},
+    ),
+    "granite": (
+        "decoder_lm",
+        LLAMA | {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "output_divisor": 3.0},
+    ),
     "gemma2": ("decoder_lm", GEMMA | {"attention_softcap": 5.0, "output_softcap": 9.0}),
     "gemma3_text": ("decoder_lm", GEMMA | {"qk_norm": True}),
     "mixtral": ("decoder_lm", LLAMA | {"ffn": "moe", "moe": MoEConfig(num_experts=4, expert_gated=True)}),

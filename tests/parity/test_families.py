@@ -2,7 +2,8 @@
 
 The weights are random; outputs of the import and of the export equal those of transformers. The configs of
 `published.json` were compared with copies in public repositories, field by field, except those of Qwen2-7B, gemma-2-2b
-and flan-t5-small, of which no copy was found, and parts of opus-mt-en-de, t5-small and Qwen3-0.6B.
+and flan-t5-small, of which no copy was found, parts of opus-mt-en-de, t5-small and Qwen3-0.6B, and the decoders from
+gemma-2b to granite-3.1-2b-base, of which only Phi-3's was.
 """
 
 import json
@@ -32,6 +33,8 @@ SIZES = {
     "t5": checkpoints.PAIR | {"n_positions": 32},
     **dict.fromkeys(("bart", "marian"), checkpoints.MARIAN | {"num_hidden_layers": 2}),
     "gemma3_text": DECODER | {"num_hidden_layers": 7},
+    "olmo3": DECODER | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4},
+    "hunyuan_v1_dense": DECODER | {"attention_head_dim": 4},
 }
 """Small sizes by `model_type`; 7 layers of Gemma 3 have one without a window."""
 SMALLER = {"head_dim": 4, "sliding_window": 4, "num_decoder_layers": 2}

@@ -59,6 +59,11 @@ T5 = {
 T5 |= {"decoder_start_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
 TWO_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
 HALF = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5}
+NTK = {"rope_type": "dynamic", "rope_theta": 50.0, "alpha": 10.0, "factor": 1.0}
+YARN = {"rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "original_max_position_embeddings": 8}
+YARN_BY_KIND = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 70.0}}
+MULTIPLIERS = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.3}
+MULTIPLIERS |= {"attention_multiplier": 0.7}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_hidden_layers": 3}
 ROBERTA = {**SIZES, "max_position_embeddings": 17, "type_vocab_size": 1, "pad_token_id": 0, "num_labels": 3}
 ROBERTA |= {"hidden_act": "relu"}
@@ -76,6 +81,16 @@ MODELS = {
     "gemma2": ("Gemma2ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "attn_logit_softcapping": 2.0}),
     "gemma3": ("Gemma3ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "query_pre_attn_scalar": 5}),
     "mixtral": ("MixtralForCausalLM", {**GQA, "num_local_experts": 4, "sliding_window": None}),
+    "gemma": ("GemmaForCausalLM", {**GQA, "head_dim": 6}),
+    "ministral": ("MinistralForCausalLM", {**GQA, **WINDOW, "head_dim": 6}),
+    "cwm": ("CwmForCausalLM", {**GQA, **WINDOW, "head_dim": 6, "eos_token_id": 2, "bos_token_id": 1}),
+    "arcee": ("ArceeForCausalLM", {**GQA, "mlp_bias": True, "eos_token_id": 2, "bos_token_id": 1}),
+    "seed_oss": ("SeedOssForCausalLM", {**GQA, "head_dim": 6, "rope_parameters": LLAMA3}),
+    "phi3": ("Phi3ForCausalLM", {**GQA, **TWO_HEADS, "rope_parameters": HALF, "sliding_window": 3}),
+    "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM", {**GQA, "head_dim": 6, "rope_parameters": NTK}),
+    "olmo2": ("Olmo2ForCausalLM", GQA),
+    "olmo3": ("Olmo3ForCausalLM", {**GQA, **WINDOW, "rope_parameters": YARN_BY_KIND, "head_dim": 6}),
+    "granite": ("GraniteForCausalLM", {**GQA, **MULTIPLIERS}),
     "smollm3": ("SmolLM3ForCausalLM", {**GQA, "no_rope_layers": [1, 0]}),
     "stablelm": ("StableLmForCausalLM", {**GQA, **TWO_HEADS, "rope_parameters": HALF, "use_qkv_bias": True}),
     "qwen2_moe": (
@@ -254,7 +269,7 @@ def change(source, target, **settings):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"model_type": "bloom"}, "model_type 'bloom' is not supported; supported are bart, bert, distilbert, "),
+        ({"model_type": "bloom"}, "model_type 'bloom' is not supported; supported are arcee, bart, bert, cwm, "),
         ({"n_layer": 3}, "the checkpoint has no array 'transformer.h.2.*' for the parameter decoder/layers_2/"),
         ({"n_layer": 1}, "the checkpoint has arrays that the model does not: transformer.h.1"),
         ({"n_inner": 20}, "transformer.h.0.mlp.* of the checkpoint has the shape .*; expected: "),

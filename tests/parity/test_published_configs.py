@@ -24,6 +24,16 @@ CLASSES = {
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "smollm3": transformers.SmolLM3Config,
+    "gemma": transformers.GemmaConfig,
+    "ministral": transformers.MinistralConfig,
+    "cwm": transformers.CwmConfig,
+    "arcee": transformers.ArceeConfig,
+    "seed_oss": transformers.SeedOssConfig,
+    "phi3": transformers.Phi3Config,
+    "hunyuan_v1_dense": transformers.HunYuanDenseV1Config,
+    "olmo2": transformers.Olmo2Config,
+    "olmo3": transformers.Olmo3Config,
+    "granite": transformers.GraniteConfig,
     "stablelm": transformers.StableLmConfig,
     "gemma2": transformers.Gemma2Config,
     "gemma3_text": transformers.Gemma3TextConfig,
@@ -51,6 +61,7 @@ BARE = {
     **dict.fromkeys(("t5", "mt5", "umt5"), T5),
     **dict.fromkeys(("bart", "mbart", "m2m_100"), PAIR),
     "marian": PAIR | {"decoder_vocab_size": 50},
+    "gemma": SIZES | {"num_attention_heads": 16, "head_dim": 8},
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe"), SIZES | {"num_attention_heads": 32}),
     "stablelm": SIZES | {"num_attention_heads": 32, "hidden_size": 256},
     "distilbert": {"vocab_size": 50, "dim": 64, "hidden_dim": 96, "n_layers": 4, "n_heads": 8},
@@ -147,7 +158,21 @@ PRESETS = {
     "facebook/bart-base": "bart_base",
     "Helsinki-NLP/opus-mt-en-de": "opus_mt",
 }
-NOT_TIED = ("Llama-2", "Meta-Llama-3", "Mistral", "Mixtral", "Qwen2-7B", "flan-t5", "mt5", "madlad")
+NOT_TIED = (
+    "Llama-2",
+    "Meta-Llama-3",
+    "Mistral",
+    "Mixtral",
+    "Qwen2-7B",
+    "flan-t5",
+    "mt5",
+    "madlad",
+    "AFM",
+    "Seed-OSS",
+    "Phi-3",
+    "OLMo",
+    "Olmo",
+)
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -319,6 +344,7 @@ PLAIN["gpt2"] |= {"scale_embeddings": False}
 PLAIN["gemma2"] |= {"head_dim": 4, "norm_placement": "both", "norm_unit_offset": True}
 EXPERTS = {"ffn": "moe"}
 HEADS = {"num_heads": 2, "head_dim": None}
+OLMO = {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "width"}
 OTHERS = {
     "interleaved rotary": ("llama", {"rotary": {"pairing": "interleaved"}}),
     "scaled embeddings": ("llama", {"scale_embeddings": True}),
@@ -344,6 +370,14 @@ OTHERS = {
     "prefix LM": ("llama", {"prefix_lm": True}),
     "sinusoids": ("gpt2", {"position": "sinusoidal"}),
     "a scale that is no integer": ("gemma2", {"attention_scale": 0.3}),
+    "scaled positions of windows": (
+        "olmo3",
+        {**OLMO, "window": 2, "layer_pattern": ("window", "full"), "decoder_layers": 2, "head_dim": None}
+        | {"rotary": {"scaling": "yarn", "factor": 4.0, "original_length": 8}},
+    ),
+    "norms of rotated heads": ("qwen3", {"qk_norm": True, "qk_norm_over": "rotated_heads"}),
+    "a multiplier": ("llama", {"residual_multiplier": 0.5}),
+    "a scaled rotation": ("phi3", {"rotary": {"scaling": "linear", "factor": 2.0}}),
     "mixed windows": ("mistral", {"window": 2, "layer_pattern": ("window", "full"), "decoder_layers": 2}),
 }
 
@@ -358,6 +392,7 @@ def test_what_would_load_as_another_model_is_not_written(name, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+BASES = {"rotary": {"scaling": "yarn", "factor": 4.0, "window_base": 10_000.0, "original_length": 8}}
 EXACT = {
     "llama": ("llama", {"attention_bias": (), "tie_embeddings": "none", "rotary": {"base": 77.0}}),
     "llama, scaled": ("llama", {"rotary": {"scaling": "llama3", "factor": 4.0, "original_length": 8}}),
@@ -377,6 +412,17 @@ EXACT = {
         },
     ),
     "qwen3_moe": ("qwen3_moe", {"ffn": "moe", "qk_norm": True, "moe": {"dense_layers": 1, "dense_dim": 7}}),
+    "gemma": ("gemma", {"norm_unit_offset": True, "scale_embeddings": True}),
+    "ministral": ("ministral", {"window": 3, "layer_pattern": ("full", "window")}),
+    "cwm": ("cwm", {"window": 3, "layer_pattern": ("window", "full", "window")}),
+    "arcee": ("arcee", {"ffn": "mlp", "activation": "relu_squared"}),
+    "seed_oss": ("seed_oss", {"attention_bias": ("query", "key", "value")}),
+    "phi3": ("phi3", {**HEADS, "rotary": {"fraction": 0.5}, "attention_projections": "fused_qkv"}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {"qk_norm": True, "qk_norm_over": "rotated_heads"}),
+    "olmo2": ("olmo2", {"head_dim": None, **OLMO}),
+    "olmo3": ("olmo3", {"head_dim": None, **OLMO, "window": 3, "layer_pattern": ("window", "full")} | BASES),
+    "olmo3, windows alone": ("olmo3", {"head_dim": None, **OLMO, "window": 3, "layer_pattern": ("window",)}),
+    "granite": ("granite", {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "output_divisor": 7.0}),
     "gpt2": ("gpt2", {"activation": "relu_squared", "attention_scale": 1.0}),
     "gemma2": ("gemma2", {"attention_softcap": 3.0, "window": 3, "layer_pattern": ("window", "full", "full")}),
     "gemma2, no window": ("gemma2", {"scale_embeddings": True}),
@@ -387,7 +433,7 @@ EXACT = {
 @pytest.mark.parametrize("name", EXACT)
 def test_what_is_written_reads_as_the_same_config_and_parameters(name, tmp_path):
     model_type, changes = EXACT[name]
-    plain = PLAIN["gemma2" if "gemma" in model_type else model_type if model_type in PLAIN else "llama"]
+    plain = PLAIN["gemma2" if model_type == "gemma3_text" else model_type if model_type in PLAIN else "llama"]
     cfg = tiny("decoder_lm", **plain | {"decoder_layers": 3} | changes)
     _, params = build(cfg)
     hf.save(tmp_path, model_type, cfg, params)

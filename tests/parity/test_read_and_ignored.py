@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from tests.helpers import assert_close, rest_slow
 from tests.parity import test_huggingface as parity
 from tests.parity.test_published_configs import BARE, read
-from tformer_jax.interop import hf
+from tformer_jax.interop import files, hf
 from tformer_jax.models import registry
 
 WINDOWS = [
@@ -34,6 +34,25 @@ def test_windows_of_mistral(case, tmp_path):
     with torch.no_grad():
         expected = parity.run_theirs(theirs).numpy()
     assert_close(parity.shown(parity.run_ours(registry.build(cfg), params)), parity.shown(expected), 1e-5)
+
+
+def test_the_language_model_of_texts_and_images(tmp_path):
+    """Gemma 3, as published: a config in another one, without its defaults, and arrays with other names."""
+    text = parity.GQA | {"sliding_window": 3, "num_hidden_layers": 6, "vocab_size": 30}
+    text = {name: text[name] for name in text if name != "num_attention_heads"} | {"num_key_value_heads": 4}
+    vision = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+    sizes = {"text_config": text, "vision_config": vision | {"image_size": 14, "patch_size": 7}}
+    theirs = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(**sizes)).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "eos_token_id": [1, 106], **sizes}))
+    cfg, params = hf.load(tmp_path)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(parity.TOKENS), attention_mask=torch.tensor(parity.REAL).int()).logits
+    assert_close(parity.shown(parity.run_ours(registry.build(cfg), params)), parity.shown(expected.numpy()), 1e-5)
+    assert len(files.image_arrays(tmp_path)) > 20
+    assert files.read_config(tmp_path)["eos_token_id"] == [1, 106]
 
 
 ACTIVATIONS = [

@@ -124,6 +124,8 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     first = tokenizers.target.special.name(generation.forced_first(folder, theirs))
     if first and (language := tagged_language(first)):
         notes.append(f"its outputs start with {first} only if it is named: --to {language}")
+    if "arrays" not in settings and (images := files.image_arrays(folder)):
+        notes.append(f"not read: {len(images)} arrays of images; the run is of texts alone")
     if unread := files.unread_weights(folder):
         notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]

@@ -11,3 +11,4 @@ REMAT_POLICIES = (
     "dots_with_no_batch_dims_saveable",
     "everything_saveable",
 )
+NORM_PLACEMENTS = ("pre", "post", "both", "output")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
 from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
-from tformer_jax.config.layouts import DTYPES, FUSED, PROJECTIONS, REMAT_POLICIES
+from tformer_jax.config.layouts import DTYPES, FUSED, NORM_PLACEMENTS, PROJECTIONS, REMAT_POLICIES
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
@@ -83,7 +83,13 @@ class ModelConfig(Section):
     attention_sinks: bool = setting(
         False, "one learned score per query head in the softmax, without a key or value", used_by="attention"
     )
-    qk_norm: bool = setting(False, "normalize each query and key head before the scores", used_by="attention")
+    qk_norm: bool = setting(False, "normalize queries and keys before the scores", used_by="attention")
+    qk_norm_over: str = setting(
+        "heads",
+        "normalize each head before or after its rotation (Hunyuan), or all heads of a token together (OLMo 2)",
+        choices=("heads", "rotated_heads", "width"),
+        used_by={"qk_norm": (True,)},
+    )
     mla: MLAConfig = section(MLAConfig, used_by="attention")
     gated_delta: GatedDeltaConfig = section(GatedDeltaConfig, used_by="attention")
     window: int | None = setting(
@@ -118,7 +124,7 @@ class ModelConfig(Section):
 
     norm: str = setting("layernorm", "normalization", choices=kinds.NORMS)
     norm_placement: str = setting(
-        "pre", "x + f(norm(x)), norm(x + f(x)), or x + norm(f(norm(x)))", choices=("pre", "post", "both")
+        "pre", "x + f(norm(x)), norm(x + f(x)), x + norm(f(norm(x))), or x + norm(f(x))", choices=NORM_PLACEMENTS
     )
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm", used_by="norm")
@@ -134,9 +140,9 @@ class ModelConfig(Section):
         "none; output: output head = target embedding; inputs: source = target embedding; all: both (one vocabulary)",
         choices=("none", "output", "inputs", "all"),
     )
-    scale_embeddings: bool = setting(
-        True, "multiply token embeddings by sqrt(D), as in the 2017 paper; D is base_dim with muP"
-    )
+    scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D); D is base_dim with muP")
+    embedding_multiplier: float = setting(1.0, "multiply token embeddings by this number, too (Granite)", above=0.0)
+    residual_multiplier: float = setting(1.0, "multiply outputs of sub-layers by this number (Granite)", above=0.0)
     token_types: int = setting(
         0,
         "number of token types, each with a learned embedding (BERT: 2)",
@@ -145,6 +151,7 @@ class ModelConfig(Section):
     )
     output_bias: bool = setting(False, "bias on the logits", used_by={"family": ("seq2seq", "decoder_lm", "masked_lm")})
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D); D is base_dim with muP")
+    output_divisor: float = setting(1.0, "divide the input of the output head by this number (Granite)", above=0.0)
     output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", above=0.0)
     pooling: str = setting("mean", "pooling over tokens", choices=kinds.POOLINGS, used_by={"family": ("classifier",)})
     pooler: bool = setting(

@@ -11,9 +11,12 @@ WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
 
 
 def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredArrays:
-    """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit."""
+    """Renames gamma and beta of early checkpoints, adds the prefix that checkpoints of a base model omit, and removes
+    that of a language model beside a model of images.
+    """
     wrapped = _wrapper_length(arrays)
     names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
+    names = {old: re.sub(r"^(model\.)?language_model\.", "", new) for old, new in names.items()}
     if not any(name.startswith(architecture.prefix) for name in names.values()):
         names = {
             old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()

@@ -20,7 +20,7 @@ from tformer_jax.interop.architecture import (
     transformers_activation,
 )
 from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Part, Rule, attention_parts, kernel, parts, rules_below
-from tformer_jax.interop.rotary import gemma3_rotary_fields, rotary_settings
+from tformer_jax.interop.rotary import rotary_fields_by_kind, rotary_settings
 
 _INPUTS = tuple(f"attention.self.{role}" for role in ("query", "key", "value"))
 _BERT_LAYER = (
@@ -177,7 +177,7 @@ def _modernbert_settings(hf: Settings) -> Settings:
         "attention_projections": "fused_qkv",
         "norm": "layernorm",
         "position": "rotary",
-        "rotary": rotary_settings(hf, partial=False, by_kind=True),
+        "rotary": rotary_settings(hf, partial=False, window_base=hf["rope_local_base_freq"]),
         "window": hf["local_attention"] // 2 + 1,
         "layer_pattern": shortest_pattern([_LAYER_TYPES[kind] for kind in layers]),
         "ffn": "gated",
@@ -193,7 +193,7 @@ def _modernbert_settings(hf: Settings) -> Settings:
 def _modernbert_config(cfg: ModelConfig) -> Settings:
     names = {ours: theirs for theirs, ours in _LAYER_TYPES.items()}
     layers = [cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.encoder_layers)]
-    rotary = gemma3_rotary_fields(cfg.rotary)
+    rotary = rotary_fields_by_kind(cfg.rotary)
     return their_fields(_MODERNBERT_FIELDS, cfg) | {
         "attention_bias": "output" in cfg.attention_bias,
         "classifier_activation": transformers_activation(cfg.head_activation),
@@ -201,7 +201,7 @@ def _modernbert_config(cfg: ModelConfig) -> Settings:
         "decoder_bias": cfg.output_bias,
         "local_attention": 2 * (cfg.window or 1) - 2,
         "global_rope_theta": rotary["rope_theta"],
-        "local_rope_theta": rotary["rope_local_base_freq"],
+        "local_rope_theta": rotary["rope_parameters"]["sliding_attention"]["rope_theta"],
         "rope_parameters": rotary["rope_parameters"],
     }
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import (
@@ -15,6 +16,7 @@ from tformer_jax.interop.architecture import (
     their_fields,
     transformers_activation,
 )
+from tformer_jax.interop.files import IMAGES
 from tformer_jax.interop.mapping import (
     AFFINE,
     FLAT,
@@ -29,7 +31,7 @@ from tformer_jax.interop.mapping import (
     rules_below,
     untransposed,
 )
-from tformer_jax.interop.rotary import gemma3_rotary_fields, max_length, rotary_fields, rotary_settings
+from tformer_jax.interop.rotary import max_length, rotary_fields, rotary_fields_by_kind, rotary_settings
 
 _GPT2_FIELDS = {
     "vocab_size": "vocab_size",
@@ -104,7 +106,7 @@ PRE_NORMS = (
     *parts("self_attention_residual/norm", "input_layernorm", NORM),
     *parts("ffn_residual/norm", "post_attention_layernorm", NORM),
 )
-_SANDWICH_NORMS = (
+SANDWICH_NORMS = (
     *parts("self_attention_residual/norm", "input_layernorm", NORM),
     *parts("self_attention_residual/norm_after", "post_attention_layernorm", NORM),
     *parts("ffn_residual/norm", "pre_feedforward_layernorm", NORM),
@@ -135,10 +137,10 @@ _LLAMA_FIELDS = {
 }
 
 
-def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False) -> Settings:
-    """Returns our settings of Llama; `partial` and `by_kind` are as for `rotary_settings`."""
+def llama_settings(hf: Settings, *, partial: bool = False, window_base: float | None = None) -> Settings:
+    """Returns our settings of Llama; `partial` and `window_base` are as for `rotary_settings`."""
     require(hf, is_causal=True)
-    rotary = rotary_settings(hf, partial=partial, by_kind=by_kind)
+    rotary = rotary_settings(hf, partial=partial, window_base=window_base)
     return our_settings(_LLAMA_FIELDS, hf) | {
         "family": "decoder_lm",
         "max_length": max_length(hf, rotary),
@@ -156,7 +158,7 @@ def llama_settings(hf: Settings, *, partial: bool = False, by_kind: bool = False
     }
 
 
-def _window_settings(hf: Settings, kinds: list[str]) -> Settings:
+def window_settings(hf: Settings, kinds: list[str]) -> Settings:
     """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
     names = {"sliding_attention": "window", "full_attention": "full"}
     check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not supported")
@@ -167,7 +169,7 @@ def _window_settings(hf: Settings, kinds: list[str]) -> Settings:
     return {"window": size, "layer_pattern": pattern}
 
 
-def _read_layer_types(hf: Settings, default: list[str]) -> list[str]:
+def read_layer_types(hf: Settings, default: list[str]) -> list[str]:
     """Returns the kind of each layer: `layer_types`, or the default."""
     kinds, depth = hf.get("layer_types"), hf["num_hidden_layers"]
     if not kinds:
@@ -181,17 +183,18 @@ def mistral_settings(hf: Settings) -> Settings:
 
     For `layer_types`, AutoModel of transformers 5 reads Mistral as Ministral.
     """
-    return _settings_without_biases(hf) | _window_settings(hf, _read_layer_types(hf, _same_layer_types(hf)))
+    return settings_without_biases(hf) | window_settings(hf, read_layer_types(hf, _same_layer_types(hf)))
 
 
 def mixtral_settings(hf: Settings) -> Settings:
     """Returns our settings of Mixtral without its experts: no biases, and windows in all layers or none."""
     check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
-    return _settings_without_biases(hf) | _window_settings(hf, _same_layer_types(hf))
+    return settings_without_biases(hf) | window_settings(hf, _same_layer_types(hf))
 
 
-def _settings_without_biases(hf: Settings) -> Settings:
-    return llama_settings(hf) | {"attention_bias": (), "ffn_bias": False}
+def settings_without_biases(hf: Settings, *, partial: bool = False) -> Settings:
+    """Returns our settings of Llama for an architecture without biases."""
+    return llama_settings(hf, partial=partial) | {"attention_bias": (), "ffn_bias": False}
 
 
 def _same_layer_types(hf: Settings) -> list[str]:
@@ -201,7 +204,7 @@ def _same_layer_types(hf: Settings) -> list[str]:
 
 def check_windows(hf: Settings, windows: bool, otherwise: str) -> None:
     """Raises `UserError` if `layer_types` has another length, or windows although the architecture has none here."""
-    kinds = _read_layer_types(hf, [])
+    kinds = read_layer_types(hf, [])
     check(windows or "sliding_attention" not in kinds, f"layer_types has sliding_attention, but {otherwise}")
 
 
@@ -211,7 +214,7 @@ def _qwen_settings(hf: Settings) -> Settings:
     check_windows(hf, used, "use_sliding_window is false")
     first = hf["max_window_layers"] if used and hf.get("sliding_window") is not None else depth
     layers = [("full" if i < first else "sliding") + "_attention" for i in range(depth)]
-    return llama_settings(hf) | _window_settings(hf, _read_layer_types(hf, layers)) | {"ffn_bias": False}
+    return llama_settings(hf) | window_settings(hf, read_layer_types(hf, layers)) | {"ffn_bias": False}
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
@@ -228,7 +231,7 @@ def _smollm3_settings(hf: Settings) -> Settings:
     layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
     rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
     check(len(rotated) >= len(layers), f"no_rope_layers has the length {len(rotated)} for {len(layers)} layers")
-    full = {*_read_layer_types(hf, ["full_attention"] * len(layers))} == {"full_attention"}
+    full = {*read_layer_types(hf, ["full_attention"] * len(layers))} == {"full_attention"}
     check(full, "layer_types with sliding_attention are not supported for this architecture")
     check(any(rotated[: len(layers)]), "no_rope_layers without a layer that has positions are not supported")
     return llama_settings(hf) | {"layer_pattern": shortest_pattern(["full" if rotated[i] else "nope" for i in layers])}
@@ -251,12 +254,12 @@ def _gemma2_settings(hf: Settings) -> Settings:
     return _gemma_settings(hf, period=2)
 
 
-def _gemma_settings(hf: Settings, period: int, *, by_kind: bool = False) -> Settings:
+def _gemma_settings(hf: Settings, period: int, *, window_base: float | None = None) -> Settings:
     """Returns our settings; layers have full attention by `layer_types`, or else every `period`-th one."""
     require(hf, use_bidirectional_attention=False)
     layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
-    return llama_settings(hf, by_kind=by_kind) | {
-        **_window_settings(hf, _read_layer_types(hf, layers)),
+    return llama_settings(hf, window_base=window_base) | {
+        **window_settings(hf, read_layer_types(hf, layers)),
         "activation": our_activation(hf["hidden_activation"]),
         "ffn_bias": False,
         "norm_placement": "both",
@@ -270,17 +273,26 @@ def _gemma_settings(hf: Settings, period: int, *, by_kind: bool = False) -> Sett
 
 def _gemma3_settings(hf: Settings) -> Settings:
     """Returns our settings; attention scores are not capped, although config.json has a field for it."""
-    settings = _gemma_settings(hf, period=hf["sliding_window_pattern"], by_kind=True)
-    settings |= {"attention_softcap": None, "qk_norm": True}
+    base = hf["rope_local_base_freq"]
+    settings = _gemma_settings(hf, period=hf["sliding_window_pattern"], window_base=base)
+    return rotary_by_kind(hf, settings) | {"attention_softcap": None, "qk_norm": True}
+
+
+def rotary_by_kind(hf: Settings, settings: Settings) -> Settings:
+    """Returns our settings without the rotation of a kind of layer that the model does not have.
+
+    Raises:
+        UserError: `rope_parameters` are not given by kind of layer.
+    """
     kinds = hf.get("rope_parameters")
     by_kind = not kinds or bool({"full_attention", "sliding_attention"} & {*kinds})
     check(by_kind, "rope_parameters must be given for full_attention and sliding_attention")
-    rotary = settings["rotary"]
+    rotary = dict(settings["rotary"])
     if "window" not in settings:
         rotary.pop("window_base", None)
     elif "window_base" in rotary and "full" not in settings["layer_pattern"]:
-        settings["rotary"] = {"base": rotary["window_base"], "fraction": rotary["fraction"]}
-    return settings
+        rotary = {"base": rotary["window_base"], "fraction": rotary["fraction"]}
+    return settings | {"rotary": rotary}
 
 
 def llama_config(cfg: ModelConfig) -> Settings:
@@ -301,7 +313,7 @@ def mistral_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {"sliding_window": cfg.window}
 
 
-def _layer_types(cfg: ModelConfig) -> list[str]:
+def layer_types(cfg: ModelConfig) -> list[str]:
     """Returns their kind of each layer; ours for a kind that they lack, which reading the config back rejects."""
     names = {"window": "sliding_attention", "full": "full_attention"}
     kinds = (cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers))
@@ -310,7 +322,7 @@ def _layer_types(cfg: ModelConfig) -> list[str]:
 
 def _qwen_config(cfg: ModelConfig) -> Settings:
     windows = {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None}
-    return llama_config(cfg) | windows | {"layer_types": _layer_types(cfg)}
+    return llama_config(cfg) | windows | {"layer_types": layer_types(cfg)}
 
 
 def _smollm3_config(cfg: ModelConfig) -> Settings:
@@ -330,7 +342,7 @@ def _stablelm_config(cfg: ModelConfig) -> Settings:
 def _gemma_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {
         "sliding_window": cfg.window or cfg.max_length,
-        "layer_types": _layer_types(cfg),
+        "layer_types": layer_types(cfg),
         "hidden_activation": transformers_activation(cfg.activation),
         "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
         "attn_logit_softcapping": cfg.attention_softcap,
@@ -339,20 +351,25 @@ def _gemma_config(cfg: ModelConfig) -> Settings:
 
 
 def _gemma3_config(cfg: ModelConfig) -> Settings:
-    return _gemma_config(cfg) | gemma3_rotary_fields(cfg.rotary)
+    fields = rotary_fields_by_kind(cfg.rotary)
+    base = fields["rope_parameters"]["sliding_attention"]["rope_theta"]
+    return _gemma_config(cfg) | fields | {"rope_local_base_freq": base}
 
 
 _GPT2 = gpt2_rules(untransposed)
-_DENSE = llama_rules(*ATTENTION, *GATED, *PRE_NORMS)
-_SANDWICH = llama_rules(*ATTENTION, *GATED, *_SANDWICH_NORMS)
+DENSE = llama_rules(*ATTENTION, *GATED, *PRE_NORMS)
+_SANDWICH = llama_rules(*ATTENTION, *GATED, *SANDWICH_NORMS)
 
 _EMBEDDING = "model.embed_tokens.weight"
-_BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
+BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
 
 
-def llama_like(name: str, settings: Callable, config: Callable, rules: tuple[Rule, ...]) -> Architecture:
-    """Returns an architecture with Llama's names."""
-    return Architecture(name, settings, config, lambda cfg: rules, _BUFFERS, "model.", shared=_EMBEDDING)
+def llama_like(
+    name: str, settings: Callable, config: Callable, rules: tuple[Rule, ...] = DENSE, **options: Any
+) -> Architecture:
+    """Returns an architecture with Llama's names; `options` are further fields of it."""
+    options = {"ignored": BUFFERS, "prefix": "model.", "shared": _EMBEDDING} | options
+    return Architecture(name, settings, config, lambda cfg: rules, **options)
 
 
 DECODERS = {
@@ -361,17 +378,19 @@ DECODERS = {
         _gpt2_settings,
         _gpt2_config,
         lambda cfg: _GPT2,
-        _BUFFERS,
+        BUFFERS,
         "transformer.",
         shared="transformer.wte.weight",
         projections="fused_qkv",
     ),
-    "llama": llama_like("LlamaForCausalLM", llama_settings, llama_config, _DENSE),
-    "mistral": llama_like("MistralForCausalLM", mistral_settings, mistral_config, _DENSE),
-    "qwen2": llama_like("Qwen2ForCausalLM", _qwen2_settings, _qwen_config, _DENSE),
-    "qwen3": llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config, _DENSE),
-    "smollm3": llama_like("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config, _DENSE),
-    "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config, _DENSE),
+    "llama": llama_like("LlamaForCausalLM", llama_settings, llama_config),
+    "mistral": llama_like("MistralForCausalLM", mistral_settings, mistral_config),
+    "qwen2": llama_like("Qwen2ForCausalLM", _qwen2_settings, _qwen_config),
+    "qwen3": llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config),
+    "smollm3": llama_like("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config),
+    "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config),
     "gemma2": llama_like("Gemma2ForCausalLM", _gemma2_settings, _gemma_config, _SANDWICH),
-    "gemma3_text": llama_like("Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH),
+    "gemma3_text": llama_like(
+        "Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH, ignored=(*BUFFERS, IMAGES)
+    ),
 }

@@ -26,7 +26,29 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is an adapter of PEFT: name the checkpoint of its base, and add --adapter {folder}")
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: name a folder that Hugging Face's save_pretrained wrote")
-    return read_json(path)
+    return _text_config(read_json(path))
+
+
+TEXT_MODELS = {"gemma3": "gemma3_text"}
+"""`model_type` of the language model in models of texts and images, by their own one."""
+
+
+def _text_config(hf: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the language model of a model of texts and images; of other models, all fields."""
+    kind, text = hf.get("model_type"), hf.get("text_config")
+    if kind not in TEXT_MODELS or not isinstance(text, dict):
+        return hf
+    shared = {name: hf[name] for name in hf if name in ("dtype", "torch_dtype") or name.endswith("os_token_id")}
+    return shared | {"model_type": TEXT_MODELS[kind]} | text
+
+
+def image_arrays(folder: Path) -> list[str]:
+    """Returns the names of the arrays of images, which are not read."""
+    return [name for name in read_arrays(folder) if re.match(IMAGES, name)]
+
+
+IMAGES = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+"""Pattern of names of arrays of images beside a language model."""
 
 
 def unread_weights(folder: Path) -> list[str]:

@@ -24,13 +24,14 @@ from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.heads import NoHeadError, random_head
+from tformer_jax.interop.llama_like import LLAMA_LIKE
 from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
-ARCHITECTURES: dict[str, Architecture] = DECODERS | MIXTURES | ENCODER_DECODERS | CLASSIFIERS
+ARCHITECTURES: dict[str, Architecture] = DECODERS | LLAMA_LIKE | MIXTURES | ENCODER_DECODERS | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
 OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}
 """Architectures of a model type's further families, likewise."""

@@ -20,6 +20,7 @@ _QWEN = _LLAMA | {
     "max_window_layers": 28,
 }
 _QWEN_MOE = {"decoder_sparse_step": 1, "norm_topk_prob": False, "router_aux_loss_coef": 0.001}
+_OLMO = _LLAMA | _UNTIED | {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _GEMMA = _LLAMA | {
     "hidden_activation": "gelu_pytorch_tanh",
     "num_key_value_heads": 4,
@@ -107,6 +108,40 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "use_qkv_bias": False,
         "partial_rotary_factor": 0.25,
     },
+    "gemma": _LLAMA
+    | {
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+    },
+    "ministral": _MISTRAL | {"sliding_window": 4096},
+    "cwm": _MISTRAL | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "head_dim": 128, "sliding_window": 8192},
+    "arcee": _OLMO | {"hidden_act": "relu2", "max_position_embeddings": 4096},
+    "seed_oss": _LLAMA
+    | _UNTIED
+    | {
+        "max_position_embeddings": 524_288,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+    },
+    "phi3": _OLMO | {"max_position_embeddings": 4096, "resid_pdrop": 0.0},
+    "hunyuan_v1_dense": _OLMO,
+    "olmo2": _OLMO,
+    "olmo3": _OLMO | {"rope_theta": 500_000.0, "sliding_window": 4096},
+    "granite": _LLAMA
+    | _UNTIED
+    | {
+        "max_position_embeddings": 2048,
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "attention_multiplier": 1.0,
+    },
     "gemma2": _GEMMA
     | {
         "max_position_embeddings": 8192,
@@ -115,6 +150,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gemma3_text": _GEMMA
     | {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
         "max_position_embeddings": 131_072,
         "sliding_window_pattern": 6,
         "rope_theta": 1_000_000.0,
@@ -199,6 +236,18 @@ UNREAD = frozenset((*_FILES, *_TOKENS, *_GENERATION, *_TRAINING, *_HEADS))
 
 _WINDOWS_OFF = ("sliding_window", "max_window_layers")
 _LENGTHS = ("n_positions", "max_position_embeddings")
+_HUNYUAN = (
+    *("add_classification_head", "class_num", "cla_share_factor", "dense_list", "norm_type", "pool_type", "mlp_bias"),
+    *("eod_token_id", "pad_id", "im_start_id", "im_end_id", "im_newline_id", "text_start_id", "text_end_id"),
+    *(
+        "image_token_id",
+        "video_start_id",
+        "video_end_id",
+        "mask_init_id",
+        "org_vocab_size",
+        "position_embedding_xdrope",
+    ),
+)
 _MARIAN = ("static_position_embeddings", "extra_pos_embeddings", "normalize_embedding")
 _MODERNBERT = (
     *("global_attn_every_n_layers", "position_embedding_type", "layer_norm_eps", "classifier_pooling"),
@@ -209,6 +258,9 @@ UNREAD_BY: dict[str, tuple[str, ...]] = {
     "gpt2": ("n_ctx", "reorder_and_upcast_attn"),
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _WINDOWS_OFF),
     **dict.fromkeys(("gemma2", "gemma3_text"), ("_sliding_window_pattern", "sliding_window_pattern")),
+    "gemma": ("hidden_activation",),
+    "phi3": ("original_max_position_embeddings",),
+    "hunyuan_v1_dense": _HUNYUAN,
     **dict.fromkeys(("t5", "mt5"), _LENGTHS),
     "umt5": (*_LENGTHS, "scalable_attention"),
     "bart": ("decoder_vocab_size",),

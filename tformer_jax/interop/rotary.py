@@ -13,19 +13,19 @@ KNOWN = {
 """Fields of `rope_scaling` and `rope_parameters` that transformers reads, in general, for llama3 and for YaRN."""
 
 
-def rotary_settings(hf: Settings, *, partial: bool, by_kind: bool = False) -> Settings:
+def rotary_settings(hf: Settings, *, partial: bool, window_base: float | None = None) -> Settings:
     """Returns our rotary settings, from transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`).
 
-    Unless `partial`, the architecture rotates whole heads and does not read `partial_rotary_factor`. Unless `by_kind`,
-    it has one rotation for all layers, instead of one for `full_attention` and one for `sliding_attention`.
+    Unless `partial`, the architecture rotates whole heads and does not read `partial_rotary_factor`. With
+    `window_base`, it has one rotation for `full_attention` and one for `sliding_attention`, of that base by default.
     """
-    rope = _rope_fields(hf)
+    rope = rope_fields(hf)
     _check_known(rope)
     full: Settings = rope
     local: Settings = {}
-    if by_kind:
+    if window_base is not None:
         full = rope.get("full_attention", rope)
-        local = {"rope_theta": hf.get("rope_local_base_freq"), **(rope.get("sliding_attention") or {})}
+        local = {"rope_theta": window_base, **(rope.get("sliding_attention") or {})}
     else:
         named = {"full_attention", "sliding_attention"} & {*rope}
         check(not named, "rope_parameters by kind of layer are not supported for this architecture")
@@ -61,7 +61,7 @@ def max_length(hf: Settings, rotary: Settings) -> int:
     return round(rotary["factor"] * length) if extended else length
 
 
-def _rope_fields(hf: Settings) -> Settings:
+def rope_fields(hf: Settings) -> Settings:
     """Returns `rope_parameters`, or else `rope_theta` and `rope_scaling` in that form.
 
     Raises:
@@ -133,9 +133,9 @@ def rotary_fields(rotary: RotaryConfig, *, partial: bool = False) -> Settings:
     }
 
 
-def gemma3_rotary_fields(rotary: RotaryConfig) -> Settings:
-    """Returns the fields of Gemma 3, which has another base for layers with windows."""
+def rotary_fields_by_kind(rotary: RotaryConfig) -> Settings:
+    """Returns the fields of architectures with another rotation for layers with windows."""
     base = rotary.window_base or rotary.base
     local = {"rope_theta": base, "rope_type": "default"}
     kinds = {"full_attention": rope_parameters(rotary), "sliding_attention": local}
-    return rotary_fields(rotary) | {"rope_parameters": kinds, "rope_local_base_freq": base}
+    return rotary_fields(rotary) | {"rope_parameters": kinds}

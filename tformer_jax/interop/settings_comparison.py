@@ -13,6 +13,7 @@ ALWAYS = (
         "attention_softcap",
         "attention_sinks",
         "qk_norm",
+        "qk_norm_over",
         "lookahead",
         "prefix_lm",
         "position",
@@ -23,6 +24,7 @@ ALWAYS = (
     *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "has_final_norm", "embedding_norm"),
     "first_norm",
     *("tie_embeddings", "scale_embeddings", "output_bias", "scale_output", "output_softcap", "width_factor"),
+    *("embedding_multiplier", "residual_multiplier", "output_divisor"),
 )
 """Settings that matter to every model. Settings of training, precision and backends are not compared."""
 ONLY_FOR: dict[tuple[str, Any], tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from tformer_jax.nn.kv_cache import KeyValues, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask
 from tformer_jax.nn.module import Module
-from tformer_jax.nn.norms import make_norm
+from tformer_jax.nn.norms import Norm, make_norm
 from tformer_jax.nn.sharding import constrain, named
 from tformer_jax.nn.slots import Slots
 
@@ -113,10 +113,7 @@ class Attention(Module):
             q, new = self._split_qkv(self.qkv(query), position)
         else:
             q, new = self.query(query), self.keys_values(query if key is None else key, value, position)
-        if self.cfg.qk_norm:
-            q = self.query_norm(q)
-        if position is not None and position.rotation is not None:
-            q = position.rotation(q)
+        q = self._normalize_and_rotate(q, self.query_norm if self.cfg.qk_norm else None, position)
         q = constrain(q, axes.BATCH, axes.LENGTH, axes.HEADS, None)
         out, updated = attend_with_cache(
             q,
@@ -155,12 +152,18 @@ class Attention(Module):
         return self._pack(self.key(key), self.value(key if value is None else value), position)
 
     def _pack(self, k: jax.Array, v: jax.Array, position: PositionTerms | None) -> KeyValues:
-        if self.cfg.qk_norm:
-            k = self.key_norm(k)
-        if position is not None and position.rotation is not None:
-            k = position.rotation(k)
+        k = self._normalize_and_rotate(k, self.key_norm if self.cfg.qk_norm else None, position)
         k, v = (constrain(x, axes.BATCH, axes.LENGTH, axes.KV_HEADS, None) for x in (k, v))
         return KeyValues.pack(k, v)
+
+    def _normalize_and_rotate(self, x: jax.Array, norm: Norm | None, position: PositionTerms | None) -> jax.Array:
+        """Returns queries or keys [B, T, heads, H] after the norm that `cfg.qk_norm_over` places, and the rotation."""
+        over = self.cfg.qk_norm_over
+        if norm is not None and over != "rotated_heads":
+            x = norm(x) if over == "heads" else norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+        if position is not None and position.rotation is not None:
+            x = position.rotation(x)
+        return norm(x) if norm is not None and over == "rotated_heads" else x
 
     def _project(self, role: str, axis: str, heads: int, factor: float = 1.0) -> Linear:
         outputs = ((axis, heads), (axes.HEAD_DIM, self.cfg.head_size))

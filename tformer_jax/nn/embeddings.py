@@ -39,13 +39,16 @@ class TokenEmbedding(Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Embeds int [B, T] -> [B, T, D], times sqrt(cfg.fixed_dim) if `cfg.scale_embeddings`.
 
+        `cfg.embedding_multiplier` multiplies them, too.
+
         PAD is embedded as token 0. Another id outside [0, V) gives NaN, because compiled code cannot raise; the data
         pipeline checks ids on the host.
         """
         tokens = jnp.where(tokens == PAD, 0, tokens)
         table, names = self.embedding.astype(jnp.float32), (axes.VOCAB, axes.EMBED)
         vectors = with_gathered(_vectors, tokens, table, names, dtype=self.embedding.dtype).astype(self.cfg.dtype)
-        return vectors * math.sqrt(self.cfg.fixed_dim) if self.cfg.scale_embeddings else vectors
+        factor = self.cfg.embedding_multiplier * (math.sqrt(self.cfg.fixed_dim) if self.cfg.scale_embeddings else 1)
+        return vectors if factor == 1 else vectors * factor
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Computes the logits of a tied output head: [..., D] -> float32 [..., V]."""
@@ -115,15 +118,16 @@ class OutputHead(Module):
     def __call__(self, x: jax.Array, tied: TokenEmbedding | None = None) -> jax.Array:
         """Computes logits, [..., D] -> float32 [..., size].
 
-        `cfg.scale_output` divides x by sqrt(cfg.fixed_dim), and muP by `cfg.width_factor`; `cfg.output_softcap`
-        soft-caps the logits.
+        `cfg.scale_output` divides x by sqrt(cfg.fixed_dim), muP by `cfg.width_factor`, and `cfg.output_divisor` by
+        itself; `cfg.output_softcap` soft-caps the logits.
         """
         cfg = self.cfg
         dtype, param_dtype = jnp.dtype(cfg.dtype), jnp.dtype(cfg.param_dtype)
         x = x.astype(dtype)
         if cfg.scale_output:
             x = x / math.sqrt(cfg.fixed_dim)
-        x = x / cfg.width_factor if cfg.width_factor != 1 else x
+        divisor = cfg.width_factor * cfg.output_divisor
+        x = x / divisor if divisor != 1 else x
         if tied is None:
             init = named(kernel_initializer(cfg, cfg.fixed_dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)

@@ -59,7 +59,8 @@ class LayerContext:
 class Residual(nn.Module):
     """Residual connection around a sub-layer f, with norms as in `cfg.norm_placement`.
 
-    pre: `x + drop(f(norm(x)))`; post: `norm(x + drop(f(x)))`; both: `x + drop(norm(f(norm(x))))`.
+    pre: `x + drop(f(norm(x)))`; post: `norm(x + drop(f(x)))`; both: `x + drop(norm(f(norm(x))))`; output:
+    `x + drop(norm(f(x)))`. What is added to x is first multiplied by `cfg.residual_multiplier`.
     """
 
     cfg: ModelConfig
@@ -74,14 +75,15 @@ class Residual(nn.Module):
         self.dropout = Dropout(self.cfg.dropout)
 
     def sublayer_input(self, x: jax.Array) -> jax.Array:
-        """Returns the sub-layer's input: norm(x), or x without a norm or if `cfg.norm_placement` is "post"."""
+        """Returns norm(x), or x without a norm of the input, as with `cfg.norm_placement` "post" or "output"."""
         watch(self, stream=x)
-        return self.norm(x) if self.normalized and self.cfg.norm_placement != "post" else x
+        return self.norm(x) if self.normalized and self.cfg.norm_placement not in ("post", "output") else x
 
     def add_output(self, x: jax.Array, y: jax.Array, *, train: bool) -> jax.Array:
         """Returns the residual sum of x and the sub-layer's output y after dropout, with norms as configured."""
-        if self.cfg.norm_placement == "both":
-            y = self.norm_after(y)
+        if self.cfg.norm_placement in ("both", "output"):
+            y = (self.norm_after if self.cfg.norm_placement == "both" else self.norm)(y)
+        y = y if self.cfg.residual_multiplier == 1 else y * self.cfg.residual_multiplier
         watch(self, added=y)
         joined = x + self.dropout(y, train=train)
         joined = constrain(joined, axes.BATCH, axes.LENGTH, None)

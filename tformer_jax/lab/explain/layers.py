@@ -30,7 +30,12 @@ from tformer_jax.nn.norms import layer_norm, rms_norm
 
 EPS = 1e-5
 DEPTH = 12
-PLACEMENTS = {"pre": "x + f(norm(x))", "post": "norm(x + f(x))", "both": "x + norm(f(norm(x)))"}
+PLACEMENTS = {
+    "pre": "x + f(norm(x))",
+    "post": "norm(x + f(x))",
+    "both": "x + norm(f(norm(x)))",
+    "output": "x + norm(f(x))",
+}
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": relu,
     "gelu": gelu,
