@@ -17,9 +17,11 @@ from safetensors.numpy import load_file, save_file
 
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
-from tests.parity import checkpoints, multilingual
+from tests.parity import checkpoints, multilingual, test_sentence
 from tformer_jax.cli import export_hf, import_hf
-from tformer_jax.runs.start_from import load_matching
+from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.interop import sentence_transformers
+from tformer_jax.runs.start_from import find_mismatches, load_matching
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 TEXTS = ["the cat sat on the mat", "a dog", "der Hund und die Katze", " Ω two  spaces", ""]
@@ -170,4 +172,37 @@ def test_a_classifier_starts_from_a_masked_language_model(imported, name, tmp_pa
     empty = jax.tree.map(jnp.zeros_like, run.params)
     loaded, report = load_matching(empty, run.config.model, masked.path)
     assert all(key.startswith(("head/", "pooler/")) for key in report.new)
+    assert find_mismatches(run.config.train, run.config.model, run.tokenizers, masked.path) == []
     np.testing.assert_array_equal(loaded["embedding"]["embedding"], masked.params["embedding"]["embedding"])
+
+
+@pytest.mark.parametrize("name", rest_slow(MAKERS.keys(), 1))
+def test_folders_of_sentence_transformers(imported, name, tmp_path):
+    """A base model that cuts texts at the length of its tokenizer."""
+    source, _, _ = imported(name, "ForMaskedLM")
+    folder = test_sentence.sentence_folder(source, tmp_path / "copy", mode="cls", prompts={"prompts": {"q": "der "}})
+    base = transformers.AutoModel.from_pretrained(source)
+    base.save_pretrained(folder)
+    config = json.loads((source / "config.json").read_text()) | {"architectures": [type(base).__name__]}
+    (folder / "config.json").write_text(json.dumps(config))
+    own = f"sentence_{PUBLISHED[name]['model_type']}_config.json"
+    if own in sentence_transformers.SETTINGS:
+        (folder / "sentence_bert_config.json").rename(folder / own)
+    run = test_sentence.imported_run(folder, tmp_path)
+    assert (run.config.embed.prompts, run.config.embed.max_length) == (("q=der ",), 9)
+    expected = test_sentence.expected_embeddings(folder, test_sentence.TEXTS, "cls", normalize=True)
+    assert_close(test_sentence.truncated(run), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["FacebookAI/xlm-roberta-base", "distilbert/distilbert-base-uncased"])
+def test_ids_by_the_files_that_transformers_writes(name, tmp_path):
+    config = PUBLISHED[name] | MAKERS[name](tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    assert (tmp_path / "saved" / "tokenizer.json").is_file()
+    for folder in (tmp_path, tmp_path / "saved"):
+        ours = load_checkpoint_tokenizers(folder).target
+        for text in [*TEXTS, f"the {theirs.mask_token} sat, \u2161 \u00c4\u00e9"]:
+            assert ours.special.wrap_text(ours.encode(text)) == theirs(text)["input_ids"], text

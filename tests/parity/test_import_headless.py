@@ -173,9 +173,11 @@ def test_where_the_first_token_of_an_output_is_read(own, tmp_path):
     assert special.suppressed == (() if theirs.bad_words_ids is None else (5,))
 
 
-def test_a_number_of_labels_without_names(imported, tmp_path, capsys):
+@pytest.mark.parametrize("names", ["left out", {"0": "bad", "1": "good"}])
+def test_a_number_of_labels_without_names(imported, names, tmp_path, capsys):
+    """Also with the names of another number of labels, which rxnfp's config has."""
     folder = shutil.copytree(imported("bert")[0], tmp_path / "copy")
-    fields(id2label="left out", label2id="left out", num_labels=3)(folder)
+    fields(id2label=names, label2id="left out", num_labels=3)(folder)
     import_hf.main([str(folder), "--run", str(tmp_path / "run")])
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     assert tj.load(tmp_path / "run").labels == tuple(model.config.id2label.values())

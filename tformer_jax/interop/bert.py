@@ -69,10 +69,14 @@ _MODERNBERT_RULES = (
 
 
 def class_names(hf: Settings) -> dict[Any, Any]:
-    """Returns the names of classes by number: `id2label`, or else `num_labels` names as transformers makes them."""
-    count = hf.get("num_labels")
-    names: dict[Any, Any] = hf.get("id2label") or {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
-    return names
+    """Returns the names of classes by number: `id2label`, or else `num_labels` names as transformers makes them.
+
+    They are made also if `id2label` has another number of names.
+    """
+    count, names = hf.get("num_labels"), hf.get("id2label")
+    if names and count in (None, len(names)):
+        return dict(names)
+    return {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
 
 
 _BERT_FIELDS = {
