@@ -84,18 +84,27 @@ def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
 
 
 def test_beam_search_prefers_outputs_with_exactly_the_placeholders_of_their_source(model):
-    """Against the order by score, of the same vocabularies without placeholders."""
     cfg = config(model[0], strategy="beam", beams=8, max_new_tokens=2)
-    found = decoded(model, cfg, TOKENIZERS)
-    plain = Tokenizers(*(WordTokenizer(side.pieces).with_symbols(NUMBERED[:3]) for side in (SOURCE, TARGET)))
-    by_score = decoded(model, cfg, plain)
+    translate = Translator(cfg, model[0], TOKENIZERS)
     moved = 0
-    for request, (text, originals) in enumerate(zip(TEXTS, ORIGINALS, strict=True)):
-        texts = [restored(by_score[request, sample][1], originals, unknown="<unk>") for sample in range(8)]
-        expected = sorted(texts, key=lambda output: not has_same_placeholders(NAMES, text, output))
-        assert [found[request, sample][0] for sample in range(8)] == expected
-        moved += texts != expected
+    for text, outputs in zip(TEXTS, translate.stream(model[1], TEXTS, outputs=8), strict=True):
+        by_score = sorted(outputs, key=lambda output: -output.score)
+        expected = sorted(by_score, key=lambda output: not has_same_placeholders(NAMES, text, output.text))
+        assert [output.text for output in outputs] == [output.text for output in expected]
+        moved += outputs != by_score
     assert moved
+
+
+@pytest.mark.parametrize("decode", [SAMPLE, BEAM, {}], ids=["sample", "beam", "greedy"])
+def test_no_output_has_a_symbol_that_its_source_lacks(model, decode):
+    """Although the bias of the symbols is the largest of all tokens."""
+    results = decoded(model, config(model[0], **decode), TOKENIZERS)
+    written = {
+        request: {i - TARGET.own_size for i in ids if i >= TARGET.own_size}
+        for (request, _), (_, ids) in results.items()
+    }
+    assert all(symbols <= {*range(len(ORIGINALS[request]))} for request, symbols in written.items())
+    assert any(written.values())
 
 
 def test_pieces_of_a_stream_have_placeholders(model):

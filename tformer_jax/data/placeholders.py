@@ -31,6 +31,11 @@ class Masked(NamedTuple):
     originals: tuple[str, ...] | None
     """The placeholders by number; None: they are not replaced, or the source is empty."""
 
+    @property
+    def allowed(self) -> int:
+        """The number of symbols that outputs may have: all, if it is not known what they stand for."""
+        return len(NUMBERED) if self.originals is None else len(self.originals)
+
 
 UNMASKED = Masked("", None)
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.sampling import RowSettings, among
@@ -27,6 +28,8 @@ class Constraints:
     """Tokens that end an output."""
     suppressed: tuple[int, ...] = DEFAULT_SPECIAL_TOKENS.suppressed
     """Tokens that are never generated."""
+    placeholders: tuple[int, ...] = ()
+    """Symbols of placeholders by number: a row has the first `RowSettings.placeholders` of them."""
     vocab_size: int | None = None
     """Number of tokens of the tokenizer: later rows of a padded vocabulary are never generated, except `eos`."""
 
@@ -41,19 +44,21 @@ class Constraints:
             if (written := tokenizer.normalize(text)) != text:
                 problem = f"{text!r} does not occur in normalized outputs; write {written!r} or leave it out"
                 raise cfg.error("stop", problem)
+        ids = tokenizer.symbol_ids
         return cls(
             repetition=cfg.repetition_penalty != 1,
             no_repeat_ngram=cfg.no_repeat_ngram,
             forbidden=_encode_forbidden(cfg, tokenizer),
             eos=tokenizer.special.eos,
             suppressed=tuple(i for i in tokenizer.special.suppressed if i < tokenizer.vocab_size),
+            placeholders=tuple(ids[symbol] for symbol in NUMBERED if tokenizer.placeholders and symbol in ids),
             vocab_size=tokenizer.vocab_size,
         )
 
     @property
     def need_logits(self) -> bool:
         """Whether `constrain` changes logits of rows without a minimum length."""
-        return self.need_history or bool(self.forbidden)
+        return self.need_history or bool(self.forbidden or self.placeholders)
 
     @property
     def need_history(self) -> bool:
@@ -102,6 +107,10 @@ def constrain(
         logits = exclude_repeated(logits, history, counts, constraints.no_repeat_ngram)
     if constraints.forbidden:
         logits = exclude_sequences(logits, history, counts, constraints.forbidden)
+    if constraints.placeholders:
+        symbols = jnp.array(constraints.placeholders)
+        missing = jnp.arange(len(symbols)) >= settings.placeholders[:, None]
+        logits = logits.at[:, symbols].set(jnp.where(missing, -jnp.inf, logits[:, symbols]))
     ends = among(jnp.arange(logits.shape[-1]), constraints.eos)
     logits = jnp.where(ends & (generated < settings.min_tokens)[:, None], -jnp.inf, logits)
     if constraints.no_repeat_ngram or constraints.forbidden:

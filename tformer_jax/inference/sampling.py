@@ -37,6 +37,8 @@ class RowSettings:
     """int32 [B]: minimum number of tokens before the end of an output."""
     beams: jax.Array
     """int32 [B]: beam width, at most the width that the step is compiled for."""
+    placeholders: jax.Array
+    """int32 [B]: number of placeholders of the source that the output may have."""
 
     @property
     def draw(self) -> jax.Array:
@@ -49,12 +51,13 @@ class RowSettings:
         return cls.from_configs([cfg] * rows)
 
     @classmethod
-    def from_configs(cls, configs: Sequence[DecodeConfig]) -> "RowSettings":
-        """Returns the settings of one row per config."""
+    def from_configs(cls, configs: Sequence[DecodeConfig], placeholders: Sequence[int] = ()) -> "RowSettings":
+        """Returns the settings of one row per config, and per number of placeholders; others have none."""
 
         def column(dtype: str, value: Callable[[DecodeConfig], float]) -> Any:
             return np.array([value(cfg) for cfg in configs], dtype)
 
+        counts: Any = np.array([*placeholders, *[0] * (len(configs) - len(placeholders))], np.int32)
         return cls(
             sample=column("bool", lambda cfg: cfg.strategy == "sample"),
             temperature=column("float32", lambda cfg: cfg.temperature),
@@ -64,6 +67,7 @@ class RowSettings:
             repetition=column("float32", lambda cfg: cfg.repetition_penalty),
             min_tokens=column("int32", lambda cfg: cfg.min_new_tokens),
             beams=column("int32", lambda cfg: cfg.beams),
+            placeholders=counts,
         )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.base.errors import first_line
-from tformer_jax.config import Config, DataConfig, to_dict
+from tformer_jax.config import Config, DataConfig, kinds, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import DIRECTIONS, FILE_SETTINGS, Corpus, DataError, Example, Joined, Source
@@ -327,7 +327,9 @@ def _by_direction(folders: Sequence[Records], sizes: Sequence[dict[str, int]]) -
 def _has_test(metadata: dict[str, Any]) -> bool:
     """Returns whether the test split of a folder is not a copy of its validation split."""
     data = metadata["data"]
-    return not data.get("train") or data.get("test") != []  # generated data has a test split of its own
+    source = data.get("source")
+    own_splits = source in kinds.CORPORA and "test" not in kinds.load(kinds.CORPORA, source).settings
+    return own_splits or data.get("test") != []
 
 
 def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:

@@ -329,7 +329,9 @@ class Lane:
             "tables": tables,
             "filled": np.array([row.allocation.filled for row in rows] + [0] * filler, np.int32),
             "forced": ForcedTokens.from_rows([row.first for row in rows] + [FirstTokens()] * filler, self._size.forced),
-            "settings": RowSettings.from_configs([row.decode for row in rows] + [plan.decode] * filler),
+            "settings": RowSettings.from_configs(
+                [row.decode for row in rows] + [plan.decode] * filler, [row.masked.allowed for row in rows]
+            ),
             "sources": sources,
         }
         return NewRows(**host)
