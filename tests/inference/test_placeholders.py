@@ -9,7 +9,7 @@ from tests.helpers import build, tiny
 from tests.inference.engines import finish
 from tests.serving.live import around
 from tformer_jax.config import Config, DataConfig, DecodeConfig
-from tformer_jax.data.placeholders import NUMBERED
+from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.inference.engine import Engine, Request
@@ -78,7 +78,28 @@ def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
     outputs = Translator(cfg, model[0], TOKENIZERS).outputs(model[1], TEXTS, seed=5)
     assert [output.text for output in outputs] == [results[number, 0][0] for number in range(3)]
     for number, (text, output) in enumerate(zip(TEXTS, outputs, strict=True)):
-        size = TARGET.own_size
+        written = {i - TARGET.own_size for i in results[number, 0][1] if i >= TARGET.own_size}
+        known_numbers = all(symbol < len(ORIGINALS[number]) for symbol in written)
+        assert output.placeholders_kept == (known_numbers and has_same_placeholders(NAMES, text, output.text))
+
+
+def test_beam_search_prefers_outputs_with_exactly_the_placeholders_of_their_source(model):
+    cfg = config(model[0], strategy="beam", beams=8, max_new_tokens=2)
+    translate = Translator(cfg, model[0], TOKENIZERS)
+    moved = 0
+    for text, outputs in zip(TEXTS, translate.stream(model[1], TEXTS, outputs=8), strict=True):
+        by_score = sorted(outputs, key=lambda output: -output.score)
+        expected = sorted(by_score, key=lambda output: not has_same_placeholders(NAMES, text, output.text))
+        assert [output.text for output in outputs] == [output.text for output in expected]
+        moved += outputs != by_score
+    assert moved
+
+
+@pytest.mark.parametrize("decode", [SAMPLE, BEAM, {}], ids=["sample", "beam", "greedy"])
+def test_no_output_has_a_symbol_that_its_source_lacks(model, decode):
+    """Although the bias of the symbols is the largest of all tokens."""
+    results = decoded(model, config(model[0], **decode), TOKENIZERS)
+    size = TARGET.own_size
     written = {(request, i - size) for (request, _), (_, ids) in results.items() for i in ids if i >= size}
     assert written
     assert all(symbol < len(ORIGINALS[request]) for request, symbol in written)
