@@ -1,8 +1,8 @@
 """Multilingual encoder-decoders, imported and exported by the commands, with the languages of transformers' classes.
 
 The weights are random. Of the configs in `published.json`, that of mt5-small was compared with copies in public
-repositories, and those of NLLB and mbart-large-en-ro in part; the others are written from memory, and were not compared with
-the published files.
+repositories, and those of NLLB and mbart-large-en-ro in part; the others are written from memory, and were not compared
+with the published files.
 """
 
 import dataclasses
