@@ -270,6 +270,7 @@ def change(source, target, **settings):
     ("settings", "sentence"),
     [
         ({"model_type": "bloom"}, "model_type 'bloom' is not supported; supported are arcee, bart, bert, cwm, "),
+        ({"model_type": "gpt_oss"}, "'gpt_oss' is not supported: it has experts .* 'mixtral' is the nearest that is"),
         ({"n_layer": 3}, "the checkpoint has no array 'transformer.h.2.*' for the parameter decoder/layers_2/"),
         ({"n_layer": 1}, "the checkpoint has arrays that the model does not: transformer.h.1"),
         ({"n_inner": 20}, "transformer.h.0.mlp.* of the checkpoint has the shape .*; expected: "),

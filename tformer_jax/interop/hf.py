@@ -26,7 +26,7 @@ from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.heads import NoHeadError, random_head
 from tformer_jax.interop.llama_like import LLAMA_LIKE
 from tformer_jax.interop.mixtures import MIXTURES
-from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
+from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY, UNSUPPORTED
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
@@ -247,6 +247,11 @@ def architecture_of(model_type: str, family: str | None = None) -> Architecture:
     Raises:
         UserError: there is none.
     """
+    if model_type in UNSUPPORTED:
+        module, nearest = UNSUPPORTED[model_type]
+        raise UserError(
+            f"model_type {model_type!r} is not supported: it has {module}; {nearest!r} is the nearest that is"
+        )
     if model_type not in ARCHITECTURES:
         raise UserError(f"model_type {model_type!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}")
     others = OTHER_FAMILIES.get(family or "")

@@ -296,3 +296,20 @@ ALIASES: dict[str, dict[str, str]] = {
     "modernbert": {"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"},
 }
 """Other names of fields by `model_type`, as `attribute_map` of transformers has them."""
+
+_PARALLEL = "attention and FFN in parallel"
+UNSUPPORTED = {
+    "gpt_oss": ("experts with a clamped gate, and a router with biases", "mixtral"),
+    "qwen3_next": ("gated attention beside the gated delta rule", "qwen3_moe"),
+    "deepseek_v2": ("latent attention, and a router with groups of experts", "qwen2_moe"),
+    "deepseek_v3": ("latent attention, and a router with sigmoids and groups of experts", "qwen3_moe"),
+    "olmo": ("norms without parameters", "olmo2"),
+    "olmoe": ("experts behind QK-norms over all heads", "olmo2"),
+    "granitemoe": ("experts with the multipliers of Granite", "granite"),
+    "lfm2": ("gated short convolutions", "qwen3"),
+    "phi": (_PARALLEL, "phi3"),
+    "gpt_neox": (_PARALLEL, "stablelm"),
+    "falcon": (_PARALLEL, "llama"),
+    "cohere": (_PARALLEL, "llama"),
+}
+"""What each of these `model_type` has that no supported one has, and the nearest supported one."""
