@@ -118,7 +118,7 @@ MODELS = {
 }
 UNTIED = "t5 1.1", "mt5", "umt5"
 SLOW = {"smollm3", "mt5", "stablelm", "qwen2_moe", "qwen3_moe", "xlm-roberta", "roberta masked_lm"}
-SLOW |= {"distilbert masked_lm", "modernbert"}
+SLOW |= {"distilbert masked_lm", "modernbert", "gemma", "ministral", "cwm", "arcee", "seed_oss", "olmo2"}
 """Models that differ from others in one setting each, or in their heads."""
 
 
