@@ -1,9 +1,15 @@
 """Tokens that two vocabularies share."""
 
+import io
+
 import pytest
+import sentencepiece
+import tokenizers as hf
 
 from tests.data.trained import trained_tokenizer
 from tformer_jax.data.tokenizers.base import FIRST, MASK
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
+from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.tokens import correspondence
 
@@ -47,3 +53,15 @@ def test_other_notations_are_not_comparable(others):
 
 def test_bytes_correspond():
     assert correspondence(ByteTokenizer(), ByteTokenizer()).here == tuple(range(FIRST + 256))
+
+
+def test_pieces_of_sentencepiece_are_those_of_other_tokenizers_with_its_mark():
+    library = hf.Tokenizer(hf.models.Unigram([("<unk>", 0.0), ("▁the", -1.0), ("▁zzz", -2.0)], 0))
+    library.pre_tokenizer = hf.pre_tokenizers.Metaspace()
+    model = io.BytesIO()
+    options = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 9, "model_writer": model}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS["some"]), **options)
+    here, there = HFTokenizer(library), SentencePieceTokenizer(model.getvalue())
+    pairs = dict(zip(*correspondence(here, there)[:2], strict=True))
+    assert pairs[here.vocabulary()[1]["▁the"]] == there.vocabulary()[1]["▁the"]
+    assert here.vocabulary()[1]["▁zzz"] not in pairs

@@ -25,7 +25,7 @@ def correspondence(here: Tokenizer, there: Tokenizer) -> Correspondence | None:
 
     Tokens are compared as the vocabularies write them: "_the" at the start of a word is not "the" within one.
     Vocabularies with another notation, such as those of byte-level BPE and WordPiece, are not comparable; those of
-    SentencePiece and tiktoken only with the same model.
+    tiktoken only with the same ranks.
     """
     (mine, ids), (theirs, others) = _vocabulary(here), _vocabulary(there)
     if mine != theirs:
