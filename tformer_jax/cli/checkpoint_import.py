@@ -18,7 +18,7 @@ from tformer_jax.base.paths import is_remote
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
-from tformer_jax.data.tokenizers.checkpoints import load_standalone_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import is_fairseq_dictionary, load_standalone_tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, tagged_language
 from tformer_jax.interop import companions, files, generation, gguf, hf, hub, marian, sentence_transformers, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
@@ -146,11 +146,15 @@ def _read_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None)
         raise UserError(f"{path} has no tokenizer: add --tokenizer FILE, or two files, of the source and the target")
     kind, cfg, params = state_dicts.load(path, dict(options.model_args), mesh=mesh)
     tokenizers = load_standalone_tokenizers(options.tokenizer, pair=cfg.model_class.reads_source)
-    if options.tokenizer[0].suffix == ".txt" and tokenizers.target.vocab_size != cfg.vocab_size:
-        raise UserError(
-            f"{options.tokenizer[0]} has {tokenizers.target.vocab_size} different characters, but the model was "
-            f"trained on {cfg.vocab_size}: name the text that it was trained on"
-        )
+    source_size = cfg.source_vocab_size if cfg.model_class.reads_source else cfg.vocab_size
+    sides = (tokenizers.source, source_size), (tokenizers.target, cfg.vocab_size)
+    for file, (tokenizer, size) in zip((options.tokenizer[0], options.tokenizer[-1]), sides, strict=True):
+        if file.suffix == ".txt" and tokenizer.vocab_size != size:
+            unit = "tokens" if is_fairseq_dictionary(file) else "characters"
+            raise UserError(
+                f"{file} has {tokenizer.vocab_size} different {unit}, but the model was trained on {size}: name the "
+                "file that it was trained on"
+            )
     files_read = [path, *options.tokenizer]
     return Imported(kind, files_read, cfg, params, _fit_tokenizers(path, tokenizers, cfg), DecodeConfig())
 

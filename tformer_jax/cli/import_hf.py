@@ -37,7 +37,8 @@ def parser() -> argparse.ArgumentParser:
         "import_hf",
         "Creates a run folder from a checkpoint in Hugging Face's format (config.json, safetensors and the "
         f"tokenizer's files; architectures: {', '.join(sorted(DEFAULTS))}), from a GGUF file or Marian's .npz, or from "
-        "a PyTorch state dict of nanoGPT or of torch.nn.Transformer with the names of PyTorch's translation tutorial.",
+        "a PyTorch state dict of nanoGPT, of fairseq's transformer, or of torch.nn.Transformer with the names of "
+        "PyTorch's translation tutorial.",
     )
     result.add_argument(
         "checkpoint",
@@ -68,8 +69,8 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="tokenizer.json, tokenizer of a run folder, or .txt whose characters are the vocabulary; two files for a "
-        "pair, the first of the source",
+        help="tokenizer.json, tokenizer of a run folder, fairseq's dict.LANGUAGE.txt, or another .txt, whose "
+        "characters are the vocabulary; two files for a pair, the first of the source",
     )
     state_dict.add_argument(
         "--model-args",

@@ -1,4 +1,4 @@
-"""Loads PyTorch state dicts of nanoGPT and of models built from `torch.nn.Transformer`.
+"""Loads PyTorch state dicts of nanoGPT, of fairseq and of models built from `torch.nn.Transformer`.
 
 The file is one of `torch.save`: a state dict, or a dictionary with one under "model" or "state_dict", and perhaps with
 "model_args". It is read by `torch.load(..., weights_only=True)`, which creates tensors and plain values only.
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop import mapping, nanogpt, torch_transformer
+from tformer_jax.interop import fairseq, mapping, nanogpt, torch_transformer
 from tformer_jax.interop.architecture import Settings
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.models import registry
@@ -43,6 +43,7 @@ class StateDictKind(NamedTuple):
 
 KINDS = {
     "nanoGPT": StateDictKind(nanogpt.HAS, nanogpt.settings, nanogpt.RULES, nanogpt.BUFFERS),
+    "fairseq": StateDictKind(fairseq.HAS, fairseq.settings, fairseq.RULES, fairseq.BUFFERS),
     "torch.nn.Transformer": StateDictKind(
         torch_transformer.HAS, torch_transformer.settings, torch_transformer.RULES, torch_transformer.BUFFERS
     ),
@@ -97,7 +98,7 @@ def read(path: Path) -> tuple[StoredArrays, Settings]:
     tensors = {WRAPPERS.sub("", name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     if not state or len(tensors) < len(state):
         raise UserError(f"{path} has no state dict, neither as a whole nor under one of {', '.join(STATES)}")
-    args = content.get("model_args", {})
+    args = content.get("model_args") or fairseq.read_arguments(content.get("cfg"))
     return StoredArrays(_array_readers(tensors)), args if isinstance(args, dict) else {}
 
 

@@ -86,7 +86,7 @@ def settings(arrays: StoredArrays, args: dict[str, Any]) -> dict[str, Any]:
         "norm_eps": values["layer_norm_eps"],
         "norm_bias": f"{encoder}layers.0.norm1.bias" in arrays,
         "final_norm": f"{encoder}norm.weight" in arrays,
-        "tie_embeddings": _remove_tied(arrays),
+        "tie_embeddings": remove_tied(arrays, _SOURCE, _TARGET, _HEAD),
         "output_bias": "generator.bias" in arrays,
         **dict.fromkeys(("dropout", "attention_dropout", "ffn_dropout"), values["dropout"]),
     }
@@ -107,14 +107,14 @@ def _count_positions(arrays: StoredArrays, dim: int) -> int:
     return len(table)
 
 
-def _remove_tied(arrays: StoredArrays) -> str:
-    """Returns `tie_embeddings`, and removes copies of the target's embedding."""
+def remove_tied(arrays: StoredArrays, source: str, target: str, head: str) -> str:
+    """Returns `tie_embeddings`, given the names of the embeddings and the head; removes copies of the target's."""
 
     def remove(name: str) -> bool:
-        same = name in arrays and np.array_equal(arrays[name], arrays[_TARGET])
+        same = name in arrays and np.array_equal(arrays[name], arrays[target])
         if same:
             del arrays[name]
         return same
 
     kinds = {(True, True): "all", (True, False): "inputs", (False, True): "output", (False, False): "none"}
-    return kinds[remove(_SOURCE), remove(_HEAD)]
+    return kinds[remove(source), remove(head)]

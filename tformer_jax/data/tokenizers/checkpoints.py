@@ -20,6 +20,7 @@ from tformer_jax.data.tokenizers.classes import (
     names_by_role,
     rebuilding_class,
     special_names,
+    surround_texts,
 )
 from tformer_jax.data.tokenizers.files import Tokenizers, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
@@ -265,9 +266,9 @@ READERS = {"m2m_100": _read_m2m_100, "mbart": _read_fairseq, "xlm-roberta": _rea
 def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenizers:
     """Reads one tokenizer, or those of the source and the target.
 
-    A file is a `tokenizer.json`, a tokenizer of a run folder, or a `.txt`: the text whose sorted characters are the
-    vocabulary, without special tokens, as nanoGPT's character-level data has. The decoder of a pair starts with BOS,
-    and targets have no other tokens around them than EOS.
+    A file is a `tokenizer.json`, a tokenizer of a run folder, fairseq's `dict.LANGUAGE.txt`, or another `.txt`: the
+    text whose sorted characters are the vocabulary, without special tokens, as nanoGPT's character-level data has.
+    The decoder of a pair starts with BOS, and targets have no other tokens around them than EOS.
 
     Raises:
         UserError: a file is missing or damaged, or there are more files than tokenizers.
@@ -284,6 +285,8 @@ def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenize
 def _load_standalone(path: Path) -> Tokenizer:
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the file of a tokenizer")
+    if is_fairseq_dictionary(path):
+        return _read_fairseq_dictionary(path)
     if path.suffix == ".txt":
         try:
             text = path.read_text(encoding="utf-8")
@@ -305,6 +308,23 @@ def _load_standalone(path: Path) -> Tokenizer:
     options = {f"{role}_token": name for role, name in roles.items()}
     add_tokens(library, {}, options)
     return _wrap(library, options, {f"{role}_token_id": vocab[name] for role, name in roles.items()}).target
+
+
+def is_fairseq_dictionary(path: Path) -> bool:
+    """Returns whether a file is named as fairseq's dictionaries, `dict.LANGUAGE.txt`."""
+    return path.suffix == ".txt" and path.name.startswith("dict.")
+
+
+def _read_fairseq_dictionary(path: Path) -> Tokenizer:
+    """Reads a token and its count per line; texts are tokens between spaces, and EOS starts the decoder."""
+    tokens = [*FAIRSEQ, *(line.rsplit(" ", 1)[0] for line in path.read_text(encoding="utf-8").splitlines())]
+    library = hf.Tokenizer(hf.models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
+    library.pre_tokenizer = hf.pre_tokenizers.WhitespaceSplit()
+    options: Settings = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), FAIRSEQ, strict=True))
+    add_tokens(library, {}, options)
+    surround_texts(library, [], ["</s>"])
+    ids = {f"{role}_id": i for i, role in enumerate(options)}
+    return _wrap(library, options, ids | {"decoder_start_token_id": ids["eos_token_id"]}).target
 
 
 def character_tokenizer(text: str) -> HFTokenizer:
