@@ -119,7 +119,8 @@ def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
 
 
 def _advice(cfg: ModelConfig, model_types: Iterable[str]) -> str:
-    """Returns the settings to train with for the architecture that needs the fewest changes; "" for no advice."""
+    """Returns the settings to train with for the first architecture that needs the fewest changes; "" for no advice."""
     changes = {model_type: hf.needed_changes(cfg, model_type) for model_type in model_types}
-    fewest = min(((len(needed), model_type) for model_type, needed in changes.items() if needed), default=None)
+    counted = [(len(needed), model_type) for model_type, needed in changes.items() if needed]
+    fewest = min(counted, key=lambda pair: pair[0], default=None)
     return "" if fewest is None else f"; {fewest[1]!r} needs a model trained with {', '.join(changes[fewest[1]] or ())}"
