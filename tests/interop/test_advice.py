@@ -46,8 +46,8 @@ def test_the_command_advises_the_architecture_with_the_fewest_changes(tmp_path):
     run = own_runs.make(tmp_path / "run", "marian", position="sinusoidal", norm_placement="pre", output_bias=False)
     with pytest.raises(
         UserError,
-        match=r"^none of the architectures gpt2, .* represents this model; 'm2m_100' needs a model trained with "
-        r"model.position='sinusoidal_fairseq', model.position_offset=1$",
+        match=r"^none of the architectures gpt2, .* represents this model; 'marian' needs a model trained with "
+        r"model.norm_placement='post', model.position='sinusoidal_halves'$",
     ):
         export_hf.main(["--run", str(run), str(tmp_path / "out")])
     with pytest.raises(UserError, match=r"cannot represent this model: .*; 'bart' needs a model trained with "):
