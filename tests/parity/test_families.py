@@ -109,9 +109,11 @@ def save(folder: Path, config: dict) -> torch.nn.Module:
 
 def their_outputs(folder: Path, model: torch.nn.Module, beams: int) -> list[str]:
     tokenizer, found = transformers.AutoTokenizer.from_pretrained(folder), []
+    absent = list(range(len(tokenizer), model.config.vocab_size)) or None  # tokens that we never generate
     for text in PROMPTS:
         ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
         settings = {"num_beams": beams, "max_new_tokens": NEW, "do_sample": False, "use_cache": False}
+        settings["suppress_tokens"] = absent
         with torch.no_grad():
             output = model.generate(**ids, **settings, pad_token_id=0)[0]
         found.append(join_lines(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False)))
