@@ -262,6 +262,7 @@ def test_rows_of_a_config():
         "repetition": [pytest.approx(1.2)] * 2,
         "min_tokens": [4] * 2,
         "beams": [5] * 2,
+        "placeholders": [0] * 2,
     }
     assert RowSettings.from_config(DecodeConfig(top_p=0.0), 1).top_p == 0
     for strategy in ("greedy", "beam"):

@@ -14,6 +14,8 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import import_hf
 from tformer_jax.interop import hf
 
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+"""PEFT 0.21 reads it of models of transformers 5."""
 TOKENS = np.arange(12).reshape(2, 6) + 3
 LORA = {"r": 3, "lora_alpha": 5, "init_lora_weights": False}
 CASES = {
