@@ -1,6 +1,7 @@
 """What is checked when a run is built: other processes in its folder, the run that it starts from, and its sizes."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -112,6 +113,18 @@ def test_a_run_does_not_end_before_its_last_checkpoint(tmp_path):
     with pytest.raises(UserError, match="train.steps=4: .* is already at step 6; write at least 6"):
         run_folder.check_resumable(tmp_path, small_config(steps=4), {})
     run_folder.check_resumable(tmp_path, small_config(steps=6), {})
+
+
+def test_a_mixture_of_an_earlier_version_is_not_resumed_in_another_order(tmp_path):
+    config.save(small_config(), tmp_path / "config.json")
+    facts = {"the number of train examples": 5}
+    (tmp_path / run_folder.CORPUS).write_text(json.dumps(facts))
+    run_folder.check_resumable(tmp_path, small_config(), facts)
+    mixture = facts | {run_folder.MIXTURE: 2}
+    with pytest.raises(UserError, match="mixes data.weights in another order: finish it with revision bc1b2c8"):
+        run_folder.check_resumable(tmp_path, small_config(), mixture)
+    (tmp_path / run_folder.CORPUS).write_text(json.dumps(mixture))
+    run_folder.check_resumable(tmp_path, small_config(), mixture)
 
 
 def test_a_resumed_run_may_save_memory(tmp_path):

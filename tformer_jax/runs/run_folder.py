@@ -31,6 +31,8 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.runs import provenance
 
 CORPUS = "corpus.json"
+MIXTURE = "the order of the mixture"
+"""Name of a fact of corpora that are mixed unequally; runs until revision bc1b2c8 have another order, and no fact."""
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
 
 
@@ -173,6 +175,11 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
             "train.patience cannot compare their scores with new ones; restore this setting, or choose another --run"
         )
     check_corpus(run, corpus)
+    if unfinished and MIXTURE in corpus and (run / CORPUS).exists() and MIXTURE not in read_json(run / CORPUS):
+        raise UserError(
+            f"{run} is of an earlier version, which mixes data.weights in another order: finish it with revision "
+            "bc1b2c8, or choose another --run"
+        )
     return before
 
 

@@ -12,7 +12,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.packages import import_extra
 from tformer_jax.data.tokenizers.base import FIRST, TAG, Tokenizer, special_from_json
 from tformer_jax.data.tokenizers.files import from_json
-from tformer_jax.data.tokenizers.huggingface import HFTokenizer
+from tformer_jax.data.tokenizers.huggingface import BYTE, HFTokenizer
 from tformer_jax.data.tokenizers.language_tags import languages_of, matching_languages
 from tformer_jax.data.tokenizers.notation import BYTES, byte_names
 from tformer_jax.data.tokenizers.segmentation import JoinedPieces, LongestPieces, MergedPieces, Pieces, ScoredPieces
@@ -119,7 +119,7 @@ def extend(
 def _ids_of(tokenizer: Tokenizer, ids: Mapping[str, int], pieces: Iterable[str]) -> Iterable[int]:
     """Yields the ids of pieces; those of the bytes of a piece that the vocabulary lacks, or of the unknown token."""
     for piece in pieces:
-        spelled = [f"<0x{byte:02X}>" for byte in piece.encode()] if tokenizer.fallback_bytes else []
+        spelled = [*map(BYTE.format, piece.encode())] if tokenizer.fallback_bytes else []
         unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
         yield from [ids[piece]] if piece in ids else [ids[name] for name in spelled if name in ids] or unknown
 
