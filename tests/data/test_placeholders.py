@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import tiny
 from tformer_jax.config import Config, ConfigError, DataConfig
+from tformer_jax.data.features import tokenize
 from tformer_jax.data.placeholders import (
     NUMBERED,
     PATTERNS,
@@ -18,7 +19,6 @@ from tformer_jax.data.placeholders import (
 )
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
-from tformer_jax.data.transforms import tokenize
 
 A, B, C = NUMBERED[:3]
 EVERY = tuple(PATTERNS)

@@ -20,6 +20,7 @@ from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus, DataError, load_corpus
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
+from tformer_jax.data.features import Tokenized
 from tformer_jax.data.objectives import build_objective
 from tformer_jax.data.objectives.windows import CorruptedWindows
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
@@ -28,7 +29,6 @@ from tformer_jax.data.rows import Shards, token_stream
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
-from tformer_jax.data.transforms import Tokenized
 from tformer_jax.data.windows import Windows
 from tformer_jax.special_tokens import PAD
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
-from tformer_jax.data import transforms
+from tformer_jax.data import features
 from tformer_jax.data.tokenizers import (
     BpeDropout,
     Tokenizers,
@@ -174,9 +174,9 @@ class TestBpeDropout:
 
     def test_it_is_built_once_for_all_blocks_and_loader_processes(self, monkeypatch):
         built = []
-        monkeypatch.setattr(transforms, "BpeDropout", lambda *given: built.append(given) or BpeDropout(*given))
+        monkeypatch.setattr(features, "BpeDropout", lambda *given: built.append(given) or BpeDropout(*given))
         pairs = [{"source": text, "target": text} for text in TEXTS]
-        reader = transforms.Tokenized(pairs, Tokenizers(self.tokenizer, self.tokenizer), dropout=0.5)
+        reader = features.Tokenized(pairs, Tokenizers(self.tokenizer, self.tokenizer), dropout=0.5)
         blocks = [reader.read(range(8), np.random.default_rng(seed)) for seed in (0, 1)]
         assert blocks[0]["source"].ids.tolist() != blocks[1]["source"].ids.tolist()
         again = pickle.loads(pickle.dumps(reader)).read(range(8), np.random.default_rng(1))

@@ -320,7 +320,7 @@ def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
 
 def test_a_tokenizer_of_a_checkpoint_surrounds_texts_in_training(imported):
     from tformer_jax.data.columns import Column
-    from tformer_jax.data.transforms import FeatureConverter, tokenize
+    from tformer_jax.data.features import FeatureConverter, tokenize
 
     pair = load_checkpoint_tokenizers(imported("t5")[0])
     block = tokenize([{"source": "the cat", "target": "a dog"}], pair)

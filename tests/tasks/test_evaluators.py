@@ -18,12 +18,12 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, kinds
 from tformer_jax.data.corpora import Corpus, load_corpus
+from tformer_jax.data.features import Tokenized
 from tformer_jax.data.objectives import build_objective
 from tformer_jax.data.objectives.windows import covering_corrupted
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
-from tformer_jax.data.transforms import Tokenized
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.inference.requests import EncodedRequest

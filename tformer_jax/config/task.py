@@ -122,7 +122,7 @@ class Task:
     def features(self, block: Any) -> Any:
         """Returns the batch keys and columns of this task, given those of pairs, documents or labeled texts.
 
-        See `data.transforms.FeatureConverter`; loader processes call it.
+        See `data.features.FeatureConverter`; loader processes call it.
         """
         return block
 

@@ -7,10 +7,10 @@ import grain
 
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.features import Tokenized
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import IndexedReader, Shards
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Tokenized
 
 
 class EvaluationPass(NamedTuple):

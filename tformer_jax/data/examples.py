@@ -9,6 +9,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.batching import EvaluationPass
 from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.features import Tokenized, evaluation_converter, feature_converter
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.mixtures import example_weights
 from tformer_jax.data.order import index_blocks
@@ -23,7 +24,6 @@ from tformer_jax.data.rows import (
     pending_reader,
 )
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Tokenized, evaluation_converter, feature_converter
 
 DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""

@@ -10,9 +10,9 @@ from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, DataError, Example
 from tformer_jax.data.corpora.corpus import Part, spread
 from tformer_jax.data.corpora.example import NO_TEXT
+from tformer_jax.data.features import Tokenized, feature_converter
 from tformer_jax.data.rows import BLOCK, IndexedReader, id_reader, pending_reader
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import Tokenized, feature_converter
 
 TOKENIZED = 10_000
 """Maximum number of examples of an entry, or of all directions, whose tokens are counted."""

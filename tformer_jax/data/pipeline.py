@@ -9,10 +9,10 @@ from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.corpora import Corpus, DataError, Example
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.example import NO_TEXT
+from tformer_jax.data.features import document_end, feature_converter
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, Shards, id_reader, pending_reader, token_stream
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import document_end, feature_converter
 
 PREFETCHED_BATCHES = 8
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}

@@ -30,9 +30,9 @@ from tformer_jax.data.corpora.prepared import (
     stored_keys,
 )
 from tformer_jax.data.corpora.splits import no_example
+from tformer_jax.data.features import document_end, tokenize
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.training import adopt_tokenizers
-from tformer_jax.data.transforms import document_end, tokenize
 
 EXAMPLES_PER_CHUNK = 1024
 """Number of examples to tokenize at once."""

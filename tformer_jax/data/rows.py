@@ -8,9 +8,9 @@ import numpy as np
 
 from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
+from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized, document_end
 from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import FeatureConverter, IdReader, Tokenized, document_end
 from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:

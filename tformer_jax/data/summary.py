@@ -13,11 +13,11 @@ from tformer_jax.data.corpora.corpus import Endless, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.coverage import LanguageSummary, language_lines, summarize_languages
+from tformer_jax.data.features import FeatureConverter, evaluation_converter, feature_converter
 from tformer_jax.data.mixtures import affordable, shares
 from tformer_jax.data.placeholders import count_unmatched
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms import FeatureConverter, evaluation_converter, feature_converter
 
 SPLITS = ("train", "validation", "test")
 TOKENIZED = 10_000

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.data.columns import Column
-from tformer_jax.data.transforms import FeatureConverter
+from tformer_jax.data.features import FeatureConverter
 from tformer_jax.lab.explain.mathml import formula, fraction, total
 from tformer_jax.lab.explain.topic import (
     CFG,
