@@ -9,7 +9,7 @@ python -m tests.programs.many_languages --config configs/translate_debian.py --d
 All have the same data, sizes and decoding of a config, whose variants such as `en-de` are single directions. A single
 direction has its share of the steps, so that all directions together take the time of the one model; PyTorch has as
 many steps as fit into this time, by the second command, and decodes greedily. Runs are in `runs/many_languages`; the
-same command resumes them.
+same command resumes them. On a GPU, several share it with `--jobs`.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,20 @@ def main() -> None:
     parser.add_argument("--many", type=Path, required=True, help="record of the sweep over seeds of the one model")
     parser.add_argument("--torch-steps", type=int, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs", "many_languages"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
-    scores: dict[str, list[Scores]] = {"many": [], "alone": [], "torch": []}
-    for run in json.loads(options.many.read_text(encoding="utf-8"))["runs"]:
-        seed = run["seed"]
-        scores["many"].append(chosen_metrics(run))
-        print(f"seed {seed}: chrF {scores['many'][-1]['chrf']:.2f}", flush=True)
-        names = [name.partition(":")[2] for name in scores["many"][-1] if name.startswith("chrf:")]
-        directions = [name for name in names if name in all_directions(options.config)]
-        alone = {name: plain_metrics(train(options, name, seed)) for name in directions}
-        scores["alone"].append(with_means(alone, directions))
-        scores["torch"].append(train_torch(options, seed))
+    directions = all_directions(options.config)
+    runs = json.loads(options.many.read_text(encoding="utf-8"))["runs"]
+    seeds = [run["seed"] for run in runs]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        peers = [pool.submit(train_torch, options, seed) for seed in seeds]
+        alone = {(seed, name): pool.submit(train, options, name, seed) for seed in seeds for name in directions}
+    scores: dict[str, list[Scores]] = {"many": [chosen_metrics(run) for run in runs], "alone": [], "torch": []}
+    for seed, peer in zip(seeds, peers, strict=True):
+        singles = {name: plain_metrics(alone[seed, name].result()) for name in directions}
+        scores["alone"].append(with_means(singles, directions))
+        scores["torch"].append(peer.result())
     summary = {system: summarize(seeds) for system, seeds in scores.items()}
     for line in table(summary, [name for name in summary["many"] if name.startswith("chrf:")]):
         print(line)
@@ -64,12 +67,14 @@ def all_directions(config: str) -> list[str]:
 
 
 def train(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
-    """Trains a variant of the config, or resumes it; returns the result."""
+    """Trains a variant of the config, or resumes it, unless it has ended; returns the result."""
     run, config = options.runs / f"{variant}_{seed}", f"{options.config}:{variant}"
     arguments = ["--config", config, "--run", str(run), "--data", str(options.data), f"--config.seed={seed}"]
     command = [sys.executable, "scripts/train.py", *arguments, "--resume"]
-    subprocess.run(command, check=True, cwd=commands.ROOT, stdout=subprocess.DEVNULL)
-    result: dict[str, Any] = json.loads((commands.ROOT / run / "result.json").read_text(encoding="utf-8"))
+    written = commands.ROOT / run / "result.json"
+    if not written.is_file():
+        subprocess.run(command, check=True, cwd=commands.ROOT, stdout=subprocess.DEVNULL)
+    result: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
     return result
 
 

@@ -47,6 +47,7 @@ PEAK = 1e-3
 """Learning rate at the end of the warm-up."""
 ROWS = 100
 """Sentences that are translated together."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MEASURED, ROUNDS = 20, 5
 """Batches, and rounds over them, of a measurement."""
 
@@ -95,7 +96,7 @@ class Translator(nn.Module):
 def as_tensors(batch: dict[str, np.ndarray]) -> dict[str, Tensor]:
     """Converts a batch; padding of inputs is PyTorch's."""
     batch = dict(batch) | {key: np.where(batch[key] == PAD, PAD_TOKEN, batch[key]) for key in ("source", "target_in")}
-    return {key: torch.from_numpy(array).long() for key, array in batch.items()}
+    return {key: torch.from_numpy(array).long().to(DEVICE) for key, array in batch.items()}
 
 
 class Training:
@@ -209,6 +210,7 @@ def main() -> None:
     options = parser.parse_args()
     cfg = read_config(options.config)
     torch.manual_seed(options.seed)
+    torch.set_default_device(DEVICE)
     corpus = load_corpus(cfg, options.data)
     tokenizers = train_tokenizers(cfg.data, corpus.train, options.data)
     model = Translator(cfg, tokenizers.target.vocab_size)
@@ -221,7 +223,7 @@ def main() -> None:
     outputs = translate(cfg, model, tokenizers, examples)
     parameters = sum(each.numel() for each in model.parameters())
     rows = [dict(example) | {"output": output} for example, output in zip(examples, outputs, strict=True)]
-    record = {"seed": options.seed, "steps": options.steps, "parameters": parameters}
+    record = {"seed": options.seed, "steps": options.steps, "parameters": parameters, "device": DEVICE}
     options.output.write_text(json.dumps(record | {"rows": rows}, ensure_ascii=False), encoding="utf-8")
 
 
