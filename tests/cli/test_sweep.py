@@ -290,8 +290,8 @@ def test_validation_metrics_are_those_of_the_tested_weights(tmp_path):
     [
         ({}, "train", True),
         ({}, "test", True),
-        ({"bpe_dropout": 0.1}, "train", False),
-        ({"bpe_dropout": 0.1}, "test", True),
+        ({"transforms": ("case",)}, "train", False),
+        ({"transforms": ("case",)}, "test", True),
         ({"train": ("other.txt",)}, "train", False),
         ({"train": ("other.txt",)}, "validation", True),
     ],

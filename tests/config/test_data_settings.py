@@ -13,8 +13,8 @@ BLEU = {"bleu_tokenize": "zh"}
     ("values", "sentence"),
     [
         (
-            {"data": {"source": "lines", "train": "x", "batching": "windows", "bpe_dropout": 0.1}},
-            "data.bpe_dropout=0.1: must be 0.0 for data.batching='windows', which tokenizes texts only once",
+            {"data": {"source": "lines", "train": "x", "batching": "windows", "transforms": ["case"]}},
+            "data.transforms=.*: must be \\(\\) for data.batching='windows', which tokenizes texts only once",
         ),
         ({"data": {"source": "tsv", "train": "x", "validation_fraction": 1}}, "fraction=1.0: must be below 1"),
         ({"data": {"source": "tsv", "train": "x", "validation_fraction": 0}}, "fraction=0.0: must be above 0"),

@@ -3,16 +3,17 @@
 import dataclasses
 import json
 import pickle
+import random
 import sys
 
-import numpy as np
 import pytest
 
 from tests.helpers import build, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig
-from tformer_jax.data.tokenizers import BpeDropout, Tokenizers, normalizer, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, normalizer, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.transforms.bpe_dropout import RandomMerges
 from tformer_jax.inference.outputs import Output
 from tformer_jax.tasks.evaluators.evaluation import Segment
 from tformer_jax.tasks.evaluators.scores import score_texts
@@ -75,7 +76,7 @@ def test_bpe_dropout_reads_normalized_text(p, pieces):
         expected = [vocabulary[letter] for letter in "theĠman"]
     for one in (tokenizer, tokenizer.extended(("<mask>",))):
         assert one.is_bpe
-        assert BpeDropout(one, p).encode_batch([text], np.random.default_rng(0)) == [expected]
+        assert RandomMerges(one, p).encode(text, random.Random(0)) == expected
 
 
 @pytest.mark.parametrize(("references", "matches"), [("raw", 0.0), ("normalized", 100.0)])
@@ -97,8 +98,8 @@ def test_references_are_compared_as_the_setting_says(references, matches):
 def test_refused_settings():
     with pytest.raises(UserError, match="shared_vocab=True: must be False for tokenizers of different kinds"):
         DataConfig(target_tokenizer="characters")
-    with pytest.raises(UserError, match="bpe_dropout=0.1: needs"):
-        DataConfig(source_tokenizer="words", target_tokenizer="words", bpe_dropout=0.1)
+    with pytest.raises(UserError, match="bpe_dropout: needs a BPE tokenizer, not data.tokenizer='words'"):
+        DataConfig(source_tokenizer="words", target_tokenizer="words", transforms=("bpe_dropout",))
     with pytest.raises(UserError, match="normalize.*lowercase"):
         DataConfig(normalize=("lowercaes",))
     with pytest.raises(UserError, match="must be 'raw' without data.normalize"):

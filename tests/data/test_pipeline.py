@@ -34,11 +34,15 @@ CORPORA = {
 }
 BUCKETS = {"bucket_lengths": (6, 10, 16), "batch_tokens": 40, "batch_multiple": 2}
 WINDOWS = {"batching": "windows", "window": 7, "batch_size": 3}
+TRANSFORMS = {"transforms": ({"kind": "bpe_dropout", "rate": 0.3}, {"kind": "case", "probability": 0.5})}
 PACKED = {"batching": "packed", "window": 20, "batch_size": 3}
 KINDS = {
     "translation in buckets": ("seq2seq", BUCKETS),
     "translation packed": ("seq2seq", PACKED | {"source_window": 17}),
-    "translation with BPE dropout": ("seq2seq", BUCKETS | {"tokenizer": "bpe", "vocab_size": 280, "bpe_dropout": 0.3}),
+    "translation with transforms": (
+        "seq2seq",
+        BUCKETS | {"tokenizer": "bpe", "vocab_size": 280} | TRANSFORMS,
+    ),
     "classification in buckets": ("classifier", BUCKETS),
     "windows": ("decoder_lm", WINDOWS),
     "documents packed and truncated": ("decoder_lm", PACKED | {"long_documents": "truncate"}),
@@ -53,9 +57,9 @@ KINDS = {
     "spans": ("seq2seq", WINDOWS | {"objective": "span_corruption"}),
     "denoising": ("seq2seq", WINDOWS | {"objective": "denoising", "noise": NoiseConfig(permute_sentences=True)}),
 }
-RESTORED = ("translation packed", "translation with BPE dropout", "windows", "documents packed and split")
+RESTORED = ("translation packed", "translation with transforms", "windows", "documents packed and split")
 RESTORED += ("a mixture", "a mixture of masked tokens", "spans", "denoising")
-ORDERED = ("a mixture", "translation with BPE dropout", "masked tokens", "denoising")
+ORDERED = ("a mixture", "translation with transforms", "masked tokens", "denoising")
 SPLIT = ("documents packed and split", "a mixture", "spans")
 
 

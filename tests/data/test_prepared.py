@@ -206,7 +206,9 @@ def test_bpe_dropout_reads_the_texts(corpus_folder, tmp_path):
     cfg = config("seq2seq", tokenizer="bpe", vocab_size=300)
     prepare(cfg, corpus_folder, tmp_path / "p")
     cfg = prepared(cfg, tmp_path / "p")
-    cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, bpe_dropout=1.0))
+    cfg = dataclasses.replace(
+        cfg, data=dataclasses.replace(cfg.data, transforms=({"kind": "bpe_dropout", "rate": 1.0},))
+    )
     corpus = load_corpus(cfg, None)
     tokenizers = Tokenizers.load(corpus.tokenizers)
     batch = next(train_batches(cfg, corpus, tokenizers))
@@ -218,9 +220,9 @@ def test_bpe_dropout_reads_the_texts(corpus_folder, tmp_path):
 
 def test_bpe_dropout_is_refused_if_the_prepared_tokenizers_are_no_bpe(corpus_folder, tmp_path):
     prepare(config("seq2seq"), corpus_folder, tmp_path / "p", tokenizers=Tokenizers(*[ByteTokenizer()] * 2))
-    cfg = prepared(config("seq2seq", tokenizer="bpe", bpe_dropout=0.1), tmp_path / "p")
+    cfg = prepared(config("seq2seq", tokenizer="bpe", transforms=("bpe_dropout",)), tmp_path / "p")
     corpus = load_corpus(cfg, None)
-    with pytest.raises(UserError, match="data.bpe_dropout=0.1: needs a BPE tokenizer, which the data does not"):
+    with pytest.raises(UserError, match="bpe_dropout: needs a BPE tokenizer, which the data does not"):
         train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers))
 
 

@@ -1,11 +1,10 @@
-"""Tokenizers from files, and BPE-dropout."""
+"""Tokenizers from files."""
 
 import base64
 import io
 import json
 import pickle
 
-import numpy as np
 import pytest
 import sentencepiece
 import tokenizers as hf
@@ -14,9 +13,7 @@ from hypothesis import strategies as st
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
-from tformer_jax.data import features
 from tformer_jax.data.tokenizers import (
-    BpeDropout,
     Tokenizers,
     from_json,
     load_checkpoint_tokenizers,
@@ -147,38 +144,3 @@ def test_the_ids_of_a_vocabulary_in_lines_are_line_numbers(tmp_path, end):
     tokenizer = load_checkpoint_tokenizers(tmp_path).target
     assert tokenizer.vocab_size == len(lines)
     assert tokenizer.encode("a film") == [lines.index("a"), lines.index("film")]
-
-
-class TestBpeDropout:
-    tokenizer = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=320), [{"text": text} for text in TEXTS]).target
-
-    def test_without_dropout_it_is_the_tokenizer(self):
-        found = BpeDropout(self.tokenizer, 0.0).encode_batch(TEXTS, np.random.default_rng(0))
-        assert found == self.tokenizer.encode_batch(TEXTS)
-
-    def test_with_every_merge_left_out_a_token_is_a_byte(self):
-        (ids,) = BpeDropout(self.tokenizer, 1.0).encode_batch(["naïve cat"], np.random.default_rng(0))
-        assert len(ids) == len("naïve cat".encode())
-        assert self.tokenizer.decode(ids) == "naïve cat"
-
-    @given(st.text(max_size=30), st.integers(0, 9))
-    def test_every_segmentation_has_a_round_trip(self, text, seed):
-        text = text.replace("\ufffd", "")
-        (ids,) = BpeDropout(self.tokenizer, 0.3).encode_batch([text], np.random.default_rng(seed))
-        assert self.tokenizer.decode(ids) == text
-
-    def test_the_generator_decides(self):
-        dropout = BpeDropout(self.tokenizer, 0.5)
-        first, again, other = (dropout.encode_batch(TEXTS, np.random.default_rng(seed)) for seed in (0, 0, 1))
-        assert first == again != other
-
-    def test_it_is_built_once_for_all_blocks_and_loader_processes(self, monkeypatch):
-        built = []
-        monkeypatch.setattr(features, "BpeDropout", lambda *given: built.append(given) or BpeDropout(*given))
-        pairs = [{"source": text, "target": text} for text in TEXTS]
-        reader = features.Tokenized(pairs, Tokenizers(self.tokenizer, self.tokenizer), dropout=0.5)
-        blocks = [reader.read(range(8), np.random.default_rng(seed)) for seed in (0, 1)]
-        assert blocks[0]["source"].ids.tolist() != blocks[1]["source"].ids.tolist()
-        again = pickle.loads(pickle.dumps(reader)).read(range(8), np.random.default_rng(1))
-        assert again["target"].ids.tolist() == blocks[1]["target"].ids.tolist()
-        assert len(built) == 1

@@ -115,16 +115,23 @@ def test_a_run_does_not_end_before_its_last_checkpoint(tmp_path):
     run_folder.check_resumable(tmp_path, small_config(steps=6), {})
 
 
-def test_a_mixture_of_an_earlier_version_is_not_resumed_in_another_order(tmp_path):
+@pytest.mark.parametrize(
+    ("fact", "sentence"),
+    [
+        (run_folder.MIXTURE, "mixes data.weights in another order: finish it with revision bc1b2c8"),
+        (run_folder.TRANSFORMS, "draws BPE-dropout in another way: finish it with revision f3bf8a7"),
+    ],
+)
+def test_data_of_an_earlier_version_is_not_resumed_in_another_order(fact, sentence, tmp_path):
     config.save(small_config(), tmp_path / "config.json")
     facts = {"the number of train examples": 5}
     (tmp_path / run_folder.CORPUS).write_text(json.dumps(facts))
     run_folder.check_resumable(tmp_path, small_config(), facts)
-    mixture = facts | {run_folder.MIXTURE: 2}
-    with pytest.raises(UserError, match="mixes data.weights in another order: finish it with revision bc1b2c8"):
-        run_folder.check_resumable(tmp_path, small_config(), mixture)
-    (tmp_path / run_folder.CORPUS).write_text(json.dumps(mixture))
-    run_folder.check_resumable(tmp_path, small_config(), mixture)
+    present = facts | {fact: 2}
+    with pytest.raises(UserError, match=sentence):
+        run_folder.check_resumable(tmp_path, small_config(), present)
+    (tmp_path / run_folder.CORPUS).write_text(json.dumps(present))
+    run_folder.check_resumable(tmp_path, small_config(), present)
 
 
 def test_a_resumed_run_may_save_memory(tmp_path):

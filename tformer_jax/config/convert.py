@@ -34,6 +34,8 @@ def to_config_dict(section: Section) -> ConfigDict:
         value = getattr(section, field.name)
         if isinstance(value, Section):
             value = to_config_dict(value)
+        elif isinstance(value, tuple):
+            value = tuple(to_dict(part) if isinstance(part, Section) else part for part in value)
         elif value is None:
             kinds = [kind for kind in allowed_types(annotations[field.name]) if kind is not types.NoneType]
             value = config_dict.placeholder(kinds[0])
@@ -76,6 +78,7 @@ def load(path: Path) -> Config:
         raise ConfigError(f"{path} is not a saved config: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not a saved config: it has no sections")
+    _adopt_bpe_dropout(values.get("data"))
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
@@ -87,6 +90,12 @@ def load(path: Path) -> Config:
         raise ConfigError(
             f"{path} was written by another version ({error}); use the version that {version} names"
         ) from None
+
+
+def _adopt_bpe_dropout(data: Any) -> None:
+    """Turns the setting `bpe_dropout` of `data` in earlier versions into the transform."""
+    if isinstance(data, dict) and (rate := data.pop("bpe_dropout", 0)):
+        data["transforms"] = ({"kind": "bpe_dropout", "rate": rate},)
 
 
 def _drop_unknown(values: dict[str, Any]) -> list[str]:

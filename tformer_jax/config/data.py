@@ -9,6 +9,7 @@ from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.symbols import PLACEHOLDERS, check_symbols
+from tformer_jax.config.transforms import Transform
 
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 BUCKETS = {"batching": ("buckets",)}
@@ -24,7 +25,6 @@ NEEDED = {
     "split_digits": "data.tokenizer='bpe' or 'unigram'",
     "byte_fallback": "data.tokenizer='bpe' or 'unigram'",
     "character_coverage": "data.tokenizer='bpe', 'unigram' or 'characters'",
-    "bpe_dropout": "a BPE tokenizer",
 }
 """What uses a setting of tokenizers."""
 
@@ -212,7 +212,11 @@ class DataConfig(Section):
         "(<b>, </a>), urls; each is one of 32 numbered symbols for the model",
         choices=PLACEHOLDERS,
     )
-    bpe_dropout: float = setting(0.0, "bpe: probability of skipping a merge in training (BPE-dropout)", low=0, high=1)
+    transforms: tuple[Transform, ...] = setting(
+        (),
+        "random changes of training examples, in order: names, or dictionaries such as {'kind': 'case', "
+        "'probability': 0.05}; what is drawn depends on the seed, the example and the epoch alone",
+    )
     shared_vocab: bool = setting(True, "one vocabulary for source and target")
     tokenizer_examples: int = setting(
         100_000,
@@ -348,8 +352,10 @@ class DataConfig(Section):
         return any(kind in kinds.Users(kinds.TOKENIZERS, name) for kind in self.tokenizer_kinds)
 
     def _check_batching(self) -> None:
-        if self.bpe_dropout and self.batching == "windows":
-            raise self.error("bpe_dropout", "must be 0.0 for data.batching='windows', which tokenizes texts only once")
+        if self.transforms and self.batching == "windows":
+            raise self.error("transforms", "must be () for data.batching='windows', which tokenizes texts only once")
+        for transform in self.transforms:
+            transform.check_fit(self)
         if list(self.bucket_lengths) != sorted(set(self.bucket_lengths)) or not self.bucket_lengths:
             raise self.error("bucket_lengths", "must be lengths in ascending order, such as (16, 32, 64)")
         needed = self.bucket_lengths[-1] * self.batch_multiple

@@ -123,6 +123,10 @@ def _type_name(kind: type) -> str:
     return "None" if kind is types.NoneType else kind.__name__
 
 
+def _is_member(value: Any, members: tuple[type, ...]) -> bool:
+    return isinstance(value, members) if isinstance(value, Section) else type(value) in members
+
+
 def member_types(annotation: Any) -> tuple[type, ...]:
     """Returns the types of the members that `tuple[int, ...]` admits; () for any type, and other annotations."""
     if typing.get_origin(annotation) is not tuple:
@@ -138,8 +142,11 @@ def separated(text: str) -> str:
 
 def coerce(annotation: Any, value: Any) -> Any:
     """Converts a value to the annotated type: lists and strings to tuples, integers to floats, dicts to sections."""
-    admitted = allowed_types(annotation)
-    if isinstance(value, list | tuple) and member_types(annotation) == (float,):
+    admitted, members = allowed_types(annotation), member_types(annotation)
+    if members and isinstance(members[0], type) and issubclass(members[0], Section):
+        value = (value,) if isinstance(value, str | Mapping) else value
+        return tuple(map(members[0].from_value, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple) and members == (float,):
         return tuple(float(part) if type(part) is int else part for part in value)
     if isinstance(value, Mapping) and issubclass(admitted[0], Section):
         return admitted[0].from_dict(value)
@@ -184,6 +191,11 @@ class Section:
         for key in values:
             cls.check_name(key)
         return cls(**values)
+
+    @classmethod
+    def from_value(cls, value: Any) -> Any:
+        """Builds a section of a list from what a config writes for it; other values are returned as they are."""
+        return cls.from_dict(value) if isinstance(value, Mapping) else value
 
     @classmethod
     def check_name(cls, name: str) -> None:
@@ -274,8 +286,10 @@ class Section:
         for switch, choices, name in self._kind_names():
             if kinds.is_outside(choices, name):
                 yield f"{qualified(self.path, switch)}={name!r}"
-        for nested in self.nested():
-            yield from getattr(self, nested).outside_kinds()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                yield from part.outside_kinds() if isinstance(part, Section) else ()
 
     def _kind_names(self) -> Iterator[tuple[str, kinds.Kinds, str]]:
         for field in dataclasses.fields(self):
@@ -346,7 +360,7 @@ class Section:
         if value is None or isinstance(value, Section):
             return
         members = member_types(annotation)
-        if wrong := [part for part in value if type(part) not in members] if members else []:
+        if wrong := [part for part in value if not _is_member(part, members)] if members else []:
             expected = " or ".join(map(_type_name, members))
             hint = f"; write {tuple(map(str, value))}" if members == (str,) and None not in value else ""
             raise self.error(field.name, f"must hold {expected}, not {_type_name(type(wrong[0]))}{hint}")

@@ -141,6 +141,11 @@ CORPORA = Kinds(
     prepared="tformer_jax.data.corpora.prepared:Prepared",
 )
 """Sources of corpora; see `data.corpora.corpus.Source`."""
+TRANSFORMS = Kinds(
+    case="tformer_jax.data.transforms.case:Case",
+    bpe_dropout="tformer_jax.data.transforms.bpe_dropout:BpeDropout",
+)
+"""Random changes of training examples; see `config.transforms.Transform`."""
 BATCHINGS = Kinds(
     buckets="tformer_jax.data.bucketing:Buckets",
     packed="tformer_jax.data.packing:Packed",

@@ -12,7 +12,7 @@ from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.features import Tokenized, evaluation_converter, feature_converter
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.mixtures import example_weights
-from tformer_jax.data.order import index_blocks
+from tformer_jax.data.order import index_blocks, numbered_blocks
 from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.rows import (
     BLOCK,
@@ -24,6 +24,7 @@ from tformer_jax.data.rows import (
     pending_reader,
 )
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms.base import Training, build
 
 DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
@@ -33,16 +34,18 @@ def training_examples(
     cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards
 ) -> tuple[grain.IterDataset, RowReader]:
     """Returns endless lists of pending examples in the order of training, and the reader of their rows."""
-    reader = id_reader(corpus.train, tokenizers, corpus.labels, cfg.data.bpe_dropout)
+    transforms = None
+    if cfg.data.transforms:
+        transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
+    reader = id_reader(corpus.train, tokenizers, corpus.labels, transforms)
     convert = feature_converter(cfg, tokenizers)
     weights = example_weights(cfg, corpus, tokenizers)
-    blocks = index_blocks(corpus.sizes, weights, cfg.seed, DOCUMENTS if task_of(cfg).documents else BLOCK)
+    order = index_blocks if transforms is None else numbered_blocks
+    blocks = order(corpus.sizes, weights, cfg.seed, DOCUMENTS if task_of(cfg).documents else BLOCK)
     rows = RowReader(reader, convert, shards)
     if not isinstance(reader, Tokenized):
         return LoadedBlocks(blocks.map(LengthReader(reader, convert)), workers=0), rows
-    read = BlockReader(reader, convert)
-    blocks = blocks.random_map(read, seed=cfg.seed) if cfg.data.bpe_dropout else blocks.map(read)
-    return LoadedBlocks(blocks, cfg.data.workers).map(split_block), rows
+    return LoadedBlocks(blocks.map(BlockReader(reader, convert)), cfg.data.workers).map(split_block), rows
 
 
 def evaluation_examples(cfg: Config, split: EvaluationPass) -> tuple[Iterator[PendingExample], RowReader]:

@@ -1,8 +1,8 @@
 """Tokenizes examples and builds model inputs from their token ids."""
 
 import dataclasses
-import functools
 import logging
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -14,7 +14,8 @@ from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.placeholders import mask_example
 from tformer_jax.data.tags import Tags, direction_column
-from tformer_jax.data.tokenizers import BpeDropout, Tokenizer, Tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.data.transforms.base import Transforms
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
 
@@ -23,46 +24,51 @@ class IdReader(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        """Returns the token ids of the examples at `indices`; `rng` is the generator for random tokenization."""
+    def read(self, indices: Sequence[int]) -> Block:
+        """Returns the token ids of the examples at `indices`."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenized:
-    """Tokenizes the examples of a split on access; with `dropout`, each access draws a new segmentation."""
+    """Tokenizes the examples of a split on access, changed by `transforms`.
+
+    With transforms, an index may be `epoch * len(self) + index`: they draw anew in each epoch.
+    """
 
     examples: Sequence[Example]
     tokenizers: Tokenizers
     labels: tuple[str, ...] | None = None
-    dropout: float = 0.0
+    transforms: Transforms | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+    def read(self, indices: Sequence[int]) -> Block:
         """Tokenizes the examples at `indices`."""
-        examples = [self.examples[int(index)] for index in indices]
-        return tokenize(examples, self.tokenizers, self.labels, self._dropouts, rng)
-
-    @functools.cached_property
-    def _dropouts(self) -> dict[Tokenizer, BpeDropout]:
-        """BPE-dropout of each tokenizer that is a BPE; empty without dropout."""
-        both = {self.tokenizers.source, self.tokenizers.target} if self.dropout else ()
-        return {tokenizer: BpeDropout(tokenizer, self.dropout) for tokenizer in both if tokenizer.is_bpe}
+        if self.transforms is None:
+            return tokenize([self.examples[int(index)] for index in indices], self.tokenizers, self.labels)
+        places = [divmod(int(number), len(self)) for number in indices]
+        generators = [self.transforms.generator(*place) for place in places]
+        drawn = zip(generators, places, strict=True)
+        examples = [self.transforms.change(self.examples[index], rng, index) for rng, (_, index) in drawn]
+        return tokenize(examples, self.tokenizers, self.labels, self.transforms, generators)
 
 
 def tokenize(
     examples: Sequence[Example],
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
-    dropouts: Mapping[Tokenizer, BpeDropout] | None = None,
-    rng: np.random.Generator | None = None,
+    transforms: Transforms | None = None,
+    generators: Sequence[random.Random] = (),
 ) -> Block:
     """Tokenizes examples, without the special tokens around them; a label becomes its index in `labels`.
 
-    Symbols stand for the placeholders of pairs. Documents begin with the special tokens before a text. With `rng`,
-    segmentations are drawn by `dropouts`.
+    Symbols stand for the placeholders of pairs. Documents begin with the special tokens before a text.
+
+    Args:
+        transforms: change the ids.
+        generators: of `transforms`, one for each example.
     """
     examples = [mask_example(tokenizers.placeholders, example) for example in examples]
     block = {}
@@ -76,10 +82,11 @@ def tokenize(
             block[key] = direction_column(tokenizers, values)
             continue
         tokenizer = tokenizers.source if key == "source" else tokenizers.target
-        if rng is not None and dropouts and tokenizer in dropouts:
-            block[key] = Column.of(dropouts[tokenizer].encode_batch(values, rng))
-        else:
-            block[key] = Column.of(tokenizer.encode_batch(values))
+        rows = tokenizer.encode_batch(values)
+        if transforms is not None and transforms.ids:
+            drawn = zip(rows, values, generators, strict=True)
+            rows = [transforms.change_ids(ids, text, tokenizer, rng) for ids, text, rng in drawn]
+        block[key] = Column.of(rows)
     if block.keys() == {"text"}:
         block["text"] = block["text"].surround(tokenizers.target.special.before)
     return block

@@ -107,7 +107,7 @@ class MeanSizes(NamedTuple):
 def mean_sizes(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> MeanSizes:
     """Returns the mean sizes of evenly spread examples.
 
-    Special tokens are counted; what is dropped or truncated is not. BPE-dropout is not applied. With windows, the means
+    Special tokens are counted; what is dropped or truncated is not. Transforms are not applied. With windows, the means
     are those of whole texts.
     """
     reader = id_reader(corpus.train, tokenizers, corpus.labels)

@@ -30,13 +30,11 @@ def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards
         shards: the shards of a global batch, and those whose rows the returned batches have.
 
     Raises:
-        UserError: a batch does not divide into the shards, the data is shorter than one window, or there is
-            BPE-dropout without a BPE.
+        UserError: a batch does not divide into the shards, the data is shorter than one window, or a transform does
+            not fit the data.
         DataError: raised by the iterator for a token id outside the vocabulary.
     """
     check_divisible(cfg, shards.count)
-    if cfg.data.bpe_dropout and not (tokenizers.source.is_bpe or tokenizers.target.is_bpe):
-        raise cfg.data.error("bpe_dropout", "needs a BPE tokenizer, which the data does not have; write 0.0")
     dataset = _batching(cfg).train_batches(cfg, corpus, tokenizers, shards)
     return Prefetched(iter(dataset.map(functools.partial(_check_ids, tokenizers))), PREFETCHED_BATCHES)
 

@@ -11,6 +11,7 @@ from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized, document_end
 from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms.base import Transforms
 from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ class BlockReader:
     def __init__(self, reader: IdReader, convert: FeatureConverter):
         self._reader, self._convert = reader, convert
 
-    def __call__(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
-        return self._convert(self._reader.read(indices, rng))
+    def __call__(self, indices: Sequence[int]) -> Block:
+        return self._convert(self._reader.read(indices))
 
 
 def pending_reader(
@@ -120,12 +121,15 @@ def pending_reader(
 
 
 def id_reader(
-    examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None = None, dropout: float = 0.0
+    examples: Sequence[Example],
+    tokenizers: Tokenizers,
+    labels: tuple[str, ...] | None = None,
+    transforms: Transforms | None = None,
 ) -> IndexedReader | Tokenized:
-    """Returns a reader of prepared ids; for text, and for prepared data with BPE-dropout, one that tokenizes."""
-    if isinstance(examples, IndexedReader) and not dropout:
+    """Returns a reader of prepared ids; for text, and for prepared data with transforms, one that tokenizes."""
+    if isinstance(examples, IndexedReader) and transforms is None:
         return examples
-    return Tokenized(examples, tokenizers, labels, dropout)
+    return Tokenized(examples, tokenizers, labels, transforms)
 
 
 def token_stream(documents: IdReader, end: int | None = EOS, indices: Sequence[int] | None = None) -> TokenStream:

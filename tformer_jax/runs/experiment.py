@@ -109,6 +109,8 @@ def build(
     cfg, facts = with_data_sizes(cfg, tokenizers, corpus.labels), corpus_facts(cfg, corpus)
     if cfg.data.weights and (len({*cfg.data.weights}) > 1 or cfg.data.weight_by == "tokens"):
         facts[run_folder.MIXTURE] = 2
+    if cfg.data.transforms:
+        facts[run_folder.TRANSFORMS] = 1
     group.check_equal(config.flat(cfg) | facts)
     finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
     built = assemble(cfg, folder, mesh, corpus, tokenizers, group=group, finished=finished)

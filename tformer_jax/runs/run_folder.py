@@ -31,10 +31,14 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.runs import provenance
 
 CORPUS = "corpus.json"
-MIXTURE = "the order of the mixture"
-"""Name of a fact of corpora that are mixed unequally; runs until revision bc1b2c8 have another order, and no fact."""
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
-
+MIXTURE, TRANSFORMS = "the order of the mixture", "the draws of transforms"
+"""Names of facts of corpora that are mixed unequally, and of transformed ones."""
+EARLIER = {
+    MIXTURE: ("mixes data.weights in another order", "bc1b2c8"),
+    TRANSFORMS: ("draws BPE-dropout in another way", "f3bf8a7"),
+}
+"""What runs without a fact do otherwise, and the last revision that does it."""
 
 FILES = (
     *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
@@ -175,11 +179,13 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
             "train.patience cannot compare their scores with new ones; restore this setting, or choose another --run"
         )
     check_corpus(run, corpus)
-    if unfinished and MIXTURE in corpus and (run / CORPUS).exists() and MIXTURE not in read_json(run / CORPUS):
-        raise UserError(
-            f"{run} is of an earlier version, which mixes data.weights in another order: finish it with revision "
-            "bc1b2c8, or choose another --run"
-        )
+    recorded = read_json(run / CORPUS) if (run / CORPUS).exists() else EARLIER
+    for fact, (difference, revision) in EARLIER.items():
+        if unfinished and fact in corpus and fact not in recorded:
+            raise UserError(
+                f"{run} is of an earlier version, which {difference}: finish it with revision {revision}, or choose "
+                "another --run"
+            )
     return before
 
 

@@ -141,7 +141,7 @@ class Records(Sequence[Example]):
         kept = {name: value for name, value in self.__dict__.items() if name not in mapped}
         return kept | {"_readers": [None] * len(self._files)}
 
-    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+    def read(self, indices: Sequence[int]) -> Block:
         """Returns the token ids of the examples at `indices`."""
         records = self._records([self._range[int(index)] for index in indices])
         return dict(zip(self._keys, decode_ids(records, len(self._keys), self._dtype), strict=True))
@@ -215,7 +215,7 @@ class Records(Sequence[Example]):
 class JoinedRecords(Joined):
     """Concatenation of the same split of several folders."""
 
-    def read(self, indices: Sequence[int], rng: np.random.Generator | None = None) -> Block:
+    def read(self, indices: Sequence[int]) -> Block:
         """Returns the token ids of the examples at `indices`."""
         examples: list[TokenIds] = [{} for _ in indices]
         for part, outputs, inside in self._by_part(indices):
@@ -259,7 +259,7 @@ class Prepared(Source):
     @staticmethod
     def check(data: DataConfig) -> None:
         """Raises `ConfigError` for workers, which could only read what a thread reads."""
-        if data.workers and data.batching != "windows" and not data.bpe_dropout:
+        if data.workers and data.batching != "windows" and not data.transforms:
             raise data.error("workers", "must be 0 with data.source='prepared', whose tokens one thread reads")
 
     @classmethod

@@ -3,7 +3,6 @@
 from tformer_jax.data.tokenizers.base import FIRST, MASK, SENTINEL_TOKENS, UNKNOWN_MARK, Decoder, Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import Tokenizers, from_json
-from tformer_jax.data.tokenizers.huggingface import BpeDropout
 from tformer_jax.data.tokenizers.normalization import normalizer, signature
 from tformer_jax.data.tokenizers.tokens import same_tokens, token_texts
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -13,7 +12,6 @@ __all__ = [
     "MASK",
     "SENTINEL_TOKENS",
     "UNKNOWN_MARK",
-    "BpeDropout",
     "Decoder",
     "Tokenizer",
     "Tokenizers",

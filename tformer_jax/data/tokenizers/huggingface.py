@@ -4,10 +4,9 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import tokenizers as hf
 
 from tformer_jax.config import DataConfig
@@ -42,7 +41,7 @@ class HFTokenizer(Tokenizer):
     """
 
     kind = "file"
-    settings: ClassVar[tuple[str, ...]] = ("bpe_dropout",)
+    settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, library: hf.Tokenizer, special: SpecialTokens | None = None, *, split_special_tokens: bool = False
@@ -137,7 +136,7 @@ class BPE(HFTokenizer):
     """BPE of bytes, which is lossless, or of characters."""
 
     kind = "bpe"
-    settings = (*SUBWORDS, "bpe_dropout")
+    settings = SUBWORDS
     is_bpe = True
 
     @classmethod
@@ -211,57 +210,6 @@ class WordPiece(HFTokenizer):
         library.decoder = hf.decoders.WordPiece(cleanup=False)
         library.add_special_tokens(list(SPECIAL_TOKENS))
         return cls(library)
-
-
-class BpeDropout:
-    """BPE that skips each merge with probability `p` at each step.
-
-    "BPE-Dropout: Simple and Effective Subword Regularization" (2020), algorithm 1. All randomness comes from the
-    generator passed to `encode_batch`, so that a resumed run draws the same segmentations as an uninterrupted one.
-
-    Args:
-        tokenizer: one that `is_bpe`.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, p: float):
-        library = tokenizer.to_library()
-        assert library is not None
-        model = json.loads(library.to_str())["model"]
-        self._p, self._tokenizer, self._words = p, tokenizer, library.pre_tokenizer
-        self._ids: dict[str, int] = model["vocab"]
-        merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-        self._ranks = {tuple(merge): rank for rank, merge in enumerate(merges)}
-
-    def encode_batch(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
-        """Encodes each text with a random segmentation."""
-        tokenizer = self._tokenizer
-        rows = (tokenizer.split_symbols(tokenizer.normalize(text)) for text in texts)
-        return [[i for part in row for i in self._encode(part, rng)] for row in rows]
-
-    def _encode(self, part: str | int, rng: np.random.Generator) -> Iterator[int]:
-        """Yields the ids of a text, or the id of a symbol."""
-        if isinstance(part, int):
-            yield part
-            return
-        for word, _ in self._words.pre_tokenize_str(part):
-            for piece in self._merge(list(word), rng):
-                yield from [self._ids[piece]] if piece in self._ids else self._outside(piece)
-
-    def _outside(self, character: str) -> list[int]:
-        """Returns the ids of a character outside of the vocabulary."""
-        pieces = map(BYTE.format, character.encode())
-        return [self._ids[piece] for piece in pieces] if self._tokenizer.fallback_bytes else [UNK]
-
-    def _merge(self, pieces: list[str], rng: np.random.Generator) -> list[str]:
-        while len(pieces) > 1:
-            allowed = rng.random(len(pieces) - 1) >= self._p
-            pairs = itertools.pairwise(pieces)
-            candidates = [(self._ranks[pair], i) for i, pair in enumerate(pairs) if allowed[i] and pair in self._ranks]
-            if not candidates:
-                break
-            _, i = min(candidates)
-            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
-        return pieces
 
 
 def _train_bytes(cfg: DataConfig, texts: Iterable[str], model: Any, trainer: Any, **options: Any) -> hf.Tokenizer:

@@ -1,0 +1,1 @@
+"""Random changes of training examples; `kinds.TRANSFORMS` names them."""
