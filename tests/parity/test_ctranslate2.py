@@ -1,4 +1,4 @@
-"""CTranslate2's own converter accepts exported checkpoints, and its outputs equal ours."""
+"""Models in CTranslate2's format, by its own converter or the command that exports, have outputs equal to ours."""
 
 import pytest
 import transformers
@@ -6,7 +6,8 @@ import transformers
 import tformer_jax as tj
 from tests.helpers import rest_slow
 from tests.parity import own_runs
-from tformer_jax.cli import export_hf
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import export_checks, export_hf
 from tformer_jax.runs import weights
 from tformer_jax.special_tokens import EOS
 
@@ -64,12 +65,12 @@ def test_outputs_are_equal(converted, case):
     assert len(set(ours)) > 1 or kind == "t5"
 
 
-OWN = [("bart", "bpe", 3), ("gpt2", "bytes", 3)]
+OWN = [("marian", "bpe", 4), ("llama", "bpe", 4), ("marian", "bpe", 1), ("gpt2", "bytes", 3)]
 OWN += [(name, "bpe", beams) for name in ("bart", "t5", "gpt2", "llama", "qwen2", "qwen3") for beams in (1, 3)]
 OWN += [(name, "bpe", 3) for name in ("mistral", "gemma2", "gemma3_text")]
 
 
-@pytest.mark.parametrize("case", rest_slow(list(dict.fromkeys(OWN)), 1))
+@pytest.mark.parametrize("case", rest_slow(list(dict.fromkeys(OWN)), 2))
 def test_outputs_of_own_runs_are_equal(case, tmp_path):
     """With the settings of scripts/README.md; where a bias makes ends frequent, it matters when a search stops."""
     name, kind, beams = case
@@ -79,8 +80,7 @@ def test_outputs_of_own_runs_are_equal(case, tmp_path):
     loaded = tj.load(run)
     frequent_ends(loaded)
     weights.save(run, loaded.params, "last", [], 0)
-    export_hf.main(["--run", str(run), "--model-type", name, str(out), "--no-check"])
-    ctranslate2.converters.TransformersConverter(str(out)).convert(str(tmp_path / "converted"))
+    export(run, out, "--model-type", name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     inputs = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in TEXTS]
     search = {"beam_size": beams, "length_penalty": alpha, "suppress_sequences": [["<pad>"], ["<s>"]]}
@@ -88,21 +88,52 @@ def test_outputs_of_own_runs_are_equal(case, tmp_path):
         {"beams": beams, "length_alpha": alpha, "early_stopping": "first"} if beams > 1 else {"strategy": "greedy"}
     )
     if loaded.config.model.family == "seq2seq":
-        found = ctranslate2.Translator(str(tmp_path / "converted")).translate_batch(
-            inputs, max_decoding_length=NEW, **search
-        )
+        found = ctranslate2.Translator(str(out)).translate_batch(inputs, max_decoding_length=NEW, **search)
         rows, ours = (
             [result.hypotheses[0] for result in found],
             loaded.translate(TEXTS, max_new_tokens=NEW, unknown="omit", **settings),
         )
     else:
         options = {"max_length": NEW, "sampling_topk": 1, "include_prompt_in_result": False, "end_token": ["</s>"]}
-        found = ctranslate2.Generator(str(tmp_path / "converted")).generate_batch(inputs, **options, **search)
+        found = ctranslate2.Generator(str(out)).generate_batch(inputs, **options, **search)
         rows, ours = (
             [result.sequences[0] for result in found],
             loaded.generate(TEXTS, max_new_tokens=NEW, unknown="omit", **settings),
         )
     assert ours == [decoded(tokenizer, row) for row in rows]
+
+
+def export(run, out, *flags):
+    export_hf.main(["--run", str(run), str(out), "--format", "ctranslate2", *flags])
+
+
+@pytest.mark.slow
+def test_a_t5_with_its_own_head_has_equal_log_probabilities(tmp_path, capsys):
+    run = own_runs.make(tmp_path / "run", "t5", tie_embeddings="inputs", scale_output=False)
+    export(run, tmp_path / "out")
+    assert ": log-probabilities within " in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_quantized_weights_are_smaller_and_only_described(tmp_path, capsys):
+    run = own_runs.make(tmp_path / "run", "marian")
+    for name in ("float32", "int8"):
+        export(run, tmp_path / name, "--quantization", name)
+    assert "with weights of int8: log-probabilities within " in capsys.readouterr().out.splitlines()[-1]
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("float32", "int8")]
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_what_cannot_be_converted_is_refused_and_not_written(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="--quantization is for --format ctranslate2: add it, or leave"):
+        export_hf.main(["--run", str(tmp_path), str(tmp_path / "out"), "--quantization", "int8"])
+    run = own_runs.make(tmp_path / "run", "arcee")
+    with pytest.raises(UserError, match="CTranslate2 cannot convert this model .No conversion is registered"):
+        export(run, tmp_path / "out")
+    run = own_runs.make(tmp_path / "run", "gpt2")
+    monkeypatch.setattr(export_checks, "SCORE_TOLERANCE", 0.0)
+    with pytest.raises(UserError, match="log-probabilities of CTranslate2 .* differ from the run's by .*not written"):
+        export(run, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 NO_WINDOWS = {"window": None, "layer_pattern": ("full",)}

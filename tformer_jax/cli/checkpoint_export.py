@@ -1,4 +1,4 @@
-"""Writes a run as a checkpoint in Hugging Face's format, for `scripts/export_hf.py`."""
+"""Writes a run as a checkpoint in Hugging Face's or CTranslate2's format, for `scripts/export_hf.py`."""
 
 import argparse
 import json
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import tformer_jax as tj
-from tformer_jax.base.errors import UserError
+from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.paths import as_path
-from tformer_jax.cli import export_checks
+from tformer_jax.cli import export_checks, model_card
 from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
-from tformer_jax.interop import companions, generation, hf
+from tformer_jax.interop import companions, ctranslate2_models, generation, hf
 from tformer_jax.runs import run_folder
 
 
@@ -31,15 +31,24 @@ def save_run(options: argparse.Namespace) -> None:
             computes something else from the written files; or safetensors is not installed.
     """
     hf.arrays_writer()  # raises before the run is loaded
+    if options.format == "ctranslate2":
+        ctranslate2_models.check_installed()
     run = load_run(options)
     folder: Path = options.folder
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    checkpoint = unfinished / "huggingface"
+    checkpoint.mkdir(parents=True)
     try:
-        model_type, notes = _write_files(unfinished, options, run)
-        reports = _check_files(unfinished, run) if options.check else ["not checked: --no-check"]
-        unfinished.replace(folder)
+        model_type, notes = _write_files(checkpoint, options, run)
+        if options.format == "ctranslate2":
+            reports = _convert(unfinished, options, run)
+        else:
+            reports = _check_files(checkpoint, run) if options.check else [NOT_CHECKED]
+        written = unfinished / options.format
+        auto, name = export_checks.CLASSES[run.config.model.family], folder.resolve().name
+        model_card.write(written, name, run, _origin(run), auto=auto, kind=options.format, license_name=options.license)
+        written.replace(folder)
     except export_checks.Difference as error:
         raise UserError(f"{error}; {folder} was not written (--no-check writes it)") from error
     finally:
@@ -51,12 +60,43 @@ def save_run(options: argparse.Namespace) -> None:
         print(note, file=sys.stderr)
 
 
+NOT_CHECKED = "not checked: --no-check"
+ONLY_HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors")
+"""Files that a folder of CTranslate2 does not have, or has with other contents."""
+
+
 def _check_files(folder: Path, run: tj.Run) -> list[str]:
     """Returns what other libraries read and compute, as sentences."""
     tokenizer = (folder / "tokenizer_config.json").is_file()
     reports = [export_checks.check_transformers(folder, run, tokenizer=tokenizer)]
     converted = export_checks.check_ctranslate2(folder, run) if tokenizer else None
     return reports if converted is None else [*reports, converted]
+
+
+def _convert(place: Path, options: argparse.Namespace, run: tj.Run) -> list[str]:
+    """Converts `huggingface` in a folder to `ctranslate2` beside it; returns what other libraries compute.
+
+    Raises:
+        UserError: CTranslate2 does not have the architecture, or the run's tokenizer cannot be written.
+    """
+    checkpoint, converted = place / "huggingface", place / "ctranslate2"
+    if not (checkpoint / "tokenizer_config.json").is_file():
+        raise UserError("CTranslate2 needs the names of all tokens, but transformers has no class for this tokenizer")
+    with export_checks.without_warnings():
+        try:
+            ctranslate2_models.convert(checkpoint, converted, options.quantization)
+        except Exception as error:  # the library raises many types
+            raise UserError(f"CTranslate2 cannot convert this model ({first_line(error, 200)})") from error
+    reports = [NOT_CHECKED]
+    if options.check:
+        reports = [
+            export_checks.check_transformers(checkpoint, run, tokenizer=True),
+            export_checks.check_converted(checkpoint, converted, run, options.quantization),
+        ]
+    for path in checkpoint.iterdir():
+        if path.name not in ONLY_HUGGINGFACE:
+            path.replace(converted / path.name)
+    return reports
 
 
 def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str, list[str]]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
     if missing := not_installed(["torch", "transformers"]):
         return f"not checked with transformers: {' and '.join(missing)} is not installed"
     name = f"transformers {metadata.version('transformers')}"
-    with _quiet():
+    with without_warnings():
         try:
             ids = _check_ids(folder, run) if tokenizer else ""
             difference = _check_logits(folder, run)
@@ -64,7 +64,7 @@ def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
 
 
 def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
-    """Converts the folder by CTranslate2 and compares log-probabilities; returns what was found, as one sentence.
+    """Converts the folder by CTranslate2's own program and compares log-probabilities; returns the result.
 
     None: CTranslate2 is not installed, or does not have the architecture or a use for the model.
     """
@@ -74,19 +74,39 @@ def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
 
     name = f"CTranslate2 {ctranslate2.__version__}"
     problem = "cannot convert it"
-    with tempfile.TemporaryDirectory() as place, _quiet():
+    with tempfile.TemporaryDirectory() as place, without_warnings():
         try:
             ctranslate2.converters.TransformersConverter(str(folder)).convert(f"{place}/converted")
             problem = "converts it, but cannot score its tokens"
-            connect = _translator if run.model.reads_source else _generator
-            scorer = connect(ctranslate2, f"{place}/converted")
-            difference = _score_difference(folder, run, scorer)
+            difference = _score_difference(folder, Path(place, "converted"), run)
         except Exception as error:  # the library raises many types
             if "No conversion is registered" in str(error):
                 return None
             return f"{name} {problem} ({first_line(error, 200)})"
     if difference > SCORE_TOLERANCE:
         return f"{name} converts it, but computes other log-probabilities (by {difference:.2g}): do not use the result"
+    return f"checked with {name}: log-probabilities within {difference:.0e} (at most {SCORE_TOLERANCE:.0e})"
+
+
+def check_converted(folder: Path, converted: Path, run: tj.Run, quantization: str | None) -> str:
+    """Compares log-probabilities of CTranslate2 with those of the run; returns the result as one sentence.
+
+    Args:
+        folder: the checkpoint folder that was converted.
+        quantization: type of the converted weights; those of other types than float32 may give any log-probabilities.
+
+    Raises:
+        Difference: they differ, or CTranslate2 cannot compute them.
+    """
+    name = f"CTranslate2 {metadata.version('ctranslate2')}"
+    try:
+        difference = _score_difference(folder, converted, run)
+    except Exception as error:  # the library raises many types
+        raise Difference(f"{name} cannot score the tokens of its model ({first_line(error, 200)})") from error
+    if quantization not in (None, "float32"):
+        return f"{name} with weights of {quantization}: log-probabilities within {difference:.2g} nats of the run's"
+    if not difference <= SCORE_TOLERANCE:
+        raise Difference(f"log-probabilities of {name} differ from the run's by {difference:.2g} nats")
     return f"checked with {name}: log-probabilities within {difference:.0e} (at most {SCORE_TOLERANCE:.0e})"
 
 
@@ -157,20 +177,21 @@ def _random_batch(run: tj.Run) -> dict[str, np.ndarray]:
     return {key: np.where(ids == special.pad, special.eos[0], ids).astype(np.int32) for key, ids in rows.items()}
 
 
-def _translator(library: Any, folder: str) -> Any:
-    translator = library.Translator(folder)
-    return lambda rows: [
-        result.log_probs for result in translator.score_batch(rows["source"], rows["labels"], max_input_length=0)
-    ]
+def _scorer(converted: Path, *, pair: bool) -> Callable[[dict[str, Any]], list[list[float]]]:
+    """Returns a function that computes the log-probabilities of rows of tokens by CTranslate2."""
+    import ctranslate2
 
-
-def _generator(library: Any, folder: str) -> Any:
-    generator = library.Generator(folder)
+    if pair:
+        translator = ctranslate2.Translator(str(converted))
+        return lambda rows: [
+            result.log_probs for result in translator.score_batch(rows["source"], rows["labels"], max_input_length=0)
+        ]
+    generator = ctranslate2.Generator(str(converted))
     return lambda rows: [result.log_probs for result in generator.score_batch(rows["tokens"])]
 
 
-def _score_difference(folder: Path, run: tj.Run, score: Any) -> float:
-    """Returns the largest difference of log-probabilities of the tokens of random rows."""
+def _score_difference(folder: Path, converted: Path, run: tj.Run) -> float:
+    """Returns the largest difference of log-probabilities of the tokens of random rows, in nats."""
     import transformers
 
     named = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens
@@ -187,13 +208,14 @@ def _score_difference(folder: Path, run: tj.Run, score: Any) -> float:
     all_logits = logits(run, batch)
     log_p = jax.nn.log_softmax(all_logits[:, : labels.shape[1]], axis=-1)
     expected = np.take_along_axis(np.asarray(log_p), labels[..., None], axis=-1)[..., 0]
+    score = _scorer(converted, pair=run.model.reads_source)
     computed = score({key: [named(row.tolist()) for row in ids] for key, ids in rows.items()})
     return float(np.abs(np.array(computed) - expected).max())
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Context without the warnings and progress bars of transformers."""
+def without_warnings() -> Iterator[None]:
+    """Context manager without the warnings and progress bars of transformers."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

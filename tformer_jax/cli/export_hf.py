@@ -1,4 +1,4 @@
-"""`scripts/export_hf.py`: saves a run as a checkpoint in Hugging Face's format."""
+"""`scripts/export_hf.py`: saves a run as a checkpoint in Hugging Face's format, or as CTranslate2's."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,14 +6,19 @@ from pathlib import Path
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import check_writable_folder, run_parser
+from tformer_jax.interop.ctranslate2_models import QUANTIZATIONS
 from tformer_jax.interop.published_fields import DEFAULTS
+
+FORMATS = ("huggingface", "ctranslate2")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes config.json, generation_config.json, model.safetensors and the tokenizer's files to a new folder."""
+    """Writes the model, its decoding settings, the tokenizer's files and a model card to a new folder."""
     options = parser().parse_args(argv)
     if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
         raise UserError(f"{options.folder} already exists: name a new folder")
+    if options.quantization and options.format != "ctranslate2":
+        raise UserError("--quantization is for --format ctranslate2: add it, or leave --quantization out")
     check_writable_folder(options.folder, "FOLDER")
     from tformer_jax.cli import checkpoint_export
 
@@ -23,14 +28,31 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     result = run_parser(
         "export_hf",
-        "Saves a run as a checkpoint in Hugging Face's format, with its tokenizer and decoding settings. Only a model "
-        "that transformers computes identically is saved.",
+        "Saves a run in the format of Hugging Face or of CTranslate2, with its tokenizer and a model card. "
+        "Only a model that transformers computes identically is saved.",
     )
     result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
     result.add_argument(
         "--model-type",
         choices=sorted(DEFAULTS),
         help="architecture (default: that of the imported checkpoint, or the first one that can represent the model)",
+    )
+    result.add_argument(
+        "--format",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="files to write: config.json and model.safetensors, or CTranslate2's model.bin, each with the tokenizer's "
+        "(default: %(default)s)",
+    )
+    result.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="type of the weights in CTranslate2's model.bin (default: the parameters' own)",
+    )
+    result.add_argument(
+        "--license",
+        metavar="NAME",
+        help="licence that README.md names, as the Hugging Face Hub spells it, such as apache-2.0 (default: unknown)",
     )
     result.add_argument(
         "--no-check",

@@ -1,0 +1,75 @@
+"""The model card of an export says what the run's folder says, and its program computes what the run computes."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+import tformer_jax as tj
+from tests.helpers import rest_slow
+from tests.parity import own_runs
+from tests.report.folders import SIGNATURES, write_run
+from tformer_jax import config
+from tformer_jax.cli import export_hf, model_card
+from tformer_jax.config import DecodeConfig
+
+
+def test_it_has_languages_scores_data_and_the_command(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "corpus.json").write_text(json.dumps({"the number of train examples": 1200}))
+    cfg = config.load(folder / "config.json")
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=900))
+    run = tj.Run(folder, cfg, None, {"kernel": np.zeros((30, 40))}, None, None)
+    given = {"auto": "AutoModelForSeq2SeqLM", "kind": "huggingface", "license_name": None}
+    origin = {"checkpoint": "org/name", "sha256": {"model.safetensors": "0f"}}
+    model_card.write(tmp_path, "out", run, origin, **given)
+    card = (tmp_path / "README.md").read_text()
+    head, text = card.removeprefix("---\n").split("\n---\n", 1)
+    assert {name: json.loads(value) for name, _, value in (line.partition(": ") for line in head.splitlines())} == {
+        "language": ["de", "en"],
+        "license": "unknown",
+        "library_name": "transformers",
+        "pipeline_tag": "translation",
+        "base_model": "org/name",
+    }
+    test, command = (
+        json.loads((folder / name).read_text())[key]
+        for name, key in (("result.json", "test"), ("provenance.json", "command"))
+    )
+    for row in (
+        "| Languages | en to de |",
+        "| Parameters | 1,200 |",
+        "| Data | `cldr_translation`: 1,200 train examples |",
+        "| Licence | unknown: ",
+        f"| {test['bleu']:.2f} |\n",
+        f"BLEU: `{SIGNATURES['bleu']}`",
+        command,
+        "- SHA-256 of `model.safetensors`: `0f`",
+    ):
+        assert row in text, row
+
+
+@pytest.mark.parametrize(
+    "case",
+    rest_slow(
+        [("huggingface", "marian"), ("ctranslate2", "llama"), ("ctranslate2", "marian"), ("huggingface", "llama")], 2
+    ),
+)
+def test_its_program_writes_what_the_run_writes(case, tmp_path, monkeypatch, capsys):
+    kind, name = case
+    pytest.importorskip("transformers" if kind == "huggingface" else "ctranslate2")
+    decode = DecodeConfig(strategy="beam", beams=3, max_new_tokens=5, early_stopping="first", unknown="omit")
+    run = own_runs.make(tmp_path / "run", name, decode=decode)
+    export_hf.main(["--run", str(run), str(tmp_path / "out"), "--format", kind, "--license", "cc0-1.0", "--no-check"])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'license: "cc0-1.0"' in card and "| Licence | cc0-1.0 |" in card
+    program = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("TEXT", "the cat sat")
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(compile(program, "README.md", "exec"), {})
+    loaded = tj.load(run)
+    expected = loaded.translate(["the cat sat"]) if name == "marian" else loaded.generate(["the cat sat"])
+    written = capsys.readouterr().out.removesuffix("\n")
+    assert expected[0].strip() and written.removeprefix("the cat sat") == expected[0]

@@ -1,0 +1,178 @@
+"""The README.md of an exported folder: a model card of what the run's folder says of languages, data and scores.
+
+https://huggingface.co/docs/hub/model-cards describes the fields before its text.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import tformer_jax as tj
+from tformer_jax.config.task import task_of
+from tformer_jax.inference.languages import own_direction
+from tformer_jax.interop import generation
+from tformer_jax.report import sections
+from tformer_jax.report.run import RunFiles, load_all
+from tformer_jax.runs import run_folder
+from tformer_jax.runs.weights import UNTRAINED
+
+UNKNOWN = "unknown"
+PIPELINES = {
+    "translate": "translation",
+    "generate": "text-generation",
+    "classify": "text-classification",
+    "fill_mask": "fill-mask",
+}
+"""The hub's names of what a model does, by the verb of its task."""
+LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
+"""The hub's names of libraries, by the format of an export."""
+TRANSFORMERS = """from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = {auto}.from_pretrained("{folder}")
+inputs = tokenizer("TEXT", return_tensors="pt")
+"""
+GENERATION = """output = model.generate(**inputs)[0]
+print(tokenizer.decode(output, skip_special_tokens=True))
+"""
+CTRANSLATE2 = """import ctranslate2
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}")
+model = ctranslate2.{kind}("{folder}")
+tokens = tokenizer.convert_ids_to_tokens(tokenizer("TEXT")["input_ids"])
+output = model.{method}([tokens], {options})[0].{field}[0]
+print(tokenizer.decode(tokenizer.convert_tokens_to_ids(output), skip_special_tokens=True))
+"""
+
+
+def write(
+    folder: Path, name: str, run: tj.Run, origin: dict[str, Any], *, auto: str, kind: str, license_name: str | None
+) -> None:
+    """Writes README.md to a folder.
+
+    Args:
+        name: final name of the folder.
+        origin: `imported.json` of the run, or {}.
+        auto: class of transformers that loads the model.
+        kind: format of the export, a key of `LIBRARIES`.
+        license_name: identifier of the licence on the hub; None: it is not known.
+    """
+    (loaded,) = load_all([run.path])
+    languages, named = _languages(run), str(origin.get("checkpoint", ""))
+    fields = {
+        "language": sorted({re.split("[_-]", name)[0] for name in languages}),
+        "license": license_name or UNKNOWN,
+        "library_name": LIBRARIES[kind],
+        "pipeline_tag": PIPELINES.get(task_of(run.config).verb or "", ""),
+        "base_model": "" if Path(named).is_absolute() else named,
+    }
+    head = [f"{name}: {json.dumps(value)}" for name, value in fields.items() if value]
+    parts = [
+        "\n".join(("---", *head, "---")),
+        f"# {run.config.name}",
+        _table(("", ""), _facts(run, loaded, origin, license_name).items()),
+        *_scores(loaded),
+        f"## Use\n\n```python\n{_program(name, run, auto, kind)}```",
+        _history(run, loaded, origin),
+    ]
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _languages(run: tj.Run) -> list[str]:
+    """Returns the languages of a translator; [] for other models, and if its settings do not say."""
+    if not task_of(run.config).pairs:
+        return []
+    if own := own_direction(run.config.data):
+        return [own.source, own.target]
+    return list(dict.fromkeys((*run.languages.sources, *run.languages.targets)))
+
+
+def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: str | None) -> dict[str, str]:
+    cfg, model = run.config, run.config.model
+    sizes = {name: loaded.corpus.get(f"the number of {name} examples") for name in ("train", "validation", "test")}
+    counted = [f"{size:,} {name}" for name, size in sizes.items() if isinstance(size, int) and size > 0]
+    own, languages = own_direction(cfg.data), _languages(run)
+    found = {
+        "Languages": f"{own.source} to {own.target}" if own else ", ".join(languages),
+        "Labels": ", ".join(run.labels or ()),
+        "Parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(run.params)):,}",
+        "Layers": " + ".join(map(str, model.depths)),
+        "Width": f"{model.dim:,}",
+        "Vocabulary": f"{model.vocab_size:,} tokens",
+        "Longest text": f"{model.max_length:,} tokens",
+        "Checkpoint it was imported from": Path(str(origin.get("checkpoint", ""))).name if origin else "",
+        "Started from": Path(cfg.train.start_from).name if cfg.train.start_from else "",
+        "Data": f"`{cfg.data.source}`" + (f": {', '.join(counted)} examples" if counted else ""),
+        "Training": ", ".join(_training(loaded)),
+        "Licence": license_name or "unknown: that of the data and of the weights it started from decides",
+    }
+    if run_folder.weights_of(run.path, run.step)["kind"] in UNTRAINED:
+        del found["Data"], found["Training"]
+    return {name: text for name, text in found.items() if text}
+
+
+def _training(loaded: RunFiles) -> Iterable[str]:
+    """Returns steps, tokens and seed, as far as they are recorded."""
+    facts = sections.facts(loaded)
+    texts = {"steps": f"{facts['steps']} steps", "tokens": f"{facts['tokens']} tokens", "seed": f"seed {facts['seed']}"}
+    return (text for name, text in texts.items() if facts[name] != sections.ABSENT)
+
+
+def _scores(loaded: RunFiles) -> list[str]:
+    """Returns the section with the metrics of both splits and their signatures; [] without metrics."""
+    rows = [
+        (title, *(sections.format_metric(value, row.name) for value in (row.validation, row.test)))
+        for title, (row, *_) in sections.metric_rows([loaded]).items()
+    ]
+    if not rows:
+        return []
+    signatures = [f"{name}: `{text}`" for name, texts in sections.signatures([loaded]).items() for text in texts]
+    return ["\n\n".join(("## Scores", _table(("", "validation", "test"), rows), *signatures))]
+
+
+def _program(folder: str, run: tj.Run, auto: str, kind: str) -> str:
+    """Returns a Python program that uses the exported folder."""
+    if kind == "huggingface":
+        generates = run.config.model.model_class.decodes
+        return TRANSFORMERS.format(folder=folder, auto=auto) + (GENERATION if generates else "print(model(**inputs))\n")
+    cfg, target, pair = run.config.decode, run.tokenizers.target, run.config.model.model_class.reads_source
+    V = run.config.model.size("vocab_size")
+    never = generation.suppressed_fields(target.special, target.vocab_size, V).get("bad_words_ids", [])
+    names = [[target.special.name(token) for token in word] for word in never]
+    longest = cfg.max_new_tokens or run.config.model.max_length
+    options: dict[str, Any] = {"beam_size": cfg.width, "max_decoding_length" if pair else "max_length": longest}
+    options |= {"length_penalty": cfg.length_alpha} if cfg.width > 1 else {}
+    options |= {"suppress_sequences": names} if names else {}
+    if not pair:
+        ends = [target.special.name(token) for token in target.special.eos]
+        options |= {"include_prompt_in_result": False, "end_token": ends}
+    return CTRANSLATE2.format(
+        folder=folder,
+        kind="Translator" if pair else "Generator",
+        method="translate_batch" if pair else "generate_batch",
+        field="hypotheses" if pair else "sequences",
+        options=", ".join(f"{name}={value!r}" for name, value in options.items()),
+    )
+
+
+def _history(run: tj.Run, loaded: RunFiles, origin: dict[str, Any]) -> str:
+    """Returns the section with the command and the versions of packages that made the run."""
+    made = loaded.provenance
+    versions = [f"{name} {version}" for name, version in made.get("packages", {}).items()]
+    revision = made.get("git_revision")
+    lines = [f"```bash\n{made['command']}\n```"] if "command" in made else []
+    lines += [", ".join([*versions, *([f"revision {revision}"] if revision else [])])]
+    lines += ["\n".join(f"- SHA-256 of `{name}`: `{digest}`" for name, digest in origin.get("sha256", {}).items())]
+    return "\n\n".join(("## How it was made", *filter(None, lines)))
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Returns a table in Markdown."""
+    head = tuple(head)
+    lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

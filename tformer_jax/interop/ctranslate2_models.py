@@ -1,0 +1,58 @@
+"""Converts exported folders to CTranslate2's format by its own converter, which misreads two kinds of models.
+
+It makes every Marian start from a zero embedding without the last token of the vocabulary, as Marian-NMT's own models
+do, and it divides the logits of a T5 with a head of its own, which transformers does not.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tformer_jax.base.packages import require
+from tformer_jax.interop.files import read_config
+
+QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
+
+
+def check_installed() -> None:
+    """Raises `UserError` if CTranslate2, or a library with which it reads checkpoints, is not installed."""
+    require("writing CTranslate2's format", ("ctranslate2", "torch", "transformers"), "parity")
+
+
+def convert(folder: Path, output: Path, quantization: str | None = None) -> None:
+    """Writes `model.bin`, `config.json` and the vocabularies of a checkpoint folder to a new folder.
+
+    Args:
+        quantization: one of `QUANTIZATIONS`; None: the dtype of the checkpoint.
+
+    Raises:
+        ValueError: there is no converter for the architecture.
+    """
+    from ctranslate2.converters import TransformersConverter
+    from ctranslate2.converters import transformers as loaders
+
+    hf = read_config(folder)
+
+    class Converter(TransformersConverter):
+        """The library's converter without its two mistakes."""
+
+        def load_model(self, *arguments: Any, **options: Any) -> Any:
+            model = super().load_model(*arguments, **options)
+            model.config.tie_word_embeddings = hf.get("tie_word_embeddings", model.config.tie_word_embeddings)
+            return model
+
+        def _load(self) -> Any:
+            return _read_marian(folder, loaders) if hf["model_type"] == "marian" else super()._load()
+
+    Converter(str(folder)).convert(str(output), quantization=quantization)
+
+
+def _read_marian(folder: Path, loaders: Any) -> Any:
+    """Returns CTranslate2's description of a Marian: that of a BART without a norm of the embeddings."""
+    import torch
+    import transformers
+
+    model = transformers.MarianMTModel.from_pretrained(folder, dtype="auto")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model.config.normalize_before = model.config.normalize_embedding = False
+    with torch.no_grad():
+        return loaders.BartLoader()(model, tokenizer)
