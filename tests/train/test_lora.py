@@ -1,6 +1,8 @@
 """Low-rank adaptation: kernels, gradients and updates in NumPy, and runs that train only the factors."""
 
+import collections
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -132,6 +134,23 @@ def test_a_step_of_adamw_in_numpy():
         np.testing.assert_array_equal(flat(after.params.base)[path], leaf)
     moments = [leaf.shape for leaf in jax.tree.leaves(after.opt_state) if leaf.ndim]
     assert sorted(moments) == sorted(2 * [leaf.shape for leaf in before.values()])
+
+
+def test_a_step_computes_no_gradients_of_frozen_kernels():
+    """Of products with the shape of a kernel, the compiled step has that of the FFN's kernel that is trained."""
+    train = {"lora_kernels": ("*attention/*",), "lora_whole": ("*ffn/*/kernel",)}
+    cfg = settings(
+        train={"lora_rank": RANK, **train},
+        optim={"learning_rate_factors": ("*ffn/expand/*=0",)},
+        scan_layers=True,
+        decoder_layers=2,
+    )
+    model = registry.build(cfg.model)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    abstract = state.abstract(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)))
+    text = jax.jit(make_train_step(model, optimizer, cfg)).lower(abstract, batch()).compile().as_text()
+    products = collections.Counter(re.findall(r"= f32\[(\d+,\d+)\]\S* dot\(", text))
+    assert (products["8,8"], products["8,12"] + products["12,8"]) == (0, 1)
 
 
 def test_factors_and_their_moments_are_sharded_like_their_kernels():

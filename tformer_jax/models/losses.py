@@ -1,5 +1,6 @@
 """Cross-entropy loss for training and evaluation."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax.models import registry
+from tformer_jax.nn.linear import LOW_RANK
 from tformer_jax.special_tokens import IGNORED
 
 Tree = TypeVar("Tree")
@@ -67,6 +69,7 @@ def batch_loss(
     smoothed: int | None = None,
     chunk: int | None = None,
     dropout_key: jax.Array | None = None,
+    low_rank: Any = None,
 ) -> tuple[Sums, jax.Array]:
     """Computes the training loss of a batch, and the sum of its auxiliary losses.
 
@@ -75,21 +78,22 @@ def batch_loss(
         smoothed: as in `masked_cross_entropy`.
         chunk: maximum number of positions per row whose logits are in memory at once, also in the backward pass; None:
             all. Results are equal up to the order of summation.
-        dropout_key: as `registry.forward` takes it.
+        dropout_key, low_rank: as `registry.forward` takes them.
     """
+    forward = functools.partial(
+        registry.forward, model, params, batch, train=True, dropout_key=dropout_key, low_rank=low_rank
+    )
     if chunk is None:
-        logits, labels, auxiliary_loss = registry.forward(model, params, batch, train=True, dropout_key=dropout_key)
+        logits, labels, auxiliary_loss = forward()
         sums_of_all = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
         return sums_of_all, auxiliary_loss
-    features, labels, auxiliary_loss = registry.forward(
-        model, params, batch, train=True, dropout_key=dropout_key, method="features"
-    )
+    features, labels, auxiliary_loss = forward(method="features")
 
     # the scan over chunks sums the gradients of the parameters in their dtype
     in_float32 = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
 
     def sums(x: jax.Array, labels: jax.Array) -> Sums:
-        logits: Any = model.apply({"params": in_float32}, x, method="logits")
+        logits: Any = model.apply({"params": in_float32, LOW_RANK: low_rank or {}}, x, method="logits")
         return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
 
     return sum_over_chunks(sums, features, labels, chunk), auxiliary_loss

@@ -14,6 +14,7 @@ from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models.family import Batch
 from tformer_jax.nn import attention_ops, attention_positions
 from tformer_jax.nn.attention_ops.select import choose
+from tformer_jax.nn.linear import LOW_RANK, Linear
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 
@@ -92,6 +93,21 @@ def shapes(model: nn.Module) -> Any:
     return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 
+@functools.lru_cache(maxsize=512)
+def linear_kernels(model: nn.Module) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the kernels that `Linear` layers apply, which low-rank updates need not change."""
+    found = set()
+
+    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if isinstance(context.module, Linear):
+            found.add((*context.module.path, "kernel"))
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(lambda: init(model, jax.random.key(0)))
+    return frozenset(found)
+
+
 def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
     """Returns the shapes, dtypes and shardings of the parameters on a mesh."""
     boxed = shapes(model)
@@ -120,6 +136,7 @@ def forward(
     *,
     train: bool = False,
     dropout_key: jax.Array | None = None,
+    low_rank: Any = None,
     method: str = "__call__",
 ) -> Outputs:
     """Runs the model on a batch.
@@ -129,11 +146,17 @@ def forward(
             family, it may have the model's arguments `prefix` and `segments` (decoder_lm), or `source_segments` and
             `target_segments` (seq2seq).
         dropout_key: required if `train` and any dropout rate is positive.
+        low_rank: updates of the kernels of `linear_kernels`, as `nn.linear.LOW_RANK` describes.
         method: name of the model's method to call.
     """
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     values, collected = model.apply(
-        {"params": params}, **model.arguments(batch), train=train, rngs=rngs, mutable=["losses"], method=method
+        {"params": params, LOW_RANK: low_rank or {}},
+        **model.arguments(batch),
+        train=train,
+        rngs=rngs,
+        mutable=["losses"],
+        method=method,
     )
     auxiliary = sum((leaf.sum() for leaf in jax.tree.leaves(collected)), start=jnp.zeros(()))
     return Outputs(values, batch[model.labels], auxiliary)

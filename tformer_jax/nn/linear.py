@@ -15,6 +15,9 @@ from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import mesh_axes, named
 from tformer_jax.nn.xla import as_rows, with_transposed_gradient
 
+LOW_RANK = "low_rank"
+"""Collection of updates of kernels: A [*inputs, r] and B [r, *outputs] of a layer's kernel W, as which W + A B acts."""
+
 
 def kernel_initializer(cfg: ModelConfig, fan_in: int, fan_out: int, factor: float = 1.0) -> nn.initializers.Initializer:
     """Returns the initializer that `cfg.initializer` names, scaled by `factor`.
@@ -110,6 +113,12 @@ def _backward(
 _rounded_product.defvjp(_forward, _backward)
 
 
+def low_rank_product(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Computes `x A B`, [..., I] -> [..., O], with A [I, r] and B [r, O]; the matrix A B is never formed."""
+    rows = _multiply(0, None, _multiply(0, None, as_rows(x), a), b)
+    return rows.reshape(*x.shape[:-1], b.shape[1])
+
+
 def _merged_name(merged: tuple[tuple[str, int], ...]) -> str | None:
     """Returns the name of an axis merged from several, which is sharded as the first of them."""
     name, size = merged[0]
@@ -125,7 +134,10 @@ def broadcast_like(parameter: jax.Array, x: jax.Array) -> jax.Array:
 
 
 class Linear(Module):
-    """Computes `y = x W + b` from the axes `inputs` to the axes `outputs`, each a tuple of (logical name, size)."""
+    """Computes `y = x W + b` from the axes `inputs` to the axes `outputs`, each a tuple of (logical name, size).
+
+    With factors in the collection `LOW_RANK`, it is `y = x W + (x A) B + b`.
+    """
 
     cfg: ModelConfig
     inputs: tuple[tuple[str, int], ...]
@@ -152,7 +164,11 @@ class Linear(Module):
         kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
         lead, names = x.shape[: x.ndim - len(in_shape)], (_merged_name(self.inputs), _merged_name(self.outputs))
         matrix = kernel.astype(self.cfg.gradient_dtype).reshape(fan_in, fan_out)
-        y = product(x.astype(self.cfg.dtype).reshape(*lead, fan_in), matrix, names)
+        x = x.astype(self.cfg.dtype).reshape(*lead, fan_in)
+        y = product(x, matrix, names)
+        if self.has_variable(LOW_RANK, "kernel"):
+            factors: Any = self.get_variable(LOW_RANK, "kernel")
+            y = y + low_rank_product(x, factors["a"].reshape(fan_in, -1), factors["b"].reshape(-1, fan_out))
         y = y.reshape(*lead, *out_shape)
         if self.use_bias:
             zeros = named(nn.initializers.zeros, *out_names)

@@ -13,6 +13,7 @@ from tformer_jax.nn.attention_positions import make_attention_positions
 from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
 from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
+from tformer_jax.nn.linear import LOW_RANK
 from tformer_jax.nn.masks import Mask, lookahead_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
@@ -98,7 +99,7 @@ class Stack(nn.Module):
         if self.repetitions:
             scan = nn.scan(
                 repeat,
-                variable_axes={"params": 0, "losses": 0, COLLECTION: 0},
+                variable_axes={"params": 0, LOW_RANK: 0, "losses": 0, COLLECTION: 0},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=nn.broadcast,
                 length=self.repetitions,

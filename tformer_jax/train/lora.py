@@ -1,15 +1,15 @@
 """Low-rank adaptation: "LoRA: Low-Rank Adaptation of Large Language Models" (2022).
 
-A kernel W [I, O] of a layer becomes `W + (alpha / r) A B` with A [I, r] and B [r, O]. Only A and B are trained, and
-optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is unchanged. Each
-step computes the full kernels before the forward pass, and their full gradients, for any layout of the parameters; LoRA
-therefore saves only memory of the optimizer state. Weight decay is for the factors of the kernels that
-`optim.decayed` names.
+A kernel W [I, O] of a layer acts as `W + (alpha / r) A B` with A [I, r] and B [r, O]. Only A and B are trained, and
+gradients and optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is
+unchanged. A step computes `x W + (x A) B`; only of experts' kernels, it computes the sums before the forward pass, and
+their full gradients. Weight decay is for the factors of the kernels that `optim.decayed` names.
 """
 
 import dataclasses
 import math
 import re
+from collections.abc import Collection
 from typing import Any
 
 import flax
@@ -136,6 +136,24 @@ def merged(params: Any) -> Any:
             update = params.scale * product(leaf, new[*path[:-1], "b"], kernel.ndim)
             found[path[:-1]] = (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
     return unflatten_dict(found)
+
+
+def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
+    """Returns the parameters of the adapted model but for the updates of `kernels`, and these updates.
+
+    Args:
+        kernels: paths of kernels that a model updates itself (`registry.linear_kernels`).
+
+    Returns:
+        As `merged`, and as `registry.forward` takes `low_rank`.
+    """
+    if not isinstance(params, Adapted):
+        return params, None
+    new = flatten_dict(params.trainable)
+    apart = {path: leaf for path, leaf in new.items() if path[:-1] in kernels and path[-1] in ("a", "b")}
+    rest = dataclasses.replace(params, trainable=unflatten_dict({path: new[path] for path in new if path not in apart}))
+    updates = {path: params.scale * leaf if path[-1] == "b" else leaf for path, leaf in apart.items()}
+    return merged(rest), unflatten_dict(updates)
 
 
 def merged_on_device(params: Any) -> Any:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.cpu import train_step_options
 from tformer_jax.config import Config, ModelConfig
-from tformer_jax.models import cost
+from tformer_jax.models import cost, registry
 from tformer_jax.models.losses import Sums, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
@@ -141,9 +141,10 @@ def accumulated_gradients(
 ) -> Gradients:
     """Computes the losses and the gradients of a step.
 
-    Gradients are those of the trainable parameters: all, or with LoRA `lora.Adapted.trainable`.
+    Gradients are those of the trainable parameters: all, or with LoRA `lora.Adapted.trainable`. Those of frozen
+    parameters are zero and not computed.
     Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
-    that each device keeps its own rows. Gradients accumulate in float32; those of frozen parameters are zero.
+    that each device keeps its own rows. Gradients accumulate in float32.
     """
     train, count = cfg.train, cfg.train.accumulate
     labels = batch[model.labels]
@@ -151,12 +152,13 @@ def accumulated_gradients(
 
     trainable = lora.trainable(params)
     not_frozen = optimizers.not_frozen(cfg.optim, trainable)
+    linear = registry.linear_kernels(model) if train.lora_rank else ()
 
     def objective(trainable: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array]]:
         trainable = jax.tree.map(
             lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), not_frozen, trainable
         )
-        full = lora.merged(lora.with_trainable(params, trainable))
+        full, low_rank = lora.split(lora.with_trainable(params, trainable), linear)
         sums, auxiliary = batch_loss(
             model,
             full,
@@ -165,6 +167,7 @@ def accumulated_gradients(
             smoothed=smoothed,
             chunk=train.loss_chunk,
             dropout_key=key,
+            low_rank=low_rank,
         )
         return (sums.loss + train.z_loss * sums.z) / total + auxiliary / count, (sums, auxiliary / count)
 
