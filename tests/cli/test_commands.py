@@ -336,7 +336,6 @@ def test_score_each_token_of_a_text(runs, capsys):
             "text 1: the source has 16 tokens, .* at most 15: shorten it, or add --on-long-line truncate or skip",
         ),
         (generate, "decoder_lm", ["a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
-        (generate, "decoder_lm", [""], "the prompt is empty"),
         (generate, "decoder_lm", ["a", "--temperature", "-1"], "decode.temperature=-1.0: must be at least"),
         (translate, "seq2seq", ["x", "--beams", "2", "--n-best", "3"], "3 outputs need --beams of at least 3"),
         (translate, "seq2seq", ["x", "--beams", "1001"], "decode.beams=1001: must be at most 256"),

@@ -227,11 +227,13 @@ def test_bpe_dropout_is_refused_if_the_prepared_tokenizers_are_no_bpe(corpus_fol
 
 
 def test_the_summary_counts(corpus_folder, tmp_path, capsys):
-    (tmp_path / "a.tsv").write_bytes(b"aaa\tbbbbb\nalone\nc\td\n\xff\tx\n")
+    (tmp_path / "a.tsv").write_bytes(b"aaa\tbbbbb\nalone\nc\td\n\xff\tx\n \ty\n")
     cfg = config("seq2seq", train="a.tsv", validation="a.tsv", on_bad_line="skip")
     summary = prepare(cfg, tmp_path, tmp_path / "p")["train"]
     assert (summary.examples, summary.tokens, summary.lengths) == (2, {"source": 4, "target": 6}, {8: 1, 1: 1})
-    assert sorted(summary.skipped.values()) == [1, 1]
+    assert (sorted(summary.skipped.values()), summary.skipped["blank texts"]) == ([1, 1, 1], 1)
+    prepared = config("seq2seq", source="prepared", train="p")
+    assert load_corpus(prepared, tmp_path).left_out["train"] == summary.skipped
     facts = json.loads((tmp_path / "p" / "dataset.json").read_text())
     assert facts["splits"]["train"]["examples"] == 2
     from rich.console import Console

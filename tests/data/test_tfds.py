@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.data_sources.base import BaseDataSource
 
+from tests.data.corpus_files import config as files_config
+from tests.data.corpus_files import write
 from tests.data.test_pipeline import assert_restored_exactly
-from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
 from tformer_jax.data.builders import enwik8, multi30k, rt_polarity, tatoeba_en_zh
-from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 from tformer_jax.data.corpora import tfds as source
 from tformer_jax.data.tokenizers import train_tokenizers
 
@@ -66,7 +69,9 @@ def config(dataset: str, family: str = "seq2seq", train="train", **changes) -> C
         ("glue/sst2", "classifier", {"text", "label"}),
     ],
 )
-def test_named_datasets_on_mock_data(dataset, family, keys, tmp_path):
+def test_named_datasets_on_mock_data(dataset, family, keys, tmp_path, monkeypatch):
+    one_by_one = lambda records, indices: [records[index] for index in indices]  # noqa: E731
+    monkeypatch.setattr(BaseDataSource, "__getitems__", one_by_one)  # the mock's lacks an argument
     with tfds.testing.mock_data(num_examples=10):
         corpus = load_corpus(config(dataset, family), tmp_path)
     assert len(corpus.train) + len(corpus.validation) == 10
@@ -90,6 +95,39 @@ def test_what_tfds_prepared_is_read_as_it_stands(data_dir):
     classified = load_corpus(config("tiny_pairs", "classifier", fields=("en", "label")), data_dir)
     assert classified.train[3] == {"text": "four", "label": "odd"}
     assert classified.labels == ("even", "odd")
+
+
+class UncleanPairs(TinyPairs):
+    """Pairs that filters drop, among others."""
+
+    PAIRS = (
+        *(("a", "a"), ("one", "eins"), ("\u200b", "b"), ("one", "eins")),
+        *(("long long long", "x"), ("c", " "), ("two", "zwei")),
+    )
+
+    def _generate_examples(self):
+        for number, (en, de) in enumerate(self.PAIRS * 2):
+            yield number, {"en": en, "de": de, "label": number % 2, "words": [], "number": number}
+
+
+def test_filters_drop_what_they_drop_of_files_and_count_it(tmp_path, monkeypatch):
+    """The oracle is the TSV file with the same pairs."""
+    monkeypatch.setenv("TFORMER_CACHE_DIR", str(tmp_path / "cache"))
+    source.download(config("unclean_pairs"), tmp_path)
+    write(tmp_path, **{"pairs.tsv": "".join(f"{en}\t{de}\n" for en, de in UncleanPairs.PAIRS * 2).encode()})
+    drops = FilterConfig(duplicates=True, identical_sides=True, max_length_ratio=5)
+    for filters in (FilterConfig(), FilterConfig(blank_sides=False), drops):
+        files = load_corpus(files_config("tsv", "pairs.tsv", filters=filters, validation_fraction=0.3), tmp_path)
+        for _ in range(2):  # the second time from the cache
+            corpus = load_corpus(config("unclean_pairs", filters=filters, validation_fraction=0.3), tmp_path)
+            assert (corpus.train[:], corpus.validation[:]) == (files.train, files.validation)
+            assert dict(corpus.left_out["train"]) == files.left_out["train"]
+    assert corpus.left_out["train"] == {"blank texts": 4, "identical sides": 2, "length ratio": 2, "duplicates": 4}
+    splits = stream_corpus(config("unclean_pairs", filters=drops, validation="train[:4]"), tmp_path)
+    assert (len(splits.validation), splits.left_out["validation"]) == (3, {"blank texts": 1})
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 4
+    with pytest.raises(DataError, match="split validation has no valid example; dropped: 1 blank texts"):
+        load_corpus(config("unclean_pairs", validation="train[2:3]"), tmp_path)
 
 
 def test_several_splits_follow_each_other(data_dir):

@@ -10,7 +10,7 @@ import tokenizers as hf
 
 from tests import oracles
 from tests.helpers import assert_close, build, tiny
-from tests.inference.test_text import LETTERS, TOKENIZERS, setup
+from tests.inference.test_text import LETTERS, TOKENIZERS, setup, without_start
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
@@ -102,6 +102,19 @@ def test_what_a_tokenizer_changes_is_not_dropped():
     assert dropped_characters(bytes_, "<|user|> hé\n\n") == ""
     assert dropped_characters(character_tokenizer("ab ").normalized(("punctuation",), "en"), "a  b") == ""
     assert dropped_characters(character_tokenizer("ab ").normalized(("lowercase",), "en"), "A bC") == "c"
+
+
+def test_a_continuation_of_an_empty_prompt_is_scored_whole_after_the_token_that_starts_texts():
+    cfg = setup("decoder_lm")
+    model, params = build(cfg.model, seed=1)
+    (found,) = Scorer(cfg, model, TOKENIZERS).stream(params, [("", "abc")])
+    ids = LETTERS.encode("abc")
+    read = np.array([[EOS, *ids[:-1]]])
+    log_p = log_softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, read, read != PAD)[0])
+    assert found.tokens == ids
+    assert_close(found.log_probabilities, log_p[np.arange(3), ids], 1e-5)
+    with pytest.raises(UserError, match="text 2: the prompt has no token of its own, and the model has no token that"):
+        list(Scorer(without_start(cfg), model, TOKENIZERS).stream(params, [("a", "b"), ("", "abc")]))
 
 
 def test_skipped_results_are_left_out(scored):

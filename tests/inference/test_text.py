@@ -14,11 +14,11 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import batching
 from tformer_jax.inference.batching import pad_rows
-from tformer_jax.inference.encoding import LongTexts
+from tformer_jax.inference.encoding import LongTexts, start_of_text
 from tformer_jax.inference.engine import Engine
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD, UNK
+from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN, UNK, SpecialTokens
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -193,13 +193,57 @@ def test_samples_depend_on_seed_and_index_but_not_on_the_batch(language_model):
         ),
         ("seq2seq", Translator, ["a", "a" * 16], "text 2: the source has 16 tokens, but the model takes at most 15"),
         ("decoder_lm", TextGenerator, ["a" * 16], "the prompt has 16 tokens, but the model takes at most 15"),
-        ("decoder_lm", TextGenerator, ["a", ""], "text 2: the prompt is empty: write at least one character"),
+        (
+            "decoder_lm",
+            TextGenerator,
+            ["a", ""],
+            "text 2: the prompt is empty, and the model has no token that starts a text: write at least one character",
+        ),
     ],
 )
 def test_what_does_not_fit(family, kind, texts, sentence):
     cfg = setup(family)
+    if "starts a text" in sentence:
+        cfg = without_start(cfg)
     with pytest.raises(UserError, match=sentence):
         kind(cfg, registry.build(cfg.model), TOKENIZERS)({}, texts)
+
+
+def without_start(cfg: Config) -> Config:
+    """Returns the config with documents in segments of their own, whose first tokens no other token precedes."""
+    return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, batching="packed", bucket_lengths=(16, 32, 64)))
+
+
+def test_an_empty_prompt_continues_after_the_token_that_starts_texts():
+    """The end of the previous document, in training on windows; each token is the best one by a float64 pass."""
+    cfg = setup("decoder_lm")
+    model, params = build(cfg.model, seed=1)
+    empty, other = TextGenerator(cfg, model, TOKENIZERS).outputs(params, ["", "a"])
+    ids = LETTERS.encode(empty.text)
+    read = np.array([[EOS, *ids]])
+    logits = oracles.decoder_lm(oracles.f64(params), cfg.model, read, read != PAD)[0]
+    logits[:, [PAD_TOKEN, BOS]] = -np.inf
+    assert logits.argmax(axis=-1)[: len(ids)].tolist() == ids
+    assert empty.text and empty.text != other.text
+
+
+@pytest.mark.parametrize(
+    ("special", "batching", "expected"),
+    [
+        (SpecialTokens(before=(7,)), "windows", (7,)),
+        (SpecialTokens(bos=5, suppressed=()), "windows", (5,)),
+        (SpecialTokens(bos=5, suppressed=()), "packed", (5,)),
+        (SpecialTokens(), "windows", (EOS,)),
+        (SpecialTokens(), "packed", ()),
+        (SpecialTokens(bos=None, eos=(11,)), "windows", ()),
+        (SpecialTokens(bos=11, eos=(11,), suppressed=()), "windows", ()),
+    ],
+)
+def test_the_token_that_starts_texts(special, batching, expected):
+    """The vocabulary has ids 0 to 10."""
+    cfg, tokenizer = setup("decoder_lm"), CharacterTokenizer("abcdefg")
+    tokenizer.special = special
+    assert start_of_text(cfg if batching == "windows" else without_start(cfg), tokenizer) == expected
 
 
 def test_evaluation_truncates_long_texts():
@@ -326,13 +370,13 @@ def test_scores_of_a_stream_are_those_of_the_formulas(family, strategy):
         ("seq2seq", ["a", "", "a" * 16, "b"], "text 3: the source has 16 tokens, but the model takes at most 15"),
         ("seq2seq", ["a" * 16, "b"], "text 1: the source has 16 tokens"),
         ("seq2seq", ["a" * 16], "the source has 16 tokens"),
-        ("decoder_lm", ["a", "b", "", "b"], "text 3: the prompt is empty: write at least one character"),
+        ("decoder_lm", ["a", "b", "", "b"], "text 3: the prompt is empty, and the model has no token that starts"),
         ("decoder_lm", ["a", "b", "a" * 16], "text 3: the prompt has 16 tokens"),
         ("decoder_lm", [""], "the prompt is empty"),
     ],
 )
 def test_a_stream_ends_at_a_text_that_is_too_long(family, texts, sentence):
-    cfg = setup(family)
+    cfg = without_start(setup(family)) if "empty" in sentence else setup(family)
     model, params = build(cfg.model)
     kind = Translator if family == "seq2seq" else TextGenerator
     found = kind(cfg, model, TOKENIZERS).stream(params, iter(texts))

@@ -17,7 +17,7 @@ from tformer_jax.inference.requests import Request as TextRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import TextGenerator, Translator
 from tformer_jax.serving.model import ServedModel
-from tformer_jax.special_tokens import PAD, SPECIAL_TOKENS
+from tformer_jax.special_tokens import EOS, PAD, SPECIAL_TOKENS
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -191,13 +191,19 @@ def test_a_language_model_has_prefixes_but_no_languages(lm):
 
 def test_requests_that_the_engine_refuses(lm, translator):
     for server, route, body, sentence in (
-        (lm[-1], "/v1/completions", {"prompt": ""}, "the prompt is empty"),
         (lm[-1], "/v1/completions", {"prompt": "a" * 99}, "the prompt has 99 tokens"),
         (lm[-1], "/v1/completions", {"prompt": "a", "n": 4}, "4 outputs are more than the engine's 3 rows"),
     ):
         answer = server.post(route, **body)
         assert answer.status_code == 400
         assert sentence in answer.json()["error"]["message"]
+
+
+def test_an_empty_prompt_is_the_token_that_starts_texts(lm):
+    asked = {"max_tokens": 3, "temperature": 0, "logprobs": 1}
+    empty, ids = (lm[-1].post("/v1/completions", prompt=prompt, **asked).json() for prompt in ("", [EOS]))
+    assert empty["choices"] == ids["choices"]
+    assert empty["usage"]["prompt_tokens"] == 1
 
 
 def test_numbers_at_their_limits(lm):

@@ -116,8 +116,8 @@ def download_dataset(cfg: Config, root: Path | None, manual: Path | None) -> Non
 
 
 def summary_table(folder: Path, summaries: dict[str, Summary]) -> Table:
-    """Returns a table of the examples, tokens, lengths and skipped lines of each split."""
-    headings = ("split", "examples", "tokens", "examples by length of the longer side", "skipped lines")
+    """Returns a table of the examples, tokens, lengths and what is left out of each split."""
+    headings = ("split", "examples", "tokens", "examples by length of the longer side", "left out")
     result = Table(*headings, title=escape(str(folder)))
     for split, summary in summaries.items():
         facts = dataclasses.asdict(summary)

@@ -54,7 +54,7 @@ class Summary:
     lengths: dict[int, int] = dataclasses.field(default_factory=dict)
     """Number of examples by the length of their longest side, rounded up to a power of two."""
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Number of malformed lines by reason, of the files that are named for this split."""
+    """Number of malformed lines and of examples that filters dropped, of what is named for this split, by reason."""
     directions: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of examples of each direction, in the order of the records."""
 
@@ -107,8 +107,8 @@ def prepare(
         for split in ("train", "validation", "test"):
             writer = _SplitWriter(cfg, partial, split, tokenizers, splits.labels, shards)
             summaries[split] = writer.write(getattr(splits, split), progress)
-        for split, bad in splits.bad.items():
-            summaries[split].skipped = bad.reasons()
+        for split, counts in splits.left_out.items():
+            summaries[split].skipped = counts
         metadata = _metadata(cfg, tokenizers, splits.labels, summaries, () if given is None else TOKENIZER_SETTINGS)
         (partial / "dataset.json").write_text(metadata, encoding="utf-8")
     return summaries

@@ -5,11 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import Config, ModelConfig
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.transforms import document_end
 
 ON_LONG = ("stop", "truncate", "skip")
 """What can be done with a text that is too long for the model."""
+
+
+NO_START = "the model has no token that starts a text"
+"""Why a language model cannot start from an empty prompt."""
 
 
 class TextError(UserError):
@@ -80,9 +85,39 @@ def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[i
     return ids
 
 
-def no_tokens(name: str, text: Any) -> str:
+def no_tokens(name: str, text: Any, reason: str = "") -> str:
     """Returns the error of a text, or list of token ids, without tokens; tokenizers may drop unknown characters."""
-    return f"{name} {'has no character of the vocabulary' if text else 'is empty: write at least one character'}"
+    if text:
+        return f"{name} has no character of the vocabulary"
+    return f"{name} is empty{reason and f', and {reason}'}: write at least one character"
+
+
+def start_of_text(cfg: Config, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens with which a language model starts a text from nothing; () if it has none.
+
+    These are the tokens before each text, else the vocabulary's start token if models may write it, else the end of the
+    previous document, which training on windows puts before each document.
+    """
+    special = tokenizer.special
+    if special.before:
+        return special.before
+    bos = special.bos
+    if bos is not None and bos not in special.suppressed and bos < tokenizer.vocab_size:
+        return (bos,)
+    end = document_end(tokenizer) if cfg.data.batching == "windows" else None
+    return () if end is None else (end,)
+
+
+def wrap_prompt(tokenizer: Tokenizer, text: str, ids: Sequence[int], start: Sequence[int]) -> list[int]:
+    """Returns the ids of a prompt as the model reads them; of an empty one `start`, and [] if no token is left.
+
+    Args:
+        ids: the token ids of `text`.
+        start: see `start_of_text`.
+    """
+    if ids:
+        return tokenizer.special.wrap_text(ids)
+    return [] if tokenizer.normalize(text) else list(start)
 
 
 def dropped_characters(tokenizer: Tokenizer, text: str) -> str:

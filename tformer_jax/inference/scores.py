@@ -14,7 +14,15 @@ from flax import linen as nn
 from tformer_jax.data.placeholders import mask_pair
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.inference.batching import TextProcessor, compute_rows
-from tformer_jax.inference.encoding import LongTexts, TextError, check_example, dropped_characters, prompt_length
+from tformer_jax.inference.encoding import (
+    NO_START,
+    LongTexts,
+    TextError,
+    check_example,
+    dropped_characters,
+    prompt_length,
+    start_of_text,
+)
 from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.requests import as_request
 from tformer_jax.inference.sampling import top_k
@@ -54,9 +62,10 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
     """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
 
     All tokens of a target are scored, and its end. The first token of a text is not scored, unless the tokenizer begins
-    texts with a special token. A (prompt, continuation) pair of a `DecoderLM` is scored from the end of the prompt on.
-    The end that may follow a text is not scored, since a text may be part of a document. A text that cannot be encoded
-    raises `TextError`. A source may be a `Request` with its languages; the tags of a target are not scored.
+    texts with a special token. A (prompt, continuation) pair of a `DecoderLM` is scored from the end of the prompt on;
+    an empty prompt starts a text (`start_of_text`). The end that may follow a text is not scored, since a text may be
+    part of a document. A text that cannot be encoded raises `TextError`. A source may be a `Request` with its
+    languages; the tags of a target are not scored.
     """
 
     @functools.cached_property
@@ -99,9 +108,15 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
         model, tokenizer = self.cfg.model, self.tokenizers.target
         before = tokenizer.special.before
         encoded = _encode_whole(tokenizer, index, "".join(example))
+        prompt = prompt_length(tokenizer, example, encoded)
+        if encoded and len(example) == 2 and not prompt:
+            before = start_of_text(self.cfg, tokenizer)
+            if not before:
+                raise TextError(index, f"the prompt has no token of its own, and {NO_START}: write a longer one")
+            prompt = len(before)
         text = long_texts.fit(index, encoded, model.max_length + 1 - len(before), "text")
         ids = [*before, *text] if text else []
-        prompt = min(prompt_length(tokenizer, example, text or ()), len(ids))
+        prompt = min(prompt, len(ids))
         row = make_text_row(ids, max(prompt, len(before), 1))
         return row._replace(inputs=row.inputs | {"prefix": [prompt]}) if model.prefix_lm else row
 

@@ -16,7 +16,7 @@ from tformer_jax.data.characters import is_blank
 from tformer_jax.data.placeholders import mask, mask_target
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, run_in_chunks
-from tformer_jax.inference.encoding import LongTexts, TextError, no_tokens
+from tformer_jax.inference.encoding import NO_START, LongTexts, TextError, no_tokens, start_of_text, wrap_prompt
 from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.outputs import (
@@ -178,8 +178,9 @@ class Translator(_Generator):
 
 
 class TextGenerator(_Generator):
-    """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt, which must not be empty.
+    """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt.
 
+    An empty prompt starts a text (`start_of_text`); a model that has no token for this raises `TextError`.
     A truncated prompt keeps its last tokens, few enough that `decode.max_new_tokens` new ones fit after them; without
     that setting, as many new ones as half of the model's maximum length.
     """
@@ -190,21 +191,26 @@ class TextGenerator(_Generator):
             raise TextError(index, "has a language, but a language model continues texts: leave it out")
         max_length = self.cfg.model.max_length - tokenizer.special.added
         ids = tokenizer.encode(request.text)
-        if not ids:
-            raise TextError(index, no_tokens("the prompt", request.text))
+        if not wrap_prompt(tokenizer, request.text, ids, self._start):
+            raise TextError(index, no_tokens("the prompt", tokenizer.normalize(request.text), NO_START))
         last = max(max_length - (self.cfg.decode.max_new_tokens or max_length // 2), 1)
         fitting = long_texts.fit(index, ids, max_length - 1, "prompt", last=last)
         if fitting is None:
             return EncodedRequest(())
+        prompt = wrap_prompt(tokenizer, request.text, fitting, self._start)
         prefix = self.cfg.decode.prefix if request.prefix is None else request.prefix
-        room, forced = max_length - len(fitting), len(self._first_tokens(index, request.prefix).ids)
+        room, forced = self.cfg.model.max_length - len(prompt), len(self._first_tokens(index, request.prefix).ids)
         if prefix and room < forced:
             raise TextError(
                 index,
                 f"decode.prefix={prefix!r} has {forced} tokens, but only {room} fit after the prompt: shorten one of "
                 "them",
             )
-        return EncodedRequest(tokenizer.special.wrap_text(fitting), request.text, prefix=request.prefix)
+        return EncodedRequest(prompt, request.text, prefix=request.prefix)
+
+    @functools.cached_property
+    def _start(self) -> tuple[int, ...]:
+        return start_of_text(self.cfg, self.tokenizers.target)
 
 
 class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):

@@ -16,7 +16,7 @@ from tformer_jax.data.languages import english_name
 from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.inference.embeddings import Embedder, embed_rows
-from tformer_jax.inference.encoding import no_tokens, too_long
+from tformer_jax.inference.encoding import NO_START, no_tokens, start_of_text, too_long, wrap_prompt
 from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.languages import Languages, TagIds
 from tformer_jax.inference.scores import Row, Scored, score_rows
@@ -52,6 +52,8 @@ class ServedModel:
     """Text that is put before each text to embed."""
     labels: tuple[str, ...] = ()
     """Class names of a classifier; empty: its head is not trained."""
+    start: tuple[int, ...] = ()
+    """What an empty prompt is read as (`start_of_text`); (): it is an error."""
     languages: Languages | None = None
     """The languages of a translator."""
     attention: Callable[[Any, str], str] | str = ""
@@ -89,6 +91,7 @@ class ServedModel:
             cfg.model.prefix_lm,
             embedded_length=cfg.embed.max_length,
             prompt=cfg.embed.prompt_text(cfg.embed.prompt),
+            start=start_of_text(cfg, tokenizers.target) if cfg.model.model_class.continues else (),
             languages=Languages(cfg.data, tokenizers) if cfg.model.model_class.reads_source else None,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
             embed=lambda rows: list(embed(rows, batch_size)),
@@ -180,7 +183,8 @@ class ServedModel:
             if len(ids) > limit:
                 raise RequestError(f"{which}{too_long(f'the {name}', len(ids), limit)}", param=field)
             if not ids and not self.translates:
-                raise RequestError(which + no_tokens(f"the {name}", text), param=field)
+                why = NO_START if self.model_class.continues else ""
+                raise RequestError(which + no_tokens(f"the {name}", text, why), param=field)
             rows.append(ids)
         return rows
 
@@ -190,9 +194,11 @@ class ServedModel:
         return self.encode(field, prompted, self.embedded_length or self.max_length)
 
     def _ids(self, field: str, text: Text, tags: tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(text, str) and not self.translates:
+            return tuple(wrap_prompt(self.tokenizer, text, self.tokenizer.encode(text), self.start))
         if isinstance(text, str):
-            read = mask(self.tokenizers.placeholders, text).text if self.translates else text
-            ids = [] if self.translates and is_blank(text) else self.tokenizer.encode(read)
+            read = mask(self.tokenizers.placeholders, text).text
+            ids = [] if is_blank(text) else self.tokenizer.encode(read)
             return tuple(self.add_special_tokens([*tags, *ids]) if ids else ())
         self.check_ids(field, text)
         closing = self.tokenizer.special.after_side if self.translates else ()

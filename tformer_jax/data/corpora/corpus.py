@@ -63,7 +63,15 @@ class Splits:
     bad: dict[str, BadLines] = dataclasses.field(default_factory=dict)
     """Skipped lines of each split read so far; empty for sources that are not files."""
     filters: dict[str, Filters] = dataclasses.field(default_factory=dict)
-    """Filters of the examples named for each split."""
+    """Filters of the examples named for each split; empty for sources that are loaded as a whole."""
+    known_left_out: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
+    """As `Corpus.left_out`, of sources that are loaded as a whole."""
+
+    @property
+    def left_out(self) -> dict[str, dict[str, int]]:
+        """As `Corpus.left_out`, of the splits read so far."""
+        read = {split: bad.reasons() | self.filters[split].dropped for split, bad in self.bad.items()}
+        return {split: dict(counts) for split, counts in {**self.known_left_out, **read}.items()}
 
 
 class Source:
@@ -102,7 +110,7 @@ class Source:
     def stream(cls, cfg: Config, root: Path | None) -> Splits:
         """Opens the corpus for sequential passes."""
         corpus = cls.load(cfg, root)
-        return Splits(corpus.train, corpus.validation, corpus.test, corpus.labels)
+        return Splits(corpus.train, corpus.validation, corpus.test, corpus.labels, known_left_out=corpus.left_out)
 
 
 class Joined(Sequence[Any]):

@@ -20,6 +20,7 @@ class Filters:
     """
 
     def __init__(self, cfg: FilterConfig, *, training: bool):
+        self.cfg, self.training = cfg, training
         self.dropped: collections.Counter[str] = collections.Counter()
         """Number of examples by the reason for which the last pass dropped them."""
         rules: dict[str, Callable[[Example], bool]] = {}
@@ -35,6 +36,26 @@ class Filters:
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields the examples that no filter drops; a new pass counts from zero."""
         self.dropped.clear()
+        for example, reason in self._with_reasons(examples):
+            if reason is None:
+                yield example
+            else:
+                self.dropped[reason] += 1
+
+    def indices(self, examples: Iterable[Example]) -> dict[str, list[int]]:
+        """Returns the indices of the examples to drop, by reason; does not count them."""
+        indices: dict[str, list[int]] = {}
+        if self._rules or self._once:
+            for index, (_, reason) in enumerate(self._with_reasons(examples)):
+                if reason is not None:
+                    indices.setdefault(reason, []).append(index)
+        return indices
+
+    def explanation(self) -> str:
+        """Returns what the last pass dropped, for the message about a split without examples."""
+        return "".join(f"; dropped: {count:,} {reason}" for reason, count in self.dropped.items())
+
+    def _with_reasons(self, examples: Iterable[Example]) -> Iterator[tuple[Example, str | None]]:
         seen: set[bytes] = set()
         for example in examples:
             reason = next((name for name, drops in self._rules.items() if drops(example)), None)
@@ -42,10 +63,7 @@ class Filters:
                 digest = digest_of(example)
                 reason = "duplicates" if digest in seen else None
                 seen.add(digest)
-            if reason is None:
-                yield example
-            else:
-                self.dropped[reason] += 1
+            yield example, reason
 
 
 def digest_of(example: Example) -> bytes:

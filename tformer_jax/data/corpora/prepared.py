@@ -10,6 +10,7 @@ FOLDER/
                            uint16 or uint32
 """
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -26,6 +27,7 @@ from tformer_jax.config import Config, DataConfig, kinds, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
 from tformer_jax.data.corpora.corpus import DIRECTIONS, FILE_SETTINGS, Corpus, DataError, Example, Joined, Source
+from tformer_jax.data.corpora.splits import NAMES
 from tformer_jax.special_tokens import EOS
 
 FORMAT = 2
@@ -300,12 +302,21 @@ class Prepared(Source):
         train, directions = parts("train"), None
         if cfg.data.multilingual:
             train, directions = _by_direction(train, [entry["splits"]["train"]["directions"] for entry in metadata])
-        return Corpus(_join(train), validation, test, labels, directions, folders[0] / TOKENIZERS)
+        left_out = {split: _left_out(metadata, split) for split in NAMES}
+        return Corpus(_join(train), validation, test, labels, directions, folders[0] / TOKENIZERS, left_out)
 
 
 def stored_keys(cfg: Config) -> tuple[str, ...]:
     """Returns the keys of an example of prepared data."""
     return (*task_of(cfg).keys, "direction") if cfg.data.multilingual else task_of(cfg).keys
+
+
+def _left_out(metadata: Sequence[dict[str, Any]], split: str) -> collections.Counter[str]:
+    """Returns what was left out of a split when the folders were prepared."""
+    counts = collections.Counter[str]()
+    for entry in metadata:
+        counts.update(entry["splits"][split].get("skipped", {}))
+    return counts
 
 
 def _join(parts: list[Records]) -> Records | JoinedRecords:

@@ -111,8 +111,7 @@ def load(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Corpu
     test = validation if splits.test is splits.validation else _load_split(splits.test, "test")
     for bad in splits.bad.values():
         bad.report()
-    left_out = {split: bad.reasons() | splits.filters[split].dropped for split, bad in splits.bad.items()}
-    return Corpus(train, validation, test, splits.labels, directions, left_out=left_out)
+    return Corpus(train, validation, test, splits.labels, directions, left_out=splits.left_out)
 
 
 def _load_parts(train: Stream) -> Joined:
@@ -155,8 +154,8 @@ def no_example(split: str, examples: Iterable[Example]) -> DataError:
     """Returns the error for a split that has been read and has no example, with the reason if lines were skipped."""
     if not isinstance(examples, Stream):
         return DataError(f"split {split} has no valid example")
-    dropped = "".join(f"; dropped: {count:,} {reason}" for reason, count in examples.filters.dropped.items())
-    return DataError(f"split {split} has no valid example{examples.reader.bad.explanation()}{dropped}")
+    explanation = f"{examples.reader.bad.explanation()}{examples.filters.explanation()}"
+    return DataError(f"split {split} has no valid example{explanation}")
 
 
 def _hold_out(cfg: Config, train: Stream) -> tuple[Iterable[Example], Iterable[Example]]:

@@ -1,8 +1,12 @@
 """Loads TFDS datasets from array_record files, without TensorFlow."""
 
 import collections
+import dataclasses
 import importlib
-from collections.abc import Iterator, Sequence
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,40 +14,50 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
+from tformer_jax.base import user_cache
 from tformer_jax.base.errors import first_line, one_line
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
+from tformer_jax.data import characters
+from tformer_jax.data.corpora import filters as filtering
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part
 from tformer_jax.data.corpora.directions import DirectionFilter, group_by_direction
+from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import NOT_UTF8
 from tformer_jax.data.corpora.records import field_names, with_direction
-from tformer_jax.data.corpora.splits import check_not_sorted, hold_out_from, read_directions
+from tformer_jax.data.corpora.splits import NAMES, check_not_sorted, hold_out_from, read_directions
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
 """Modules that register their datasets on import."""
 BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8", "debian_descriptions")
 """Datasets missing from TFDS: modules of `tformer_jax.data.builders`."""
+BLOCK = 1024
+"""Number of records to read at once, which is four times as fast as one by one."""
 
 
 class TfdsRecords(Sequence[Example]):
     """The records of a split as examples of text."""
 
     def __init__(self, source: Any, fields: dict[str, str], labels: tuple[str, ...] | None):
-        self._source, self._fields, self._labels = source, fields, labels
+        self._source, self.fields, self._labels = source, fields, labels
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Example]:
-        return map(self.__getitem__, range(len(self)))  # the index after the last is no IndexError for array_record
+        for start in range(0, len(self), BLOCK):
+            yield from self[start : start + BLOCK]
 
     def __getitem__(self, index):
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        record = self._source[index]
+            indices = range(len(self))[index]
+            return list(map(self._example, indices, self._source.__getitems__(list(indices))))
+        return self._example(index, self._source[index])
+
+    def _example(self, index: int, record: Mapping[str, Any]) -> Example:
         try:
-            return with_direction({key: self._text(key, field, record[field]) for key, field in self._fields.items()})
+            return with_direction({key: self._text(key, field, record[field]) for key, field in self.fields.items()})
         except UnicodeDecodeError:
             raise DataError(f"example {index} is {NOT_UTF8}") from None
 
@@ -64,43 +78,86 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     """Loads the dataset `cfg.data.dataset` from the data folder `root` (None: TFDS's default folder).
 
     Raises:
-        DataError: the dataset is unknown to TFDS or not prepared, or lacks a split, field or label; or the held-out
-            part of the training split is empty, or has examples of one label only.
+        DataError: the dataset is unknown to TFDS or not prepared, or lacks a split, field or label; or a split, or the
+            held-out part of the training split, is empty after the filters, or that has examples of one label only.
     """
-    builder = find(cfg, root)
-    if cfg.data.multilingual:
+    data, builder = cfg.data, find(cfg, root)
+    if data.multilingual:
         return _load_directions(cfg, builder)
-    (direction,) = read_directions(cfg.data, "train")
+    (direction,) = read_directions(data, "train")
     fields = _fields(cfg, builder, direction)
     labels = _labels(builder, fields)
-    train: Sequence[Example]
-    validation: Sequence[Example]
-    if cfg.data.weights:
-        train = Joined([_split(builder, (name,), fields, labels) for name in cfg.data.train])
-    else:
-        train = _split(builder, cfg.data.train, fields, labels)
-    if cfg.data.validation:
-        validation = _split(builder, cfg.data.validation, fields, labels)
+    left_out: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+
+    def read(split: str, names: tuple[str, ...]) -> Sequence[Example]:
+        filters = Filters(data.filters, training=split == "train")
+        chosen = _filter(builder, names, _split(builder, names, fields, labels), filters)
+        left_out[split] += filters.dropped
+        if not chosen:
+            raise DataError(f"split {split} has no valid example{filters.explanation()}")
+        return chosen
+
+    parts = [read("train", names) for names in (((name,) for name in data.train) if data.weights else [data.train])]
+    train = Joined(parts) if data.weights else parts[0]
+    if data.validation:
+        validation = read("validation", data.validation)
     else:
         boundary = hold_out_from(cfg, len(train))
         train, validation = Part(train, range(boundary)), Part(train, range(boundary, len(train)))
         if labels is not None and len(labels) > 1:
             check_not_sorted(validation)
-    test = _split(builder, cfg.data.test, fields, labels) if cfg.data.test else validation
-    return Corpus(train, validation, test, labels)
+    test = read("test", data.test) if data.test else validation
+    return Corpus(train, validation, test, labels, left_out=left_out)
+
+
+def check_present(cfg: Config, root: Path | None) -> None:
+    """Opens the dataset without reading it; raises `DataError` as `load` does."""
+    builder = find(cfg, root)
+    for split in NAMES:
+        for direction in read_directions(cfg.data, split) if getattr(cfg.data, split) else ():
+            fields = _fields(cfg, builder, direction)
+            _split(builder, getattr(cfg.data, split), fields, _labels(builder, fields))
+
+
+def _filter(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters: Filters) -> Sequence[Example]:
+    """Returns the records that no filter drops; what is dropped is cached, since all records have to be read for it."""
+    dropped = (
+        filters.indices(records)
+        if (key := _key(builder, names, records, filters)) is None
+        else (user_cache.cached("filters", key, lambda: filters.indices(records)))
+    )
+    filters.dropped.update({reason: len(indices) for reason, indices in dropped.items()})
+    left_out = list(itertools.chain.from_iterable(dropped.values()))
+    return Part(records, np.delete(np.arange(len(records)), left_out).tolist()) if left_out else records
+
+
+def _key(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters: Filters) -> dict[str, Any] | None:
+    """Returns everything that decides which records are dropped; None if the files are not on this machine."""
+    try:
+        paths = [each.filename for each in builder.info.splits["+".join(names)].file_instructions]
+        facts = [[path, os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in paths]
+    except (OSError, ValueError, KeyError, AssertionError):
+        return None
+    code = user_cache.source_digest(sys.modules[__name__], filtering, characters)
+    settings = dataclasses.asdict(filters.cfg) | {"training": filters.training}
+    return {"split": names, "files": facts, "fields": records.fields, "filters": settings, "code": code}
 
 
 def _load_directions(cfg: Config, builder: Any) -> Corpus:
     """Loads the pairs of many languages into memory."""
     data, left_out = cfg.data, {}
 
-    def read(split: str) -> Iterator[Example]:
-        dropped = left_out[split] = collections.Counter[str]()
-        choose = DirectionFilter(data, training=split == "train", dropped=dropped)
+    def examples(split: str) -> Iterator[Example]:
         for direction in read_directions(data, split):
-            examples = _split(builder, getattr(data, split), _fields(cfg, builder, direction), None)
             named = {} if data.language_fields else {"direction": str(direction)}
-            yield from choose({**example, **named} for example in examples)
+            for example in _split(builder, getattr(data, split), _fields(cfg, builder, direction), None):
+                yield {**example, **named}
+
+    def read(split: str) -> Iterator[Example]:
+        training = split == "train"
+        filters = Filters(data.filters, training=training)
+        left_out[split] = filters.dropped
+        return DirectionFilter(data, training=training, dropped=filters.dropped)(filters(examples(split)))
 
     train, sizes = group_by_direction(data, read("train"))
     validation = list(read("validation"))

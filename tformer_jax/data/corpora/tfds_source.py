@@ -9,7 +9,7 @@ from tformer_jax.data.corpora.corpus import DIRECTIONS, FILE_SETTINGS, Corpus, S
 class Tfds(Source):
     """A dataset of TFDS; entries of `data.train` are splits."""
 
-    settings = (*FILE_SETTINGS, *DIRECTIONS, "fields", "language_fields", "dataset")
+    settings = (*FILE_SETTINGS, *DIRECTIONS, "fields", "language_fields", "dataset", "filters")
     examples = None
     entry = "'train'"
 
@@ -22,11 +22,13 @@ class Tfds(Source):
     @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:
         """Raises `DataError` if data is missing."""
-        cls.load(cfg, root)
+        from tformer_jax.data.corpora import tfds
+
+        tfds.check_present(cfg, root)
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:
-        """Opens the dataset in the data folder."""
+        """Opens the dataset in the data folder, and filters it."""
         from tformer_jax.data.corpora import tfds
 
         return tfds.load(cfg, root)
