@@ -1,7 +1,11 @@
-"""Adapters of PEFT, merged on import, give the logits of PEFT."""
+"""Adapters of PEFT, merged on import or written from runs with LoRA, give the logits of PEFT."""
 
+import contextlib
+import dataclasses
 import json
+from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import peft
@@ -10,9 +14,12 @@ import torch
 
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
+from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import import_hf
+from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.interop import hf
+from tformer_jax.runs import experiment, initial_state, training, weights
+from tformer_jax.train import lora
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 """PEFT 0.21 reads it of models of transformers 5."""
@@ -83,3 +90,85 @@ def test_an_adapter_of_another_model_or_of_a_tied_embedding_is_refused(imported,
     save_adapter(model, tmp_path / "tied", target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["wte"])
     with pytest.raises(UserError, match=r"changes transformer.wte.weight, which the model also uses as its output"):
         hf.load(gpt2, adapter=tmp_path / "tied")
+
+
+PAIR = {"source": "tsv", "train": "pairs.tsv", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
+TEXT = {"source": "text", "train": "text.txt", "batching": "windows", "window": 8, "batch_size": 2}
+
+
+def tuned(start, folder, **train):
+    """Returns the folder of a run with random factors, which starts from the run of an imported checkpoint."""
+    (folder / "text.txt").write_text("the cat sat on the mat " * 20)
+    (folder / "pairs.tsv").write_text("the cat\tthe dog\na log\ta mat\nthe dog\ta cat\n" * 5)
+    cfg = config.load(start / "config.json")
+    data = TEXT if cfg.model.model_class.continues else PAIR
+    cfg = dataclasses.replace(
+        cfg,
+        data=config.DataConfig(tokenizer="file", tokenizer_file=str(start), **data),
+        train=config.TrainConfig(steps=1, start_from=str(start), lora_rank=2, lora_alpha=6.0, **train),
+        parallel=config.ParallelConfig(data=1),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(initial_state, "compiling", lambda *_: contextlib.nullcontext()))
+        built = stack.enter_context(contextlib.closing(experiment.build(cfg, folder / "run", data_root=folder)))
+        started = stack.enter_context(contextlib.closing(training.Training(built)))
+        state, keys = started.trainer.state, iter(jax.random.split(jax.random.key(3), 99))
+        drawn = jax.tree.map(lambda x: x + 0.4 * jax.random.normal(next(keys), x.shape), lora.trainable(state.params))
+        started.trainer.state = state = state.replace(params=lora.with_trainable(state.params, drawn))
+        started.save()
+        weights.save(folder / "run", weights.to_evaluate(built.cfg, state), "last", [0], 0)
+    return folder / "run"
+
+
+WRITTEN = {
+    "llama": (
+        {"lora_kernels": ("*attention/query/*", "*ffn/*"), "lora_whole": ("head/*", "*norm*/scale")},
+        ["lm_head"],
+    ),
+    "gpt2": ({"lora_kernels": ("*attention/*",)}, []),
+    "marian": ({}, []),
+    "t5": ({"lora_kernels": ("decoder/*",)}, []),
+}
+
+
+@pytest.mark.parametrize("kind", rest_slow([*WRITTEN], 1))
+def test_the_adapter_of_a_run_gives_its_logits_in_peft(kind, imported, tmp_path, capsys):
+    train, whole = WRITTEN[kind]
+    folder, start, model = imported(kind)
+    out = tmp_path / "adapter"
+    run = tuned(start, tmp_path, **train)
+    export_hf.main(["--run", str(run), str(out), "--format", "peft"])
+    assert "checked with PEFT " in capsys.readouterr().out
+    written = json.loads((out / "adapter_config.json").read_text())
+    assert (written["r"], written["lora_alpha"]) == (2, 6.0) and set(whole) <= set(written["modules_to_save"] or ())
+    loaded = tj.load(run)
+    base = type(model).from_pretrained(folder)
+    theirs = peft.PeftModel.from_pretrained(base, out).eval()
+    inputs = {"input_ids": torch.tensor(TOKENS)}
+    ours = {loaded.model.inputs[0]: jnp.asarray(TOKENS)}
+    if loaded.config.model.family == "seq2seq":
+        inputs["decoder_input_ids"], ours["target_in"] = torch.tensor(TOKENS), jnp.asarray(TOKENS)
+    expected = np.asarray(loaded.model.apply({"params": loaded.params}, **loaded.model.arguments(ours)))
+    assert_close(theirs(**inputs).logits.detach().numpy(), expected, 1e-4)
+    with theirs.disable_adapter():
+        assert np.abs(theirs(**inputs).logits.detach().numpy() - expected).max() > 0.1
+    import_hf.main([str(folder), "--run", str(tmp_path / "again"), "--adapter", str(out)])
+    again = tj.load(tmp_path / "again").params
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), again, loaded.params)
+
+
+def test_runs_without_an_adapter_are_refused(imported, tmp_path):
+    start = imported("llama")[1]
+    refused = {
+        "has no adapter: it was trained without train.lora_rank": (start, ()),
+        "PEFT has no adapter like this one: it has no factors": (
+            tuned(start, tmp_path, lora_kernels=(), lora_whole=("head/*",)),
+            ("--base", str(imported("llama")[0])),
+        ),
+    }
+    for message, (run, flags) in refused.items():
+        with pytest.raises(UserError, match=message):
+            export_hf.main(["--run", str(run), str(tmp_path / "out"), "--format", "peft", *flags])
+    with pytest.raises(UserError, match="--base is for --format peft: add it, or leave --base out"):
+        export_hf.main(["--run", str(start), str(tmp_path / "out"), "--base", "x"])
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Writes a run as a checkpoint in Hugging Face's or CTranslate2's format, for `scripts/export_hf.py`."""
+"""Writes a run as a checkpoint of Hugging Face or CTranslate2, or as an adapter, for `scripts/export_hf.py`."""
 
 import argparse
 import json
@@ -17,8 +17,10 @@ from tformer_jax.cli.common import load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
-from tformer_jax.interop import companions, ctranslate2_models, generation, hf
+from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf
+from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.runs import run_folder
+from tformer_jax.runs.trained import load_adapted
 
 
 def save_run(options: argparse.Namespace) -> None:
@@ -34,20 +36,17 @@ def save_run(options: argparse.Namespace) -> None:
     if options.format == "ctranslate2":
         ctranslate2_models.check_installed()
     run = load_run(options)
+    origin = _origin(run)
     folder: Path = options.folder
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    checkpoint = unfinished / "huggingface"
-    checkpoint.mkdir(parents=True)
+    written = unfinished / options.format
+    (unfinished / "huggingface").mkdir(parents=True)
     try:
-        model_type, notes = _write_files(checkpoint, options, run)
-        if options.format == "ctranslate2":
-            reports = _convert(unfinished, options, run)
-        else:
-            reports = _check_files(checkpoint, run) if options.check else [NOT_CHECKED]
-        written = unfinished / options.format
+        model_type, reports, notes = WRITERS[options.format](unfinished, options, run, origin)
         auto, name = export_checks.CLASSES[run.config.model.family], folder.resolve().name
-        model_card.write(written, name, run, _origin(run), auto=auto, kind=options.format, license_name=options.license)
+        given = {"kind": options.format, "license_name": options.license, "base": _base(options, origin)}
+        model_card.write(written, name, run, origin, auto=auto, **given)
         written.replace(folder)
     except export_checks.Difference as error:
         raise UserError(f"{error}; {folder} was not written (--no-check writes it)") from error
@@ -65,21 +64,57 @@ ONLY_HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors"
 """Files that a folder of CTranslate2 does not have, or has with other contents."""
 
 
-def _check_files(folder: Path, run: tj.Run) -> list[str]:
-    """Returns what other libraries read and compute, as sentences."""
+Reports = tuple[str, list[str], list[str]]
+"""The model type, what other libraries compute, and what the files do not hold."""
+
+
+def _save_checkpoint(place: Path, options: argparse.Namespace, run: tj.Run, origin: dict[str, Any]) -> Reports:
+    """Writes `huggingface` in a folder."""
+    folder = place / "huggingface"
+    model_type, notes = _write_files(folder, options, run, origin)
+    if not options.check:
+        return model_type, [NOT_CHECKED], notes
     tokenizer = (folder / "tokenizer_config.json").is_file()
     reports = [export_checks.check_transformers(folder, run, tokenizer=tokenizer)]
     converted = export_checks.check_ctranslate2(folder, run) if tokenizer else None
-    return reports if converted is None else [*reports, converted]
+    return model_type, reports if converted is None else [*reports, converted], notes
 
 
-def _convert(place: Path, options: argparse.Namespace, run: tj.Run) -> list[str]:
-    """Converts `huggingface` in a folder to `ctranslate2` beside it; returns what other libraries compute.
+def _save_adapter(place: Path, options: argparse.Namespace, run: tj.Run, origin: dict[str, Any]) -> Reports:
+    """Writes `peft` in a folder.
+
+    Raises:
+        UserError: the base is not known, or the run has no adapter that PEFT has.
+    """
+    folder, base, model_type = place / "peft", _base(options, origin), options.model_type or origin.get("model_type")
+    if not base:
+        raise UserError(
+            "the checkpoint that the adapter changes is not known: export train.start_from, and name it by --base"
+        )
+    if Path(base).is_dir():
+        model_type = files.read_config(Path(base))["model_type"]
+    if model_type is None:
+        raise UserError(f"the architecture of {base} is not known: add --model-type")
+    adapted = load_adapted(run.path, run.config, mesh_of(run.params), run.step)
+    folder.mkdir()
+    cfg, alpha = run.config.model, run.config.train.lora_alpha
+    adapters.save(folder, hf.architecture_of(model_type, cfg.family), cfg, adapted.trainable, alpha=alpha, base=base)
+    return model_type, [export_checks.check_adapter(folder, base, run) if options.check else NOT_CHECKED], []
+
+
+def _base(options: argparse.Namespace, origin: dict[str, Any]) -> str:
+    """Returns the name or the folder of the checkpoint that an adapter changes; "" if it is not known."""
+    return str(options.base or origin.get("checkpoint", ""))
+
+
+def _save_converted(place: Path, options: argparse.Namespace, run: tj.Run, origin: dict[str, Any]) -> Reports:
+    """Writes `huggingface` in a folder, and converts it to `ctranslate2` beside it.
 
     Raises:
         UserError: CTranslate2 does not have the architecture, or the run's tokenizer cannot be written.
     """
     checkpoint, converted = place / "huggingface", place / "ctranslate2"
+    model_type, notes = _write_files(checkpoint, options, run, origin)
     if not (checkpoint / "tokenizer_config.json").is_file():
         raise UserError("CTranslate2 needs the names of all tokens, but transformers has no class for this tokenizer")
     with export_checks.without_warnings():
@@ -96,15 +131,21 @@ def _convert(place: Path, options: argparse.Namespace, run: tj.Run) -> list[str]
     for path in checkpoint.iterdir():
         if path.name not in ONLY_HUGGINGFACE:
             path.replace(converted / path.name)
-    return reports
+    return model_type, reports, notes
 
 
-def _write_files(folder: Path, options: argparse.Namespace, run: tj.Run) -> tuple[str, list[str]]:
+WRITERS = {"huggingface": _save_checkpoint, "ctranslate2": _save_converted, "peft": _save_adapter}
+"""Functions that write a folder of this name in another one, by the format of the export."""
+
+
+def _write_files(
+    folder: Path, options: argparse.Namespace, run: tj.Run, origin: dict[str, Any]
+) -> tuple[str, list[str]]:
     """Writes all files; returns the model type, and what the files do not hold."""
     special = run.tokenizers.target.special
-    model_type = _save_model(folder, options, run)
+    model_type = _save_model(folder, options, run, origin)
     why_not = export_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source)
-    companions.write(folder, _origin(run).get("companions", {}), run.config.model.max_length)
+    companions.write(folder, origin.get("companions", {}), run.config.model.max_length)
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
     if run.model.decodes:
@@ -131,13 +172,13 @@ def _has_tokenizers_of(folder: Path, run: tj.Run) -> bool:
     return Tokenizers.load(folder / "tokenizers").to_json() == run.tokenizers.to_json()
 
 
-def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run) -> str:
+def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run, origin: dict[str, Any]) -> str:
     """Writes the model as the given or original `model_type`, or as the first one that holds it; returns that one.
 
     Raises:
         UserError: no architecture holds the model exactly.
     """
-    kind = _origin(run).get("model_type")
+    kind = origin.get("model_type")
     given = options.model_type or (kind if kind in hf.ARCHITECTURES else None)
     theirs = hf.token_ids(run.tokenizers.target.special, run.config.model)
     if run.labels is not None:

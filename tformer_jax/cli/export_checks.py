@@ -55,12 +55,35 @@ def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
     with without_warnings():
         try:
             ids = _check_ids(folder, run) if tokenizer else ""
-            difference = _check_logits(folder, run)
+            difference = _check_logits(_load_theirs(folder, run), run)
         except Difference:
             raise
         except Exception as error:  # a library may raise anything
             raise Difference(f"{name} cannot read the exported folder ({first_line(error, 200)})") from error
     return f"checked with {name}: {ids}logits within {difference:.0e} of the largest (at most {TOLERANCE:.0e})"
+
+
+def check_adapter(folder: Path, base: str, run: tj.Run) -> str:
+    """Compares logits with those of PEFT on a base; returns the result as one sentence.
+
+    Raises:
+        Difference: they differ, or PEFT cannot load the adapter.
+    """
+    if missing := not_installed(["torch", "transformers", "peft"]):
+        return f"not checked with PEFT: {' and '.join(missing)} is not installed"
+    if not Path(base).is_dir():
+        return f"not checked with PEFT: {base} is not a folder"
+    import peft
+
+    with without_warnings():
+        try:
+            adapted = peft.PeftModel.from_pretrained(_load_theirs(Path(base), run), str(folder)).eval()
+            difference = _check_logits(adapted, run)
+        except Difference:
+            raise
+        except Exception as error:  # a library may raise anything
+            raise Difference(f"PEFT {peft.__version__} cannot load the adapter ({first_line(error, 200)})") from error
+    return f"checked with PEFT {peft.__version__}: logits within {difference:.0e} (at most {TOLERANCE:.0e})"
 
 
 def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
@@ -136,14 +159,19 @@ def _check_ids(folder: Path, run: tj.Run) -> str:
     return "equal ids, "
 
 
-def _check_logits(folder: Path, run: tj.Run) -> float:
+def _load_theirs(folder: Path, run: tj.Run) -> Any:
+    """Returns the model of transformers in float32."""
     import torch
     import transformers
 
-    cfg = run.config.model
+    model_class = getattr(transformers, CLASSES[run.config.model.family])
+    return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def _check_logits(theirs: Any, run: tj.Run) -> float:
+    import torch
+
     batch = _random_batch(run)
-    model_class = getattr(transformers, CLASSES[cfg.family])
-    theirs = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     names = {"source": "input_ids", "tokens": "input_ids", "target_in": "decoder_input_ids"}
     inputs = {names[key]: torch.tensor(rows, dtype=torch.long) for key, rows in batch.items()}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`scripts/export_hf.py`: saves a run as a checkpoint in Hugging Face's format, or as CTranslate2's."""
+"""`scripts/export_hf.py`: saves a run as a checkpoint of Hugging Face or CTranslate2, or as an adapter of PEFT."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from tformer_jax.cli.common import check_writable_folder, run_parser
 from tformer_jax.interop.ctranslate2_models import QUANTIZATIONS
 from tformer_jax.interop.published_fields import DEFAULTS
 
-FORMATS = ("huggingface", "ctranslate2")
+FORMATS = ("huggingface", "ctranslate2", "peft")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -17,8 +17,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
         raise UserError(f"{options.folder} already exists: name a new folder")
-    if options.quantization and options.format != "ctranslate2":
-        raise UserError("--quantization is for --format ctranslate2: add it, or leave --quantization out")
+    for flag, value, kind in (
+        ("--quantization", options.quantization, FORMATS[1]),
+        ("--base", options.base, FORMATS[2]),
+    ):
+        if value and options.format != kind:
+            raise UserError(f"{flag} is for --format {kind}: add it, or leave {flag} out")
     check_writable_folder(options.folder, "FOLDER")
     from tformer_jax.cli import checkpoint_export
 
@@ -28,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     result = run_parser(
         "export_hf",
-        "Saves a run in the format of Hugging Face or of CTranslate2, with its tokenizer and a model card. "
+        "Saves a run in the format of Hugging Face, CTranslate2 or PEFT, with its tokenizer and a model card. "
         "Only a model that transformers computes identically is saved.",
     )
     result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
@@ -41,8 +45,14 @@ def parser() -> argparse.ArgumentParser:
         "--format",
         choices=FORMATS,
         default=FORMATS[0],
-        help="files to write: config.json and model.safetensors, or CTranslate2's model.bin, each with the tokenizer's "
-        "(default: %(default)s)",
+        help="files to write: config.json and model.safetensors, or CTranslate2's model.bin, each with the tokenizer; "
+        "or the adapter of a run of train.lora_rank (default: %(default)s)",
+    )
+    result.add_argument(
+        "--base",
+        metavar="NAME",
+        help="folder of the checkpoint that the adapter changes, or its name on the Hub (default: the checkpoint from "
+        "which train.start_from was imported)",
     )
     result.add_argument(
         "--quantization",

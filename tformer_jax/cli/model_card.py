@@ -28,13 +28,15 @@ PIPELINES = {
     "fill_mask": "fill-mask",
 }
 """The hub's names of what a model does, by the verb of its task."""
-LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2"}
+LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "peft": "peft"}
 """The hub's names of libraries, by the format of an export."""
 TRANSFORMERS = """from transformers import {auto}, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
-model = {auto}.from_pretrained("{folder}")
-inputs = tokenizer("TEXT", return_tensors="pt")
+tokenizer = AutoTokenizer.from_pretrained("{base}")
+model = {auto}.from_pretrained("{base}")
+{adapter}inputs = tokenizer("TEXT", return_tensors="pt")
+"""
+ADAPTER = """model = PeftModel.from_pretrained(model, "{folder}")
 """
 GENERATION = """output = model.generate(**inputs)[0]
 print(tokenizer.decode(output, skip_special_tokens=True))
@@ -51,7 +53,15 @@ print(tokenizer.decode(tokenizer.convert_tokens_to_ids(output), skip_special_tok
 
 
 def write(
-    folder: Path, name: str, run: tj.Run, origin: dict[str, Any], *, auto: str, kind: str, license_name: str | None
+    folder: Path,
+    name: str,
+    run: tj.Run,
+    origin: dict[str, Any],
+    *,
+    auto: str,
+    kind: str,
+    base: str = "",
+    license_name: str | None = None,
 ) -> None:
     """Writes README.md to a folder.
 
@@ -60,10 +70,11 @@ def write(
         origin: `imported.json` of the run, or {}.
         auto: class of transformers that loads the model.
         kind: format of the export, a key of `LIBRARIES`.
+        base: name or folder of the checkpoint that an adapter changes.
         license_name: identifier of the licence on the hub; None: it is not known.
     """
     (loaded,) = load_all([run.path])
-    languages, named = _languages(run), str(origin.get("checkpoint", ""))
+    languages, named = _languages(run), base if kind == "peft" else str(origin.get("checkpoint", ""))
     fields = {
         "language": sorted({re.split("[_-]", name)[0] for name in languages}),
         "license": license_name or UNKNOWN,
@@ -77,7 +88,7 @@ def write(
         f"# {run.config.name}",
         _table(("", ""), _facts(run, loaded, origin, license_name).items()),
         *_scores(loaded),
-        f"## Use\n\n```python\n{_program(name, run, auto, kind)}```",
+        f"## Use\n\n```python\n{_program(name, run, auto, kind, base)}```",
         _history(run, loaded, origin),
     ]
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -135,11 +146,13 @@ def _scores(loaded: RunFiles) -> list[str]:
     return ["\n\n".join(("## Scores", _table(("", "validation", "test"), rows), *signatures))]
 
 
-def _program(folder: str, run: tj.Run, auto: str, kind: str) -> str:
+def _program(folder: str, run: tj.Run, auto: str, kind: str, base: str) -> str:
     """Returns a Python program that uses the exported folder."""
-    if kind == "huggingface":
-        generates = run.config.model.model_class.decodes
-        return TRANSFORMERS.format(folder=folder, auto=auto) + (GENERATION if generates else "print(model(**inputs))\n")
+    if kind != "ctranslate2":
+        adapter = ADAPTER.format(folder=folder) if kind == "peft" else ""
+        text = TRANSFORMERS.format(base=base if adapter else folder, auto=auto, adapter=adapter)
+        text += GENERATION if run.config.model.model_class.decodes else "print(model(**inputs))\n"
+        return ("from peft import PeftModel\n" if adapter else "") + text
     cfg, target, pair = run.config.decode, run.tokenizers.target, run.config.model.model_class.reads_source
     V = run.config.model.size("vocab_size")
     never = generation.suppressed_fields(target.special, target.vocab_size, V).get("bad_words_ids", [])

@@ -1,10 +1,11 @@
-"""Merges adapters of PEFT into a checkpoint: LoRA on linear layers, and arrays that an adapter holds as a whole.
+"""Merges adapters of PEFT into a checkpoint, and writes them: LoRA on linear layers, and arrays held as a whole.
 
 https://huggingface.co/docs/peft/developer_guides/checkpoint describes the folder: `adapter_config.json` and
 `adapter_model.safetensors`.
 """
 
 import functools
+import json
 import math
 import re
 from collections.abc import Collection
@@ -15,9 +16,16 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
-from tformer_jax.interop.architecture import Settings
+from tformer_jax.config import ModelConfig
+from tformer_jax.interop.architecture import Architecture, Settings
 from tformer_jax.interop.files import ADAPTER, StoredArrays, read_arrays
+from tformer_jax.interop.mapping import Layout, their_rule
+from tformer_jax.models import conversions
+from tformer_jax.nn.module import named_leaves
 
+STEM = "base_model.model."
+TASKS = {"seq2seq": "SEQ_2_SEQ_LM", "decoder_lm": "CAUSAL_LM", "classifier": "SEQ_CLS"}
+"""`task_type` by our family."""
 FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 USUAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base as it is."""
@@ -42,8 +50,7 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str]) -> StoredArra
     """
     config = _read_config(folder)
     arrays = read_arrays(folder)
-    stem = "base_model.model."
-    names = {name: name.removeprefix(stem).replace(".base_layer.", ".") for name in arrays}
+    names = {name: name.removeprefix(STEM).replace(".base_layer.", ".") for name in arrays}
     arrays = arrays.renamed(names)
     modules = sorted({match[1] for name in arrays if (match := FACTOR.fullmatch(name))})
     factors = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
@@ -89,3 +96,70 @@ def _add_product(base: StoredArrays, arrays: StoredArrays, module: str, config: 
     if product.shape != weight.shape:
         raise UserError(f"{module}: the adapter has the shape {product.shape}, and its base {weight.shape}")
     return weight + product
+
+
+def save(folder: Path, architecture: Architecture, cfg: ModelConfig, trained: Any, *, alpha: float, base: str) -> None:
+    """Writes an adapter that PEFT loads: `adapter_config.json` and `adapter_model.safetensors`.
+
+    Args:
+        trained: the parameters that are trained as they are, and below the names of other kernels their factors
+            `a` [*inputs, r] and `b` [r, *outputs].
+        alpha: the product of factors is multiplied by alpha / r.
+        base: name or folder of the checkpoint that is adapted.
+
+    Raises:
+        UserError: PEFT has no such adapter of the architecture.
+    """
+    from safetensors.numpy import save_file
+
+    if cfg.attention_projections != architecture.projections:
+        given = f"model.attention_projections={cfg.attention_projections!r}"
+        raise UserError(f"{given} has other kernels than {architecture.name}: train with {architecture.projections!r}")
+    cfg, trained = conversions.unrolled(cfg, trained)
+    rules, arrays = architecture.rules(cfg), {}
+    targets: dict[str, Layout] = {}
+    for name, leaf in named_leaves(trained):
+        factor = re.fullmatch("(.+)/([ab])", name)
+        rule, theirs = their_rule(factor[1] if factor else name, rules)
+        module, array = theirs.rpartition(".")[0], np.asarray(leaf)
+        _check_adaptable(theirs, architecture, cfg, whole=not factor)
+        if factor:
+            targets[module] = rule.layout
+            matrix = array.reshape(-1, array.shape[-1]) if factor[2] == "a" else array.reshape(len(array), -1)
+            arrays[f"{STEM}{module}.lora_{factor[2].upper()}.weight"] = np.ascontiguousarray(matrix.T)
+        else:
+            arrays[STEM + theirs] = np.ascontiguousarray(rule.layout.theirs(array))
+    whole = {name.removeprefix(STEM).rpartition(".")[0] for name in arrays if not FACTOR.fullmatch(name)}
+    if not targets or (both := sorted(whole & targets.keys())):
+        problem = f"{both[0]} has factors and a bias that is trained" if targets else "it has no factors of kernels"
+        raise UserError(f"PEFT has no adapter like this one: {problem}; train.lora_kernels and train.lora_whole say so")
+    config = {
+        "peft_type": "LORA",
+        "task_type": TASKS.get(cfg.family),
+        "base_model_name_or_path": base,
+        "r": next(len(array) for name, array in arrays.items() if ".lora_A." in name),
+        "lora_alpha": alpha,
+        "target_modules": sorted(targets),
+        "modules_to_save": sorted(whole) or None,
+        "fan_in_fan_out": all(layout.inputs_first for layout in targets.values()),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+    }
+    (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    save_file(arrays, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _check_adaptable(theirs: str, architecture: Architecture, cfg: ModelConfig, *, whole: bool) -> None:
+    """Raises `UserError` for an array that PEFT cannot adapt as a module of its own."""
+    module = theirs.rpartition(".")[0]
+    tied = (architecture.shared, "lm_head.weight") if cfg.tie_embeddings in ("output", "all") else ()
+    if whole and theirs in tied:
+        problem = "the model also uses it as its output head"
+    elif "{e}" in theirs:
+        problem = "it is a part of a table of experts"
+    elif any(module.endswith(part) for parts in architecture.fused.values() for part in parts):
+        problem = "the architecture joins it with other kernels"
+    else:
+        return
+    raise UserError(f"PEFT has no adapter of {theirs} ({problem}): leave it out of train.lora_kernels and lora_whole")

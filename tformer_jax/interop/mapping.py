@@ -24,6 +24,8 @@ class Layout:
     """Their array and our shape -> our array."""
     theirs: Callable[[np.ndarray], np.ndarray]
     """Our array -> theirs."""
+    inputs_first: bool = False
+    """Whether their matrix is [in, out]."""
 
 
 def kernel(inputs: int = 1) -> Layout:
@@ -41,6 +43,7 @@ def untransposed(inputs: int = 1) -> Layout:
     return Layout(
         lambda array, shape: array.reshape(shape),
         lambda array: array.reshape(int(np.prod(array.shape[:inputs])), -1),
+        inputs_first=True,
     )
 
 
@@ -157,6 +160,12 @@ def to_theirs(rules: Iterable[Rule], params: Any) -> dict[str, np.ndarray]:
         for name, part in zip(names, parts, strict=True):
             result[name] = np.ascontiguousarray(rule.layout.theirs(part))
     return result
+
+
+def their_rule(ours: str, rules: Iterable[Rule]) -> tuple[Rule, str]:
+    """Returns the rule and their name of our parameter; names of experts keep their `{e}`."""
+    rule, place = _find_rule(ours, list(rules))
+    return rule, rule.theirs.replace("{i}", place)
 
 
 def _find_rule(name: str, rules: list[Rule]) -> tuple[Rule, str]:

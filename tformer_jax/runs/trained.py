@@ -18,7 +18,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.checkpoint import Checkpointer
-from tformer_jax.train import optimizers, state
+from tformer_jax.train import lora, optimizers, state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,11 @@ def load_trained(
         raise UserError(
             f"{run}/labels.json has {len(labels)} classes, not {cfg.model.num_classes}: restore it from a copy"
         )
-    mesh = mesh or make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
-    return Trained(cfg, model, _params(run, cfg, model, mesh, group, step), tokenizers, labels)
+    return Trained(cfg, model, _params(run, cfg, model, mesh or _first_device(), group, step), tokenizers, labels)
+
+
+def _first_device() -> Mesh:
+    return make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup, step: int | None) -> Any:
@@ -75,3 +78,25 @@ def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: Process
             return params
         optimizer = optimizers.build(cfg, registry.shapes(model))
         return weights.restored(cfg, checkpointer, state.abstract(model, optimizer, cfg, mesh), step)
+
+
+def load_adapted(run: Path, cfg: Config, mesh: Mesh | None = None, step: int | None = None) -> lora.Adapted:
+    """Loads the factors of LoRA, and the parameters that they adapt, of the weights that `load_trained` loads.
+
+    Raises:
+        UserError: the run was trained without LoRA, its weights are a mean of several checkpoints, whose update has
+            a higher rank, or the checkpoint is gone.
+    """
+    if not cfg.train.lora_rank:
+        raise UserError(f"{run} has no adapter: it was trained without train.lora_rank")
+    facts = run_folder.weights_of(run, step)
+    if len(facts["steps"]) > 1:
+        raise UserError(f"{run} has no adapter: its weights are a mean of steps {facts['steps']}; name one by --step")
+    run_folder.check_step(run, facts["steps"][0])
+    with contextlib.closing(Checkpointer(run_folder.checkpoints(run))) as checkpointer:
+        model = registry.build(cfg.model)
+        abstract = state.abstract(model, optimizers.build(cfg, registry.shapes(model)), cfg, mesh or _first_device())
+        adapted: lora.Adapted = weights.restored(
+            cfg, checkpointer, abstract, facts["steps"][0], weights.adapted_to_evaluate
+        )
+        return adapted

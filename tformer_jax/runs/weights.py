@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,17 @@ def to_evaluate(cfg: Config, state: TrainState) -> Any:
     They are the EMA if `train.weights="ema"`, the average of a schedule-free optimizer, or the latest parameters.
     Those of LoRA are merged, with the shardings of the kernels.
     """
+    return lora.merged_on_device(adapted_to_evaluate(cfg, state))
+
+
+def adapted_to_evaluate(cfg: Config, state: TrainState) -> Any:
+    """Returns the parameters to evaluate; those of LoRA are a `lora.Adapted`."""
     params = lora.trainable(state.params)
     if cfg.train.weights == "ema":
         params = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, params)
     else:
         params = optimizers.evaluation_params(state.opt_state, params)
-    return lora.merged_on_device(lora.with_trainable(state.params, params))
+    return lora.with_trainable(state.params, params)
 
 
 def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:
@@ -78,13 +83,20 @@ def shortage(train: TrainConfig, steps: list[int]) -> str | None:
     )
 
 
-def restored(cfg: Config, checkpointer: Checkpointer, abstract: TrainState, step: int | None = None) -> Any:
+def restored(
+    cfg: Config,
+    checkpointer: Checkpointer,
+    abstract: TrainState,
+    step: int | None = None,
+    select: Callable[[Config, TrainState], Any] = to_evaluate,
+) -> Any:
     """Restores the parameters to evaluate from the checkpoint of `step` (None: the newest undamaged one).
 
     Nothing else is read: no moments of the optimizer, and the parameters or their EMA.
 
     Args:
         abstract: shapes, dtypes and shardings of the checkpoint's state (`state.abstract`).
+        select: `to_evaluate` or `adapted_to_evaluate`.
 
     Raises:
         UserError: the checkpoint is damaged, or there is none.
@@ -98,7 +110,7 @@ def restored(cfg: Config, checkpointer: Checkpointer, abstract: TrainState, step
         averages = optimizers.needed_to_evaluate(abstract.opt_state, ocp.PLACEHOLDER)
         needed = needed.replace(params=abstract.params, opt_state=averages)
     found, _ = checkpointer.restore(needed) if step is None else checkpointer.restore_step(step, needed)
-    return to_evaluate(cfg, jax.tree.map(lambda leaf, read: leaf if read is ocp.PLACEHOLDER else read, abstract, found))
+    return select(cfg, jax.tree.map(lambda leaf, read: leaf if read is ocp.PLACEHOLDER else read, abstract, found))
 
 
 def mean(trees: Any) -> Any:
