@@ -11,8 +11,9 @@ import pytest
 from tests.helpers import assert_close, build, equations, init_module, normal, shapes_of, tiny
 from tformer_jax import axes
 from tformer_jax.models import registry
+from tformer_jax.nn import linear
 from tformer_jax.nn.embeddings import TokenEmbedding
-from tformer_jax.nn.linear import Linear, kernel_initializer, product
+from tformer_jax.nn.linear import Linear, aligned_product, kernel_initializer, product
 
 D, N, H = 8, 4, 3
 HEADS = ((axes.HEADS, N), (axes.HEAD_DIM, H))
@@ -89,6 +90,43 @@ def test_a_product_and_its_gradients(inputs, outputs):
     assert_close(dx, np.einsum("BTF,DF->BTD", np.float64(weights), kernel), 1e-6)
     assert_close(d_kernel, np.einsum("BTD,BTF->DF", np.float64(x), weights), 1e-6)
     assert product(normal(2, 0, inputs), kernel, NAMES).shape == (2, 0, outputs)
+
+
+def test_gpus_multiply_by_a_multiple_of_64_columns(monkeypatch):
+    """Columns of zeros are added for many rows only; their results are dropped and the values equal the product's."""
+    x, kernel, weights = normal(512, 3), normal(3, 65, seed=1), normal(512, 65, seed=2)
+
+    def gradients(multiply):
+        return jax.grad(lambda x, w: (multiply(x, w, NAMES) * weights).sum(), argnums=(0, 1))(x, kernel)
+
+    monkeypatch.setattr(linear, "platform", lambda: "gpu")
+    columns = {}
+    for rows in (511, 512):
+        jaxpr = jax.make_jaxpr(lambda x, w: aligned_product(x, w, NAMES))(x[:rows], kernel)
+        columns[rows] = [dot.outvars[0].aval.shape[-1] for dot in equations(jaxpr.jaxpr, "dot_general")]
+    assert columns == {511: [65], 512: [128]}
+    assert_close(aligned_product(x, kernel, NAMES), np.float64(x) @ np.float64(kernel), 1e-6)
+    for aligned, plain in zip(gradients(aligned_product), gradients(product), strict=True):
+        assert_close(aligned, plain, 1e-6)
+
+
+def test_bfloat16_heads_have_no_product_with_a_float32_factor():
+    """Their gradients are sums in float32 of factors in bfloat16, as NumPy computes them in float64."""
+    x, kernel = normal(2, 5, 3).astype("bfloat16"), normal(3, 4, seed=1)
+    weights = normal(2, 5, 4, seed=2)
+
+    def gradients(x, kernel):
+        return jax.grad(lambda x, w: (product(x, w, NAMES, dtype=jnp.float32) * weights).sum(), argnums=(0, 1))(
+            x, kernel
+        )
+
+    dots = list(equations(jax.make_jaxpr(gradients)(x, kernel).jaxpr, "dot_general"))
+    assert {factor.aval.dtype.name for dot in dots for factor in dot.invars} == {"bfloat16"}
+    rounded = np.float64(jnp.asarray(weights).astype("bfloat16"))
+    dx, d_kernel = gradients(x, kernel)
+    assert d_kernel.dtype == jnp.float32
+    assert_close(d_kernel, np.einsum("BTD,BTF->DF", np.float64(x), rounded), 1e-6)
+    assert_close(np.float32(dx), np.einsum("BTF,DF->BTD", rounded, np.float64(kernel.astype("bfloat16"))), 1e-2)
 
 
 def gradient_shapes(multiply, matrix):

@@ -22,7 +22,6 @@ from tformer_jax.runs.run_folder import write_json
 
 PYTHON = sys.executable
 BENCHMARK = (PYTHON, "scripts/benchmark.py")
-TINY_MODEL = ("--config.model.dim=32", "--config.train.steps=4", "--config.eval.examples=4", "--config.data.window=32")
 SHAKESPEARE = ("--config", "configs/lm_tiny_shakespeare.py:gpu", "--config.model.dtype=bfloat16")
 
 

@@ -165,6 +165,28 @@ def growth_table() -> str:
     return f"{_table(titles, rows)}\n\nRecorded on {cpu}: {_link('growth.json', record, '../')}."
 
 
+def gpu_table() -> str:
+    """One row per size of `tests.programs.gpu_attention`, then the comparison of a step with PyTorch."""
+    attention, train = (_read(BENCHMARKS / f"{name}_h200.json") for name in ("attention", "gpt2"))
+    systems = list(next(iter(attention["milliseconds"].values())))
+    rows = [
+        (size.replace("x", " x "), *(f"{times[system]:.2f} ms" for system in systems))
+        for size, times in attention["milliseconds"].items()
+    ]
+    titles = ("B x T x N x H", *(f"`{system}`" for system in systems[:-1]), "PyTorch")
+    (case,) = train["cases"]
+    steps = ", ".join(f"{name} {milliseconds:.1f} ms" for name, milliseconds in case["milliseconds"].items())
+    share = 100 * case["share_of_product_rate"]["tformer_jax"]
+    size = f"`{case['case']}` in {case['dtype']}, {case['rows']} x {case['length']} tokens"
+    links = ", ".join(
+        _link(f"{name}_h200.json", record, "../")
+        for name, record in zip(("attention", "gpt2"), (attention, train), strict=True)
+    )
+    device = attention["hardware"]["devices"].removeprefix("1 x ")
+    step = f"A step of {size}: {steps}; here {share:.0f} % of the peak."
+    return f"{_table(titles, rows)}\n\n{step}\nRecorded on an {device}: {links}."
+
+
 def ladder_table(name: str) -> str:
     """One row per rung of `configs/ladder.py`, from the record `name`."""
     record = _read(SWEEPS / name)
@@ -204,7 +226,7 @@ TABLES = {
         "ladder_shakespeare": functools.partial(ladder_table, "ladder_shakespeare.json"),
         "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
     },
-    "scripts/README.md": {"growth": growth_table},
+    "scripts/README.md": {"growth": growth_table, "gpu": gpu_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
 """The functions that write the tables, by file and by the name in the markers of the table."""

@@ -10,7 +10,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
-from tformer_jax.nn.linear import broadcast_like, kernel_initializer, product
+from tformer_jax.nn.linear import aligned_product, broadcast_like, kernel_initializer
 from tformer_jax.nn.lookup import lookup
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.norms import make_norm
@@ -53,7 +53,7 @@ class TokenEmbedding(Module):
     def attend(self, x: jax.Array) -> jax.Array:
         """Computes the logits of a tied output head: [..., D] -> float32 [..., V]."""
         table = self.embedding.astype(self.cfg.gradient_dtype)
-        return product(x, table, (axes.VOCAB, axes.EMBED), contracted=1, dtype=jnp.dtype(jnp.float32))
+        return aligned_product(x, table, (axes.VOCAB, axes.EMBED), contracted=1, dtype=jnp.dtype(jnp.float32))
 
 
 def _vectors(tokens: jax.Array, table: jax.Array) -> jax.Array:
@@ -132,7 +132,7 @@ class OutputHead(Module):
             init = named(kernel_initializer(cfg, cfg.fixed_dim, self.size), axes.EMBED, self.axis)
             kernel = self.param("kernel", init, (cfg.dim, self.size), param_dtype)
             matrix = kernel.astype(cfg.gradient_dtype)
-            logits = product(x, matrix, (axes.EMBED, self.axis), dtype=jnp.dtype(jnp.float32))
+            logits = aligned_product(x, matrix, (axes.EMBED, self.axis), dtype=jnp.dtype(jnp.float32))
         else:
             logits = tied.attend(x)
         if self.use_bias:

@@ -12,9 +12,15 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.gathered import Names, with_gathered
 from tformer_jax.nn.module import Module
-from tformer_jax.nn.sharding import mesh_axes, named
+from tformer_jax.nn.sharding import mesh_axes, named, platform
 from tformer_jax.nn.xla import as_rows, with_transposed_gradient
 
+ALIGNED, ALIGNED_ROWS = 64, 512
+"""Columns of a product on a GPU are a multiple of the first number, if it has at least as many rows as the second.
+
+With GPT-2's 50,257 columns, which are odd, the three products of the output head took 20.6 of a step's 49.6 ms on an
+H200, 12 of them more than at the rate of large products. Fewer rows take the time of reading the matrix.
+"""
 LOW_RANK = "low_rank"
 """Collection of updates of kernels: A [*inputs, r] and B [r, *outputs] of a layer's kernel W, as which W + A B acts."""
 
@@ -77,10 +83,23 @@ def product(x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 
     return out.reshape(*x.shape[:-1], matrix.shape[1 - contracted])
 
 
+def aligned_product(
+    x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 0, dtype: Any = None
+) -> jax.Array:
+    """Computes `product`; on a GPU with columns of zeros up to a multiple of `ALIGNED`, whose results are dropped."""
+    outputs = 1 - contracted
+    (name, size), widths = (names[outputs], matrix.shape[outputs]), [(0, 0), (0, 0)]
+    sharded = name is not None and mesh_axes(name, size)
+    if platform() == "gpu" and math.prod(x.shape[:-1]) >= ALIGNED_ROWS and not sharded:
+        widths[outputs] = (0, -size % ALIGNED)
+    return product(x, jnp.pad(matrix, widths), names, contracted=contracted, dtype=dtype)[..., :size]
+
+
 def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    if x.dtype == matrix.dtype:
+    dtype = x.dtype if dtype is None else dtype
+    if x.dtype == matrix.dtype == dtype:
         return _dot(contracted, dtype, x, matrix)
-    return _rounded_product(contracted, dtype or x.dtype, matrix.dtype, x, matrix)
+    return _rounded_product(contracted, dtype, matrix.dtype, x, matrix)
 
 
 def _dot(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -89,7 +108,11 @@ def _dot(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _rounded_product(contracted: int, dtype: Any, wide: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Computes `_dot` with the matrix, of dtype `wide`, rounded to the dtype of x; its gradient is not rounded."""
+    """Computes `_dot` with the matrix, of dtype `wide`, rounded to the dtype of x; its gradient is not rounded.
+
+    The factors of the gradients are rounded to the dtype of x, too: products of a float32 and a bfloat16 factor have
+    the speed of float32.
+    """
     return _dot(contracted, dtype, x, matrix.astype(x.dtype))
 
 
@@ -104,10 +127,11 @@ def _backward(
     contracted: int, dtype: Any, wide: Any, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, rounded = saved
-    of_x = jax.linear_transpose(lambda x: _dot(contracted, dtype, x, rounded), x)
+    gradient = gradient.astype(x.dtype)
     rows = tuple(range(x.ndim - 1))
     sides = (x, gradient) if contracted == 0 else (gradient, x)
-    return of_x(gradient)[0], jax.lax.dot_general(*sides, ((rows, rows), ((), ())), preferred_element_type=wide)
+    of_x = jax.lax.dot_general(gradient, rounded, (((x.ndim - 1,), (1 - contracted,)), ((), ())))
+    return of_x, jax.lax.dot_general(*sides, ((rows, rows), ((), ())), preferred_element_type=wide)
 
 
 _rounded_product.defvjp(_forward, _backward)
