@@ -19,7 +19,7 @@ ALIGNED, ALIGNED_ROWS = 64, 512
 """Columns of a product on a GPU are a multiple of the first number, if it has at least as many rows as the second.
 
 With GPT-2's 50,257 columns, which are odd, the three products of the output head took 20.6 of a step's 49.6 ms on an
-H200, 12 of them more than at the rate of large products. Fewer rows take the time of reading the matrix.
+H200. Fewer rows take the time of reading the matrix.
 """
 LOW_RANK = "low_rank"
 """Collection of updates of kernels: A [*inputs, r] and B [r, *outputs] of a layer's kernel W, as which W + A B acts."""
