@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = load_run(options)
         encoder = not run.model.decodes
         check_flags(options, encoder=encoder)
+        if run.config.decode.candidates > 1:
+            logging.warning("decode.candidates=%d has no effect on a server", run.config.decode.candidates)
         engine = None if encoder else make_engine(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
         shown: dict[str, Any] = {

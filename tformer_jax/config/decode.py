@@ -64,6 +64,13 @@ class DecodeConfig(Section):
         high=1.0,
         used_by=SAMPLING,
     )
+    candidates: int = setting(
+        1,
+        "number of samples, or of outputs of beam search, of which minimum Bayes risk decoding chooses the output that "
+        "is most similar to all of them, by chrF; 1 disables it",
+        low=1,
+        high=1024,
+    )
     max_new_tokens: int | None = setting(
         None,
         "maximum length of an output, in tokens; model.max_length limits it too; None: only model.max_length does",
@@ -103,6 +110,10 @@ class DecodeConfig(Section):
     )
 
     def check(self) -> None:
+        if self.candidates > 1 and self.strategy == "greedy":
+            raise self.error("candidates", "needs decode.strategy='sample' or 'beam': greedy decoding has one output")
+        if self.strategy == "beam" and self.candidates > self.beams:
+            raise self.error("candidates", f"must not exceed decode.beams={self.beams}")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
         for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):

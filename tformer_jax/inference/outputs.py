@@ -15,6 +15,7 @@ from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
 from tformer_jax.inference.engine.pool import max_new_tokens
 from tformer_jax.inference.requests import EncodedRequest
+from tformer_jax.inference.risk import rank_by_risk
 
 
 class Output(NamedTuple):
@@ -99,13 +100,23 @@ class RowDecoder:
     ) -> Iterator[list[Output]]:
         """Yields the outputs of each row, in order, as soon as all earlier rows have theirs.
 
-        They depend only on the arguments, bit for bit, because each call creates an engine.
+        They depend only on the arguments, bit for bit, because each call creates an engine. With `decode.candidates`,
+        they are the first ones of these by `rank_by_risk`.
 
         Args:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
             window: number of consecutive rows that are submitted longest first, so that rows of similar length are
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
         """
+        candidates = self._cfg.decode.candidates
+        for decoded in self._decode(rows, first, seed, max(outputs, candidates), scores, window):
+            order = rank_by_risk([output.text for output in decoded]) if candidates > 1 else range(outputs)
+            yield [decoded[place] for place in order[:outputs]]
+
+    def _decode(
+        self, rows: Sequence[EncodedRequest], first: int, seed: int, outputs: int, scores: bool, window: int
+    ) -> Iterator[list[Output]]:
+        """Yields all outputs of each row, in order; arguments are as for `stream`."""
         lengths = [len(row.ids) for row in rows]
         engine = self._engine(lengths, ROWS_PER_CHUNK if first else len(rows), outputs, math.inf)
         starts = range(0, len(rows), window)
@@ -135,8 +146,11 @@ class RowDecoder:
     def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit.
 
-        Each has the number of its own unknown tokens.
+        Each has the number of its own unknown tokens. With `decode.candidates`, the whole output is the only piece.
         """
+        if self._cfg.decode.candidates > 1:
+            yield self([row], seed=seed)[0][0]
+            return
         engine = self._engine([len(row.ids)], 1, 1, 0.0)
         engine.submit(self._request(row, seed=seed))
         while not engine.idle:

@@ -35,6 +35,7 @@ class ServedModel:
     name: str
     family: str
     decode: DecodeConfig
+    """Without minimum Bayes risk decoding (`candidates`), which needs complete outputs."""
     tokenizers: Tokenizers
     max_length: int
     """Maximum number of tokens that the model reads."""
@@ -85,7 +86,7 @@ class ServedModel:
         return cls(
             cfg.name,
             cfg.model.family,
-            cfg.decode,
+            dataclasses.replace(cfg.decode, candidates=1),
             tokenizers,
             cfg.model.max_length,
             cfg.model.prefix_lm,
