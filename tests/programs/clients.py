@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+import tformer_jax as tj
 from tests import commands
 
 KEY = "secret"
@@ -29,26 +30,34 @@ QUESTIONS = [
     {"question": "for i in", "choices": ["§§", "range(10):", "x"], "answer": 1},
     {"question": "é漢", "choices": ["a", "é"], "answer": 1},
 ]
-TASK = """
-task: choices
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {questions}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{answer}}}}"
-metric_list: [{{metric: acc}}]
-"""
+CHOICES = {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+TASKS: dict[str, dict[str, Any]] = {
+    "choices": {**CHOICES, "doc_to_text": "{{question}}", "metric_list": [{"metric": "acc"}]},
+    "without_context": {**CHOICES, "doc_to_text": "", "metric_list": [{"metric": "acc"}]},
+    "outputs": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["e"], "max_gen_toks": 20, "temperature": 0.0},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "documents": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{question}}",
+        "metric_list": [{"metric": "byte_perplexity"}],
+    },
+}
 
 
 @contextlib.contextmanager
 def server(run: Path, cache: Path) -> Iterator[str]:
     """Serves a run, with an API key; yields the URL."""
-    flags = ["--port", "0", "--api-key", KEY, "--no-warm-up"]
+    flags = ["--port", "0", "--api-key", KEY]
     with commands.start([sys.executable, "scripts/serve.py", "--run", str(run), *flags], cache) as process:
         try:
-            yield process.stdout.readline().split(" at ")[1].split(";")[0]
+            first = next(line for line in process.stdout if line.startswith("Serving"))
+            yield first.split(" at ")[1].split(";")[0]
         finally:
             process.terminate()
 
@@ -110,33 +119,48 @@ def errors(client: Any, run: Path) -> None:
 
 
 def harness(client: Any, run: Path) -> None:
-    """A task of lm-evaluation-harness gives the log-probabilities and the accuracy of scripts/score.py."""
+    """Tasks of lm-evaluation-harness give the log-probabilities, the outputs and the accuracy of the Python API.
+
+    Texts without a context follow the token that starts texts in both.
+    """
     import lm_eval
     from lm_eval.tasks import TaskManager
 
+    loaded = tj.load(run)
+    length = loaded.config.model.max_length
     with tempfile.TemporaryDirectory() as folder:
         questions = Path(folder, "questions.jsonl")
         questions.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
-        Path(folder, "choices.yaml").write_text(TASK.format(questions=questions))
+        data = {
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(questions)}},
+            "test_split": "test",
+        }
+        for name, task in TASKS.items():  # JSON is YAML
+            Path(folder, f"{name}.yaml").write_text(json.dumps({"task": name, **data, **task}))
         model = client.models.list().data[0].id
         arguments = {"base_url": f"{client.base_url}completions", "model": model, "auth_token": KEY}
         found = lm_eval.simple_evaluate(
             model="local-completions",
-            model_args={**arguments, "tokenizer_backend": "remote", "batch_size": 2},
-            tasks=["choices"],
+            model_args={**arguments, "max_length": length, "batch_size": 2},
+            tasks=[*TASKS],
             task_manager=TaskManager(include_path=folder),
             bootstrap_iters=0,
         )
+    samples = found["samples"]
     right = 0
-    scores = scores_of(run, [text for one in QUESTIONS for text in (one["question"], *texts_of(one))])
-    for sample in found["samples"]["choices"]:
-        question = sample["doc"]
-        given = len(scores[question["question"]])
-        expected = [sum(scores[text][given:]) for text in texts_of(question)]
+    for sample in (*samples["choices"], *samples["without_context"]):
+        expected = [scored.total for scored in loaded.score(sample["arguments"])]
         values = [float(response[0]) for response in sample["filtered_resps"]]
         assert np.allclose(values, expected, rtol=1e-4), (values, expected)
-        right += int(np.argmax(expected)) == question["answer"]
+        right += bool(sample["arguments"][0][0]) and int(np.argmax(expected)) == sample["doc"]["answer"]
     assert math.isclose(found["results"]["choices"]["acc,none"], right / len(QUESTIONS))
+    for sample in samples["outputs"]:
+        (text,) = loaded.generate([sample["doc"]["question"]], temperature=0, max_new_tokens=20)
+        assert sample["filtered_resps"] == [text.split("e")[0]], sample
+    for sample in samples["documents"]:
+        (scored,) = loaded.score([("", sample["doc"]["question"])])
+        assert math.isclose(float(sample["filtered_resps"][0]), scored.total, rel_tol=1e-4), (sample, scored.total)
 
 
 def embeddings(client: Any, run: Path) -> None:
@@ -147,21 +171,14 @@ def embeddings(client: Any, run: Path) -> None:
     assert first.shape == (2, commands.SMALL["model.dim"]) and np.array_equal(first, second)
 
 
-CHECKS: dict[str, tuple[Callable[[Any, Path], None], ...]] = {
-    "packed language model": (models, completions, log_probabilities, errors, harness),
-    "classification": (models, embeddings),
+CHECKS: dict[str, tuple[dict[str, Any], tuple[Callable[[Any, Path], None], ...]]] = {
+    "packed language model": (
+        {"data__batching": "windows"},  # which has a token that starts texts
+        (models, completions, log_probabilities, errors, harness),
+    ),
+    "classification": ({}, (models, embeddings)),
 }
-
-
-def texts_of(question: dict[str, Any]) -> list[str]:
-    """Returns a question with each of its choices, as lm-evaluation-harness joins them."""
-    return [f"{question['question']} {choice}" for choice in question["choices"]]
-
-
-def scores_of(run: Path, texts: list[str]) -> dict[str, list[float]]:
-    """Returns the log-probabilities of all tokens of texts except the first, by scripts/score.py."""
-    records = map(json.loads, output_of("score", run, "--per-token", *texts))
-    return {record["text"]: record["log_probabilities"] for record in records}
+"""Changed settings of a run of `commands.KINDS`, and its checks."""
 
 
 def output_of(command: str, run: Path, *flags: str) -> list[str]:
@@ -185,9 +202,10 @@ def main() -> None:
     os.environ |= {"OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind, checks in CHECKS.items():
+        for kind, (changes, checks) in CHECKS.items():
             run = Path(folder, kind.replace(" ", "_"))
-            subprocess.run(commands.command(kind, run, train__steps=20), cwd=commands.ROOT, check=True)
+            train = commands.command(kind, run, train__steps=20, **changes)
+            subprocess.run(train, cwd=commands.ROOT, check=True)
             with server(run, Path(folder, "cache")) as url:
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
                 for check in checks:
