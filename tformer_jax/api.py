@@ -22,6 +22,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.config.task import Task, task_of
+from tformer_jax.data.chat.messages import Chat, Message
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
@@ -120,6 +121,15 @@ class Run:
         self.require("generate")
         return self.generator(self.decoding(settings))(self.params, _requests(prompts), seed=seed)
 
+    def chat(self, conversations: Iterable[Sequence[Message]], *, seed: int = 0, **settings: Any) -> list[str]:
+        """Returns the assistant's next message of each conversation, by the chat template of the run.
+
+        Args:
+            conversations: messages such as `{"role": "user", "content": "Hello"}`, as in OpenAI's API.
+            seed, settings: as for `translate`.
+        """
+        return self.generate([Request("", chat=Chat.read(one)) for one in conversations], seed=seed, **settings)
+
     def outputs(
         self,
         texts: Sequence[str | Request],
@@ -154,10 +164,11 @@ class Run:
     ) -> list[Scored]:
         """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair.
 
-        An example of a language model may be a pair (prompt, continuation), whose continuation is scored. The languages
-        of pairs are given as for `translate`.
+        An example of a language model may be a pair (prompt, continuation), whose continuation is scored, or a `Chat`,
+        whose assistant's messages are. The languages of pairs are given as for `translate`.
         """
-        found = list(_examples(examples))
+        given = enumerate(_several(examples))
+        found: list[Any] = [one if isinstance(one, Chat) else _parts(number, one) for number, one in given]
         if to is not None or source_language is not None:
             sources = _requests([example[0] for example in found], to, source_language)
             found = [(source, *example[1:]) for source, example in zip(sources, found, strict=True)]

@@ -1,9 +1,12 @@
 """Finished runs without a train step, which the tests of commands load: no step is compiled."""
 
 import contextlib
+import json
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+from tests import chats
 from tests.helpers import with_own_stacks
 from tformer_jax.config import (
     Config,
@@ -20,9 +23,10 @@ from tformer_jax.runs import experiment, initial_state, training
 SMALL = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16}
 
 
-def finish(family: str, folder: Path, data: DataConfig) -> Path:
+def finish(family: str, folder: Path, data: DataConfig, task: str | None = None, **model: Any) -> Path:
     cfg = Config(
-        model=ModelConfig(family=family, dropout=0.0, **with_own_stacks(family, SMALL)),
+        task=task,
+        model=ModelConfig(family=family, dropout=0.0, **{**with_own_stacks(family, SMALL), **model}),
         data=data,
         optim=OptimConfig(optimizer="sgd", beta1=0.0, learning_rate=1e-2, warmup_steps=1),
         train=TrainConfig(steps=1),
@@ -37,6 +41,19 @@ def finish(family: str, folder: Path, data: DataConfig) -> Path:
         trainer.save()
         trainer.finish()
     return folder / family
+
+
+def run_of_conversations(folder: Path) -> Path:
+    """Makes a run below `folder` that answers, with the template ChatML."""
+    records = (json.dumps({"messages": messages}) for messages in chats.CHATS)
+    (folder / "chats.jsonl").write_text("".join(f"{record}\n" for record in records))
+    chats.write_tokenizer(folder / "checkpoint")
+    files = dict.fromkeys(("train", "validation"), ("chats.jsonl",))
+    tokenizer = {"tokenizer": "file", "tokenizer_file": "checkpoint"}
+    data = DataConfig(source="jsonl", **files, **tokenizer, batching="packed", batch_size=2, window=120)
+    llama = {"ffn": "gated", "norm": "rmsnorm", "activation": "silu", "position": "rotary", "attention_bias": ()}
+    llama |= {"ffn_bias": False, "scale_embeddings": False, "tie_embeddings": "output"}
+    return finish("decoder_lm", folder, data, "chat", max_length=128, **llama)
 
 
 def runs_of_each_family(folder: Path) -> dict[str, Path]:

@@ -39,7 +39,7 @@ VARIANTS = {
     "tutorials": [":gpt", ":basic_attention", ":classifier", ":imdb", ":rmsnorm", ":transformer", ":pre_norm"],
     "ladder": [":shakespeare:2017", ":shakespeare", ":multi30k"],
     "transfer": [":standard:64", ":mup:256"],
-    "finetune_rt_polarity": [],  # needs a run
+    **{name: [] for name in ("finetune_rt_polarity", "tune_chat")},  # they need a run
 }
 FILES = {path: VARIANTS.get(path.stem, [""]) for path in sorted(FOLDER.glob("*.py"))}
 FIRST = [f"{path}{variants[0]}" for path, variants in FILES.items() if variants]

@@ -10,7 +10,7 @@ from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
+from tformer_jax.data.tokenizers.standalone import character_tokenizer
 from tformer_jax.special_tokens import IGNORED
 
 TEXTS = ("abca", "bb", "cab")

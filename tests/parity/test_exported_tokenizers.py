@@ -11,10 +11,10 @@ from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
-from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
 from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.data.tokenizers.normalization import WHITESPACE
 from tformer_jax.data.tokenizers.simple import WordTokenizer, byte_names
+from tformer_jax.data.tokenizers.standalone import character_tokenizer
 from tformer_jax.interop import hf
 
 TEXTS = ("the cat sat", " the </s> cat<pad><mask>", "a\u2028b", "<unk>", "<extra_id_0> on", "")

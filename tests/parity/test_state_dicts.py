@@ -362,7 +362,7 @@ def test_tokenizers_that_do_not_fit(tmp_path, text_file, word_files):
 
 
 def test_characters_are_nanogpts(text_file):
-    from tformer_jax.data.tokenizers.checkpoints import character_tokenizer
+    from tformer_jax.data.tokenizers.standalone import character_tokenizer
 
     tokenizer, known = character_tokenizer(TEXT), sorted(set(TEXT))
     assert tokenizer.encode(PROMPT) == [known.index(character) for character in PROMPT]

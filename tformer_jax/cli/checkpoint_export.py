@@ -15,7 +15,7 @@ from tformer_jax.cli import export_checks, model_card
 from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import load_run
 from tformer_jax.config import ModelConfig
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
 from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf
 from tformer_jax.parallel.placement import mesh_of
@@ -145,7 +145,8 @@ def _write_files(
     special = run.tokenizers.target.special
     model_type = _save_model(folder, options, run, origin)
     why_not = export_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source)
-    companions.write(folder, origin.get("companions", {}), run.config.model.max_length)
+    chat = run.tokenizers.target.chat
+    companions.write(folder, origin.get("companions", {}), run.config.model.max_length, chat)
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
     if run.model.decodes:
@@ -169,7 +170,9 @@ def _origin(run: tj.Run) -> dict[str, Any]:
 
 
 def _has_tokenizers_of(folder: Path, run: tj.Run) -> bool:
-    return Tokenizers.load(folder / "tokenizers").to_json() == run.tokenizers.to_json()
+    theirs, ours = Tokenizers.load(folder / "tokenizers"), run.tokenizers
+    sides = ((theirs.source, ours.source), (theirs.target, ours.target))
+    return all(one.vocab_size == other.vocab_size and same_tokens(one, other) for one, other in sides)
 
 
 def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run, origin: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tformer_jax.cli import generation, lines
+from tformer_jax.cli import chats, generation, lines
 from tformer_jax.cli.inputs import Source
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ SEPARATOR = "-" * 20 + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints each prompt with its continuation, on one line for each sample.
+    """Prints each prompt with its continuation, or the answer to each conversation, on one line for each sample.
 
     Prompts on the command line are printed unchanged, with a dashed line between outputs.
     """
@@ -23,8 +23,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--top-k, --top-p, --min-p or several --samples select sampling, --temperature 0 greedy decoding.",
         "--samples",
     )
+    chats.add_flags(parser)
+    options = parser.parse_args(argv)
+    shown = "" if options.chat else "{}"
     generation.run_command(
-        parser.parse_args(argv), "generate", lambda prompt, output: prompt + output.text, print_outputs
+        options, "generate", lambda prompt, output: shown.format(prompt) + output.text, print_outputs
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import interrupt, languages, lines
+from tformer_jax.cli import chats, interrupt, languages, lines
 from tformer_jax.cli.common import integer, load_run
 from tformer_jax.cli.inputs import Line, check_argument
 from tformer_jax.config import DecodeConfig
@@ -104,7 +104,8 @@ def run_command(
     run = load_run(options)
     run.require(command)
     decode = run.decoding(given_settings(options), options.outputs, flag)
-    generation = Generation(options, run.params, decode, run.generator(decode))
+    conversations = chats.Chats.given(options, run.tokenizers.target)
+    generation = Generation(options, run.params, decode, run.generator(decode), chats=conversations)
     before, work = 0, generation.work(format_output)
     if options.interactive:
         with interrupt.raising_interrupts():
@@ -132,12 +133,15 @@ class Generation:
     """Number of outputs so far that have other placeholders than their source."""
     outputs: int = 0
     """Number of outputs so far."""
+    chats: "chats.Chats | None" = None
+    """Makes the conversations of `--chat`."""
 
     def stream(self, texts: Iterator[Any], *, skip: int, long_texts: LongTexts) -> Iterator[list["Output"]]:
         """Yields the outputs of each text, or tuple of a text and its fields, after the first `skip`, in order."""
         wanted = {name: getattr(self.options, name) for name in SETTINGS}
         whole = ((text,) if isinstance(text, str) else text for text in texts)
-        requests = (languages.make_request(self.options, text, fields) for text, *fields in whole)
+        lines_of_texts = (languages.make_request(self.options, text, fields) for text, *fields in whole)
+        requests = lines_of_texts if self.chats is None else self.chats.requests(texts)
         for outputs in self.model.stream(self.params, requests, **wanted, skip=skip, long_texts=long_texts):
             self._count(outputs)
             yield outputs
@@ -172,15 +176,28 @@ class Generation:
         from tformer_jax.inference.outputs import count_limits
 
         long_texts = LongTexts(self.options.on_long_line)
-        request = languages.make_request(self.options, text)
-        pieces = self.model.stream_pieces(self.params, request, seed=self.options.seed + number, long_texts=long_texts)
+        if self.chats is not None and self.chats.begins_anew(text):
+            return
+        request = self.chats.turn(text) if self.chats else languages.make_request(self.options, text)
+        try:
+            seed = self.options.seed + number
+            pieces = self.model.stream_pieces(self.params, request, seed=seed, long_texts=long_texts)
+        except UserError:
+            if self.chats is not None:
+                self.chats.keep("")
+            raise
         if long_texts.pop(0):
             print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
-        unknown = 0
-        for output in pieces:
-            self.limits += count_limits([output])
-            unknown += output.unknown
-            yield output.text
+        unknown, written = 0, ""
+        try:
+            for output in pieces:
+                self.limits += count_limits([output])
+                unknown += output.unknown
+                written += output.text
+                yield output.text
+        finally:  # also if it is interrupted
+            if self.chats is not None:
+                self.chats.keep(written)
         self.unknown += unknown > 0
         self.outputs += 1
 
@@ -188,7 +205,8 @@ class Generation:
         """Returns what `lines.process_lines` needs; `format_output` formats an input and an output as plain text."""
 
         def plain(line: Line, outputs: list["Output"]) -> list[str]:
-            return [self._with_score(output, format_output(line.texts[0], output)) for output in outputs]
+            text = line.texts[0] if line.texts else ""
+            return [self._with_score(output, format_output(text, output)) for output in outputs]
 
         def added(_: Line, outputs: list["Output"]) -> dict[str, Any]:
             values = {
@@ -204,8 +222,11 @@ class Generation:
         scores = ["scores"] if self.options.scores else []
         names = ("outputs", "finish_reasons", "unknown_tokens", *placeholders, *scores)
         facts = {"decode": dataclasses.asdict(self.decode), **languages.given_languages(self.options)}
-        fields, count = ("field", *languages.given_fields(self.options)), self.options.outputs
-        how: Any = {"fields": fields, "settings": SETTINGS, "facts": facts, "lines_per_text": count}
+        how: Any = {"facts": facts, "lines_per_text": self.options.outputs}
+        if self.chats is None:
+            how |= {"fields": ("field", *languages.given_fields(self.options)), "settings": SETTINGS}
+        else:
+            how |= {"fields": self.chats.fields, "settings": (*SETTINGS, *chats.SETTINGS)}
         return lines.Work(self.options, self.stream, plain, added, names, **how)
 
     def _with_score(self, output: "Output", text: str) -> str:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
@@ -61,7 +61,8 @@ def make_request(options: argparse.Namespace, text: str, fields: Sequence[str] =
     from tformer_jax.inference.requests import Request
 
     by_line = zip(given_fields(options), fields, strict=True)
-    given = given_languages(options) | {FIELDS[option]: value for option, value in by_line if value}
+    given: dict[str, Any] = dict(given_languages(options))
+    given |= {FIELDS[option]: value for option, value in by_line if value}
     return Request(text, **given) if given else text
 
 

@@ -46,7 +46,7 @@ class Work(Generic[Result]):
     names: Sequence[str]
     """Fields that `added` returns."""
     fields: Sequence[str] = ("field",)
-    """Options that name the fields of the texts in .jsonl."""
+    """Options that name the fields of the texts in .jsonl; (): `stream` reads whole records."""
     settings: Sequence[str] = ()
     """Other options that determine the results, except those of `make_parser`."""
     facts: outputs.Facts = dataclasses.field(default_factory=dict)
@@ -180,7 +180,7 @@ def pair_results(
     waiting: collections.deque[Line] = collections.deque()
     fields = {flag(name): getattr(work.options, name) for name in work.fields}
     lines = _remember(source.lines(fields, (*work.names, TOO_LONG) if as_json else ()), waiting, skip)
-    texts = (line.texts if len(fields) > 1 else line.texts[0] for line in lines)
+    texts = (line.record if not fields else line.texts if len(fields) > 1 else line.texts[0] for line in lines)
     try:
         for result in work.stream(texts, skip=skip, long_texts=work.long_texts):
             yield waiting.popleft(), result

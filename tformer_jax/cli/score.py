@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import languages, lines
+from tformer_jax.cli import chats, languages, lines
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.fields import flag
+from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 
 if TYPE_CHECKING:
@@ -57,16 +58,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     scorer, totals = run.scorer(), Totals()
     fields = text_fields(options, run.config.model)
     count = len(fields)
+    if options.chat:
+        fields = chats.record_fields(options, run.tokenizers.target)
 
-    def example(texts: Any) -> tuple[Any, ...]:
+    def example(texts: Any) -> tuple[Any, ...] | Chat:
         """Returns the text, or the source with its languages and the target."""
+        if isinstance(texts, Chat):
+            return texts
         if count == 1:
             return (texts,)
         source, target, *by_line = texts
         return languages.make_request(options, source, by_line), target
 
     def stream(texts: Iterator[Any], **how: Any) -> "Iterator[Scored]":
-        return scorer.stream(run.params, map(example, texts), **how)
+        given = chats.read_records(texts, options.field) if options.chat else texts
+        return scorer.stream(run.params, map(example, given), **how)
 
     special = run.tokenizers.target.special
 
@@ -76,10 +82,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def plain(line: Line, result: "Scored") -> list[str]:
         totals.add(result, special.count_unknown(result.tokens))
-        return [f"{result.total:.4f}\t{len(result.tokens)}\t{line.texts[count - 1]}"]
+        text = line.texts[count - 1] if line.texts else run.tokenizers.target.decode(result.tokens)
+        return [f"{result.total:.4f}\t{len(result.tokens)}\t{text}"]
 
     names = NAMES if options.per_token else NAMES[:3]
-    how: dict[str, Any] = {"settings": ("per_token",), "facts": languages.given_languages(options)}
+    settings = ("per_token", "chat", "field") if options.chat else ("per_token",)
+    how: dict[str, Any] = {"settings": settings, "facts": languages.given_languages(options)}
     fields = (*fields, *languages.given_fields(options))
     work = lines.Work(options, stream, plain, added, names, fields=fields, as_json=options.per_token, **how)
     before = lines.process_lines(source, work)
@@ -120,6 +128,7 @@ def parser() -> argparse.ArgumentParser:
     for name in FIELDS.values():
         lines.add_field(result, name)
     languages.add_languages(result)
+    chats.add_chat(result, "score the answers of the conversation of each .jsonl record, given what is before them")
     result.add_argument(
         "--per-token", action="store_true", help="write JSON: each scored token and its log-probability"
     )

@@ -119,8 +119,14 @@ class DataConfig(Section):
     fields: tuple[str, ...] = setting(
         (),
         "tsv, jsonl, parquet, tfds: names (tsv: numbers from 1, as in ('2', '1')) of the fields that hold source and "
-        "target, or text, or text and label; (): the default names (tsv: the first two columns, label before text)",
+        "target, or text, or text and label; of conversations the one of messages, or those of prompt and response; "
+        "(): the default names (tsv: the first two columns, label before text)",
         used_by="source",
+    )
+    chat_template: str | None = setting(
+        None,
+        "conversations: file of a Jinja template, or the folder or tokenizer_config.json of a checkpoint that has one, "
+        "below the data folder; None: that of the tokenizer, or a plain one",
     )
     validation_fraction: float = setting(
         0.1,
@@ -263,8 +269,8 @@ class DataConfig(Section):
     )
     long_pairs: str = setting(
         "drop",
-        "pairs with a side that is longer than its row: drop them in training, or truncate each side, a target without "
-        "an end; evaluation scores whole targets",
+        "pairs with a side, and conversations, that are longer than a row: drop them in training, or truncate each "
+        "side, a target without an end, and conversations at the end; evaluation scores whole targets and answers",
         choices=("drop", "truncate"),
         used_by={"batching": ("buckets", "packed")},
     )

@@ -60,6 +60,7 @@ TASKS = Kinds(
     classification="tformer_jax.tasks.classification:CLASSIFICATION",
     masked_lm="tformer_jax.tasks.masked_lm:MASKED_LM",
     pretraining="tformer_jax.tasks.pretraining:PRETRAINING",
+    chat="tformer_jax.tasks.chat:CHAT",
 )
 """Tasks; see `config.task.Task`."""
 ATTENTIONS = Kinds(

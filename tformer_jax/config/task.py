@@ -21,7 +21,8 @@ class Task:
     objectives: ClassVar[tuple[str | None, ...]] = (None,)
     """Values of `data.objective`."""
     keys: ClassVar[tuple[str, ...]] = ("text",)
-    """Keys of an example: ("text",) for documents, ("source", "target") for pairs, ("text", "label")."""
+    """Keys of an example: ("text",) for documents, ("source", "target") for pairs, ("text", "label"), or ("messages",)
+    for conversations."""
     batchings: ClassVar[tuple[str, ...]] = ("windows",)
     """Values of `data.batching`."""
     metrics: ClassVar[tuple[str, ...]]
@@ -56,8 +57,10 @@ class Task:
 
     def reads(self, source: str) -> bool:
         """Returns whether a value of `data.source` may have examples with these keys."""
-        examples = kinds.load(kinds.CORPORA, source).examples
-        return examples is None or self.keys in examples
+        kind = kinds.load(kinds.CORPORA, source)
+        if self.keys == ("messages",):
+            return bool(kind.reads_chats)
+        return kind.examples is None or self.keys in kind.examples
 
     def named_by(self, cfg: Config) -> str:
         """Returns the setting that selects the task, for messages."""
@@ -96,6 +99,8 @@ class Task:
                 raise cfg.data.error(name, f"must be None for {by}: set data.tokenizer")
         if cfg.data.batching == "packed" and cfg.data.source_window is not None:
             raise cfg.data.error("source_window", f"must be None for {by}: set data.window")
+        if cfg.data.chat_template is not None and self.keys != ("messages",):
+            raise cfg.data.error("chat_template", f"must be None for {by}: only task='chat' reads conversations")
         if cfg.data.placeholders:
             raise cfg.data.error("placeholders", f"must be () for {by}: only translations copy from a source")
         if cfg.eval.bleu_tokenize is not None:
@@ -135,7 +140,7 @@ class Task:
 
 
 def _unused_pairs(cfg: Config) -> Iterator[str]:
-    if cfg.data.long_pairs != "drop":
+    if cfg.data.long_pairs != "drop" and task_of(cfg).keys != ("messages",):
         yield f"data.long_pairs={cfg.data.long_pairs!r} has no effect without translation"
     if not cfg.data.shared_vocab:
         yield "data.shared_vocab=False has no effect without translation"

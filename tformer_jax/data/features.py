@@ -15,6 +15,7 @@ from tformer_jax.data.corpora import Example
 from tformer_jax.data.placeholders import mask_example
 from tformer_jax.data.tags import Tags, direction_column
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.data.tokenizers.chats import encode_chats
 from tformer_jax.data.transforms.base import Transforms
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
@@ -78,6 +79,9 @@ def tokenize(
             assert labels is not None
             block[key] = Column.of([[labels.index(value)] for value in values])
             continue
+        if key == "messages":
+            block |= encode_chats(tokenizers.target, values)
+            continue
         if key == "direction":
             block[key] = direction_column(tokenizers, values)
             continue
@@ -104,9 +108,9 @@ class FeatureConverter:
     split: bool = False
     """Split a document that is too long into several examples instead of truncating it."""
     drop: bool = False
-    """Drop pairs that are too long instead of truncating their sides."""
+    """Drop pairs and conversations that are too long instead of truncating them."""
     drop_blank: bool = False
-    """Drop pairs with a side that has no token."""
+    """Drop pairs with a side that has no token, and conversations without a label."""
     source: SpecialTokens = DEFAULT_SPECIAL_TOKENS
     """Special tokens of sources."""
     target: SpecialTokens = DEFAULT_SPECIAL_TOKENS
@@ -123,11 +127,11 @@ class FeatureConverter:
 
     def __call__(self, ids: Block) -> Block:
         """Returns {"source", "target_in", "target_out"} for translation pairs, {"tokens", "label"} for labeled texts
-        and {"tokens", "targets"} for documents.
+        and {"tokens", "targets"} for documents and conversations.
 
-        Each example yields one example, except long pairs if `drop`, which yield none, and documents: an empty one
-        yields none, a long one several if `split`. A truncated target has no end label, so that no model learns to stop
-        there.
+        Each example yields one example, except long pairs and conversations if `drop`, which yield none, and
+        documents: an empty one yields none, a long one several if `split`. A truncated target has no end label, so that
+        no model learns to stop there.
         """
         features = self._features(ids)
         return features if self.adapt is None else self.adapt(features)
@@ -136,6 +140,8 @@ class FeatureConverter:
         if "label" in ids:
             texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
             return {"tokens": texts.surround(self.target.before, self.target.after), "label": ids["label"]}
+        if "messages" in ids:
+            return self._chats(ids["messages"], ids["answers"])
         if "text" in ids:
             tokens, targets = ids["text"], ids["text"].shift_left(self.end)
             if not self.split:
@@ -143,18 +149,32 @@ class FeatureConverter:
             return {"tokens": tokens.split(self.length), "targets": targets.split(self.length)}
         return self._pairs(ids)
 
+    def _chats(self, ids: Column, answers: Column) -> Block:
+        """Labels the assistant's tokens; drops conversations that are too long, or without an answer in their row."""
+        labels = Column(np.where(answers.ids, ids.ids, IGNORED), ids.lengths).shift_left(IGNORED)
+        inputs = np.maximum(ids.lengths - 1, 0)
+        fits = (inputs <= self.length) | (not self.drop)
+        self._warn_of_dropped(fits, "conversations", f"{self.length} tokens", self.settings[0])
+        tokens = self._truncate(ids.truncate(inputs), self.length, self.settings[0])
+        targets = labels.truncate(tokens.lengths)
+        if self.drop_blank:
+            fits &= np.array([(row != IGNORED).any() for row in targets.rows()], bool)
+        return {"tokens": tokens.select(fits), "targets": targets.select(fits)}
+
+    def _warn_of_dropped(self, fits: np.ndarray, what: str, limits: str, settings: str) -> None:
+        if not fits.all() and not self.reported:
+            logging.getLogger(__name__).warning(
+                "dropping %s that do not fit %s; increase %s to keep them, or set data.long_pairs='truncate'",
+                *(what, limits, settings),
+            )
+            self.reported = True
+
     def _pairs(self, ids: Block) -> Block:
         if self.drop or self.drop_blank:
             lengths = {key: column.lengths for key, column in ids.items()}
             fits = self._fits(lengths)
-            if not fits.all() and not self.reported:
-                limits = (self.source_length, self.length)
-                logging.getLogger(__name__).warning(
-                    "dropping pairs that do not fit %d tokens of source and %d of target; increase %s to keep them, "
-                    "or set data.long_pairs='truncate'",
-                    *(*limits, " or ".join(dict.fromkeys(reversed(self.settings)))),
-                )
-                self.reported = True
+            limits = f"{self.source_length} tokens of source and {self.length} of target"
+            self._warn_of_dropped(fits, "pairs", limits, " or ".join(dict.fromkeys(reversed(self.settings))))
             chosen = fits & self._has_tokens(lengths)
             ids = {key: column.select(chosen) for key, column in ids.items()}
         limit = self.source_length - self.source.added_to_side - self._tag_count("source")

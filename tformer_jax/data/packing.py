@@ -47,7 +47,7 @@ class Packed(Batching):
 
 
 def _capacity(cfg: Config) -> dict[str, int]:
-    if task_of(cfg).documents:
+    if not task_of(cfg).pairs:
         return {"tokens": cfg.data.window}
     return {"source": cfg.data.source_window or cfg.data.window, "target_in": cfg.data.window}
 

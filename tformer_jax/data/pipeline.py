@@ -7,7 +7,7 @@ from tformer_jax.config import Config, kinds
 from tformer_jax.config.task import task_of
 from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.corpora import Corpus, DataError, Example
-from tformer_jax.data.corpora.corpus import spread
+from tformer_jax.data.corpora.corpus import CHATS, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.features import document_end, feature_converter
 from tformer_jax.data.prefetch import Batch, Prefetched
@@ -94,16 +94,18 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
 
 
 def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
-    """Raises `DataError` if all training pairs would be dropped for their length."""
+    """Raises `DataError` if all training pairs or conversations would be dropped for their length."""
     convert = feature_converter(cfg, tokenizers)
     convert.reported = True  # training reports what it drops
-    if not convert.drop or not task_of(cfg).pairs:
+    task = task_of(cfg)
+    if not (convert.drop and task.pairs) and task.keys != CHATS:
         return
     reader = id_reader(corpus.train, tokenizers)
     blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
     if not any(pending_reader(reader, convert)(block) for block in blocks):
         raise DataError(
-            f"all pairs of split train are longer than {convert.source_length} or {convert.length} tokens: increase "
+            f"all {'pairs' if task.pairs else 'conversations'} of split train are longer than "
+            f"{f'{convert.source_length} or ' if task.pairs else ''}{convert.length} tokens: increase "
             f"{convert.settings[0]}, or set data.long_pairs='truncate'"
         )
 

@@ -17,7 +17,7 @@ from tformer_jax.config import Config, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
 from tformer_jax.data.corpora import DataError, Example, stream_corpus
-from tformer_jax.data.corpora.corpus import Endless
+from tformer_jax.data.corpora.corpus import CHATS, Endless
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.prepared import (
     FORMAT,
@@ -94,6 +94,8 @@ def prepare(
     if cfg.data.weights:
         problem = "is not stored in prepared data; prepare each entry of data.train alone, and mix the folders when you"
         raise cfg.data.error("weights", f"{problem} train")
+    if task_of(cfg).keys == CHATS:
+        raise cfg.data.error("source", "cannot be prepared for conversations: train on their files directly")
     splits = stream_corpus(cfg, root)
     if isinstance(splits.train, Endless):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")

@@ -78,6 +78,8 @@ class SplitSummary:
     """Of each entry of a mixture, or direction: its size, shares in the examples and tokens of training, and epochs."""
     languages: dict[str, LanguageSummary] = dataclasses.field(default_factory=dict)
     """Training texts by language, of examples with directions."""
+    answer_tokens: int = 0
+    """Number of tokens of conversations that the assistant writes."""
     unmatched_placeholders: int = 0
     """Number of placeholders of targets that stay text, because their sources lack them."""
 
@@ -120,6 +122,8 @@ def _of_tokens(
     for start in range(0, len(chosen), BLOCK):
         block = reader.read(chosen[start : start + BLOCK])
         lengths = {key: column.lengths for key, column in block.items() if key not in NO_TEXT}
+        if "answers" in block:
+            summary.answer_tokens += int(block["answers"].ids.sum())
         limits = _limits(converter, lengths)
         for key, sizes in lengths.items():
             side = summary.sides.setdefault(key, Side(limit=limits.get(key)))
@@ -145,12 +149,13 @@ def _of_tokens(
 
 def _limits(converter: FeatureConverter | None, lengths: Mapping[str, np.ndarray]) -> dict[str, int]:
     """Returns the maximum number of tokens of each side; {} if texts are split instead of truncated."""
-    if converter is None or ("target" not in lengths and converter.split):
+    if converter is None or (not {"target", "messages"} & lengths.keys() and converter.split):
         return {}
     limits = {
         "source": converter.source_length - converter.source.added_to_side,
         "target": converter.length - converter.target.added_to_side,
         "text": converter.length,
+        "messages": converter.length + 1,
     }
     return {key: limits[key] for key in lengths}
 
@@ -191,6 +196,8 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
             mean = side.tokens / max(summary.read, 1)
             unknown = f", {100 * side.unknown / side.tokens:.2g} % unknown" if side.unknown else ""
             parts.append(f"{key} {mean:,.1f} tokens on average, at most {side.longest:,}{unknown}")
+        if summary.answer_tokens:
+            parts.append(f"{summary.answer_tokens / max(summary.read, 1):,.1f} of them the assistant's")
         if summary.long:
             parts.append(f"{summary.long:,} too long")
         names = {"duplicates": summary.duplicates, "in the training split": summary.in_training}

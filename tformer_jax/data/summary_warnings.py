@@ -34,15 +34,16 @@ def _share(count: int, total: int) -> float:
 
 def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     share = _share(summary.long, summary.read)
-    if not summary.long or (split == "train" and share < 1):
+    chats = "messages" in summary.sides
+    if not summary.long or (split == "train" and share < 1 and not chats):
         return
     beyond = sum(side.tokens_beyond for side in summary.sides.values())
     if split != "train":
         yield f"{summary.long:,} examples of {split} ({share:.2g} %) are truncated to model.max_length; increase it"
         return
     row = "data.bucket_lengths" if cfg.data.batching == "buckets" else "data.window"
-    pairs = "target" in summary.sides
-    what = "dropped" if pairs and cfg.data.long_pairs == "drop" else f"truncated, by {beyond:,} tokens"
+    drops = cfg.data.long_pairs == "drop" and (chats or "target" in summary.sides)
+    what = "dropped" if drops else f"truncated, by {beyond:,} tokens"
     yield f"{share:.2g} % of the training examples are too long for their row and {what}; increase {row}"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tformer_jax.config.directions import Direction
+from tformer_jax.data.chat.messages import Chat
 
 
 class Request(NamedTuple):
@@ -16,6 +17,8 @@ class Request(NamedTuple):
     """Code or English name of the language of the text; None: the only one of the model, or one that it is not told."""
     prefix: str | None = None
     """Text that the output starts with; None: `decode.prefix`."""
+    chat: Chat | None = None
+    """Conversation to answer; None: `text` is continued, or translated."""
 
 
 class EncodedRequest(NamedTuple):

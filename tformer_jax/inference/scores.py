@@ -11,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.placeholders import mask_pair
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.chats import encode_chat
 from tformer_jax.inference.batching import TextProcessor, compute_rows
 from tformer_jax.inference.encoding import (
     NO_START,
@@ -58,21 +61,23 @@ class Scored(NamedTuple):
         return math.fsum(self.log_probabilities)
 
 
-class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
-    """Scores (source, target) pairs with a `Seq2Seq` model, or texts with a `DecoderLM` model.
+class Scorer(TextProcessor[Sequence[Any] | Chat, Row, Scored]):
+    """Scores (source, target) pairs with a `Seq2Seq` model, or texts and conversations with a `DecoderLM` model.
 
     All tokens of a target are scored, and its end. The first token of a text is not scored, unless the tokenizer begins
-    texts with a special token. A (prompt, continuation) pair of a `DecoderLM` is scored from the end of the prompt on;
-    an empty prompt starts a text (`start_of_text`). The end that may follow a text is not scored, since a text may be
-    part of a document. A text that cannot be encoded raises `TextError`. A source may be a `Request` with its
-    languages; the tags of a target are not scored.
+    texts with a special token. A (prompt, continuation) pair of a `DecoderLM` is scored from the end of the prompt on,
+    a `Chat` where the assistant writes; an empty prompt starts a text (`start_of_text`). The end that may follow a text
+    is not scored, since a text may be part of a document. A text that cannot be encoded raises `TextError`. A source
+    may be a `Request` with its languages; the tags of a target are not scored.
     """
 
     @functools.cached_property
     def _languages(self) -> Languages:
         return Languages(self.cfg.data, self.tokenizers)
 
-    def _encode(self, long_texts: LongTexts, index: int, example: Sequence[Any]) -> Row:
+    def _encode(self, long_texts: LongTexts, index: int, example: Sequence[Any] | Chat) -> Row:
+        if isinstance(example, Chat):
+            return self._encode_chat(long_texts, index, example)
         check_example(self.cfg.model, index, example)
         encode = self._encode_text if self.cfg.model.model_class.continues else self.encode_pair
         return encode(long_texts, index, example)
@@ -103,6 +108,15 @@ class Scorer(TextProcessor[Sequence[Any], Row, Scored]):
         row = make_pair_row(sides[0].wrap_side(source, source_tags), read, start)
         unscored = range(len(given) - len(tags), len(given))
         return row._replace(labels=[IGNORED if place in unscored else label for place, label in enumerate(row.labels)])
+
+    def _encode_chat(self, long_texts: LongTexts, index: int, chat: Chat) -> Row:
+        """Returns the row that scores the assistant's tokens of conversation `index`."""
+        try:
+            encoded = encode_chat(self.tokenizers.target, chat)
+        except UserError as error:
+            raise TextError(index, str(error)) from None
+        ids = long_texts.fit(index, encoded.ids, self.cfg.model.max_length + 1, "conversation") or []
+        return Row({"tokens": ids[:-1]}, encoded.labels[1 : len(ids)])
 
     def _encode_text(self, long_texts: LongTexts, index: int, example: Sequence[str]) -> Row:
         model, tokenizer = self.cfg.model, self.tokenizers.target

@@ -13,8 +13,10 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.placeholders import mask, mask_target
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.chats import encode_prompt
 from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, run_in_chunks
 from tformer_jax.inference.encoding import NO_START, LongTexts, TextError, no_tokens, start_of_text, wrap_prompt
 from tformer_jax.inference.forced import FirstTokens, first_tokens
@@ -178,7 +180,7 @@ class Translator(_Generator):
 
 
 class TextGenerator(_Generator):
-    """Continues prompts with a `DecoderLM` model; outputs do not repeat the prompt.
+    """Continues prompts or answers conversations with a `DecoderLM` model; outputs do not repeat the prompt.
 
     An empty prompt starts a text (`start_of_text`); a model that has no token for this raises `TextError`.
     A truncated prompt keeps its last tokens, few enough that `decode.max_new_tokens` new ones fit after them; without
@@ -189,15 +191,19 @@ class TextGenerator(_Generator):
         tokenizer = self.tokenizers.target
         if request.target_language or request.source_language:
             raise TextError(index, "has a language, but a language model continues texts: leave it out")
-        max_length = self.cfg.model.max_length - tokenizer.special.added
-        ids = tokenizer.encode(request.text)
-        if not wrap_prompt(tokenizer, request.text, ids, self._start):
+        chat = request.chat
+        wrap: Callable[[list[int]], list[int]] = list
+        if chat is None:
+            wrap = functools.partial(wrap_prompt, tokenizer, request.text, start=self._start)
+        max_length = self.cfg.model.max_length - (tokenizer.special.added if chat is None else 0)
+        ids = tokenizer.encode(request.text) if chat is None else self._prompt(index, chat)
+        if not wrap(ids):
             raise TextError(index, no_tokens("the prompt", tokenizer.normalize(request.text), NO_START))
         last = max(max_length - (self.cfg.decode.max_new_tokens or max_length // 2), 1)
         fitting = long_texts.fit(index, ids, max_length - 1, "prompt", last=last)
         if fitting is None:
             return EncodedRequest(())
-        prompt = wrap_prompt(tokenizer, request.text, fitting, self._start)
+        prompt = wrap(fitting)
         prefix = self.cfg.decode.prefix if request.prefix is None else request.prefix
         room, forced = self.cfg.model.max_length - len(prompt), len(self._first_tokens(index, request.prefix).ids)
         if prefix and room < forced:
@@ -211,6 +217,13 @@ class TextGenerator(_Generator):
     @functools.cached_property
     def _start(self) -> tuple[int, ...]:
         return start_of_text(self.cfg, self.tokenizers.target)
+
+    def _prompt(self, index: int, chat: Chat) -> list[int]:
+        """Returns the tokens of conversation `index`; raises `TextError` if the template refuses it."""
+        try:
+            return encode_prompt(self.tokenizers.target, chat)
+        except UserError as error:
+            raise TextError(index, str(error)) from None
 
 
 class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):

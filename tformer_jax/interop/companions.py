@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.base.json_files import read_json
+from tformer_jax.data.chat.template import TEMPLATE_FILE, ChatTemplate
 
 FILES = (
-    *("chat_template.jinja", "modules.json", "config_sentence_transformers.json"),
+    *(TEMPLATE_FILE, "modules.json", "config_sentence_transformers.json"),
     *("sentence_*_config.json", "*_Pooling/config.json", "*_Normalize/config.json"),
     "additional_chat_templates/*.jinja",
 )
@@ -30,16 +31,20 @@ def read(folder: Path) -> dict[str, Any]:
     return {"files": files, "tokenizer_config": {name: options[name] for name in FIELDS if name in options}}
 
 
-def write(folder: Path, companions: dict[str, Any], max_length: int) -> None:
+def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatTemplate | None = None) -> None:
     """Writes what `read` returned into an exported folder.
 
     Args:
         max_length: number of tokens that the model reads, for a tokenizer whose length is not among `companions`.
+        chat: the template of conversations, in place of that of `companions`, with the special tokens that it writes.
     """
-    for name, text in companions.get("files", {}).items():
+    template = {TEMPLATE_FILE: chat.text} if chat else {}
+    for name, text in (companions.get("files", {}) | template).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     path = folder / "tokenizer_config.json"
     if path.is_file():
         given = companions.get("tokenizer_config", {"model_max_length": max_length})
-        path.write_text(json.dumps(given | read_json(path), indent=2) + "\n", encoding="utf-8")
+        given = {name: value for name, value in given.items() if not (chat and name == "chat_template")}
+        tokens = dict(chat.tokens) if chat else {}
+        path.write_text(json.dumps(given | read_json(path) | tokens, indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 """Language models: each token of a document from the tokens before it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
@@ -10,12 +10,12 @@ class LanguageModel(TokenPrediction):
     """Predicts each token of a document from the tokens before it."""
 
     family = "decoder_lm"
-    batchings = ("windows", "packed")
+    batchings: ClassVar[tuple[str, ...]] = ("windows", "packed")
     verb = "generate"
     verbs = ("generate", "outputs", "score")
     route = "/v1/completions"
     generates = True
-    label_settings = ("data.batching", "model.prefix_lm")
+    label_settings: ClassVar[tuple[str, ...]] = ("data.batching", "model.prefix_lm")
 
     def evaluators(self, parts: Any) -> Sequence[Any]:
         """Returns evaluators of the likelihood of documents, and of continuations."""

@@ -13,7 +13,7 @@ from tformer_jax.data.corpora.example import Example
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 
-PAIRS, TEXTS, LABELED = ("source", "target"), ("text",), ("text", "label")
+PAIRS, TEXTS, LABELED, CHATS = ("source", "target"), ("text",), ("text", "label"), ("messages",)
 """Keys of examples."""
 FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "validation_fraction")
 """Settings of sources that read files."""
@@ -84,6 +84,8 @@ class Source:
     """Settings of `data` that it uses, of those that depend on the source."""
     examples: ClassVar[tuple[tuple[str, ...], ...] | None]
     """Keys of the examples that it may have; None: any, named by `data.fields`."""
+    reads_chats: ClassVar[bool] = False
+    """Whether its examples may be conversations."""
     multilingual: ClassVar[bool] = False
     """Whether its pairs always have directions."""
     entry: ClassVar[str] = ""

@@ -6,10 +6,10 @@ from tformer_jax.base.errors import UserError
 
 Example = Mapping[str, str]
 """{"source", "target"} for translation, with many languages {"source", "target", "direction"}; {"text"} for language
-models; {"text", "label"} for classification."""
+models; {"text", "label"} for classification; {"messages"}, a `Chat` in JSON, for tuning on conversations."""
 
-NO_TEXT = ("label", "direction")
-"""Keys of an example whose values are names, not texts."""
+NO_TEXT = ("label", "direction", "answers")
+"""Keys whose values are no texts: names, and which tokens of a conversation are the assistant's."""
 
 
 class DataError(UserError):

@@ -1,7 +1,7 @@
 """Rows of Parquet, Arrow and Feather files."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,11 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from tformer_jax.base.errors import first_line
-from tformer_jax.data.corpora.corpus import DataError, Example
+from tformer_jax.data.corpora.chats import is_chat_field
+from tformer_jax.data.corpora.corpus import CHATS, DataError, Example
 from tformer_jax.data.corpora.files import FileSource
 from tformer_jax.data.corpora.lines import NOT_UTF8
-from tformer_jax.data.corpora.records import as_example, describe_missing_field, field_names
+from tformer_jax.data.corpora.records import describe_missing_field, field_names, record_reader
 
 MAGIC = b"PAR1"
 """First bytes of a Parquet file."""
@@ -23,28 +24,32 @@ class Parquet(FileSource):
 
     settings = (*FileSource.settings, "fields", "language_fields")
     examples = None
+    reads_chats = True
     entry = "'train.parquet'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file."""
-        fields = field_names(self.cfg, self.keys)
+        read = record_reader(self.cfg, self.keys)
+        fields: Sequence[str] = () if self.keys == CHATS else list(field_names(self.cfg, self.keys).values())
         self.bad.start(path)
         number = 0
         try:
             for batch in _record_batches(path):
                 names = batch.schema.names
-                columns = {field: field if field in names else field.partition(".")[0] for field in fields.values()}
+                columns = {field: field if field in names else field.partition(".")[0] for field in fields}
                 if missing := next((field for field, column in columns.items() if column not in names), None):
                     self.bad.reject(path, number + 1, describe_missing_field(missing, names), batch.num_rows)
                     number += batch.num_rows
                     continue
-                for row in _rows(batch.select(list({*columns.values()}))):  # others may not fit into Python
+                chosen = [name for name in names if is_chat_field(self.cfg, name)] or names
+                chosen = chosen if self.keys == CHATS else [*{*columns.values()}]
+                for row in _rows(batch.select(chosen)):  # others may not fit into Python
                     number += 1
                     if row is None:
                         self.bad.reject(path, number, NOT_UTF8)
                         continue
                     try:
-                        yield as_example(row, fields)
+                        yield read(row)
                     except DataError as error:
                         self.bad.reject(path, number, str(error))
         except (pa.ArrowException, OSError) as error:

@@ -1,13 +1,15 @@
 """Records with named fields or columns: TSV and JSON lines, compressed or not."""
 
+import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import separated
-from tformer_jax.data.corpora.corpus import LABELED, PAIRS, DataError, Example
+from tformer_jax.data.corpora.chats import read_chat
+from tformer_jax.data.corpora.corpus import CHATS, LABELED, PAIRS, DataError, Example
 from tformer_jax.data.corpora.directions import direction_of
 from tformer_jax.data.corpora.files import FileSource
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode, numbered_lines
@@ -64,18 +66,26 @@ class Jsonl(FileSource):
 
     settings = (*FileSource.settings, "fields", "language_fields")
     examples = None
+    reads_chats = True
     entry = "'train-*.jsonl.gz'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file."""
-        fields = field_names(self.cfg, self.keys)
+        read = record_reader(self.cfg, self.keys)
         for number, line in self.filled_lines(path):
             try:
-                yield as_example(json.loads(line), fields)
+                yield read(json.loads(line))
             except DataError as error:
                 self.bad.reject(path, number, str(error))
             except (ValueError, RecursionError) as error:  # too many digits, or too many brackets
                 self.bad.reject(path, number, f"is not valid JSON ({getattr(error, 'msg', error)})")
+
+
+def record_reader(cfg: DataConfig, keys: Sequence[str]) -> Callable[[Any], Example]:
+    """Returns what reads the example of a record, and raises `DataError` for one that does not fit."""
+    if keys == CHATS:
+        return functools.partial(read_chat, fields=cfg.fields)
+    return functools.partial(as_example, fields=field_names(cfg, keys))
 
 
 def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import tokenizers as hf
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.noise import SENTINELS
+from tformer_jax.data.chat.template import ChatTemplate
 from tformer_jax.data.tokenizers.normalization import normalizer
 from tformer_jax.data.tokenizers.symbols import ids_of_symbols, symbol_pattern
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
@@ -80,6 +81,8 @@ class Tokenizer:
     """Code of the language whose rules the steps apply."""
     extension: tuple[str, ...] = ()
     """Names of the special tokens that `extended` appended to the vocabulary; texts never have them."""
+    chat: ChatTemplate | None = None
+    """What writes conversations as texts."""
 
     @classmethod
     def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> "Tokenizer":
@@ -226,6 +229,17 @@ class Tokenizer:
         changed.special = dataclasses.replace(self.special, names=(*self.special.names, *new), suppressed=suppressed)
         return changed
 
+    def with_chat(self, template: ChatTemplate, eos: Sequence[int] = ()) -> Self:
+        """Returns a copy with a template of conversations, whose outputs end with `eos` if it is not empty."""
+        changed = copy.copy(self)
+        changed.chat = template
+        changed.special = dataclasses.replace(self.special, eos=tuple(eos) or self.special.eos)
+        return changed
+
+    def without_special_names(self) -> "Tokenizer":
+        """Returns a tokenizer for which names of special tokens are ordinary text; itself if they are already."""
+        return self
+
     def without_added(self, size: int) -> "Tokenizer":
         """Returns a checkpoint's tokenizer without the added special tokens whose ids are `size` or more."""
         return self
@@ -245,6 +259,9 @@ class Tokenizer:
             values = {"kind": "normalized", "steps": list(self.steps), "language": self.language, "tokenizer": values}
         if self.extension:
             values = {"kind": "extended", "added": list(self.extension), "tokenizer": values}
+        if self.chat is not None:
+            template = dataclasses.asdict(self.chat)
+            values = {"kind": "with_chat", "template": template, "eos": list(self.special.eos), "tokenizer": values}
         return values
 
     def to_library(self) -> hf.Tokenizer | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,17 @@ from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.json_files import Settings, read_json
 from tformer_jax.base.packages import import_extra
 from tformer_jax.config.noise import SENTINELS
-from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.chat.template import TEMPLATE_FILE, default_template
+from tformer_jax.data.tokenizers.chats import with_chat
 from tformer_jax.data.tokenizers.classes import (
     CLASS_ROLES,
-    add_tokens,
     complete_tokenizer,
     names_by_role,
     rebuilding_class,
     special_names,
-    surround_texts,
 )
-from tformer_jax.data.tokenizers.files import Tokenizers, is_saved, load_tokenizer
-from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
+from tformer_jax.data.tokenizers.files import Tokenizers
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.language_tags import tagged_language
 from tformer_jax.data.tokenizers.sentencepiece import (
     Fields,
@@ -62,13 +61,6 @@ FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 """Names of fairseq's special tokens, the first ones."""
 MASK = {"content": "<mask>", "lstrip": True, "special": True}
 """The mask token of mBART."""
-USUAL_NAMES = {
-    "bos": ("<s>", "<bos>", "[BOS]", "<sos>", "<|endoftext|>", "[CLS]"),
-    "eos": ("</s>", "<eos>", "[EOS]", "<|endoftext|>", "[SEP]"),
-    "pad": ("<pad>", "[PAD]"),
-    "unk": ("<unk>", "[UNK]"),
-}
-"""Names of special tokens; the first one that a vocabulary has is taken."""
 
 
 def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
@@ -89,17 +81,29 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     if name is None:
         raise UserError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
     try:
-        return LOADERS[name](folder, settings, read_json(folder / "tokenizer_config.json", {}))
+        options = read_json(folder / "tokenizer_config.json", {})
+        return _with_template(folder, LOADERS[name](folder, settings, options), settings, options)
     except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
         raise UserError(f"{folder / name} is not a valid tokenizer ({first_line(error, 200)})") from error
 
 
+def _with_template(folder: Path, tokenizers: Tokenizers, settings: Settings, options: Settings) -> Tokenizers:
+    """Returns the tokenizers of a language model with the template of its conversations, if the folder has one."""
+    file = folder / TEMPLATE_FILE
+    text = file.read_text("utf-8") if file.is_file() else default_template(options.get("chat_template"))
+    if not text or settings.get("model_type") in PAIRS:
+        return tokenizers
+    tokens = {f"{role}_token": name for role, name in names_by_role(options).items()}
+    tokenizer = with_chat(tokenizers.target, text, tokens)
+    return Tokenizers(tokenizer, tokenizer)
+
+
 def _read_tokenizer_json(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     library = hf.Tokenizer.from_file(str(folder / "tokenizer.json"))
     kind = rebuilding_class(library, settings.get("model_type", ""), _with_class(options, settings))
-    return _wrap(*complete_tokenizer(library, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
+    return wrap_library(*complete_tokenizer(library, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
 
 
 def _read_vocab_txt(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
@@ -112,7 +116,7 @@ def _read_vocab_txt(folder: Path, settings: Settings, options: Settings) -> Toke
     if missing := [names[role] for role in ("unk", "cls", "sep") if names[role] not in vocab]:
         raise UserError(f"{folder / 'vocab.txt'} has no {', '.join(missing)}")
     library = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=names["unk"]))
-    return _wrap(*complete_tokenizer(library, folder, options, "BertTokenizer"), settings)
+    return wrap_library(*complete_tokenizer(library, folder, options, "BertTokenizer"), settings)
 
 
 def _read_vocab_and_merges(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
@@ -122,7 +126,7 @@ def _read_vocab_and_merges(folder: Path, settings: Settings, options: Settings) 
     if kind not in BYTE_LEVEL:
         read = ", ".join(BYTE_LEVEL)
         raise UserError(f"{folder} has only vocab.json and merges.txt, which are read for {read}: save tokenizer.json")
-    return _wrap(*complete_tokenizer(library, folder, options, kind, own_ends=True), settings)
+    return wrap_library(*complete_tokenizer(library, folder, options, kind, own_ends=True), settings)
 
 
 def _with_class(options: Settings, settings: Settings) -> Settings:
@@ -131,7 +135,9 @@ def _with_class(options: Settings, settings: Settings) -> Settings:
     return (named if settings.get("model_type") in ("mbart", "m2m_100") else {}) | options
 
 
-def _wrap(library: hf.Tokenizer, options: Settings, settings: Settings, *, tags_last: bool = False) -> Tokenizers:
+def wrap_library(
+    library: hf.Tokenizer, options: Settings, settings: Settings, *, tags_last: bool = False
+) -> Tokenizers:
     """Wraps a tokenizer as transformers 5 does, which ignores `add_bos_token` and `add_eos_token` here.
 
     Args:
@@ -238,7 +244,7 @@ def _read_fairseq(folder: Path, raw: bytes, settings: Settings, options: Setting
     if charsmap := model.normalizer_spec.precompiled_charsmap:
         tokenizer.normalizer = hf.normalizers.Precompiled(charsmap)
     kind = rebuilding_class(tokenizer, settings["model_type"], options)
-    return _wrap(*complete_tokenizer(tokenizer, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
+    return wrap_library(*complete_tokenizer(tokenizer, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
 
 
 def _find_piece(model: Any) -> int | None:
@@ -261,83 +267,6 @@ def _read_added(folder: Path, options: Settings, model: Any, sentinels: int) -> 
 
 READERS = {"m2m_100": _read_m2m_100, "mbart": _read_fairseq, "xlm-roberta": _read_fairseq}
 """Functions that read a SentencePiece model, by `model_type`."""
-
-
-def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenizers:
-    """Reads one tokenizer, or those of the source and the target.
-
-    A file is a `tokenizer.json`, a tokenizer of a run folder, fairseq's `dict.LANGUAGE.txt`, or another `.txt`: the
-    text whose sorted characters are the vocabulary, without special tokens, as nanoGPT's character-level data has.
-    The decoder of a pair starts with BOS, and targets have no other tokens around them than EOS.
-
-    Raises:
-        UserError: a file is missing or damaged, or there are more files than tokenizers.
-    """
-    most = 2 if pair else 1
-    if len(files) > most:
-        raise UserError(f"{len(files)} tokenizers are given, but this model has {most}: leave out {files[most]}")
-    source, target = _load_standalone(files[0]), _load_standalone(files[-1])
-    if pair and target.kind == CHECKPOINT:
-        target.special = dataclasses.replace(target.special, before=(), after=())
-    return Tokenizers(source, target)
-
-
-def _load_standalone(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: name the file of a tokenizer")
-    if is_fairseq_dictionary(path):
-        return _read_fairseq_dictionary(path)
-    if path.suffix == ".txt":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
-        if not text:
-            raise UserError(f"{path} is empty: name the text whose characters are the vocabulary")
-        return character_tokenizer(text)
-    if is_saved(path):
-        return load_tokenizer(path)
-    try:
-        library = hf.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path} is not a valid tokenizer ({error})") from error
-    vocab = library.get_vocab()
-    roles = {role: name for role, names in USUAL_NAMES.items() for name in reversed(names) if name in vocab}
-    if "eos" not in roles:
-        raise UserError(f"{path} has no EOS token: one of {', '.join(USUAL_NAMES['eos'])}")
-    options = {f"{role}_token": name for role, name in roles.items()}
-    add_tokens(library, {}, options)
-    return _wrap(library, options, {f"{role}_token_id": vocab[name] for role, name in roles.items()}).target
-
-
-def is_fairseq_dictionary(path: Path) -> bool:
-    """Returns whether a file is named as fairseq's dictionaries, `dict.LANGUAGE.txt`."""
-    return path.suffix == ".txt" and path.name.startswith("dict.")
-
-
-def _read_fairseq_dictionary(path: Path) -> Tokenizer:
-    """Reads a token and its count per line; texts are tokens between spaces, and EOS starts the decoder."""
-    tokens = [*FAIRSEQ, *(line.rsplit(" ", 1)[0] for line in path.read_text(encoding="utf-8").splitlines())]
-    library = hf.Tokenizer(hf.models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
-    library.pre_tokenizer = hf.pre_tokenizers.WhitespaceSplit()
-    options: Settings = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), FAIRSEQ, strict=True))
-    add_tokens(library, {}, options)
-    surround_texts(library, [], ["</s>"])
-    ids = {f"{role}_id": i for i, role in enumerate(options)}
-    return _wrap(library, options, ids | {"decoder_start_token_id": ids["eos_token_id"]}).target
-
-
-def character_tokenizer(text: str) -> HFTokenizer:
-    """Returns the tokenizer whose ids are the positions of the sorted characters of a text; it drops others.
-
-    Its EOS token is outside of the vocabulary: texts end only at their maximum length.
-    """
-    vocab = {character: number for number, character in enumerate(sorted(set(text)))}
-    tokenizer = hf.Tokenizer(hf.models.BPE(vocab, []))
-    tokenizer.decoder = hf.decoders.Fuse()
-    end = len(vocab)
-    special = SpecialTokens(names=(), start=end, eos=(end,), bos=None, pad=None, unknown=None, suppressed=())
-    return HFTokenizer(tokenizer, special)
 
 
 LOADERS: dict[str, Callable[[Path, Settings, Settings], Tokenizers]] = {

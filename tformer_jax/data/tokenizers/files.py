@@ -13,6 +13,7 @@ import tokenizers as hf
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.packages import import_extra
 from tformer_jax.config import kinds
+from tformer_jax.data.chat.template import ChatTemplate
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -111,6 +112,8 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
         return from_json(values["tokenizer"]).normalized(values["steps"], values["language"])
     if values["kind"] == "extended":
         return from_json(values["tokenizer"]).extended(values["added"])
+    if values["kind"] == "with_chat":
+        return from_json(values["tokenizer"]).with_chat(ChatTemplate.from_json(values["template"]), values["eos"])
     restored: Tokenizer = find_class(values["kind"]).from_json(values)
     restored.kind = values["kind"]
     return restored

@@ -1,5 +1,6 @@
 """Tokenizers of Hugging Face's `tokenizers` library: trained, or loaded from a `tokenizer.json` or a checkpoint."""
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -80,6 +81,17 @@ class HFTokenizer(Tokenizer):
         tokens, decoder = [name for name in names if name is not None], self.backend_tokenizer.decoder
         return (" ".join(tokens) if decoder is None else decoder.decode(tokens)).replace(UNKNOWN_MARK, unknown)
 
+    def without_special_names(self) -> Tokenizer:
+        if self.split_special_tokens:
+            return self
+        changed = copy.copy(self)
+        changed.backend_tokenizer, changed.split_special_tokens = (
+            hf.Tokenizer.from_str(self.backend_tokenizer.to_str()),
+            True,
+        )
+        changed.backend_tokenizer.encode_special_tokens = True
+        return changed
+
     def without_added(self, size: int) -> Tokenizer:
         if self.kind != CHECKPOINT or not self.is_plain:
             return self
@@ -87,7 +99,9 @@ class HFTokenizer(Tokenizer):
         model["added_tokens"] = [token for token in model["added_tokens"] if token["id"] < size or not token["special"]]
         library = hf.Tokenizer.from_str(json.dumps(model))
         split = self.split_special_tokens
-        return HFTokenizer(library, self.special.below(size), split_special_tokens=split)
+        limited = HFTokenizer(library, self.special.below(size), split_special_tokens=split)
+        limited.chat = self.chat
+        return limited
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

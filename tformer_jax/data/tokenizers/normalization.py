@@ -76,7 +76,7 @@ def detokenizer(steps: Sequence[str], language: str) -> Step:
 
 def steps_of(cfg: DataConfig, keys: Collection[str]) -> tuple[str, ...]:
     """Returns the steps that normalize the texts of examples with these keys, in order."""
-    clean = {*keys} != {"text"} if cfg.clean_whitespace is None else cfg.clean_whitespace
+    clean = not {*keys} <= {"text", "messages"} if cfg.clean_whitespace is None else cfg.clean_whitespace
     return (WHITESPACE, *cfg.normalize) if clean else cfg.normalize
 
 

@@ -1,6 +1,7 @@
 """Tokenizers of the `sentencepiece` library: a model's own ids, or those of a checkpoint, with its added tokens."""
 
 import base64
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -80,11 +81,18 @@ class SentencePieceTokenizer(Tokenizer):
         text = text.replace(UNKNOWN_MARK, unknown) if unknown else text
         return text if self.vocab is None else text.replace("▁", " ").strip()
 
+    def without_special_names(self) -> Tokenizer:
+        changed = copy.copy(self)
+        changed.added = AddedTokens({i: fields for i, fields in self.added.tokens.items() if not fields["special"]})
+        return changed if self.keeps_ids else self
+
     def without_added(self, size: int) -> Tokenizer:
         if self.keeps_ids and self.is_plain:
             added = {i: fields for i, fields in self.added.tokens.items() if i < size or not fields["special"]}
             options = {"spaced": self.spaced, "codes": self.codes}
-            return SentencePieceTokenizer(self.model, self.special.below(size), self.vocab, added, **options)
+            limited = SentencePieceTokenizer(self.model, self.special.below(size), self.vocab, added, **options)
+            limited.chat = self.chat
+            return limited
         return self
 
     @property

@@ -152,6 +152,7 @@ def _change(
     if tokenizer.steps:
         changed = changed.normalized(tokenizer.steps, tokenizer.language)
     changed = changed.extended((*tokenizer.extension, *tags))
+    changed = changed.with_chat(tokenizer.chat) if tokenizer.chat else changed
     rows = [() if isinstance(old, str) else (old,) for old in order]
     assert len(rows) == first
     rows += [(own + number,) for number in range(len(tokenizer.symbols))] + [()] * len(symbols)

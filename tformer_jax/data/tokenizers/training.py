@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import itertools
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,15 @@ from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.data import characters, placeholders
+from tformer_jax.data.chat.messages import contents
+from tformer_jax.data.chat.template import PLAIN, read_template
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.placeholders import NUMBERED, mask_example
 from tformer_jax.data.tokenizers import base, huggingface, normalization, simple, symbols
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
+from tformer_jax.data.tokenizers.chats import ending_answers, with_chat
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.language_tags import matching_languages
@@ -53,7 +57,25 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         UserError: the vocabulary is too small for its kind, or the tokenizer file cannot be loaded.
         DataError: the training split has no example.
     """
-    return _add_languages(cfg, _train_or_load(cfg, train, root), train)
+    tokenizers = _add_languages(cfg, _train_or_load(cfg, train, root), train)
+    return _add_chat(cfg, tokenizers, root) if "messages" in next(iter(train)) else tokenizers
+
+
+def _add_chat(cfg: DataConfig, tokenizers: Tokenizers, root: Path | None) -> Tokenizers:
+    """Returns the tokenizers with the template that `cfg` names, or their own, or a plain one."""
+    tokenizer = tokenizers.target
+    if tokenizer.steps:
+        raise cfg.error("tokenizer_file", "normalizes texts, which would change what the chat template writes")
+    if cfg.chat_template is not None:
+        tokenizer = with_chat(tokenizer, read_template(Path(root or "") / cfg.chat_template))
+    elif tokenizer.chat is None:
+        logging.getLogger(__name__).warning(
+            "the tokenizer has no chat template, so that a plain one is used ('User: ...', 'Assistant: ...'); "
+            "data.chat_template names another"
+        )
+        tokenizer = with_chat(tokenizer, PLAIN)
+    tokenizer = ending_answers(tokenizer)
+    return Tokenizers(tokenizer, tokenizer)
 
 
 def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
@@ -161,7 +183,8 @@ def _train_kind(
         for example in examples:
             masked = mask_example(cfg.placeholders, example)
             for side, change in normalizers.items():
-                yield from texts_between(change(masked[side]), whole)
+                text = contents(masked[side]) if side == "messages" else masked[side]
+                yield from texts_between(change(text), whole)
 
     every = _sample(train, cfg.tokenizer_examples if isinstance(train, Endless) else None)
     tokenizer = find_class(kind).train(cfg, texts(_sample_balanced(cfg, train)), texts(every))

@@ -2,14 +2,16 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.chats import encode_prompt
 from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.inference.requests import EncodedRequest
@@ -20,20 +22,32 @@ PROMPT_DIVISOR = 4
 SAMPLE_TOKENS = 128
 """Maximum number of new tokens of a continuation if `decode.max_new_tokens` is None."""
 
+Parts = tuple[list[int], list[int]]
+"""The tokens of a prompt, and of what follows it."""
+
 
 class ContinuationEvaluator:
     """Generates continuations of held-out documents from their first tokens; computes no metrics."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers, examples: Sequence[Example]):
         self._model, self._tokenizers = model, tokenizers
-        max_length = cfg.model.max_length
-        texts = (example["text"][: 8 * max_length] for example in examples[: cfg.eval.samples])
-        documents = (tokenizers.target.encode(text)[:max_length] for text in texts)
         forced = len(first_tokens(cfg.decode, tokenizers.target, continues=True).ids)
         self._cfg = dataclasses.replace(cfg, decode=_short(cfg.decode, forced))
-        room = max_length - tokenizers.target.special.added - forced
-        prompt_length = max(min(max_length // PROMPT_DIVISOR, room), 1)
-        self._parts = [(ids[:prompt_length], ids[prompt_length:]) for ids in documents if ids[:prompt_length]]
+        self._parts = list(self._split(examples[: cfg.eval.samples], cfg.model.max_length, forced))
+
+    def _split(
+        self, examples: Sequence[Example], max_length: int, forced: int
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Yields the parts of documents.
+
+        Args:
+            forced: number of tokens with which outputs start.
+        """
+        special, encode = self._tokenizers.target.special, self._tokenizers.target.encode
+        documents = (encode(example["text"][: 8 * max_length])[:max_length] for example in examples)
+        room = max_length - special.added - forced
+        length = max(min(max_length // PROMPT_DIVISOR, room), 1)
+        return ((special.wrap_text(ids[:length]), ids[length:]) for ids in documents if ids[:length])
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns prompts, reference continuations and generated continuations, without metrics.
@@ -45,11 +59,26 @@ class ContinuationEvaluator:
         tokenizer = self._tokenizers.target
         decode = functools.partial(tokenizer.decode, unknown=tokenizer.special.unknown_name)
         generate = RowDecoder(self._cfg, self._model, params, self._tokenizers)
-        outputs = generate([EncodedRequest(tokenizer.special.wrap_text(prompt)) for prompt, _ in self._parts])
+        outputs = generate([EncodedRequest(prompt) for prompt, _ in self._parts])
         samples = []
         for (prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
             samples.append(Sample(decode(prompt), decode(reference), output.text, None, output.finish_reason))
         return Evaluation({}, samples)
+
+
+class AnswerEvaluator(ContinuationEvaluator):
+    """Generates the last answers of held-out conversations, of those whose prompts leave room for an output."""
+
+    def _split(
+        self, examples: Sequence[Example], max_length: int, forced: int
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        tokenizer = self._tokenizers.target
+        for example in examples:
+            chat = Chat.from_json(example["messages"])
+            last = chat.answers[-1]
+            prompt = encode_prompt(tokenizer, chat.until(last))
+            if len(prompt) + forced < max_length:
+                yield prompt, tokenizer.encode(chat.messages[last].get("content", ""))
 
 
 def _short(decode: DecodeConfig, forced: int) -> DecodeConfig:

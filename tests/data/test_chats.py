@@ -1,0 +1,205 @@
+"""Conversations: layouts of records, mistakes with their lines, labels of the assistant's tokens, and truncation."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from tests import chats
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.data.chat.messages import Chat
+from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.pipeline import evaluation_batches, train_batches
+from tformer_jax.data.prepare import prepare
+from tformer_jax.data.summary import lines, summarize
+from tformer_jax.data.summary_warnings import warnings
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.chats import encode_chat
+from tformer_jax.special_tokens import IGNORED
+
+PAIR = chats.chat("How are you?", "I am fine.")
+SYSTEM = {"role": "system", "content": "Be brief."}
+SHAREGPT = [{"from": "human", "value": "How are you?"}, {"from": "gpt", "value": "I am fine."}]
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "How are "}, {"type": "text", "text": "you?"}]}]
+PARTS += [{"role": "assistant", "content": [{"type": "text", "text": "I am fine."}]}]
+LAYOUTS = [
+    ({"messages": PAIR}, (), PAIR),
+    ({"messages": PARTS, "id": 7}, (), PAIR),
+    ({"conversations": SHAREGPT}, (), PAIR),
+    ({"conversations": SHAREGPT, "system": "Be brief."}, (), [SYSTEM, *PAIR]),
+    ({"prompt": "How are you?", "response": "I am fine."}, (), PAIR),
+    ({"prompt": "How are you?", "completion": "I am fine.", "system": None}, (), PAIR),
+    ({"q": "How are you?", "a": "I am fine.", "messages": "other"}, ("q", "a"), PAIR),
+    ({"dialog": SHAREGPT}, ("dialog",), PAIR),
+]
+MISTAKES = [
+    ({"text": "a"}, "has no field 'messages' or 'conversations' or 'prompt' and 'response' or .*, only 'text': name"),
+    ({"messages": "a"}, "field 'messages' is not a list of messages"),
+    ({"messages": PAIR[:1]}, "has no message of the assistant to learn"),
+    ({"messages": [PAIR[0], {**PAIR[1], "weight": 0}]}, "has no message of the assistant to learn"),
+    ({"messages": [{"role": "asistant", "content": "a"}]}, "message 1 has the role 'asistant': write one of system"),
+    ({"messages": [*PAIR, {"role": "user"}]}, "message 3 of the user has no content"),
+    ({"messages": [*PAIR, "a"]}, "message 3 is str, not an object with role and content"),
+    ({"messages": [*PAIR, {"role": "user", "content": 3}]}, "the content of message 3 is int, not text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "a part of the type 'image_url'"),
+    ({"messages": chats.chat("a\ufdd1", "b")}, r"message 1 has U\+FDD1, which is not a character: remove it"),
+    ({"prompt": "a", "response": 3}, "field 'response' is int, not text"),
+]
+
+
+def config(folder, **data) -> Config:
+    settings = {"source": "jsonl", "train": ("a.jsonl",), "validation": ("a.jsonl",), "tokenizer": "file"}
+    packed = {"tokenizer_file": str(folder), "batching": "packed", "batch_size": 2, "window": 40}
+    model = ModelConfig(family="decoder_lm", max_length=120)
+    return Config(task="chat", model=model, data=DataConfig(**{**settings, **packed, **data}))
+
+
+def write(folder, *records) -> None:
+    (folder / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return chats.write_tokenizer(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.mark.parametrize(("record", "fields", "expected"), LAYOUTS)
+def test_layouts_give_the_same_messages(record, fields, expected, checkpoint, tmp_path):
+    write(tmp_path, record)
+    parquet.write_table(pa.Table.from_pylist([record | {"other": 1}]), tmp_path / "a.parquet")
+    for source in ("jsonl", "parquet"):
+        cfg = config(checkpoint, source=source, train=f"a.{source}", validation=f"a.{source}", fields=fields)
+        (example,) = load_corpus(cfg, tmp_path).train
+        assert Chat.from_json(example["messages"]).messages == expected
+
+
+@pytest.mark.parametrize(("record", "problem"), MISTAKES)
+def test_a_mistake_is_one_sentence_with_its_line(record, problem, checkpoint, tmp_path):
+    write(tmp_path, {"messages": PAIR}, record)
+    with pytest.raises(DataError, match=rf"a\.jsonl, line 2: .*{problem}"):
+        load_corpus(config(checkpoint), tmp_path)
+    corpus = load_corpus(config(checkpoint, on_bad_line="skip"), tmp_path)
+    assert len(corpus.train) == 1 and sum(corpus.left_out["train"].values()) == 1
+
+
+def test_labels_are_the_tokens_of_the_assistant(checkpoint, tmp_path):
+    """Of each conversation of a packed row: its label is the next token where the assistant writes that, up to the end
+    of its message, and none elsewhere."""
+    write(tmp_path, *({"messages": messages} for messages in chats.CHATS))
+    cfg = config(checkpoint, window=120)
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizers = train_tokenizers(cfg.data, corpus.train)
+    batch = next(train_batches(cfg, corpus, tokenizers))
+    found = set()
+    for tokens, targets, segments in zip(*(batch[key] for key in ("tokens", "targets", "segments")), strict=True):
+        for number in range(1, segments.max() + 1):
+            ids, labels = tokens[segments == number], targets[segments == number]
+            text, answers = tokenizers.target.backend_tokenizer.decode(ids, skip_special_tokens=False), []
+            for label in labels[labels != IGNORED]:
+                answers.append(tokenizers.target.special.name(label) or tokenizers.target.decode([label]))
+            found.add((text, "".join(answers)))
+    expected = set()
+    for messages in chats.CHATS:
+        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
+        answers = "".join(f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant")
+        expected.add((text.removesuffix("\n"), answers.replace("Ä", "\ufffd\ufffd")))
+    assert found == expected
+    assert 2 in tokenizers.target.special.eos and 2 not in json.loads((checkpoint / "config.json").read_text()).values()
+
+
+def test_an_answer_of_weight_0_is_not_learned(checkpoint, tmp_path):
+    messages = chats.chat("a", "no", "b", "yes")
+    messages[1]["weight"] = 0
+    write(tmp_path, {"messages": messages})
+    cfg = config(checkpoint)
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizer = train_tokenizers(cfg.data, corpus.train).target
+    encoded = encode_chat(tokenizer, Chat.from_json(corpus.train[0]["messages"]))
+    assert tokenizer.decode([i for i, own in zip(encoded.ids, encoded.answers, strict=True) if own]) == "yes"
+
+
+@pytest.mark.parametrize("policy", ["drop", "truncate"])
+def test_long_conversations_are_counted(policy, checkpoint, tmp_path, caplog):
+    """Truncated ones keep their prompt; one whose prompt fills the row is dropped, because nothing is left to learn."""
+    long = chats.chat("the cat sat", "How are you? " * 20)
+    write(tmp_path, {"messages": PAIR}, {"messages": long}, {"messages": chats.chat("How are you? " * 20, "a")})
+    cfg = config(checkpoint, long_pairs=policy)
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizers = train_tokenizers(cfg.data, corpus.train)
+    batches = train_batches(cfg, corpus, tokenizers)
+    rows = [row for _ in range(3) for row in next(batches)["tokens"].tolist()]
+    begin = encode_chat(tokenizers.target, Chat.read(long)).ids[:40]
+    assert (begin in rows) is (policy == "truncate")
+    assert "dropping conversations that do not fit 40 tokens" in caplog.text or policy == "truncate"
+    summaries = summarize(cfg, corpus, tokenizers)
+    assert summaries["train"].long == 2 and "2 too long" in next(iter(lines(summaries)))
+    (told,) = (text for text in warnings(cfg, corpus, summaries) if "too long for their row" in text)
+    assert ("dropped" in told) is (policy == "drop") and told.endswith("increase data.window")
+    evaluated = list(evaluation_batches(cfg, corpus.validation, tokenizers))
+    answers = [
+        sum(encode_chat(tokenizers.target, Chat.from_json(one["messages"])).answers[:121]) for one in corpus.train
+    ]
+    assert sum((batch["targets"] != IGNORED).sum() for batch in evaluated) == sum(answers)
+
+
+def test_all_conversations_are_too_long(checkpoint, tmp_path):
+    write(tmp_path, {"messages": chats.chat("How are you? " * 20, "a")})
+    from tformer_jax.data.pipeline import check_predictable
+
+    for policy in ("drop", "truncate"):
+        cfg = config(checkpoint, long_pairs=policy)
+        corpus = load_corpus(cfg, tmp_path)
+        with pytest.raises(
+            DataError, match="all conversations of split train are longer than 40 tokens: increase data"
+        ):
+            check_predictable(cfg, corpus, train_tokenizers(cfg.data, corpus.train))
+
+
+def test_a_tokenizer_of_this_package_gets_the_plain_template(tmp_path, caplog):
+    """It is stored with the tokenizer."""
+    write(tmp_path, {"messages": PAIR})
+    cfg = config(tmp_path, tokenizer="bytes", tokenizer_file=None)
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizers = train_tokenizers(cfg.data, corpus.train)
+    assert "has no chat template, so that a plain one is used" in caplog.text
+    restored = Tokenizers.from_json(json.loads(json.dumps(tokenizers.to_json())))
+    encoded = encode_chat(restored.target, Chat.read([*PAIR, *chats.chat("</s>")]))
+    text = "User: How are you?\nAssistant: I am fine.\nUser: </s>\n"
+    assert restored.target.decode([i for i in encoded.ids if i not in restored.target.special.eos]) == text
+    assert encoded.ids.count(restored.target.special.eos[0]) == 1
+    answer = [i for i, own in zip(encoded.ids, encoded.answers, strict=True) if own]
+    assert answer == [*restored.target.encode(" I am fine."), restored.target.special.eos[0]]
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{% for m in messages %}", "the chat template is not valid in line 1: Unexpected end of template"),
+        ("{{ raise_exception('no') }}", "the chat template refuses the conversation: no"),
+        (
+            "{{ messages[0].__class__.__mro__ }}",
+            "the chat template refuses the conversation: access to attribute '__cl",
+        ),
+        (
+            "{{ messages.append(1) }}",
+            "refuses the conversation: access to attribute .append. of .list. object is unsafe",
+        ),
+        ("{{ messages[-1]['content'] }}", "writes message 2 differently within the conversation"),
+        ("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", "ends answers without a special token"),
+    ],
+)
+def test_a_template_that_cannot_be_used(template, problem, checkpoint, tmp_path):
+    write(tmp_path, {"messages": PAIR})
+    (tmp_path / "mine.jinja").write_text(template)
+    cfg = config(checkpoint, chat_template="mine.jinja")
+    corpus = load_corpus(cfg, tmp_path)
+    with pytest.raises(UserError, match=problem):
+        train_tokenizers(cfg.data, corpus.train, tmp_path)
+
+
+def test_prepared_data_holds_no_conversations(checkpoint, tmp_path):
+    write(tmp_path, {"messages": PAIR})
+    with pytest.raises(UserError, match=r"data\.source.* cannot be prepared for conversations"):
+        prepare(config(checkpoint), tmp_path, tmp_path / "out")

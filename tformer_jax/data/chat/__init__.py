@@ -1,0 +1,1 @@
+"""Conversations of messages, and the templates that write them as texts."""

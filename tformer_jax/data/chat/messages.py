@@ -1,0 +1,117 @@
+"""Conversations: lists of messages with roles, as OpenAI's API has them."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tformer_jax.base.errors import UserError
+
+Message = dict[str, Any]
+"""A message as a template reads it: "role", "content", and other fields such as "tool_calls"."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ASSISTANT = "assistant"
+MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+"""Noncharacters of Unicode, which are used inside of this package and must not occur in messages."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """A conversation, ready for a template.
+
+    Raises:
+        UserError: a message is malformed; the error says which one.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Any] | None = None
+    """Descriptions of functions, which some templates show the model."""
+    weights: Sequence[bool] = ()
+    """Whether each message is trained on if it is the assistant's; (): all are (OpenAI's `weight`)."""
+
+    @classmethod
+    def read(cls, messages: Any, tools: Any = None) -> "Chat":
+        """Reads messages in the form of OpenAI's API."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise UserError("must be a list of messages, such as [{'role': 'user', 'content': 'Hello'}]")
+        if not isinstance(tools, list | None):
+            raise UserError(f"has tools that are {type(tools).__name__}, not a list of descriptions of functions")
+        read = [_read_message(message, number) for number, message in enumerate(messages, start=1)]
+        weights = tuple(bool(message.pop("weight", 1)) for message in read)
+        return cls(read, tools or None, () if all(weights) else weights)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Chat":
+        """Restores a conversation from `to_json`."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """Returns the conversation as one line, which is the text of an example."""
+        values = {"messages": list(self.messages), "tools": self.tools, "weights": list(self.weights)}
+        return json.dumps({name: value for name, value in values.items() if value}, ensure_ascii=False)
+
+    @property
+    def answers(self) -> list[int]:
+        """Places of the assistant's messages."""
+        return [place for place, message in enumerate(self.messages) if message["role"] == ASSISTANT]
+
+    @property
+    def answer_weights(self) -> list[bool]:
+        """Whether each of the assistant's messages is trained on."""
+        return [not self.weights or self.weights[place] for place in self.answers]
+
+    def until(self, count: int) -> "Chat":
+        """Returns the first `count` messages."""
+        return dataclasses.replace(self, messages=self.messages[:count], weights=self.weights[:count])
+
+    def to_answer(self) -> "Chat":
+        """Returns the conversation without the assistant's message at its end, if it has one."""
+        return self.until(len(self.messages) - (self.messages[-1]["role"] == ASSISTANT))
+
+
+def contents(text: str) -> str:
+    """Returns what the messages of `Chat.to_json` say, one per line."""
+    return "\n".join(message.get("content") or "" for message in Chat.from_json(text).messages)
+
+
+def say(content: str, system: str | None = None) -> Chat:
+    """Returns the conversation of one message of the user, after that of the system, if any."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return Chat.read([*first, {"role": "user", "content": content}])
+
+
+def _read_message(message: Any, number: int) -> Message:
+    if not isinstance(message, Mapping):
+        raise UserError(f"message {number} is {type(message).__name__}, not an object with role and content")
+    values = {name: value for name, value in message.items() if value is not None}
+    role = values.get("role")
+    if role not in ROLES:
+        raise UserError(f"message {number} has the role {role!r}: write one of {', '.join(ROLES)}")
+    if isinstance(values.get("content"), list):
+        values["content"] = "".join(_text_of(part, number) for part in values["content"])
+    if not isinstance(values.get("content", ""), str):
+        raise UserError(f"the content of message {number} is {type(values['content']).__name__}, not text")
+    if "content" not in values and not values.get("tool_calls"):
+        raise UserError(f"message {number} of the {role} has no content")
+    if values.get("weight", 1) not in (0, 1):
+        raise UserError(f"message {number} has the weight {values['weight']!r}: write 0 or 1")
+    if mark := next((mark for text in _texts(values) for mark in MARKS if mark in text), None):
+        raise UserError(f"message {number} has U+{ord(mark):04X}, which is not a character: remove it")
+    return values
+
+
+def _text_of(part: Any, number: int) -> str:
+    """Returns the text of a part of a content."""
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise UserError(f"message {number} has a part of the type {kind!r}: only texts are read")
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Yields all texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)

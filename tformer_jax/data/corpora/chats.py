@@ -1,0 +1,91 @@
+"""Layouts of records of conversations: OpenAI's messages, ShareGPT's conversations, and prompts with responses."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig
+from tformer_jax.data.chat.messages import Chat
+from tformer_jax.data.corpora.example import DataError, Example
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
+
+LAYOUTS = (("messages",), ("conversations",), ("prompt", "response"), ("prompt", "completion"))
+"""Fields of each layout; a record is read by the first one whose fields it has."""
+ASIDE = ("system", "tools")
+"""Fields that a record may have besides."""
+SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
+"""Roles of ShareGPT that have other names than OpenAI's."""
+
+
+def is_chat_field(cfg: DataConfig, name: str) -> bool:
+    """Returns whether a column may be a part of conversations."""
+    return name in (*cfg.fields, *ASIDE) or any(name in layout for layout in LAYOUTS if not cfg.fields)
+
+
+def read_chat(record: Any, fields: Sequence[str] = ()) -> Example:
+    """Builds the example of a conversation; its text is `Chat.to_json`.
+
+    Args:
+        fields: the field of messages, or those of a prompt and its response; (): those of the first layout that fits.
+
+    Raises:
+        DataError: the record has none of the layouts, or a message is malformed.
+    """
+    chat = chat_of(record, fields)
+    if not any(chat.answer_weights):
+        raise DataError("has no message of the assistant to learn")
+    text = chat.to_json()
+    if not is_unicode(text):
+        raise DataError(f"a message {NOT_A_CHARACTER}")
+    return {"messages": text}
+
+
+def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
+    """Returns the conversation of a record; arguments and exceptions are those of `read_chat`."""
+    if not isinstance(record, Mapping):
+        raise DataError("is not an object with named fields")
+    layouts = [tuple(fields)] if fields else LAYOUTS
+    layout = next((layout for layout in layouts if all(record.get(name) is not None for name in layout)), None)
+    if layout is None:
+        wanted = " or ".join(" and ".join(map(repr, layout)) for layout in layouts)
+        present = ", ".join(map(repr, record)) or "none"
+        raise DataError(f"has no field {wanted}, only {present}: name the fields in data.fields")
+    values = [record[name] for name in layout]
+    messages = _from_pair(layout, *values) if len(values) == 2 else _as_openai(layout[0], values[0])
+    system = record.get("system")
+    if not isinstance(system, str | None):
+        raise DataError(f"field 'system' is {type(system).__name__}, not text")
+    first = [{"role": "system", "content": system}] if system else []
+    try:
+        return Chat.read([*first, *messages], _tools(record.get("tools")))
+    except UserError as error:
+        raise DataError(str(error)) from None
+
+
+def _tools(value: Any) -> Any:
+    """Returns the tools of a record, which may be JSON in a text."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value.strip() else value or None
+    except ValueError:
+        raise DataError("field 'tools' is a text that is not JSON") from None
+
+
+def _from_pair(layout: Sequence[str], prompt: Any, response: Any) -> list[dict[str, Any]]:
+    for name, value in zip(layout, (prompt, response), strict=True):
+        if not isinstance(value, str):
+            raise DataError(f"field {name!r} is {type(value).__name__}, not text")
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+
+
+def _as_openai(field: str, messages: Any) -> list[Any]:
+    """Returns messages with "role" and "content" in place of ShareGPT's "from" and "value"."""
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"field {field!r} is not a list of messages with role and content, or from and value")
+    return [_rename(message) if isinstance(message, Mapping) and "from" in message else message for message in messages]
+
+
+def _rename(message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message["from"]
+    others = {name: value for name, value in message.items() if name not in ("from", "value")}
+    return {"role": SHAREGPT.get(role, role), "content": message.get("value"), **others}

@@ -1,0 +1,175 @@
+"""Tokens of conversations, and which of them the assistant writes."""
+
+import functools
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.data.chat.messages import Chat
+from tformer_jax.data.chat.template import SPELLED, ChatTemplate
+from tformer_jax.data.columns import Block, Column
+from tformer_jax.data.tokenizers.base import Tokenizer
+from tformer_jax.data.tokenizers.symbols import symbol_pattern
+from tformer_jax.special_tokens import IGNORED
+
+NOTHING = re.compile(r"(?!)")
+
+
+class Encoded(NamedTuple):
+    """The tokens of a conversation."""
+
+    ids: list[int]
+    answers: list[bool]
+    """Whether the assistant writes each token, in a message that is trained on."""
+
+    @property
+    def labels(self) -> list[int]:
+        """The answers' tokens; IGNORED elsewhere."""
+        return [i if answer else IGNORED for i, answer in zip(self.ids, self.answers, strict=True)]
+
+
+def encode_chats(tokenizer: Tokenizer, chats: Sequence[str]) -> Block:
+    """Tokenizes conversations, given by `Chat.to_json`.
+
+    Returns:
+        "messages", all tokens, and "answers", 1 for those of the assistant's messages.
+
+    Raises:
+        UserError: the template refuses a conversation; the error quotes it.
+    """
+    rows = []
+    for text in chats:
+        try:
+            rows.append(encode_chat(tokenizer, Chat.from_json(text)))
+        except UserError as error:
+            raise UserError(f"{error}; the conversation is {text[:120]}") from None
+    return {
+        "messages": Column.of([row.ids for row in rows]),
+        "answers": Column.of([np.array(row.answers, np.int32) for row in rows]),
+    }
+
+
+def encode_chat(tokenizer: Tokenizer, chat: Chat) -> Encoded:
+    """Tokenizes a conversation by the tokenizer's template.
+
+    Its tokens are those of transformers' `apply_chat_template`, unless messages spell special tokens, which stay
+    ordinary text here. A token that lies partly in an answer belongs to it, as in transformers.
+
+    Raises:
+        UserError: the tokenizer has no template, or its template refuses the conversation or has answers that cannot
+            be located.
+    """
+    template, names = template_of(tokenizer), _names(tokenizer)
+    text, spans = template.render(chat, names)
+    if not template.has_spans:
+        spans = tuple(_find_answer(template, names, chat, text, place) for place in chat.answers)
+    weights = chat.answer_weights
+    if len(weights) != len(spans):
+        if not all(weights):
+            raise UserError("the chat template has another number of answers than the conversation: leave out weight")
+        weights = [True] * len(spans)
+    places = [place for span in spans for place in span]
+    ids, *beginnings = _encode(tokenizer, [text, *(text[:place] for place in places)])
+    answers = [False] * len(ids)
+    for first, last, weight in zip(beginnings[::2], beginnings[1::2], weights, strict=True):
+        start, end = _count_alike(first, ids), _count_alike(last, ids)
+        for place in range(start, min(end + (end < len(last)), len(ids))):
+            answers[place] = weight
+    return Encoded(ids, answers)
+
+
+def encode_prompt(tokenizer: Tokenizer, chat: Chat) -> list[int]:
+    """Returns the tokens of a conversation and of the beginning of the assistant's next message."""
+    rendered = template_of(tokenizer).render(chat, _names(tokenizer), prompt=True)
+    return _encode(tokenizer, [rendered.text])[0]
+
+
+def template_of(tokenizer: Tokenizer) -> ChatTemplate:
+    """Returns the template of a tokenizer.
+
+    Raises:
+        UserError: it has none.
+    """
+    if tokenizer.chat is None:
+        raise UserError("the model has no chat template: train it with task='chat', or import one that has")
+    return tokenizer.chat
+
+
+def with_chat(tokenizer: Tokenizer, text: str, tokens: Mapping[str, str] | None = None) -> Tokenizer:
+    """Returns a tokenizer with a template.
+
+    Args:
+        tokens: names of special tokens by their variables, such as `eos_token`, in place of those of the tokenizer.
+    """
+    special = tokenizer.special
+    ids = {"bos": special.bos, "eos": special.eos[0], "unk": special.unknown, "pad": special.pad}
+    named = {f"{role}_token": None if i is None else special.name(i) for role, i in ids.items()}
+    given = {name: token for name, token in named.items() if token is not None} | dict(tokens or {})
+    return tokenizer.with_chat(ChatTemplate.make(text, given))
+
+
+def ending_answers(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a tokenizer whose outputs also end with the special token that ends answers in its template.
+
+    Raises:
+        UserError: the template ends them with ordinary text.
+    """
+    encoded = encode_chat(tokenizer, Chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]))
+    last = max(place for place, answer in enumerate(encoded.answers) if answer)
+    end = encoded.ids[last]
+    if tokenizer.special.name(end) is None:
+        raise UserError(
+            "the chat template ends answers without a special token, so that no output would end: write a template "
+            "with {{ eos_token }} after them"
+        )
+    eos = tokenizer.special.eos
+    return tokenizer if end in eos else tokenizer.with_chat(template_of(tokenizer), (*eos, end))
+
+
+def _find_answer(template: ChatTemplate, names: re.Pattern[str], chat: Chat, text: str, place: int) -> tuple[int, int]:
+    """Returns the start and the end in `text` of the answer at a place of a conversation.
+
+    It is what follows the prompt up to the special token that ends it, if white space alone follows the token.
+    """
+    prompt = template.render(chat.until(place), names, prompt=True).text
+    whole = template.render(chat.until(place + 1), names).text
+    if not (text.startswith(whole) and whole.startswith(prompt)):
+        raise UserError(
+            f"the chat template writes message {place + 1} differently within the conversation, so that the answer "
+            "cannot be located: enclose what the assistant writes with {% generation %} and {% endgeneration %}"
+        )
+    ends = [match.end() for match in names.finditer(whole, len(prompt))]
+    return len(prompt), ends[-1] if ends and not whole[ends[-1] :].strip() else len(whole)
+
+
+def _names(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Returns a pattern that matches the names of a tokenizer's special tokens."""
+    names = tuple(name for _, name in tokenizer.special.names if name)
+    return symbol_pattern(names) if names else NOTHING
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Encodes rendered texts, in which names of special tokens are these tokens, unless they are marked."""
+    plain = _without_names(tokenizer)
+    if plain is not tokenizer and not any(SPELLED in text for text in texts):
+        return tokenizer.encode_batch(texts)
+    ids = {name: i for i, name in tokenizer.special.names}
+    rows = [list(filter(None, _names(tokenizer).split(text))) for text in texts]
+    parts = [part.replace(SPELLED, "") for row in rows for part in row if part not in ids]
+    encoded = iter(plain.encode_batch(parts))
+    return [[i for part in row for i in ([ids[part]] if part in ids else next(encoded))] for row in rows]
+
+
+@functools.lru_cache(maxsize=8)
+def _without_names(tokenizer: Tokenizer) -> Tokenizer:
+    return tokenizer.without_special_names()
+
+
+def _count_alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Returns the number of equal ids at the beginning of two texts."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
