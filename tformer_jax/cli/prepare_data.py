@@ -16,16 +16,18 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import add_data, check_writable_folder, integer, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config
+from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.transforms.show import TRIED, show_changes
 from tformer_jax.runs.guards import FolderLock
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Downloads the dataset with `--download`, prepares the corpus, and prints its statistics."""
+    """Downloads the dataset with `--download`, prepares the corpus and prints its statistics, or shows transforms."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
-    if options.output is None and not options.download:
+    if options.output is None and not (options.download or options.show):
         raise UserError("add --output DIR, the folder to which the prepared data is written")
     if options.manual and not options.download:
         raise UserError("--manual needs --download")
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_output_folder(options.output, overwrite=options.overwrite)
     if options.download:
         download_dataset(cfg, options.data, options.manual)
+    if options.show:
+        show_transforms(cfg, options.data, options.show)
     if options.output is None:
         return
     tokenizers = _tokenizers(options.tokenizers) if options.tokenizers else None
@@ -80,10 +84,32 @@ def parser() -> argparse.ArgumentParser:
         help="folder of tokenizers, such as a run's, to use instead of what the config describes; "
         "configs that read the output may then have any tokenizer settings",
     )
+    result.add_argument(
+        "--show",
+        type=integer(1),
+        metavar="N",
+        help="print N training examples before and after each transform of data.transforms; needs no --output",
+    )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
     result.add_argument("--manual", type=Path, metavar="DIR", help="folder of manually downloaded files")
     add_data(result, "data folder, or folder of TFDS's datasets")
     return result
+
+
+def show_transforms(cfg: Config, root: Path | None, count: int) -> None:
+    """Prints training examples that each transform changes in the first epoch, before and after it.
+
+    Raises:
+        UserError: the config has no transforms, or the data cannot be read.
+    """
+    if not cfg.data.transforms:
+        raise UserError("--show needs transforms in data.transforms, such as ('case',)")
+    corpus = load_corpus(cfg, root)
+    given = corpus.tokenizers
+    tokenizers = Tokenizers.load(given) if given else train_tokenizers(cfg.data, corpus.train, root)
+    for name, changes in show_changes(cfg, corpus, tokenizers, count):
+        shown = [f"  {before}\n  -> {after}" for before, after in changes]
+        print("\n".join([name, *(shown or [f"  changes none of the first {TRIED:,} examples"])]))
 
 
 def check_output_folder(folder: Path, *, overwrite: bool) -> None:

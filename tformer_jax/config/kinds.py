@@ -144,6 +144,15 @@ CORPORA = Kinds(
 """Sources of corpora; see `data.corpora.corpus.Source`."""
 TRANSFORMS = Kinds(
     case="tformer_jax.data.transforms.case:Case",
+    spacing="tformer_jax.data.transforms.noise:Spacing",
+    punctuation="tformer_jax.data.transforms.noise:Punctuation",
+    typos="tformer_jax.data.transforms.noise:Typos",
+    word_dropout="tformer_jax.data.transforms.noise:WordDropout",
+    word_swap="tformer_jax.data.transforms.noise:WordSwap",
+    terminology="tformer_jax.data.transforms.terminology:Terminology",
+    fuzzy_matches="tformer_jax.data.transforms.fuzzy_matches:FuzzyMatches",
+    concatenation="tformer_jax.data.transforms.concatenation:Concatenation",
+    entry_tags="tformer_jax.data.transforms.tags:EntryTags",
     bpe_dropout="tformer_jax.data.transforms.bpe_dropout:BpeDropout",
 )
 """Random changes of training examples; see `config.transforms.Transform`."""

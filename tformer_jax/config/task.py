@@ -81,6 +81,9 @@ class Task:
             raise cfg.data.error("source", f"does not fit {by}; write one of {self.sources}")
         if cfg.data.multilingual and not self.pairs:
             raise cfg.data.error("directions", f"and language_fields must be () for {by}, which has no pairs")
+        for transform in cfg.data.transforms:
+            if transform.examples is not None and self.keys not in transform.examples:
+                raise transform.error("kind", f"cannot change examples of {', '.join(self.keys)}, which {by} has")
         self.check_metric(cfg)
         if cfg.decode.unknown == "copy" and not self.pairs:
             raise cfg.decode.error("unknown", f"must be 'show' or 'omit' for {by}, which has no source")

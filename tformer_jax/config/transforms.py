@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from tformer_jax.base.errors import UserError
@@ -24,6 +24,8 @@ class Transform(Section):
     path: ClassVar[str] = "data.transforms"
     on_ids: ClassVar[bool] = False
     """Whether token ids are changed, after all transforms of texts, and not examples."""
+    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = None
+    """Keys of the examples that it can change; None: any."""
 
     kind: str = setting("", "name of the transform")
     probability: float = setting(0.1, "probability with which an example is changed", low=0, high=1)
@@ -51,6 +53,11 @@ class Transform(Section):
                 raise ConfigError(f"unknown setting {key!r} of transform {name!r}{nearest(str(key), names)}")
         return kind(**values)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files below the data folder that it reads."""
+        return ()
+
     def check_fit(self, data: Any) -> None:
         """Raises `ConfigError` if a `DataConfig` that has the transform does not fit it."""
 
@@ -60,6 +67,15 @@ class Transform(Section):
         A kind that reads other data or examples overrides it; `training` is a `data.transforms.Training`.
         """
         return self.change_ids if self.on_ids else self.change
+
+    @property
+    def is_format(self) -> bool:
+        """Whether sources of other splits, and inputs, are formatted, too."""
+        return False
+
+    def format_source(self, source: str) -> str:
+        """Returns a source of another split, or an input, in the format of the transform."""
+        raise NotImplementedError
 
     def change(self, example: Example, rng: random.Random, index: int) -> Example:
         """Returns the changed example; `index` is its place in the training split."""
@@ -78,3 +94,10 @@ class Transform(Section):
         """Yields the name of the transform if it is one of other code."""
         if kinds.is_outside(kinds.TRANSFORMS, self.kind):
             yield f"data.transforms={self.kind!r}"
+
+
+def format_source(transforms: Iterable[Transform], source: str) -> str:
+    """Returns a source of validation or test, or an input, in the formats of the transforms that have one."""
+    for transform in transforms:
+        source = transform.format_source(source) if transform.is_format else source
+    return source

@@ -34,9 +34,7 @@ def training_examples(
     cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards
 ) -> tuple[grain.IterDataset, RowReader]:
     """Returns endless lists of pending examples in the order of training, and the reader of their rows."""
-    transforms = None
-    if cfg.data.transforms:
-        transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
+    transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
     reader = id_reader(corpus.train, tokenizers, corpus.labels, transforms)
     convert = feature_converter(cfg, tokenizers)
     weights = example_weights(cfg, corpus, tokenizers)

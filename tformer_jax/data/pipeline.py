@@ -13,6 +13,7 @@ from tformer_jax.data.features import document_end, feature_converter
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, Shards, id_reader, pending_reader, token_stream
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms.base import formats
 
 PREFETCHED_BATCHES = 8
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
@@ -64,7 +65,8 @@ def evaluation_batches(
     """
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
     chosen = range(len(examples)) if indices is None else indices
-    split = EvaluationPass(id_reader(examples, tokenizers, labels), tokenizers, chosen, rows, shards)
+    reader = id_reader(examples, tokenizers, labels, formats(cfg.data.transforms))
+    split = EvaluationPass(reader, tokenizers, chosen, rows, shards)
     batches = _batching(cfg).evaluation_batches(cfg, split)
     return (_check_ids(tokenizers, batch) for batch in batches)
 

@@ -1,6 +1,7 @@
 """What a corpus holds by split: examples, tokens, lengths, unknown tokens, duplicates and examples of other splits."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ from tformer_jax.data.corpora.corpus import Endless, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.coverage import LanguageSummary, language_lines, summarize_languages
-from tformer_jax.data.features import FeatureConverter, evaluation_converter, feature_converter
+from tformer_jax.data.features import FeatureConverter, IdReader, evaluation_converter, feature_converter
 from tformer_jax.data.mixtures import affordable, shares
 from tformer_jax.data.placeholders import count_unmatched
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.transforms.base import Training, Transforms, build, formats
 
 SPLITS = ("train", "validation", "test")
 TOKENIZED = 10_000
@@ -26,6 +28,8 @@ COMPARED = 500_000
 """Maximum number of training examples among which duplicates and held-out examples are looked for."""
 GENERATED = 1_000
 """Number of examples of an endless split that are read."""
+TRACED = 1_000
+"""Maximum number of examples on which transforms are tried."""
 BLOCK = 1024
 LARGE_RATIO = 9.0
 """Sides whose numbers of characters differ by more than this factor are probably misaligned."""
@@ -80,6 +84,8 @@ class SplitSummary:
     """Training texts by language, of examples with directions."""
     answer_tokens: int = 0
     """Number of tokens of conversations that the assistant writes."""
+    transforms: list[tuple[str, float]] = dataclasses.field(default_factory=list)
+    """Name of each transform, and the share of the examples that it changes in the first epoch."""
     unmatched_placeholders: int = 0
     """Number of placeholders of targets that stay text, because their sources lack them."""
 
@@ -88,15 +94,21 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
     """Summarizes each split; a test split that is the validation split has no summary of its own."""
     summaries: dict[str, SplitSummary] = {}
     trained: set[bytes] = set()
+    transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
     for split in SPLITS:
         examples = getattr(corpus, split)
         if split == "test" and examples is corpus.validation:
             continue
-        summary = summaries[split] = _of_tokens(cfg, examples, tokenizers, corpus.labels, training=split == "train")
-        _compare(summary, examples, trained, training=split == "train")
+        training = split == "train"
+        changes = transforms if training else formats(cfg.data.transforms)
+        reader = id_reader(examples, tokenizers, corpus.labels, changes)
+        summary = summaries[split] = _of_tokens(cfg, examples, reader, tokenizers, training=training)
+        _compare(summary, examples, trained, training=training)
         summary.left_out = dict(corpus.left_out.get(split, {}))
     if len(corpus.sizes) > 1:
         summaries["train"].parts = _parts(cfg, corpus, tokenizers)
+    if transforms is not None:
+        summaries["train"].transforms = _changed_shares(cfg, corpus.train, transforms)
     summaries["train"].languages = summarize_languages(corpus, tokenizers)
     return summaries
 
@@ -111,14 +123,13 @@ def _parts(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> list[dict[str
 
 
 def _of_tokens(
-    cfg: Config, examples: Sequence[Example], tokenizers: Tokenizers, labels: tuple[str, ...] | None, *, training: bool
+    cfg: Config, examples: Sequence[Example], reader: IdReader, tokenizers: Tokenizers, *, training: bool
 ) -> SplitSummary:
     chosen = range(GENERATED) if isinstance(examples, Endless) else affordable(examples, TOKENIZED)
     converter = None
     if cfg.data.batching != "windows":
         converter = (feature_converter if training else evaluation_converter)(cfg, tokenizers)
     summary = SplitSummary(None if isinstance(examples, Endless) else len(examples), len(chosen), {})
-    reader = id_reader(examples, tokenizers, labels)
     for start in range(0, len(chosen), BLOCK):
         block = reader.read(chosen[start : start + BLOCK])
         lengths = {key: column.lengths for key, column in block.items() if key not in NO_TEXT}
@@ -180,6 +191,16 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
             summary.large_ratio += length_ratio(example) > LARGE_RATIO
 
 
+def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: Transforms) -> list[tuple[str, float]]:
+    """Returns the name of each transform, and the share of the examples that it changes; of ids, may change."""
+    chosen = range(TRACED) if isinstance(examples, Endless) else spread(len(examples), TRACED)
+    traces = [transforms.trace(examples[index], index) for index in chosen]
+    names = [transform.kind for transform in cfg.data.transforms if not transform.on_ids]
+    changes = ([before != after for before, after in itertools.pairwise(trace)] for trace in traces)
+    on_ids = [(transform.kind, transform.probability) for transform in cfg.data.transforms if transform.on_ids]
+    return [*zip(names, np.mean(list(changes), axis=0).tolist(), strict=True), *on_ids]
+
+
 def _spread(examples: Sequence[Any], limit: int) -> Sequence[int]:
     """Returns the indices of at most `limit` evenly spread examples; of an endless split, the first ones."""
     return range(GENERATED) if isinstance(examples, Endless) else spread(len(examples), limit)
@@ -206,6 +227,9 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
             parts.append(f"{summary.unmatched_placeholders:,} placeholders of targets are not in their source")
         parts += [f"left out: {count:,} {reason}" for reason, count in summary.left_out.items()]
         yield "  ".join(parts)
+        if summary.transforms:
+            changed = (f"{name} {100 * share:.2g} % of the examples" for name, share in summary.transforms)
+            yield f"  transforms: {', '.join(changed)}"
         for part in summary.parts:
             yield (
                 f"  {part['name']}: {part['size']:,} examples, {100 * part['examples']:.2g} % of those drawn, "

@@ -5,6 +5,8 @@ import functools
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
+from tformer_jax.config.transforms import format_source
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.languages import read_language
 from tformer_jax.data.tags import tag_ids
 from tformer_jax.data.tokenizers import Tokenizers
@@ -65,6 +67,10 @@ class Languages:
             return self.tags(request.target_language, request.source_language)
         except UserError as error:
             raise TextError(index, str(error)) from None
+
+    def format_source(self, source: str) -> str:
+        """Returns a source in the formats of `data.transforms`; a blank one as it is."""
+        return source if is_blank(source) else format_source(self._data.transforms, source)
 
     def _is_told(self, side: str) -> bool:
         """Returns whether the model reads the tag of this side's language."""

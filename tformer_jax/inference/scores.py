@@ -97,7 +97,8 @@ class Scorer(TextProcessor[Sequence[Any] | Chat, Row, Scored]):
         start, tags = sides[1].start_target(tags)
         given = [*sides[1].before, *tags]
         limits = max_length - sides[0].added_to_side - len(source_tags), max_length - len(given)
-        source_text, target_text = mask_pair(self.tokenizers.placeholders, request.text, pair[1])
+        text = self._languages.format_source(request.text)
+        source_text, target_text = mask_pair(self.tokenizers.placeholders, text, pair[1])
         source = long_texts.fit(index, self.tokenizers.source.encode(source_text), limits[0], "source")
         ids = _encode_whole(self.tokenizers.target, index, target_text)
         target = long_texts.fit(index, ids, limits[1], "target")

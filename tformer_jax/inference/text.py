@@ -165,7 +165,7 @@ class Translator(_Generator):
     def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:
         source_tags, tags = self.languages.tags_of(index, request)
         names = self.tokenizers.placeholders
-        text, originals = mask(names, request.text)
+        text, originals = mask(names, self.languages.format_source(request.text))
         prefix = request.prefix and mask_target(names, request.prefix, originals)
         if prefix:
             self._first_tokens(index, prefix, tags)  # raises

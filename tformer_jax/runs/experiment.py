@@ -256,9 +256,14 @@ def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> T
 def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     """Returns facts that identify a corpus: the size of each split, and a checksum of evenly spaced examples.
 
-    At most `CHECKED` examples, and the first and the last of generated data, are in the checksum.
+    At most `CHECKED` examples, and the first and the last of generated data, are in the checksum. Files that transforms
+    read have checksums, too.
     """
-    facts: dict[str, Any] = {}
+    names = dict.fromkeys(name for transform in cfg.data.transforms for name in transform.files)
+    files = {name: Path(corpus.root or "") / name for name in names}
+    facts: dict[str, Any] = {
+        f"the checksum of {name}": zlib.crc32(path.read_bytes()) for name, path in files.items() if path.is_file()
+    }
     checked = 2 if cfg.data.generated else CHECKED
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)

@@ -198,7 +198,8 @@ class ServedModel:
         if isinstance(text, str) and not self.translates:
             return tuple(wrap_prompt(self.tokenizer, text, self.tokenizer.encode(text), self.start))
         if isinstance(text, str):
-            read = mask(self.tokenizers.placeholders, text).text
+            formatted = text if self.languages is None else self.languages.format_source(text)
+            read = mask(self.tokenizers.placeholders, formatted).text
             ids = [] if is_blank(text) else self.tokenizer.encode(read)
             return tuple(self.add_special_tokens([*tags, *ids]) if ids else ())
         self.check_ids(field, text)

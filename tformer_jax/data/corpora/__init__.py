@@ -1,5 +1,6 @@
 """Corpora: generated, read from files, from TFDS, or prepared; `kinds.CORPORA` names them."""
 
+import dataclasses
 from pathlib import Path
 
 from tformer_jax.config import Config, kinds
@@ -18,7 +19,7 @@ def load_corpus(cfg: Config, root: Path | None) -> Corpus:
         DataError: a file is missing, empty or malformed; the message names it, and the line.
     """
     source: type[Source] = kinds.load(kinds.CORPORA, cfg.data.source)
-    return source.load(cfg, root)
+    return dataclasses.replace(source.load(cfg, root), root=root)
 
 
 def stream_corpus(cfg: Config, root: Path | None) -> Splits:

@@ -1,11 +1,12 @@
 """Prepares transforms for a corpus and applies them; what they draw depends on the seed, the example and the epoch."""
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tformer_jax.config import DataConfig
-from tformer_jax.config.transforms import Transform
+from tformer_jax.config.transforms import Transform, format_source
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 
@@ -43,6 +44,11 @@ class Transforms(NamedTuple):
                 example = change(example, rng, index)
         return example
 
+    def trace(self, example: Example, index: int) -> list[Example]:
+        """Returns an example as it is read, and after each transform of texts, in the first epoch."""
+        first = (self._replace(texts=self.texts[:count]) for count in range(len(self.texts) + 1))
+        return [transforms.change(example, self.generator(0, index), index) for transforms in first]
+
     def change_ids(self, ids: list[int], text: str, tokenizer: Tokenizer, rng: random.Random) -> list[int]:
         """Applies the transforms of ids in order."""
         for probability, change in self.ids:
@@ -51,12 +57,32 @@ class Transforms(NamedTuple):
         return ids
 
 
-def build(transforms: Sequence[Transform], training: Training, seed: int) -> Transforms:
-    """Prepares the transforms for a corpus.
+def build(transforms: Sequence[Transform], training: Training, seed: int) -> Transforms | None:
+    """Prepares the transforms for a corpus; None if there are none.
 
     Raises:
         UserError: one does not fit the data, or a file that it names cannot be read.
     """
+    if not transforms:
+        return None
     prepared = [(transform.on_ids, (transform.probability, transform.prepare(training))) for transform in transforms]
     texts, ids = (tuple(pair for of_ids, pair in prepared if of_ids == wanted) for wanted in (False, True))
     return Transforms(seed, texts, ids)
+
+
+def formats(transforms: Sequence[Transform]) -> Transforms | None:
+    """Returns the formats that transforms give to sources of other splits; None if they give none."""
+    if not any(transform.is_format for transform in transforms):
+        return None
+    return Transforms(0, ((1.0, functools.partial(_format_example, tuple(transforms))),), ())
+
+
+def _format_example(transforms: Sequence[Transform], example: Example, rng: random.Random, index: int) -> Example:
+    return {**example, "source": format_source(transforms, example["source"])}
+
+
+def check_symbols(transform: Transform, name: str, texts: Sequence[str], data: DataConfig) -> None:
+    """Raises `ConfigError` for a text, of a setting of a transform, that is no symbol of a trained vocabulary."""
+    missing = tuple(text for text in texts if text.strip() and text.strip() not in data.symbols)
+    if missing and "file" not in data.tokenizer_kinds:
+        raise transform.error(name, f"must be single tokens: add {missing} to data.symbols")

@@ -1,0 +1,62 @@
+"""Several examples in one: long inputs, and sentences with those that follow them in a document."""
+
+import bisect
+import dataclasses
+import itertools
+import random
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tformer_jax.config import DataConfig
+from tformer_jax.config.fields import setting
+from tformer_jax.config.transforms import Transform
+from tformer_jax.data.corpora import Example
+from tformer_jax.data.corpora.corpus import PAIRS, TEXTS
+from tformer_jax.data.transforms.base import Change, Training, check_symbols
+from tformer_jax.data.transforms.texts import SIDES
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenation(Transform):
+    """Appends other examples of the same entry or direction to both sides ("Neural Machine Translation with Extended
+    Context", 2017)."""
+
+    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = (PAIRS, TEXTS)
+    count: int = setting(2, "maximum number of examples in one; the number is drawn, from 2 on", low=2)
+    separator: str = setting(" ", "text between them, such as ' <br> ' with data.symbols=('<br>',)")
+    others: str = setting(
+        "next", "next: those that follow in the data, as in documents; random", choices=("next", "random")
+    )
+    max_characters: int = setting(1000, "maximum number of characters of a side; more are not appended", low=1)
+
+    def check_fit(self, data: DataConfig) -> None:
+        """Raises `ConfigError` if the separator is no symbol."""
+        check_symbols(self, "separator", (self.separator,), data)
+
+    def prepare(self, training: Training) -> Change:
+        """Returns the change of examples."""
+        return Joiner(self, training.corpus.train, tuple(itertools.accumulate(training.corpus.sizes)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Joiner:
+    """Appends examples of the parts of a split, which end at `ends`."""
+
+    settings: Concatenation
+    examples: Sequence[Example]
+    ends: Sequence[int]
+
+    def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
+        part = bisect.bisect_right(self.ends, index)
+        start, stop = self.ends[part - 1] if part else 0, self.ends[part]
+        texts = {key: text for key, text in example.items() if key in (*SIDES, "text")}
+        for number in range(1, rng.randint(2, self.settings.count)):
+            place = index + number if self.settings.others == "next" else rng.randrange(start, stop)
+            if place >= stop:
+                break
+            other = self.examples[place]
+            joined = {key: text + self.settings.separator + other[key] for key, text in texts.items()}
+            if max(map(len, joined.values())) > self.settings.max_characters:
+                break
+            texts = joined
+        return {**example, **texts}

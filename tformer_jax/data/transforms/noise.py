@@ -1,0 +1,143 @@
+"""Noise of white space, punctuation, typing and words, as users' texts have it."""
+
+import dataclasses
+import random
+import re
+import unicodedata
+
+from tformer_jax.config.fields import setting
+from tformer_jax.data.transforms.texts import TextTransform
+
+WORD = re.compile(r"[^\W\d_]{2,}")
+"""A word in which a typo can be made."""
+MARK = re.compile(r"[^\w\s]")
+SPACES = re.compile(r"(\s+)")
+KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+"""Rows of a keyboard."""
+NEIGHBORS = {
+    row[place]: row[max(place - 1, 0) : place] + row[place + 1 : place + 2] for row in KEYS for place in range(len(row))
+}
+"""Keys beside each key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spacing(TextTransform):
+    """Joins words, splits them, or doubles the space after them."""
+
+    rate: float = setting(0.1, "probability with which a word is changed", low=0, high=1)
+    changes: tuple[str, ...] = setting(
+        ("join", "split"),
+        "drawn for a word: join it with the next, split it, or double the space after it, which data.clean_whitespace "
+        "removes again",
+        choices=("join", "split", "double"),
+    )
+
+    def check(self) -> None:
+        _check_changes(self)
+
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """Returns the text with other spaces."""
+        words = text.split(" ")
+        for place, word in enumerate(words):
+            change = rng.choice(self.changes) if rng.random() < self.rate else None
+            if change == "split" and len(word) > 1:
+                cut = rng.randrange(1, len(word))
+                words[place] = f"{word[:cut]} {word[cut:]}"
+            if place < len(words) - 1:
+                words[place] += {"join": "", "double": "  "}.get(change or "", " ")
+        return "".join(words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Punctuation(TextTransform):
+    """Removes or repeats punctuation marks."""
+
+    rate: float = setting(0.2, "probability with which a mark is changed", low=0, high=1)
+    changes: tuple[str, ...] = setting(
+        ("remove", "repeat"), "drawn for a mark: remove it, or write it twice", choices=("remove", "repeat")
+    )
+
+    def check(self) -> None:
+        _check_changes(self)
+
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """Returns the text with other punctuation marks."""
+
+        def change(match: re.Match[str]) -> str:
+            if not unicodedata.category(match[0]).startswith("P") or rng.random() >= self.rate:
+                return match[0]
+            return "" if rng.choice(self.changes) == "remove" else 2 * match[0]
+
+        return MARK.sub(change, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Typos(TextTransform):
+    """Makes typing errors in words of at least two letters, one a word."""
+
+    rate: float = setting(0.1, "probability with which a word is changed", low=0, high=1)
+    changes: tuple[str, ...] = setting(
+        ("swap", "remove", "repeat", "key"),
+        "drawn for a word: swap two neighboring letters, remove or repeat a letter, or press the key beside that of a "
+        "letter (of other letters than a to z: write another one of the word)",
+        choices=("swap", "remove", "repeat", "key"),
+    )
+
+    def check(self) -> None:
+        _check_changes(self)
+
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """Returns the text with typing errors."""
+
+        def change(match: re.Match[str]) -> str:
+            return self._misspell(match[0], rng) if rng.random() < self.rate else match[0]
+
+        return WORD.sub(change, text)
+
+    def _misspell(self, word: str, rng: random.Random) -> str:
+        change = rng.choice(self.changes)
+        place = rng.randrange(len(word) - (change == "swap"))
+        before, letter, after = word[:place], word[place], word[place + 1 :]
+        if change == "swap":
+            return before + after[0] + letter + after[1:]
+        if change == "remove":
+            return before + after
+        if change == "repeat":
+            return before + 2 * letter + after
+        key = rng.choice(NEIGHBORS.get(letter.lower(), word))
+        return before + (key.upper() if letter.isupper() else key) + after
+
+
+@dataclasses.dataclass(frozen=True)
+class WordDropout(TextTransform):
+    """Removes words, which white space separates; at least one stays ("Unsupervised Machine Translation ...", 2018)."""
+
+    rate: float = setting(0.1, "probability with which a word is removed", low=0, high=1)
+
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """Returns the text without some words, and without the spaces before them."""
+        first, *others = SPACES.split(text)
+        words = [("", first), *zip(others[::2], others[1::2], strict=True)]
+        kept = [pair for pair in words if rng.random() >= self.rate] or [rng.choice(words)]
+        return kept[0][1] + "".join(space + word for space, word in kept[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class WordSwap(TextTransform):
+    """Permutes words, each by a few places at most ("Unsupervised Machine Translation ...", 2018, section 2.3)."""
+
+    distance: int = setting(3, "maximum number of places by which a word moves", low=1)
+
+    def change_text(self, text: str, rng: random.Random) -> str:
+        """Returns the text with its words in another order, between the same spaces."""
+        parts = SPACES.split(text)
+        words = parts[::2]
+        keys = [place + rng.random() * (self.distance + 1) for place in range(len(words))]
+        parts[::2] = [words[place] for place in sorted(range(len(words)), key=keys.__getitem__)]
+        return "".join(parts)
+
+
+def _check_changes(transform: Spacing | Punctuation | Typos) -> None:
+    """Raises `ConfigError` if there is nothing to draw."""
+    if not transform.changes:
+        raise transform.error("changes", "must have a value to draw; leave the transform out instead")
