@@ -25,6 +25,7 @@ from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, kin
 from tformer_jax.data import summary
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.features import Tokenized
+from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
@@ -37,7 +38,7 @@ SYMBOLS = ("<br>", "<match>", "<hint>", "</hint>", "<bt>")
 ALL = (
     {"kind": "concatenation", "separator": " <br> ", "probability": 0.5},
     {"kind": "fuzzy_matches", "similarity": 0.4},
-    {"kind": "terminology", "glossary": "terms.tsv", "probability": 1.0},
+    {"kind": "terminology", "glossary": "terms.tsv", "probability": 1.0, "rate": 1.0},
     {"kind": "entry_tags", "tags": ("", "<bt>")},
     *({"kind": kind, "probability": 0.5} for kind in ("case", "spacing", "punctuation", "typos")),
     *({"kind": kind, "probability": 0.5} for kind in ("word_dropout", "word_swap")),
@@ -52,12 +53,12 @@ DIGESTS = {
     "a mixture": "5984b93536b96698",
 }
 """Of the first ten batches of revision b451ab9, which had no transforms."""
-PAIRS = [{"source": f"a b, c {n} {n % 7}", "target": f"x y, z {n} {n % 7}"} for n in range(60)]
+PAIRS = [{"source": f"cat dog, b {n} {n % 7}", "target": f"kat hond, z {n} {n % 7}"} for n in range(60)]
 
 
 def setup_all(tmp_path, **changes):
     """Returns the arguments of `train_batches` for a mixture of two entries with every transform."""
-    (tmp_path / "terms.tsv").write_text("a\tx\nb\ty\n")
+    (tmp_path / "terms.tsv").write_text("cat\tkat\ndog\thond\n")
     data = {"source": "tsv", "train": ("p", "q"), "weights": (1, 2), "validation": "-", "symbols": SYMBOLS}
     sizes = {"vocab_size": 300, "bucket_lengths": (24, 96), "batch_tokens": 768, "batch_multiple": 4}
     cfg = Config(model=ModelConfig(max_length=96), data=DataConfig(**data, **sizes, transforms=ALL, **changes))
@@ -71,16 +72,17 @@ def test_every_transform_is_tested_here():
 
 def test_batches_are_the_same_after_a_resume_and_in_several_processes(tmp_path):
     arguments = setup_all(tmp_path)
-    assert_restored_exactly(arguments, batches=12, points=3)
-    assert_shards_of(arguments, take(train_batches(*arguments), 9))
+    assert_restored_exactly(arguments, batches=9, points=2)
+    assert_shards_of(arguments, take(train_batches(*arguments), 8))
 
 
-@pytest.mark.parametrize("workers", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_batches_are_the_same_with_loader_processes(workers, tmp_path):
     whole = take(train_batches(*setup_all(tmp_path)), 8)
     loaded = train_batches(*setup_all(tmp_path, workers=workers))
     assert_same(take(loaded, 4), whole[:4])
-    state = json.loads(json.dumps(loaded.get_state()))
+    state = json.loads(json.dumps(jsonable(loaded.get_state())))
     loaded.close()
     restored = train_batches(*setup_all(tmp_path))
     restored.set_state(state)
@@ -136,8 +138,8 @@ def test_held_out_splits_are_as_before_unless_a_transform_is_a_format(tmp_path):
     )
     assert_same(before, after)
     tag = tokenizers.source.symbol_ids["<bt>"]
-    np.testing.assert_array_equal(formatted[0]["source"][:, 1:], before[0]["source"][:, :-1])
-    assert (formatted[0]["source"][:, 0] == tag).all()
+    np.testing.assert_array_equal(formatted[0]["source"][:5, 1:], before[0]["source"][:5, :-1])
+    assert (formatted[0]["source"][:5, 0] == tag).all()
     np.testing.assert_array_equal(formatted[0]["target_out"], before[0]["target_out"])
     texts = Languages(tagged.data, tokenizers)
     assert [texts.format_source(text) for text in ("a", "<bt>a", " ")] == ["<bt>a", "<bt>a", " "]
@@ -226,7 +228,7 @@ def test_the_summary_says_which_run_and_on_how_many_examples(tmp_path):
 def test_a_changed_glossary_is_a_changed_corpus(tmp_path):
     cfg, corpus, _ = setup_all(tmp_path)
     facts = corpus_facts(cfg, corpus)
-    (tmp_path / "terms.tsv").write_text("a\tz\n")
+    (tmp_path / "terms.tsv").write_text("cat\tkater\n")
     assert facts != corpus_facts(cfg, corpus)
 
 
@@ -250,7 +252,13 @@ def test_examples_are_shown_before_and_after(config_file, capsys):
     chosen = "({'kind': 'case', 'probability': 1.0, 'sides': ('target',)}, {'kind': 'typos', 'rate': 0.0})"
     prepare_data.main([*config_file, "--show", "2", f"--config.data.transforms={chosen}"])
     shown = capsys.readouterr().out.splitlines()
-    assert shown[:5] == ["case", "  x y, z 0 0", "  -> X Y, Z 0 0", "  x y, z 1 1", "  -> X Y, Z 1 1"]
+    assert shown[:5] == [
+        "case",
+        "  kat hond, z 0 0",
+        "  -> KAT HOND, Z 0 0",
+        "  kat hond, z 1 1",
+        "  -> KAT HOND, Z 1 1",
+    ]
     assert shown[5:] == ["typos", "  changes none of the first 1,000 examples"]
     with pytest.raises(UserError, match="--show needs transforms in data.transforms"):
         prepare_data.main([*config_file, "--show", "2"])
@@ -263,7 +271,7 @@ def test_a_transform_of_other_code_is_registered_like_a_kind(config_file, capsys
         with pytest.raises(UserError, match="'reversed_words' is not a known kind.*; --import MODULE registers others"):
             prepare_data.main([*config_file, "--show", "1", chosen])
         prepare_data.main([*config_file, "--show", "1", chosen, "--import=reversed_words"])
-        assert capsys.readouterr().out == "reversed_words\n  a b, c 0 0\n  -> 0 0 c b, a\n"
+        assert capsys.readouterr().out == "reversed_words\n  cat dog, b 0 0\n  -> 0 0 b dog, cat\n"
         with pytest.raises(UserError, match="data.transforms='reversed_words': no module is recorded"):
             train.main([*config_file, chosen])
     finally:
