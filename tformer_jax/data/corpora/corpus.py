@@ -33,10 +33,10 @@ class Corpus:
     """Number of training examples of each direction, in the order of `train`; None: one direction, or no pairs."""
     tokenizers: Path | None = None
     """Folder of the tokenizers of a prepared corpus."""
-    root: Path | None = None
-    """The data folder."""
     left_out: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """Number of malformed lines and of examples that filters dropped, by split and reason."""
+    root: Path | None = None
+    """The data folder."""
 
     @property
     def sizes(self) -> list[int]:
