@@ -191,6 +191,9 @@ def test_tasks_refuse_transforms_of_other_examples():
         setup("documents packed and split", transforms=("fuzzy_matches",), symbols=("<match>",))
     with pytest.raises(ConfigError, match="concatenation: cannot change examples of text, label, which"):
         setup("classification in buckets", transforms=("concatenation",))
+    chats = {"source": "jsonl", "train": ["x"], "batching": "packed", "transforms": ["case"]}
+    with pytest.raises(ConfigError, match="case: cannot change examples of messages, which task='chat' has"):
+        Config.from_dict({"task": "chat", "model": {"family": "decoder_lm"}, "data": chats})
     with pytest.raises(ConfigError, match="fuzzy_matches: searches examples that are read"):
         DataConfig(transforms=("fuzzy_matches",), symbols=("<match>",))
 

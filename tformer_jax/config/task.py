@@ -82,7 +82,7 @@ class Task:
         if cfg.data.multilingual and not self.pairs:
             raise cfg.data.error("directions", f"and language_fields must be () for {by}, which has no pairs")
         for transform in cfg.data.transforms:
-            if transform.examples is not None and self.keys not in transform.examples:
+            if self.keys not in transform.examples:
                 raise transform.error("kind", f"cannot change examples of {', '.join(self.keys)}, which {by} has")
         self.check_metric(cfg)
         if cfg.decode.unknown == "copy" and not self.pairs:

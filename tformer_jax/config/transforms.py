@@ -24,8 +24,8 @@ class Transform(Section):
     path: ClassVar[str] = "data.transforms"
     on_ids: ClassVar[bool] = False
     """Whether token ids are changed, after all transforms of texts, and not examples."""
-    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = None
-    """Keys of the examples that it can change; None: any."""
+    examples: ClassVar[tuple[tuple[str, ...], ...]] = (("source", "target"), ("text",), ("text", "label"))
+    """Keys of the examples that it can change."""
 
     kind: str = setting("", "name of the transform")
     probability: float = setting(0.1, "probability with which an example is changed", low=0, high=1)

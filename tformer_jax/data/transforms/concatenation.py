@@ -21,7 +21,7 @@ class Concatenation(Transform):
     """Appends other examples of the same entry or direction to both sides ("Neural Machine Translation with Extended
     Context", 2017)."""
 
-    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = (PAIRS, TEXTS)
+    examples: ClassVar[tuple[tuple[str, ...], ...]] = (PAIRS, TEXTS)
     count: int = setting(2, "maximum number of examples in one; the number is drawn, from 2 on", low=2)
     separator: str = setting(" ", "text between them, such as ' <br> ' with data.symbols=('<br>',)")
     others: str = setting(

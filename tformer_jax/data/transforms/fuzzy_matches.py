@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 class FuzzyMatches(Transform):
     """Puts the target of the most similar other source, if any, in front of a source ("Neural Fuzzy Repair", 2019)."""
 
-    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = (PAIRS,)
+    examples: ClassVar[tuple[tuple[str, ...], ...]] = (PAIRS,)
     probability: float = setting(0.5, "probability with which a source gets its match", low=0, high=1)
     similarity: float = setting(
         0.5, "minimum similarity: twice the number of common words by the number of words of both", above=0, high=1

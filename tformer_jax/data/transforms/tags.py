@@ -19,7 +19,7 @@ from tformer_jax.data.transforms.base import Change, Training, check_symbols
 class EntryTags(Transform):
     """Starts sources with a tag of their entry ("Tagged Back-Translation", 2019)."""
 
-    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = (PAIRS,)
+    examples: ClassVar[tuple[tuple[str, ...], ...]] = (PAIRS,)
     probability: float = setting(1.0, "probability with which a source is tagged", low=0, high=1)
     tags: tuple[str, ...] = setting((), "tag of each entry of data.train; '': none")
     held_out: str = setting("", "tag of the sources of other splits, and of inputs, that start with none; '': none")

@@ -22,7 +22,7 @@ class Terminology(Transform):
     """Writes the translation of a term after it, where the target has it ("Training Neural Machine Translation to Apply
     Terminology Constraints", 2019)."""
 
-    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = (PAIRS,)
+    examples: ClassVar[tuple[tuple[str, ...], ...]] = (PAIRS,)
     glossary: str = setting("", "file below the data folder: lines of a term, a tab and its translation")
     rate: float = setting(0.5, "probability with which a term gets its hint", low=0, high=1)
     marks: tuple[str, ...] = setting(("<hint>", "</hint>"), "texts before and after a hint, symbols of the vocabulary")
