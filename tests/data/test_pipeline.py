@@ -78,7 +78,7 @@ def setup(kind: str, *, seed: int = 0, rows: int = 4, **changes):
         data=DataConfig(**{"source": source, "train": "-", "tokenizer": "characters", **data, **changes}),
         eval=EvalConfig(batch_size=rows),
     )
-    if cfg.data.weights:
+    if cfg.data.mixed:
         half = len(corpus.train) // 2
         corpus = dataclasses.replace(corpus, train=Joined([corpus.train[:half], corpus.train[half:]]))
     return cfg, corpus, train_tokenizers(cfg.data, corpus.train)

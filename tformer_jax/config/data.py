@@ -8,6 +8,7 @@ from tformer_jax.config.directions import Direction, with_reverses
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import NoiseConfig
+from tformer_jax.config.stages import check_mixture
 from tformer_jax.config.symbols import PLACEHOLDERS, check_symbols
 from tformer_jax.config.transforms import Transform
 
@@ -115,6 +116,13 @@ class DataConfig(Section):
         "and thereby by tokens",
         choices=("examples", "tokens"),
         used_by={"source": kinds.Users(kinds.CORPORA, "weight_by"), "batching": ("buckets", "packed")},
+    )
+    stages: tuple[str, ...] = setting(
+        (),
+        "mixtures in turn, in place of weights: 'general until step 2000', 'general 4 to 1, domain 0 to 3 for 2 epochs "
+        "of domain', 'linearly to domain for 1000000 tokens', 'temperature 5'; a source is a direction, or an entry of "
+        "train or its file name up to the first dot",
+        used_by="source",
     )
     fields: tuple[str, ...] = setting(
         (),
@@ -281,6 +289,7 @@ class DataConfig(Section):
     def check(self) -> None:
         self._check_source()
         self._check_directions()
+        check_mixture(self)
         self._check_tokenizer()
         self._check_batching()
 
@@ -294,12 +303,6 @@ class DataConfig(Section):
         entry = kinds.load(kinds.CORPORA, self.source).entry
         if entry and not self.train:
             raise self.error("train", f"must say what data.source={self.source!r} reads, such as {entry}")
-        if self.weights and not self.multilingual and len(self.weights) != len(self.train):
-            raise self.error("weights", f"must have one number for each of the {len(self.train)} entries of data.train")
-        if self.weights and not self.validation and self.source != "prepared":
-            raise self.error("weights", "requires data.validation, because a mixture has no last part to hold out")
-        if self.weight_by != "examples" and not self.weights:
-            raise self.error("weight_by", "is used only with data.weights; set them, or write 'examples'")
         if self.validation and "validation_fraction" in self.changed_settings():
             raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
 
@@ -331,11 +334,6 @@ class DataConfig(Section):
             raise self.error(
                 "validation", "must name data, because many languages have no common last part to hold out"
             )
-        if self.weights and len(self.weights) != len(self.wanted_directions):
-            count = len(self.wanted_directions)
-            raise self.error("weights", f"must have one number for each of the {count} directions of data.directions")
-        if self.weights and (self.temperature != 1 or self.upsampling is not None):
-            raise self.error("temperature", "and data.upsampling must be left out with data.weights")
 
     def _check_tokenizer(self) -> None:
         sides = self.tokenizer_kinds
@@ -377,6 +375,11 @@ class DataConfig(Section):
         return not self.train
 
     @property
+    def mixed(self) -> str:
+        """The setting that mixes the entries of `train`, `weights` or `stages`; "": they are concatenated."""
+        return "stages" if self.stages else "weights" if self.weights else ""
+
+    @property
     def multilingual(self) -> bool:
         """Whether examples have directions."""
         return bool(self.directions or self.language_fields) or kinds.load(kinds.CORPORA, self.source).multilingual
@@ -398,3 +401,8 @@ class DataConfig(Section):
         if self.batching == "buckets":
             return self.bucket_lengths[-1]
         return max(self.window, (self.batching == "packed" and self.source_window) or 0)
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Maximum number of tokens in a batch, of either side."""
+        return self.batch_tokens if self.batching == "buckets" else self.batch_size * self.window

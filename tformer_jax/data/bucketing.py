@@ -7,14 +7,15 @@ from typing import Any
 import grain
 import numpy as np
 
-from tformer_jax.config import Config, DataConfig
+from tformer_jax.config import Config
 from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import RowReader, Shards
+from tformer_jax.data.rows import RowReader, Shards, bucket_sizes
+from tformer_jax.data.stages import StagedOrder, count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -22,15 +23,6 @@ LABELS = ("target_out", "targets", "label")
 """Batch keys padded with IGNORED; others are padded with PAD."""
 ORDER = "order"
 """Batch key of evaluations: the index in the split of each row that is not padding, int64 [<= rows]."""
-
-
-def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
-    """Returns the number of examples per batch by bucket length.
-
-    It is the largest multiple of `cfg.batch_multiple` within `cfg.batch_tokens`.
-    """
-    multiple = cfg.batch_multiple
-    return {length: cfg.batch_tokens // length // multiple * multiple for length in cfg.bucket_lengths}
 
 
 def length_of(example: PendingExample) -> int:
@@ -59,8 +51,8 @@ class Buckets(Batching):
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        examples, rows = training_examples(cfg, corpus, tokenizers, shards)
-        return BucketBatches(examples, bucket_sizes(cfg.data), rows)
+        examples, rows, stages = training_examples(cfg, corpus, tokenizers, shards)
+        return BucketBatches(examples, bucket_sizes(cfg.data), rows, stages)
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
@@ -108,20 +100,24 @@ class BucketBatches(grain.IterDataset):
     No example is dropped: pending ones are part of the iterator's state.
     """
 
-    def __init__(self, parent: grain.IterDataset, sizes: dict[int, int], reader: RowReader):
+    def __init__(
+        self, parent: grain.IterDataset, sizes: dict[int, int], reader: RowReader, stages: StagedOrder | None = None
+    ):
         super().__init__(parent)
-        self._sizes, self._reader = sizes, reader
+        self._arguments = sizes, reader, stages
 
     def __iter__(self) -> "BucketIterator":
-        return BucketIterator(self._parent.__iter__(), self._sizes, self._reader)
+        return BucketIterator(self._parent.__iter__(), *self._arguments)
 
 
 class BucketIterator(grain.DatasetIterator):
     """Iterator of `BucketBatches`; its state is the parent's state and the pending examples."""
 
-    def __init__(self, parent: grain.DatasetIterator, sizes: dict[int, int], reader: RowReader):
+    def __init__(
+        self, parent: grain.DatasetIterator, sizes: dict[int, int], reader: RowReader, stages: StagedOrder | None
+    ):
         super().__init__(parent)
-        self._sizes, self._reader = sizes, reader
+        self._sizes, self._reader, self._stages = sizes, reader, stages
         self._lengths = sorted(sizes)
         self._buckets: dict[int, list[PendingExample]] = {length: [] for length in self._lengths}
         self._unsorted: collections.deque[PendingExample] = collections.deque()
@@ -137,6 +133,7 @@ class BucketIterator(grain.DatasetIterator):
             bucket.append(example)
             if len(bucket) == self._sizes[length]:
                 self._buckets[length] = []
+                count_batch(self._stages, bucket)
                 own = self._reader.own(bucket)
                 return _bucket_batch(self._reader.ids(own), len(own), length, example.lengths)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import grain
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
 from tformer_jax.data.batching import EvaluationPass
 from tformer_jax.data.corpora import Corpus
@@ -20,9 +20,11 @@ from tformer_jax.data.rows import (
     LengthReader,
     RowReader,
     Shards,
+    bucket_sizes,
     id_reader,
     pending_reader,
 )
+from tformer_jax.data.stages import StagedOrder, example_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import Training, build
 
@@ -32,18 +34,34 @@ DOCUMENTS = 8
 
 def training_examples(
     cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards
-) -> tuple[grain.IterDataset, RowReader]:
-    """Returns endless lists of pending examples in the order of training, and the reader of their rows."""
+) -> tuple[grain.IterDataset, RowReader, StagedOrder | None]:
+    """Returns endless lists of pending examples in the order of training, and the reader of their rows.
+
+    Also their stages, which count the batches that are made of them; None: there are none.
+    """
     transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
     reader = id_reader(corpus.train, tokenizers, corpus.labels, transforms)
     convert = feature_converter(cfg, tokenizers)
-    weights = example_weights(cfg, corpus, tokenizers)
+    block = DOCUMENTS if task_of(cfg).documents else BLOCK
+    weights: tuple[float, ...] = ()
+    stages = None
+    if cfg.data.stages:
+        block = min(block, _smallest_batch(cfg.data))  # a stage ends between two blocks
+        stages = example_stages(cfg, corpus, tokenizers, block)
+    else:
+        weights = example_weights(cfg, corpus, tokenizers)
     order = index_blocks if transforms is None else numbered_blocks
-    blocks = order(corpus.sizes, weights, cfg.seed, DOCUMENTS if task_of(cfg).documents else BLOCK)
+    blocks = order(corpus.sizes, weights, cfg.seed, block, stages)
     rows = RowReader(reader, convert, shards)
     if not isinstance(reader, Tokenized):
-        return LoadedBlocks(blocks.map(LengthReader(reader, convert)), workers=0), rows
-    return LoadedBlocks(blocks.map(BlockReader(reader, convert)), cfg.data.workers).map(split_block), rows
+        return LoadedBlocks(blocks.map(LengthReader(reader, convert)), 0, stages), rows, stages
+    read = BlockReader(reader, convert)
+    return LoadedBlocks(blocks.map(read), cfg.data.workers, stages).map(split_block), rows, stages
+
+
+def _smallest_batch(cfg: DataConfig) -> int:
+    """Returns the minimum number of examples in a batch."""
+    return min(bucket_sizes(cfg).values()) if cfg.batching == "buckets" else cfg.batch_size
 
 
 def evaluation_examples(cfg: Config, split: EvaluationPass) -> tuple[Iterator[PendingExample], RowReader]:

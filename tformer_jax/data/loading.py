@@ -10,44 +10,54 @@ import grain
 import numpy as np
 
 from tformer_jax.base.workarounds import mark_absl_flags_as_parsed
+from tformer_jax.data.stages import StagedOrder
 
 PREFETCHED_BLOCKS = 8
 
 
 class LoadedBlocks(grain.IterDataset):
-    """The blocks in order, read on demand or ahead of time by `workers` processes, which preserve the order."""
+    """The blocks in order, read on demand or ahead of time by `workers` processes, which preserve the order.
 
-    def __init__(self, blocks: grain.MapDataset, workers: int):
+    With `stages`, the blocks are theirs; those read ahead of the end of a stage are read again.
+    """
+
+    def __init__(self, blocks: grain.MapDataset, workers: int, stages: StagedOrder | None = None):
         super().__init__()
-        self._blocks, self._workers = blocks, workers
+        self._blocks, self._workers, self._stages = blocks, workers, stages
 
     def __iter__(self) -> "BlockIterator":
-        return BlockIterator(self._blocks, self._workers)
+        return BlockIterator(self._blocks, self._workers, self._stages)
 
 
 class BlockIterator(grain.DatasetIterator):
     """Iterator of `LoadedBlocks`; its state is the number of blocks returned, whatever the number of workers is."""
 
-    def __init__(self, blocks: grain.MapDataset, workers: int):
+    def __init__(self, blocks: grain.MapDataset, workers: int, stages: StagedOrder | None):
         super().__init__()
-        self._blocks, self._workers = blocks, workers
+        self._blocks, self._workers, self._stages = blocks, workers, stages
         self._continue_at(0)
 
     def _continue_at(self, position: int) -> None:
         self._position, self._loader = position, iter(_loader(self._blocks[position:], self._workers))
 
     def __next__(self) -> Any:
+        if self._stages is not None and self._stages.advance(self._position):
+            self._loader.close()
+            self._continue_at(self._position)
         block = next(self._loader)
         self._position += 1
         return block
 
-    def get_state(self) -> dict[str, int]:
-        """Returns the number of blocks returned so far."""
-        return {"next_index": self._position}
+    def get_state(self) -> dict[str, Any]:
+        """Returns the number of blocks returned so far, and the state of the stages, if there are any."""
+        stages = {} if self._stages is None else {"stages": self._stages.get_state()}
+        return {"next_index": self._position, **stages}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues with the blocks that followed `get_state`; also reads states that count blocks by worker."""
         self._loader.close()
+        if self._stages is not None:
+            self._stages.set_state(state["stages"])
         by_worker = state.get("iterators_in_use_states", [state])
         self._continue_at(sum(part["next_index"] for part in by_worker))
 

@@ -11,7 +11,7 @@ from tformer_jax.data.corpora import Corpus, DataError, Example
 from tformer_jax.data.corpora.corpus import Part, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.features import Tokenized, feature_converter
-from tformer_jax.data.rows import BLOCK, IndexedReader, id_reader, pending_reader
+from tformer_jax.data.rows import BLOCK, IndexedReader, bucket_sizes, id_reader, pending_reader
 from tformer_jax.data.tokenizers import Tokenizers
 
 TOKENIZED = 10_000
@@ -137,7 +137,7 @@ def _sizes(
     for example in (example for block in blocks for example in read(block)):
         longest = max(example.lengths.values())
         if cfg.data.batching == "buckets":
-            part = next(length for length in cfg.data.bucket_lengths if longest <= length) / cfg.data.batch_tokens
+            part = next(1 / size for length, size in bucket_sizes(cfg.data).items() if longest <= length)
         else:
             part = longest / cfg.data.window / rows
         sizes.append((sum(example.lengths[key] for key in COUNTED if key in example.lengths), part))

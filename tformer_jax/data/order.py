@@ -5,13 +5,14 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Sequence
+from typing import Protocol
 
 import grain
 import numpy as np
 from grain.experimental import index_shuffle
 
 DRAWS = 2**20
-"""Approximate number of draws from a mixture until its order of sources repeats."""
+"""Sum of the weights of a mixture, which are rounded to whole numbers if they do not change."""
 SMALL = 1024
 """Number of examples below which a permutation of them is kept in memory."""
 
@@ -35,8 +36,16 @@ def _permutation(size: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(size)
 
 
+class Order(Protocol):
+    """An endless order of examples."""
+
+    def number_block(self, size: int, number: int) -> np.ndarray:
+        """Returns the numbers `epoch * total + index` of block `number` of `size` examples: int64 [size]."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
-class _Shuffled:
+class Shuffled:
     """The indices from `start` to `start + size`, repeated endlessly and reshuffled in each epoch.
 
     Each is returned as the number `epoch * total + index`.
@@ -59,55 +68,132 @@ class _Shuffled:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Mixed:
-    """Sources mixed by weights: after any number of draws, each has its share of them, up to about one draw."""
+class Mixture:
+    """Draws from sources by weights: after any number of draws, each source has its share, up to about one draw.
 
-    sources: tuple[_Shuffled, ...]
-    weights: tuple[float, ...]
+    Draw i of a source, counted from 0, is due when its share of all draws reaches i + 1/2; draws are made in the order
+    in which they are due, those of earlier sources first.
+    """
+
+    begin: tuple[float, ...]
+    """Weights at the first draw, with the sum of `end`."""
+    end: tuple[float, ...]
+    length: float = np.inf
+    """Number of draws in which weights change linearly from `begin` to `end`; they then stay."""
+
+    @classmethod
+    def constant(cls, weights: Sequence[float]) -> "Mixture":
+        """Returns a mixture by weights exact to 1 / `DRAWS`; a source of weight 0 is not drawn."""
+        counts = tuple(float(share and max(round(share), 1)) for share in _scaled(weights))
+        return cls(counts, counts)
+
+    @classmethod
+    def linear(cls, begin: Sequence[float], end: Sequence[float], length: float) -> "Mixture":
+        """Returns a mixture whose shares change linearly in the first `length` draws."""
+        return cls(tuple(_scaled(begin)), tuple(_scaled(end)), length)
+
+    def draws(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the source of each draw from `start` to `stop`, and its number there: int64 [draws] each."""
+        source, earlier, first = self._around(start, stop)
+        inside = slice(start - first.sum(), stop - first.sum())
+        return source[inside], earlier[inside]
+
+    def counts(self, draws: int) -> np.ndarray:
+        """Returns the number of the first `draws` draws that are of each source: int64 [sources]."""
+        source, _, first = self._around(draws, draws)
+        return first + np.bincount(source[: draws - first.sum()], minlength=len(first))
+
+    def draws_until(self, source: int, count: int) -> int:
+        """Returns the number of draws after which `source` has been drawn `count` times, at least once."""
+        near = int(self._due(np.array([source]), np.array([count - 1]))[0])
+        sources, earlier, first = self._around(near, near)
+        (place,) = np.flatnonzero((sources == source) & (earlier == count - 1))
+        return int(first.sum() + place) + 1
+
+    def _around(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns sources and earlier draws of all draws from `start` to `stop` and some beside, in order.
+
+        Also the number of draws of each source before these: int64 [sources].
+        """
+        margin = 2 * len(self.begin) + 2
+        first = np.maximum(np.ceil(self._shares(max(start - margin, 0)) - 0.5), 0).astype(np.int64)
+        last = np.ceil(self._shares(stop + margin)).astype(np.int64)
+        source = np.repeat(np.arange(len(first)), last - first)
+        earlier = np.concatenate(list(map(np.arange, first, last)))
+        order = np.argsort(self._due(source, earlier), kind="stable")
+        return source[order], earlier[order], first
+
+    def _shares(self, draws: float) -> np.ndarray:
+        """Returns the share of each source in the first `draws` draws, in draws: float64 [sources]."""
+        begin, end = np.array(self.begin), np.array(self.end)
+        changing = min(draws, self.length)
+        change = (end - begin) * (changing * (changing / self.length)) / 2
+        return (begin * changing + change + end * (draws - changing)) / begin.sum()
+
+    def _due(self, source: np.ndarray, earlier: np.ndarray) -> np.ndarray:
+        """Returns the number of draws, a fraction, at which draw `earlier` of `source` is due: float64 [draws]."""
+        begin, end, total = np.array(self.begin), np.array(self.end), np.sum(self.begin)
+        wanted, slope = (earlier + 0.5) * total, ((end - begin) / self.length)[source]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            root = np.sqrt(np.maximum(begin[source] ** 2 + 2 * slope * wanted, 0))
+            due = 2 * wanted / (begin[source] + root)
+            if np.isfinite(self.length):
+                beyond = wanted - ((begin + end) * self.length / 2)[source]
+                due = np.where(beyond > 0, self.length + beyond / end[source], due)
+        return due
+
+
+def _scaled(weights: Sequence[float]) -> list[float]:
+    return (np.array(weights, float) / np.sum(weights) * DRAWS).tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mixed:
+    """The indices of sources, mixed."""
+
+    sources: tuple[Shuffled, ...]
+    mixture: Mixture
 
     def number_block(self, size: int, number: int) -> np.ndarray:
         """Returns the numbers of block `number` of `size` examples: int64 [size]."""
-        chosen, earlier, counts = _draws(self.weights)
-        cycles, places = np.divmod(np.arange(number * size, (number + 1) * size), len(chosen))
-        positions = cycles * counts[chosen[places]] + earlier[places]
-        pairs = zip(chosen[places].tolist(), positions.tolist(), strict=True)
-        return np.fromiter((self.sources[source](position) for source, position in pairs), np.int64, size)
+        return shuffled_numbers(self.sources, *self.mixture.draws(number * size, (number + 1) * size))
 
 
-@functools.lru_cache(maxsize=4)
-def _draws(weights: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns a cycle of draws: the source of each, and the number of earlier draws of it; int64 [draws] each.
+def shuffled_numbers(sources: Sequence[Shuffled], chosen: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Returns the number of each draw, given its source and position there: int64 [draws]."""
+    pairs = zip(chosen.tolist(), positions.tolist(), strict=True)
+    return np.fromiter((sources[source](position) for source, position in pairs), np.int64, len(chosen))
 
-    Also the number of draws of each source in a cycle: int64 [sources].
 
-    Draw i of a source that is drawn n times stands at (i + 1/2) / n of the cycle.
+def shuffled_sources(sizes: Sequence[int], seed: int) -> tuple[Shuffled, ...]:
+    """Returns the order of each of several sources."""
+    ends, total = itertools.accumulate(sizes), sum(sizes)
+    parts = enumerate(zip(sizes, ends, strict=True))
+    return tuple(Shuffled(end - size, size, total, seed, number) for number, (size, end) in parts)
+
+
+def index_blocks(
+    sizes: Sequence[int], weights: Sequence[float], seed: int, block_size: int, stages: Order | None = None
+) -> grain.MapDataset:
+    """Returns endless blocks of `block_size` example indices, reshuffled each epoch and mixed by `weights`, if any.
+
+    Given `stages`, the order is theirs.
     """
-    shares = np.array(weights, float) / np.sum(weights)
-    counts = np.maximum(np.round(shares * DRAWS).astype(np.int64), 1)
-    source = np.repeat(np.arange(len(weights)), counts)
-    earlier = np.concatenate([np.arange(count) for count in counts.tolist()])
-    order = np.argsort((earlier + 0.5) / counts[source], kind="stable")
-    return source[order], earlier[order], counts
-
-
-def index_blocks(sizes: Sequence[int], weights: Sequence[float], seed: int, block_size: int) -> grain.MapDataset:
-    """Returns endless blocks of `block_size` example indices, reshuffled each epoch and mixed by `weights`, if any."""
-    return numbered_blocks(sizes, weights, seed, block_size).map(functools.partial(_strip_epochs, sum(sizes)))
+    numbered = numbered_blocks(sizes, weights, seed, block_size, stages)
+    return numbered.map(functools.partial(_strip_epochs, sum(sizes)))
 
 
 def _strip_epochs(total: int, numbers: np.ndarray) -> np.ndarray:
     return numbers % total
 
 
-def numbered_blocks(sizes: Sequence[int], weights: Sequence[float], seed: int, block_size: int) -> grain.MapDataset:
+def numbered_blocks(
+    sizes: Sequence[int], weights: Sequence[float], seed: int, block_size: int, stages: Order | None = None
+) -> grain.MapDataset:
     """Returns `index_blocks` with numbers `epoch * sum(sizes) + index` in place of the indices."""
-    ends = list(itertools.accumulate(sizes))
-    total = ends[-1]
-    endless = grain.MapDataset.range(2**48)
-    if not weights:
-        return endless.map(functools.partial(_Shuffled(0, total, total, seed).number_block, block_size))
-    parts = tuple(
-        _Shuffled(end - size, size, total, seed, number)
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True))
-    )
-    return endless.map(functools.partial(_Mixed(parts, tuple(weights)).number_block, block_size))
+    order: Order = Shuffled(0, sum(sizes), sum(sizes), seed)
+    if stages is not None:
+        order = stages
+    elif weights:
+        order = _Mixed(shuffled_sources(sizes, seed), Mixture.constant(weights))
+    return grain.MapDataset.range(2**48).map(functools.partial(order.number_block, block_size))

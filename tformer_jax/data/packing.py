@@ -17,6 +17,7 @@ from tformer_jax.data.examples import evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import RowReader, Shards
+from tformer_jax.data.stages import StagedOrder, count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -35,8 +36,8 @@ class Packed(Batching):
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        examples, rows = training_examples(cfg, corpus, tokenizers, shards)
-        return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows)
+        examples, rows, stages = training_examples(cfg, corpus, tokenizers, shards)
+        return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows, stages)
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
@@ -169,20 +170,34 @@ class PackedBatches(grain.IterDataset):
     Each side of `capacity` (tokens by key) must hold every single example.
     """
 
-    def __init__(self, parent: grain.IterDataset, rows: int, capacity: dict[str, int], reader: RowReader):
+    def __init__(
+        self,
+        parent: grain.IterDataset,
+        rows: int,
+        capacity: dict[str, int],
+        reader: RowReader,
+        stages: StagedOrder | None = None,
+    ):
         super().__init__(parent)
-        self._rows, self._capacity, self._reader = rows, capacity, reader
+        self._arguments = rows, capacity, reader, stages
 
     def __iter__(self) -> "PackedIterator":
-        return PackedIterator(self._parent.__iter__(), self._rows, self._capacity, self._reader)
+        return PackedIterator(self._parent.__iter__(), *self._arguments)
 
 
 class PackedIterator(grain.DatasetIterator):
     """Iterator of `PackedBatches`; its state is the parent's state and the pending examples."""
 
-    def __init__(self, parent: grain.DatasetIterator, rows: int, capacity: dict[str, int], reader: RowReader):
+    def __init__(
+        self,
+        parent: grain.DatasetIterator,
+        rows: int,
+        capacity: dict[str, int],
+        reader: RowReader,
+        stages: StagedOrder | None,
+    ):
         super().__init__(parent)
-        self._rows, self._capacity, self._reader = rows, capacity, reader
+        self._rows, self._capacity, self._reader, self._stages = rows, capacity, reader, stages
         self._pool = Pool(capacity)
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -191,6 +206,7 @@ class PackedIterator(grain.DatasetIterator):
             while len(self._pool.examples) < POOL:
                 self._pool.add(next(self._parent))
             rows.append(self._pool.take_row())
+        count_batch(self._stages, itertools.chain.from_iterable(rows))
         return _own_rows(rows, self._capacity, self._reader)
 
     def get_state(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkabl
 
 import numpy as np
 
+from tformer_jax.config import DataConfig
 from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized, document_end
@@ -31,6 +32,15 @@ class Shards:
         """Selects this process's rows from all rows of a batch, in order."""
         size = len(rows) // self.count
         return [row for shard in self.own for row in rows[shard * size : (shard + 1) * size]]
+
+
+def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
+    """Returns the number of examples per batch by bucket length.
+
+    It is the largest multiple of `cfg.batch_multiple` within `cfg.batch_tokens`.
+    """
+    multiple = cfg.batch_multiple
+    return {length: cfg.batch_tokens // length // multiple * multiple for length in cfg.bucket_lengths}
 
 
 BLOCK = 512

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.config import Config
+from tformer_jax.config.stages import step_range
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, spread
@@ -15,9 +16,10 @@ from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.coverage import LanguageSummary, language_lines, summarize_languages
 from tformer_jax.data.features import FeatureConverter, IdReader, evaluation_converter, feature_converter
-from tformer_jax.data.mixtures import affordable, shares
+from tformer_jax.data.mixtures import Shares, affordable, shares
 from tformer_jax.data.placeholders import count_unmatched
 from tformer_jax.data.rows import id_reader
+from tformer_jax.data.stages import summarize_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import Training, Transforms, build, formats
 
@@ -80,6 +82,11 @@ class SplitSummary:
     """Number of malformed lines and of examples that filters dropped, by reason."""
     parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Of each entry of a mixture, or direction: its size, shares in the examples and tokens of training, and epochs."""
+    stages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """Of each stage: its text, the steps after which it is expected to begin and end, and by source its shares then.
+
+    The end is None for a stage after the end of training.
+    """
     languages: dict[str, LanguageSummary] = dataclasses.field(default_factory=dict)
     """Training texts by language, of examples with directions."""
     answer_tokens: int = 0
@@ -105,20 +112,22 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         summary = summaries[split] = _of_tokens(cfg, examples, reader, tokenizers, training=training)
         _compare(summary, examples, trained, training=training)
         summary.left_out = dict(corpus.left_out.get(split, {}))
-    if len(corpus.sizes) > 1:
-        summaries["train"].parts = _parts(cfg, corpus, tokenizers)
+    if cfg.data.stages:
+        summaries["train"].stages, measured = summarize_stages(cfg, corpus, tokenizers)
+        summaries["train"].parts = _parts(cfg, corpus, measured)
+    elif len(corpus.sizes) > 1:
+        summaries["train"].parts = _parts(cfg, corpus, shares(cfg, corpus, tokenizers))
     if transforms is not None:
         summaries["train"].transforms = _changed_shares(cfg, corpus.train, transforms)
     summaries["train"].languages = summarize_languages(corpus, tokenizers)
     return summaries
 
 
-def _parts(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> list[dict[str, Any]]:
+def _parts(cfg: Config, corpus: Corpus, measured: Shares) -> list[dict[str, Any]]:
     names = list(corpus.directions or cfg.data.train)
-    sizes, measured = corpus.sizes, np.transpose(shares(cfg, corpus, tokenizers))
     return [
         {"name": name, "size": size, "examples": float(row[0]), "tokens": float(row[1]), "epochs": float(row[2])}
-        for name, size, row in zip(names, sizes, measured, strict=False)
+        for name, size, row in zip(names, corpus.sizes, np.transpose(measured), strict=False)
     ]
 
 
@@ -235,4 +244,8 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
                 f"  {part['name']}: {part['size']:,} examples, {100 * part['examples']:.2g} % of those drawn, "
                 f"{100 * part['tokens']:.2g} % of the tokens, {part['epochs']:.2g} epochs"
             )
+        yield from (
+            f"  stage {stage['stage']!r}: {step_range(stage['from_step'], stage['to_step'])}"
+            for stage in summary.stages
+        )
         yield from language_lines(summary.languages)

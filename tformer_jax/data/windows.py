@@ -16,6 +16,7 @@ from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.order import index_blocks
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import WHOLE_BATCH, Shards, TokenStream, token_stream, training_streams
+from tformer_jax.data.stages import StagedOrder, window_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -28,14 +29,21 @@ class WindowBatches(Batching):
         streams = training_streams(corpus, tokenizers)
         windows = [Windows(stream, cfg.data.window, prefix_lm=cfg.model.prefix_lm) for stream in streams]
         joined = Joined(windows)
-        blocks = index_blocks(joined.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size).map(shards.select)
+        stages = window_stages(cfg, joined.sizes, cfg.data.window)
+        blocks = index_blocks(joined.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size, stages).map(shards.select)
         read = windows[0].batch if len(windows) == 1 else functools.partial(_mix_windows, joined)
-        return LoadedBlocks(blocks.map(read), cfg.data.workers)
+        return loaded_windows(blocks.map(read), cfg, stages)
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
         stream = token_stream(split.reader, document_end(split.tokenizers.target), split.indices)
         return covering_windows(stream, cfg.data.window, split.rows, split.shards, prefix_lm=cfg.model.prefix_lm)
+
+
+def loaded_windows(blocks: grain.MapDataset, cfg: Config, stages: StagedOrder | None) -> grain.IterDataset:
+    """Returns the batches of windows, which are counted if there are stages."""
+    batches = LoadedBlocks(blocks, cfg.data.workers, stages)
+    return batches if stages is None else batches.map(functools.partial(stages.counted, cfg.data.tokens_per_batch))
 
 
 def _mix_windows(joined: Joined, indices: Sequence[int]) -> Batch:

@@ -1,7 +1,7 @@
 """The lines and bars of a report's charts, as plain data for plotly.js."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from tformer_jax.report.series import bucket_means, downsample_indices
 AXES = ("step", "tokens", "seconds")
 DIGITS = 6
 """Significant digits of the numbers in a chart; the CSV files have all."""
-MARKED = ("spike", "skipped", "resume", "failed")
-"""Kinds of events that charts of the loss and of the gradient norm mark."""
+MARKED = ("stage", "spike", "skipped", "resume", "failed")
+"""Kinds of events that charts of the loss and of the gradient norm mark; those of evaluation mark stages."""
 TITLES = {
     "loss": ("Loss", "nats per label"),
     "nll": ("Negative log-likelihood", "nats per label"),
@@ -122,7 +122,8 @@ def _evaluation(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         title, unit = TITLES.get(name, (_readable(name), ""))
         lines = _validation_lines(runs, name)
         if lines:
-            yield Chart(f"validation_{name}", title, unit, "evaluation", lines, log=name in LOGARITHMIC)
+            marks = [mark for number, run in enumerate(runs) for mark in _marks(run, number, ("stage",))]
+            yield Chart(f"validation_{name}", title, unit, "evaluation", lines, marks, log=name in LOGARITHMIC)
 
 
 def _histograms(runs: Sequence[RunFiles]) -> Iterator[Chart]:
@@ -182,14 +183,19 @@ def _validation_lines(runs: Sequence[RunFiles], name: str) -> list[dict[str, Any
     return lines
 
 
-def _marks(run: RunFiles, number: int) -> list[dict[str, Any]]:
-    marked = [event for event in run.events if event["kind"] in MARKED]
+def _marks(run: RunFiles, number: int, kinds: Sequence[str] = MARKED) -> list[dict[str, Any]]:
+    marked = [event for event in run.events if event["kind"] in kinds]
     steps = np.array([event["step"] for event in marked], np.int64)
     places = [_numbers(run.axis(axis, steps)) for axis in AXES]
     return [
-        {"run": number, "kind": event["kind"], **dict(zip(AXES, place, strict=True))}
+        {"run": number, "kind": event["kind"], "label": _label(event), **dict(zip(AXES, place, strict=True))}
         for event, *place in zip(marked, *places, strict=True)
     ]
+
+
+def _label(event: Mapping[str, Any]) -> str:
+    """Returns what a chart writes beside the mark of an event: the number of a stage."""
+    return event["message"].partition(" of ")[0] if event["kind"] == "stage" else ""
 
 
 def _drawn_columns(run: RunFiles, unsmoothed: str) -> dict[str, np.ndarray]:

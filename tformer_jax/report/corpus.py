@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tformer_jax.config.stages import step_range
 from tformer_jax.report.run import RunFiles
+
+SHOWN_SHARES = 8
+"""Number of sources of a stage whose shares are shown."""
 
 
 class Table(NamedTuple):
@@ -38,6 +42,11 @@ def corpus_tables(run: RunFiles) -> list[Table]:
             ],
         ),
         Table(
+            "Stages",
+            ("stage", "planned", "began after step", "shares in the examples drawn"),
+            [_stage_row(run, number, stage) for number, stage in enumerate(train.get("stages", ()), 1)],
+        ),
+        Table(
             "Languages",
             ("language", "texts", "tokens on average", "tokens per character", "% unknown"),
             [_language_row(name, facts) for name, facts in train.get("languages", {}).items()],
@@ -56,6 +65,25 @@ def _split_row(name: str, split: Mapping[str, Any]) -> tuple[str, ...]:
         *(f"{split[key]:,}" for key in ("long", "duplicates", "in_training")),
         f"{sum(split['left_out'].values()):,}",
     )
+
+
+def _stage_row(run: RunFiles, number: int, stage: Mapping[str, Any]) -> tuple[str, ...]:
+    began = [event["step"] for event in run.events if _begins(event, number)] or [0 if number == 1 else None]
+    shares = [
+        f"{name} {' to '.join(dict.fromkeys(f'{100 * share:.3g} %' for share in ends))}"
+        for name, ends in stage["examples"].items()
+    ]
+    more = f", and {len(shares) - SHOWN_SHARES} more" if len(shares) > SHOWN_SHARES else ""
+    return (
+        f"{number}: {stage['stage']}",
+        step_range(stage["from_step"], stage["to_step"]),
+        "" if began[-1] is None else f"{began[-1]:,}",
+        ", ".join(shares[:SHOWN_SHARES]) + more,
+    )
+
+
+def _begins(event: Mapping[str, Any], number: int) -> bool:
+    return event["kind"] == "stage" and event["message"].startswith(f"stage {number} of ")
 
 
 def _language_row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -165,11 +165,12 @@ def _metrics(path: Path) -> dict[str, Series]:
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    """Returns the events in order; of the spikes and skips that a resumed run repeats, only the last."""
+    """Returns the events in order; of stages, spikes and skips that a resumed run repeats, only the last."""
     unique: dict[Any, dict[str, Any]] = {}
     for number, event in enumerate(read_records(path)):
-        repeatable = event.get("kind") in ("spike", "skipped")
-        key = (event["kind"], event["step"]) if repeatable else number
+        repeatable = event.get("kind") in ("stage", "spike", "skipped")
+        name = "message" if event.get("kind") == "stage" else "step"
+        key = (event["kind"], event[name]) if repeatable else number
         unique.pop(key, None)
         unique[key] = event
     return list(unique.values())

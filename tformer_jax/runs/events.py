@@ -29,7 +29,7 @@ class EventLog:
 
         Args:
             step: last step that was done.
-            kind: "start", "resume", "settings" (changed by a resume), "spike", "skipped", "stopped", "failed",
+            kind: "start", "resume", "settings" (changed by a resume), "stage", "spike", "skipped", "stopped", "failed",
                 "fewer_averaged" (checkpoints than `train.average`) or "finished".
             message: one line for people.
         """

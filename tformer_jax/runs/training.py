@@ -13,6 +13,7 @@ from rich.console import Console
 from tformer_jax.base.errors import RunError
 from tformer_jax.config import Config
 from tformer_jax.data.pending import jsonable
+from tformer_jax.data.stages import stages_begun
 from tformer_jax.parallel import placement
 from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, weights
 from tformer_jax.runs.checkpoint import Checkpointer
@@ -111,6 +112,7 @@ class Training:
         self.evaluations = Evaluations(experiment, self.record, self.watchdog, best, evaluated_at)
         changed = run_folder.changed_settings(host["settings"], cfg)
         self.changes = SettingChanges(step, changed, host.get("changes", []))
+        self._stages = len(stages_begun(experiment.batches.get_state()))
         self.profiler = Profiler(folder / "profile", first_step=step, wanted=profile and experiment.group.first)
 
     @property
@@ -161,6 +163,7 @@ class Training:
         """Returns the actions between steps, in order, each with the steps after which it is due."""
         return [
             (lambda step: True, self.watchdog.beat),
+            (lambda step: bool(self.cfg.data.stages), self._announce_stages),
             (lambda step: True, self._profile),
             (self._logs, self.log),
             (self._validates, self.validate),
@@ -185,6 +188,14 @@ class Training:
 
     def _profile(self) -> None:
         self.profiler.after_step(self.trainer.step, self.trainer.state)
+
+    def _announce_stages(self) -> None:
+        """Announces the stages of data that have begun, with the last step before."""
+        begun, stages = stages_begun(self.trainer.batches.get_state()), self.cfg.data.stages
+        for number in range(self._stages, len(begun)):
+            message = f"stage {number + 1} of {len(stages)}: {stages[number]}"
+            self.record.report_event(begun[number].step, "stage", message)
+        self._stages = len(begun)
 
     def log(self) -> None:
         """Records and shows the metrics of the steps since the last record."""

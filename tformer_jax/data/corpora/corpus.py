@@ -15,7 +15,7 @@ from tformer_jax.data.corpora.lines import BadLines
 
 PAIRS, TEXTS, LABELED, CHATS = ("source", "target"), ("text",), ("text", "label"), ("messages",)
 """Keys of examples."""
-FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "validation_fraction")
+FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "stages", "validation_fraction")
 """Settings of sources that read files."""
 DIRECTIONS = ("directions", "both_directions", "zero_shot")
 """Settings of sources that have pairs of many languages."""

@@ -63,7 +63,7 @@ class Gettext(Source):
     further kinds of English.
     """
 
-    settings = (*DIRECTIONS, "train", "validation_fraction", "on_bad_line", "filters")
+    settings = (*DIRECTIONS, "train", "stages", "validation_fraction", "on_bad_line", "filters")
     examples = (PAIRS,)
     multilingual = True
     entry = "'django'"

@@ -102,7 +102,7 @@ def load(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Corpu
     directions = None
     if cfg.data.multilingual:
         train, directions = group_by_direction(cfg.data, train)
-    elif cfg.data.weights:
+    elif cfg.data.mixed:
         assert isinstance(train, Stream)
         train = _load_parts(train)
     else:

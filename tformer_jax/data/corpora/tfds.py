@@ -97,8 +97,8 @@ def load(cfg: Config, root: Path | None) -> Corpus:
             raise DataError(f"split {split} has no valid example{filters.explanation()}")
         return chosen
 
-    parts = [read("train", names) for names in (((name,) for name in data.train) if data.weights else [data.train])]
-    train = Joined(parts) if data.weights else parts[0]
+    parts = [read("train", names) for names in (((name,) for name in data.train) if data.mixed else [data.train])]
+    train = Joined(parts) if data.mixed else parts[0]
     if data.validation:
         validation = read("validation", data.validation)
     else:

@@ -12,12 +12,13 @@ from tformer_jax.data.bucketing import pad_batch
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.features import document_end
-from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.objectives import Objective, build_objective
 from tformer_jax.data.order import numbered_blocks
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import WHOLE_BATCH, Shards, TokenStream, token_stream, training_streams
+from tformer_jax.data.stages import window_stages
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.windows import loaded_windows
 
 
 class CorruptedBatches(Batching):
@@ -27,8 +28,9 @@ class CorruptedBatches(Batching):
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
         objective = build_objective(cfg.data, tokenizers.target)
         windows = CorruptedWindows(training_streams(corpus, tokenizers), objective, cfg.seed)
-        blocks = numbered_blocks(windows.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size).map(shards.select)
-        return LoadedBlocks(blocks.map(windows.batch), cfg.data.workers)
+        stages = window_stages(cfg, windows.sizes, objective.tokens)
+        blocks = numbered_blocks(windows.sizes, cfg.data.weights, cfg.seed, cfg.data.batch_size, stages)
+        return loaded_windows(blocks.map(shards.select).map(windows.batch), cfg, stages)
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:

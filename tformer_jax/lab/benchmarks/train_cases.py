@@ -11,7 +11,7 @@ import numpy as np
 from tformer_jax import presets
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig
 from tformer_jax.config.sizes import with_sizes
-from tformer_jax.data.bucketing import bucket_sizes
+from tformer_jax.data.rows import bucket_sizes
 from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"

@@ -12,7 +12,7 @@ from flax.core.meta import is_axis_metadata
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from tformer_jax.config import Config
-from tformer_jax.data.bucketing import bucket_sizes
+from tformer_jax.data.rows import bucket_sizes
 from tformer_jax.models import cost, registry
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel.mesh import data_parallelism

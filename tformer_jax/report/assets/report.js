@@ -66,8 +66,10 @@ function bars(chart) {
 function events(chart) {
   return chart.marks.filter((mark) => !view.hidden.has(mark.run) && mark[view.axis] !== null).map((mark) => {
     const [x] = horizontal([mark[view.axis]]);
-    const line = { color: color(mark.kind === "resume" ? "muted" : "warning"), width: 1, dash: "2px,3px" };
-    return { type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line, opacity: 0.7 };
+    const shade = color(["resume", "stage"].includes(mark.kind) ? "muted" : "warning");
+    const line = { color: shade, width: 1, dash: mark.label ? "solid" : "2px,3px" };
+    const label = { text: mark.label, textposition: "end", textangle: 0, xanchor: "left", font: { color: shade, size: 11 } };
+    return { type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line, label, opacity: 0.7 };
   });
 }
 
