@@ -248,3 +248,12 @@ def test_a_stage_that_probably_ends_before_it_begins_is_refused():
         UserError, match=r"stage 2, 'short until step 5': it ends before it begins, after about step \d"
     ):
         train_batches(*staged_data("pairs in buckets", stages))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pairs in buckets", "windows"])
+def test_loader_processes_read_the_same_batches(kind):
+    whole, loaded = (train_batches(*staged_data(kind, workers=workers)) for workers in (0, 2))
+    assert_same(take(loaded, 24), take(whole, 24))
+    assert begun(loaded) == begun(whole)
+    loaded.close()
