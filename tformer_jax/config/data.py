@@ -329,11 +329,6 @@ class DataConfig(Section):
                 raise self.error(name, "is not used with several directions; leave it out")
         if {"moses", "punctuation"} & {*self.normalize}:
             raise self.error("normalize", "cannot have moses or punctuation with several languages, whose rules differ")
-        splits_files = self.source != "prepared" and self.source in kinds.Users(kinds.CORPORA, "validation")
-        if splits_files and not self.validation:
-            raise self.error(
-                "validation", "must name data, because many languages have no common last part to hold out"
-            )
 
     def _check_tokenizer(self) -> None:
         sides = self.tokenizer_kinds

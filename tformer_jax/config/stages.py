@@ -146,6 +146,8 @@ def check_mixture(data: "DataConfig") -> None:
     if data.weights and len(data.weights) != parts:
         raise data.error("weights", f"must have one number for each of the {parts} {what}")
     splits_files = data.source != "prepared" and data.source in kinds.Users(kinds.CORPORA, "validation")
+    if data.multilingual and not data.validation and splits_files:
+        raise data.error("validation", "must name data, because many languages have no common last part to hold out")
     if data.mixed and not data.validation and splits_files:
         raise data.error(data.mixed, "requires data.validation, because a mixture has no last part to hold out")
     if data.weight_by != "examples" and not data.mixed:
