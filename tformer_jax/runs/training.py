@@ -163,11 +163,11 @@ class Training:
         """Returns the actions between steps, in order, each with the steps after which it is due."""
         return [
             (lambda step: True, self.watchdog.beat),
-            (lambda step: bool(self.cfg.data.stages), self._announce_stages),
             (lambda step: True, self._profile),
             (self._logs, self.log),
             (self._validates, self.validate),
             (self._saves, self.save),
+            (lambda step: bool(self.cfg.data.stages), self._announce_stages),
         ]
 
     def _logs(self, step: int) -> bool:
