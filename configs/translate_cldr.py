@@ -2,6 +2,7 @@
 
 python scripts/train.py --config configs/translate_cldr.py
 python scripts/train.py --config configs/translate_cldr.py:en-zh     (any two CLDR locales)
+python scripts/train.py --config configs/translate_cldr.py:noisy     (en-de, with noise in the sources)
 
 Expect about 98 % exact matches on the held-out phrases after two to three minutes on two CPU cores. The
 learning rate, the batch size and the number of steps were compared by the validation split of en-de.
@@ -13,15 +14,24 @@ from tformer_jax import presets
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, OptimConfig, TrainConfig, to_config_dict
 
+NOISE = (
+    {"kind": "case", "sides": ("source",), "form": "upper", "probability": 0.1},
+    {"kind": "case", "sides": ("source",), "form": "lower", "probability": 0.1},
+    {"kind": "spacing", "rate": 0.2, "probability": 0.2},
+    {"kind": "typos", "rate": 0.3, "probability": 0.3},
+)
+"""Of `:noisy`; `python -m tests.programs.noise` compares its runs with those without."""
+
 
 def get_config(variant: str = "en-de") -> ConfigDict:
     """Returns the config of a small model that translates from the first locale of `variant` to the second."""
-    source, dash, target = variant.partition("-")
+    noisy = variant == "noisy"
+    source, dash, target = ("en-de" if noisy else variant).partition("-")
     if not (source and dash and target):
         raise UserError(f"variant {variant!r} of configs/translate_cldr.py: write two CLDR locales, such as en-fr")
     return to_config_dict(
         Config(
-            name=f"translate_cldr_{source}_{target}",
+            name=f"translate_cldr_{source}_{target}{'_noisy' if noisy else ''}",
             model=ModelConfig(
                 family="seq2seq",
                 dim=128,
@@ -44,6 +54,7 @@ def get_config(variant: str = "en-de") -> ConfigDict:
                 split_digits=True,
                 bucket_lengths=(7, 12, 22, 48),
                 batch_tokens=2048,
+                transforms=NOISE if noisy else (),
             ),
             optim=OptimConfig(
                 optimizer="muon", schedule="cosine", learning_rate=3e-2, warmup_steps=50, final_fraction=0.0

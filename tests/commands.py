@@ -56,10 +56,11 @@ MESSAGES = {
     "data.bucket_lengths": "(16,64)",
     "data.vocab_size": 400,
 }
+NOISE = {"data.transforms": "({'kind':'typos','probability':0.5},{'kind':'case'},'word_swap','bpe_dropout')"}
 TEXTS = {**SMALL, "model.encoder_layers": 1, "data.batch_tokens": 1024}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "packed language model": ("configs/lm_stdlib.py", LM),
-    "bucketed translation": ("configs/translate_cldr.py", PAIRS),
+    "bucketed translation": ("configs/translate_cldr.py", PAIRS | NOISE),
     "translation of many languages": ("configs/translate_gettext.py", MESSAGES),
     "classification": ("configs/classify_cldr.py", TEXTS),
 }

@@ -33,7 +33,7 @@ RUNS = {
 }
 """The runs that the examples use, and their configs."""
 MANY = ROOT / "configs" / "README.md"
-"""Its first example in Python is the config `many.py`."""
+"""Its first config in Python is `many.py`."""
 TEST_SETS = {
     "texts.tsv": "red dog\tfr\tun\n",
     "news.tsv": "source_language\ttarget_language\tsource\ttarget\nen\tde\tred dog\troter Hund\n",
@@ -138,7 +138,8 @@ def checkout(tmp_path_factory) -> Path:
     for name in ("scripts", "configs", "tests", "tformer_jax"):
         (folder / name).symlink_to(ROOT / name)
     made_corpora(folder / "corpora")
-    (folder / "many.py").write_text(re.findall(r"```python\n(.*?)```", MANY.read_text(encoding="utf-8"), re.DOTALL)[0])
+    blocks = re.findall(r"```python\n(.*?)```", MANY.read_text(encoding="utf-8"), re.DOTALL)
+    (folder / "many.py").write_text(next(block for block in blocks if "get_config" in block))
     for name, text in TEST_SETS.items():
         (folder / name).write_text(text)
     for run, config in RUNS.items():

@@ -16,7 +16,7 @@ from tformer_jax.models import registry
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 VARIANTS = {
-    "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja"],
+    "translate_cldr": ["", ":en-de", ":en-zh", ":en-fr", ":ar-ja", ":noisy"],
     "translate_multi30k": [
         "",
         ":fr-en",

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -33,7 +34,8 @@ from tformer_jax.data.transforms.base import Training, build
 from tformer_jax.inference.languages import Languages
 from tformer_jax.runs.experiment import corpus_facts
 
-OUTSIDE = Path(__file__).resolve().parents[1] / "outside"
+ROOT = Path(__file__).resolve().parents[2]
+OUTSIDE, README = ROOT / "tests" / "outside", ROOT / "configs" / "README.md"
 SYMBOLS = ("<br>", "<match>", "<hint>", "</hint>", "<bt>")
 ALL = (
     {"kind": "concatenation", "separator": " <br> ", "probability": 0.5},
@@ -184,6 +186,13 @@ def test_prepared_data_is_transformed_as_its_corpus(tmp_path):
 def test_mistakes_are_explained_in_one_sentence(transforms, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Config.from_dict({"data": {"source": "tsv", "train": ["x"], "transforms": transforms}})
+
+
+def test_the_example_of_the_readme_is_a_config():
+    (block,) = re.findall(r"```python\n(data = [^`]*transforms=[^`]*)```", README.read_text(encoding="utf-8"))
+    scope = {"DataConfig": DataConfig}
+    exec(block, scope)
+    assert [transform.kind for transform in scope["data"].transforms][-2:] == ["entry_tags", "bpe_dropout"]
 
 
 def test_tasks_refuse_transforms_of_other_examples():
