@@ -21,6 +21,8 @@ VARIANTS = {
         "",
         ":fr-en",
         ":baseline",
+        ":student",
+        ":distilled",
         ":published",
         ":diversified",
         ":both_directions",

@@ -141,6 +141,8 @@ class Config(Section):
         if mup and not hasattr(kinds.load(kinds.OPTIMIZERS, self.optim.optimizer), "width_power"):
             users = [name for name, kind in kinds.loaded(kinds.OPTIMIZERS) if hasattr(kind, "width_power")]
             raise self.optim.error("optimizer", f"must be {', '.join(users)} for model.parameterization='mup'")
+        if self.train.teacher and not self.model.model_class.decodes:
+            raise self.train.error("teacher", f"teaches no models of the family {self.model.family!r}: write None")
         if mup and self.train.lora_rank:
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.train.lora_rank and self.train.start_from is None:

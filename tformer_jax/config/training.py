@@ -10,6 +10,9 @@ from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, 
 WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
 
+PREFIXES = {"start_from": "start_from_", "lora_rank": "lora_", "teacher": "teacher_"}
+"""Settings of `train`, and with what the names of the others that need them start."""
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig(Section):
@@ -125,6 +128,19 @@ class TrainConfig(Section):
     )
     lora_whole: tuple[str, ...] = setting((), "LoRA: globs of parameters to train in full, such as 'head/*'")
 
+    teacher: str | None = setting(
+        None, "run folder of a model with the same vocabulary whose distributions are learned beside the labels"
+    )
+    teacher_step: int | None = setting(
+        None, "teacher: step of the checkpoint to take; None: the final weights, or the newest checkpoint", low=0
+    )
+    teacher_weight: float = setting(
+        0.5, "teacher: weight w of the loss (1 - w) * cross-entropy + w * divergence", above=0.0, high=1.0
+    )
+    teacher_temperature: float = setting(
+        1.0, "teacher: temperature T of the divergence T^2 KL(teacher || model) (2015)", above=0.0
+    )
+
     label_smoothing: float = setting(
         0.0, "probability mass spread evenly over the tokenizer's tokens, or classes", low=0.0, high=1.0
     )
@@ -202,15 +218,14 @@ class TrainConfig(Section):
     def check(self) -> None:
         if self.weights == "ema" and self.ema_decay is None:
             raise self.error("weights", "needs train.ema_decay, such as 0.999")
-        if self.start_from_step is not None and self.start_from is None:
-            raise self.error("start_from_step", "is used only with train.start_from; leave it out")
         if self.noise_scale and self.accumulate == 1:
             raise self.error("noise_scale", "compares micro-batches: set train.accumulate to 2 or more")
         if self.weights == "average_last" and self.keep_checkpoints < self.average:
             raise self.error("keep_checkpoints", f"must be at least train.average={self.average}")
-        for name in ("lora_alpha", "lora_kernels", "lora_whole"):
-            if name in self.changed_settings() and not self.lora_rank:
-                raise self.error(name, "is used only with train.lora_rank; leave it out")
+        for name in self.changed_settings():
+            for switch, prefix in PREFIXES.items():
+                if name.startswith(prefix) and not getattr(self, switch):
+                    raise self.error(name, f"is used only with train.{switch}; leave it out")
         if self.lora_rank and not (self.lora_kernels or self.lora_whole):
             raise self.error("lora_kernels", "must name parameters to train, such as '*', or train.lora_whole must")
         needed = {"best": 1, "average_best": self.average}.get(self.weights, 0)

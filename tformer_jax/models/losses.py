@@ -1,6 +1,5 @@
 """Cross-entropy loss for training and evaluation."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,12 +25,24 @@ class Sums(NamedTuple):
     """`logsumexp(logits)^2` (PaLM, 2022, section 5)."""
     labels: jax.Array
     """int32: number of counted labels."""
+    divergence: jax.Array
+    """`divergence` from a teacher; 0 without one."""
 
 
 def zero_sums() -> Sums:
     """Returns sums of zero."""
     zero = jnp.zeros(())
-    return Sums(zero, zero, zero, jnp.zeros((), jnp.int32))
+    return Sums(zero, zero, zero, jnp.zeros((), jnp.int32), zero)
+
+
+class Teacher(NamedTuple):
+    """A model whose distributions another one learns, beside the labels."""
+
+    model: nn.Module
+    params: Any
+    weight: float
+    """The loss is `(1 - weight) * cross-entropy + weight * divergence`."""
+    temperature: float
 
 
 def masked_cross_entropy(
@@ -57,7 +68,16 @@ def masked_cross_entropy(
     if label_smoothing:
         losses = losses - label_smoothing * logits[..., :smoothed].mean(axis=-1)
     loss, nll, z = (jnp.where(counted, part, 0).sum() for part in (losses, normalizer - at_label, normalizer**2))
-    return Sums(loss, nll, z, counted.sum(dtype=jnp.int32))
+    return Sums(loss, nll, z, counted.sum(dtype=jnp.int32), jnp.zeros(()))
+
+
+def divergence(logits: jax.Array, teacher: jax.Array, temperature: float) -> jax.Array:
+    """Computes `T^2 KL(p || q)` with `p = softmax(teacher / T)` and `q = softmax(logits / T)`: [..., V] -> [...].
+
+    T^2 keeps the size of the gradients ("Distilling the Knowledge in a Neural Network", 2015, section 2).
+    """
+    p, q = (jax.nn.log_softmax(side.astype(jnp.float32) / temperature, axis=-1) for side in (teacher, logits))
+    return temperature**2 * (jnp.exp(p) * (p - q)).sum(axis=-1)
 
 
 def batch_loss(
@@ -70,6 +90,7 @@ def batch_loss(
     chunk: int | None = None,
     dropout_key: jax.Array | None = None,
     low_rank: Any = None,
+    teacher: Teacher | None = None,
 ) -> tuple[Sums, jax.Array]:
     """Computes the training loss of a batch, and the sum of its auxiliary losses.
 
@@ -79,40 +100,62 @@ def batch_loss(
         chunk: maximum number of positions per row whose logits are in memory at once, also in the backward pass; None:
             all. Results are equal up to the order of summation.
         dropout_key, low_rank: as `registry.forward` takes them.
+        teacher: a model with the same arguments and vocabulary; it is run without dropout.
     """
-    forward = functools.partial(
-        registry.forward, model, params, batch, train=True, dropout_key=dropout_key, low_rank=low_rank
+    method = "__call__" if chunk is None else "features"
+    values, labels, auxiliary_loss = registry.forward(
+        model, params, batch, train=True, dropout_key=dropout_key, low_rank=low_rank, method=method
     )
+    taught = teacher and registry.forward(teacher.model, teacher.params, batch, method=method).values
+
+    def sums(logits: jax.Array, labels: jax.Array, taught: jax.Array | None) -> Sums:
+        own = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
+        if teacher is None or taught is None:
+            return own
+        distance = jnp.where(labels >= 0, divergence(logits, taught, teacher.temperature), 0).sum()
+        loss = (1 - teacher.weight) * own.loss + teacher.weight * distance
+        return own._replace(loss=loss, divergence=distance)
+
     if chunk is None:
-        logits, labels, auxiliary_loss = forward()
-        sums_of_all = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
-        return sums_of_all, auxiliary_loss
-    features, labels, auxiliary_loss = forward(method="features")
+        return sums(values, labels, taught), auxiliary_loss
 
     # the scan over chunks sums the gradients of the parameters in their dtype
     in_float32 = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
 
-    def sums(x: jax.Array, labels: jax.Array) -> Sums:
-        logits: Any = model.apply({"params": in_float32, LOW_RANK: low_rank or {}}, x, method="logits")
-        return masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
+    def sums_of_chunk(features: tuple[jax.Array, jax.Array | None], labels: jax.Array) -> Sums:
+        own, taught = features
+        logits: Any = model.apply({"params": in_float32, LOW_RANK: low_rank or {}}, own, method="logits")
+        theirs: Any = teacher and teacher.model.apply({"params": teacher.params}, taught, method="logits")
+        return sums(logits, labels, theirs)
 
-    return sum_over_chunks(sums, features, labels, chunk), auxiliary_loss
+    return sum_over_chunks(sums_of_chunk, (values, taught), labels, chunk), auxiliary_loss
 
 
-def sum_over_chunks(sums: Callable[[jax.Array, jax.Array], Tree], x: jax.Array, labels: jax.Array, chunk: int) -> Tree:
-    """Sums `sums(x, labels)`, a tree, of x [B, T, D] and labels int [B, T] over chunks of at most `chunk` positions.
+def sum_over_chunks(sums: Callable[[Any, jax.Array], Tree], x: Any, labels: jax.Array, chunk: int) -> Tree:
+    """Sums `sums(x, labels)`, a tree, over chunks of at most `chunk` positions.
 
     Only x is kept for the backward pass, which recomputes each chunk.
+
+    Args:
+        x: array [B, T, D], or a tree of such arrays.
+        labels: int [B, T].
     """
-    B, T, D = x.shape
+    B, T = labels.shape
     pieces = -(-T // chunk)
     chunk = -(-T // pieces)  # equal pieces need the least padding
     missing = pieces * chunk - T
-    x = jnp.pad(x, ((0, 0), (0, missing), (0, 0))).reshape(B, pieces, chunk, D).swapaxes(0, 1)
-    labels = jnp.pad(labels, ((0, 0), (0, missing)), constant_values=IGNORED).reshape(B, pieces, chunk).swapaxes(0, 1)
+
+    def split(array: jax.Array, filler: int = 0) -> jax.Array:
+        padded = jnp.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)), constant_values=filler)
+        return padded.reshape(B, pieces, chunk, *array.shape[2:]).swapaxes(0, 1)
+
+    x, labels = jax.tree.map(split, x), split(labels, IGNORED)
 
     def add(total: Tree, piece: tuple[jax.Array, jax.Array]) -> tuple[Tree, None]:
         return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
 
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(sums, x[0], labels[0]))
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+        jax.eval_shape(sums, *jax.tree.map(lambda array: array[0], (x, labels))),
+    )
     return jax.lax.scan(add, zeros, (x, labels))[0]

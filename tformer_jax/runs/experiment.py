@@ -32,7 +32,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
-from tformer_jax.runs import metrics, provenance, run_folder
+from tformer_jax.runs import metrics, provenance, run_folder, teacher
 from tformer_jax.runs.guards import FolderLock
 from tformer_jax.runs.start_from import check as check_start
 from tformer_jax.train import optimizers, schedules
@@ -208,8 +208,8 @@ def _check(built: Experiment, *, resume: bool) -> None:
     """Checks what needs the data and the model.
 
     Raises:
-        UserError: a glob matches no parameter, the run of `train.start_from` does not fit, `decode.prefix` leaves no
-            room for an output, or a package is missing.
+        UserError: a glob matches no parameter, the run of `train.start_from` or `train.teacher` does not fit,
+            `decode.prefix` leaves no room for an output, or a package is missing.
     """
     cfg, folder, start_from = built.cfg, built.folder, built.start_from
     optimizers.build(cfg, registry.shapes(built.model))  # raises
@@ -218,6 +218,8 @@ def _check(built: Experiment, *, resume: bool) -> None:
             check_start(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
+    if cfg.train.teacher is not None and built.finished is None:
+        teacher.check(cfg, built.tokenizers, built.mesh)
     if task_of(cfg).generates:
         _check_prefix(cfg, built.tokenizers.target)
     metrics.check_installed(cfg)
@@ -240,10 +242,12 @@ def _create_or_check(built: Experiment, facts: dict[str, Any], *, resume: bool) 
     cfg, folder = built.cfg, built.folder
     if not resume:
         run_folder.create(folder, cfg, built.tokenizers, built.corpus.labels, facts)
-        return
-    before = run_folder.check_resumable(folder, cfg, facts)
-    if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
-        logging.getLogger(__name__).warning("%s", warning)
+    else:
+        before = run_folder.check_resumable(folder, cfg, facts)
+        if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
+            logging.getLogger(__name__).warning("%s", warning)
+    if cfg.train.teacher is not None and built.finished is None:
+        teacher.record(cfg, folder)
 
 
 def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:

@@ -6,6 +6,7 @@ from typing import Any
 import optax
 
 from tformer_jax.models import registry
+from tformer_jax.models.losses import Teacher
 from tformer_jax.parallel import placement
 from tformer_jax.runs import run_folder
 from tformer_jax.runs.checkpoint import Checkpointer
@@ -17,17 +18,21 @@ from tformer_jax.train.step import compiling, jitted, make_train_step, training_
 
 
 def start_or_restore(
-    experiment: Experiment, checkpointer: Checkpointer, say: Callable[[str], None]
+    experiment: Experiment, checkpointer: Checkpointer, say: Callable[[str], None], teacher: Teacher | None = None
 ) -> tuple[Callable[..., Any], TrainState, dict[str, Any]]:
     """Returns the jitted step, the state of the newest checkpoint, or a new one, and the host data beside it.
 
     Prefetching of batches starts. A new state is computed while the step compiles, and `say` shows where its
     parameters come from.
+
+    Args:
+        teacher: its parameters are the third argument of the step.
     """
     cfg, model, mesh, batches = experiment.cfg, experiment.model, experiment.mesh, experiment.batches
     optimizer = optimizers.build(cfg, registry.shapes(model))
     abstract = state.abstract(model, optimizer, cfg, mesh)
-    step = jitted(make_train_step(model, optimizer, cfg, smoothed=experiment.smoothed_tokens), abstract, mesh)
+    train_step = make_train_step(model, optimizer, cfg, smoothed=experiment.smoothed_tokens, teacher=teacher)
+    step = jitted(train_step, abstract, mesh)
     host: dict[str, Any] = {"meter": {}, "spikes": {}, "best": {}, "settings": {}}
     host |= {"fingerprint": checkpointer.fingerprint}
 
@@ -35,7 +40,7 @@ def start_or_restore(
         return placement.shard_batch(mesh, batches.peek() or {}, experiment.shards.own)
 
     if checkpointer.latest_step() is None:
-        with compiling(step, abstract, placed_first):
+        with compiling(step, abstract, placed_first, *([teacher.params] if teacher else [])):
             start = _new_state(experiment, optimizer, say)
             if batches.peek():
                 training_flops(cfg.model, placed_first())  # traced while the step compiles

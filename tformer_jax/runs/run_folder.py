@@ -11,6 +11,7 @@ events.jsonl     starts, spikes, interruptions  outputs/                      of
 model.json       parameters by module, backends report.html                   written if train.report is set
 data.json        statistics of the data, and warnings
 vocabulary.json  the run whose vocabulary was changed
+teacher.json     the run that taught this one
 """
 
 import contextlib
@@ -32,6 +33,8 @@ from tformer_jax.runs import provenance
 
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
+TEACHER = "teacher.json"
+"""File that names the teacher of a run, its weights and their checksum."""
 MIXTURE, TRANSFORMS = "the order of the mixture", "the draws of transforms"
 """Names of facts of corpora that are mixed unequally, and of transformed ones."""
 EARLIER = {
@@ -43,7 +46,7 @@ EARLIER = {
 FILES = (
     *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
     *("events.jsonl", "model.json", "data.json", "metrics.jsonl", "weights.json", "result.json"),
-    "vocabulary.json",
+    *("vocabulary.json", TEACHER),
 )
 FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
 """The files and folders of a run that no other output may replace."""

@@ -115,12 +115,7 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
         UserError: `run` is not the folder of a trained run, has no weights or damaged ones, no parameter matches, or
             LoRA would freeze parameters that are newly initialized or of other tokens.
     """
-    _check_run(train, run)
-    latest, step = run_folder.latest_step(run), train.start_from_step
-    if step is not None:
-        run_folder.check_step(run, step)
-    elif not weights.verify(run, latest) and latest is None:
-        raise train.error("start_from", "holds no checkpoint: it was stopped before its first one; train it first")
+    check_weights(train, "start_from", run)
     check_tokenizers(train, model, tokenizers, run)
     boxed, every = registry.shapes(registry.build(model)), _shapes_in_layout_of(model, run)
     rows = _shared_rows(model, every, run, tokenizers, labels)
@@ -139,14 +134,32 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
 
 
 def check_run(cfg: config.Config) -> None:
-    """Raises `UserError` if `train.start_from` does not name the folder of a trained run."""
-    if cfg.train.start_from is not None:
-        _check_run(cfg.train, as_path(cfg.train.start_from))
+    """Raises `UserError` if `train.start_from` or `train.teacher` does not name the folder of a trained run."""
+    for setting in ("start_from", "teacher"):
+        if (run := getattr(cfg.train, setting)) is not None:
+            _check_run(cfg.train, setting, as_path(run))
 
 
-def _check_run(train: TrainConfig, run: Path) -> None:
+def _check_run(train: TrainConfig, setting: str, run: Path) -> None:
     if not (run / "config.json").exists() or not run_folder.holds_weights(run):
-        raise train.error("start_from", "is not the folder of a trained run")
+        raise train.error(setting, "is not the folder of a trained run")
+
+
+def check_weights(train: TrainConfig, setting: str, run: Path) -> None:
+    """Checks that a run that `train` names has the weights of the step that it names.
+
+    Args:
+        setting: "start_from" or "teacher".
+
+    Raises:
+        UserError: `run` is not the folder of a trained run, has no weights or damaged ones.
+    """
+    _check_run(train, setting, run)
+    latest, step = run_folder.latest_step(run), getattr(train, f"{setting}_step")
+    if step is not None:
+        run_folder.check_step(run, step)
+    elif not weights.verify(run, latest) and latest is None:
+        raise train.error(setting, "holds no checkpoint: it was stopped before its first one; train it first")
 
 
 def _without_other_head(known: dict[str, Any], labels: Labels, run: Path) -> dict[str, Any]:

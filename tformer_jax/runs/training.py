@@ -15,7 +15,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.pending import jsonable
 from tformer_jax.data.stages import stages_begun
 from tformer_jax.parallel import placement
-from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, weights
+from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, teacher, weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.experiment import Experiment
@@ -96,7 +96,8 @@ class Training:
             group=experiment.group,
         )
         view = ProgressView(steps=train.steps, console=None if experiment.group.first else Console(quiet=True))
-        train_step, state, host = start_or_restore(experiment, self.checkpointer, view.say)
+        self.teacher = teacher.load(train, experiment.mesh, experiment.group)
+        train_step, state, host = start_or_restore(experiment, self.checkpointer, view.say, self.teacher)
         step = int(state.step)
         self.record, self.watchdog = Record(experiment, view, step), Watchdog(train.hang_seconds)
         monitor = StepMonitor(
@@ -107,7 +108,9 @@ class Training:
         )
         place = functools.partial(placement.shard_batch, experiment.mesh, own=experiment.shards.own)
         meter = Meter(**host["meter"])
-        self.trainer = Trainer(cfg.model, train_step, state, experiment.batches, place, meter=meter, monitor=monitor)
+        parts = cfg.model, train_step, state, experiment.batches, place
+        taught_by = [self.teacher.params] if self.teacher else []
+        self.trainer = Trainer(*parts, meter=meter, monitor=monitor, taught_by=taught_by)
         best, evaluated_at = best_so_far(host, self.checkpointer.fingerprint), host.get("evaluated_at", step)
         self.evaluations = Evaluations(experiment, self.record, self.watchdog, best, evaluated_at)
         changed = run_folder.changed_settings(host["settings"], cfg)
@@ -284,6 +287,7 @@ class Training:
             "weights": {"kind": kind, "steps": steps},
             "attention_backends": announcement.attention_backends(self.experiment),
             **({"changed_settings": changes} if changes else {}),
+            **({"teacher": run_folder.read_json(self.experiment.folder / run_folder.TEACHER)} if self.teacher else {}),
             **self.trainer.meter.totals(),
         }
 
@@ -292,8 +296,9 @@ class Training:
         params = placement.to_host(self.trainer.state.params)
         batch: Mapping[str, np.ndarray] = placement.to_host(error.batch)
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), error.step - 1)
+        taught = self.teacher and self.teacher._replace(params=placement.to_host(self.teacher.params))
         with self.watchdog.paused():
-            first = non_finite.origin(self.experiment.model, params, batch, key, self.cfg)
+            first = non_finite.origin(self.experiment.model, params, batch, key, self.cfg, taught)
         saved = self.checkpointer.latest_step()
         return RunError(
             f"{error} ({first}; last checkpoint: {f'step {saved}' if saved else 'none'}); repeat the command with "

@@ -37,8 +37,11 @@ TOKENIZER_SETTINGS = (
     *("split_digits", "character_coverage", "byte_fallback", "symbols", "placeholders"),
 )
 """Settings of `data` about the training of tokenizers."""
-START_SETTINGS = ("start_from", "start_from_step", "lora_rank", "lora_alpha", "lora_kernels", "lora_whole")
-"""Settings of `train` about the parameters that a run started from."""
+START_SETTINGS = (
+    *("start_from", "start_from_step", "lora_rank", "lora_alpha", "lora_kernels", "lora_whole"),
+    *("teacher", "teacher_step", "teacher_weight", "teacher_temperature"),
+)
+"""Settings of `train` about the runs that a run started from or learned from."""
 
 
 class Usage(NamedTuple):

@@ -153,7 +153,7 @@ def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, g
         ) from error
     if not group.first:
         return
-    facts = {"weights": kind, "steps": steps, "at_step": saved_step, "checksums": _checksums(run / FOLDER)}
+    facts = {"weights": kind, "steps": steps, "at_step": saved_step, "checksums": checksums(run / FOLDER)}
     write_json(weights_json(run), facts)
 
 
@@ -188,7 +188,7 @@ def verify(run: Path, latest_step: int | None) -> bool:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["at_step"] < (latest_step or 0):
             return False
-        if facts["checksums"] != _checksums(run / FOLDER):
+        if facts["checksums"] != checksums(run / FOLDER):
             raise ValueError("the checksums of its files do not match")
     return True
 
@@ -205,7 +205,7 @@ def _damage_named(run: Path) -> Iterator[None]:
         raise UserError(f"{run / FOLDER} is damaged ({first_line(error)}): {remedy}") from error
 
 
-def _checksums(folder: Path) -> dict[str, str]:
+def checksums(folder: Path) -> dict[str, str]:
     """Returns the BLAKE2b hash of each file in `folder`, by relative path."""
     found = {}
     for path in sorted(_files(folder)):

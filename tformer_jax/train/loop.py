@@ -20,8 +20,9 @@ class Trainer:
     """The state of training, which `run` advances.
 
     Args:
-        train_step: the jitted step: (state, batch) -> (state, metrics).
+        train_step: the jitted step: (state, batch, *taught_by) -> (state, metrics).
         place: puts a batch of this process onto its devices.
+        taught_by: the parameters of the teacher; () without one.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class Trainer:
         *,
         meter: Meter,
         monitor: StepMonitor,
+        taught_by: Sequence[Any] = (),
     ):
-        self.cfg, self.train_step, self.state = cfg, train_step, state
+        self.cfg, self.train_step, self.state, self.taught_by = cfg, train_step, state, taught_by
         self.batches, self.place = batches, place
         self.meter, self.monitor = meter, monitor
         self.step = int(state.step)
@@ -51,7 +53,7 @@ class Trainer:
         """
         self.batches.take_waited()  # before the first step
         for batch in self._batches_until(ended):
-            self.state, metrics = self.train_step(self.state, batch)
+            self.state, metrics = self.train_step(self.state, batch, *self.taught_by)
             self.finish_step(batch, metrics)
             for due, action in actions:
                 if due(self.step):

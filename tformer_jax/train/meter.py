@@ -116,7 +116,7 @@ def _averages(steps: list[Values]) -> Values:
             name: np.array([step[name] for step in updates]) for name in updates[0] if name not in ("skipped", "tokens")
         }
         labels = columns.pop("labels")
-        by_label = {name: columns.pop(name) for name in ("loss", "nll") if name in columns}
+        by_label = {name: columns.pop(name) for name in ("loss", "nll", "divergence") if name in columns}
         result |= {name: float((column * labels).sum() / max(labels.sum(), 1)) for name, column in by_label.items()}
         result |= {name: float(column.mean()) for name, column in columns.items()}
     if "gradient_squared" in result:

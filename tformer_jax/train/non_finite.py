@@ -12,6 +12,7 @@ from flax import linen as nn
 from tformer_jax.base.errors import one_line
 from tformer_jax.config import Config
 from tformer_jax.models import registry
+from tformer_jax.models.losses import Teacher
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.train import lora, schedules
 from tformer_jax.train.step import accumulated_gradients
@@ -26,15 +27,22 @@ def milder_flags(cfg: Config) -> str:
     )
 
 
-def origin(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config) -> str:
+def origin(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config, *teacher: Any) -> str:
     """Describes the origin of non-finite numbers: the result of `first_non_finite`, or why it failed."""
     try:
-        return f"first non-finite value: the {first_non_finite(model, params, batch, key, cfg)}"
+        return f"first non-finite value: the {first_non_finite(model, params, batch, key, cfg, *teacher)}"
     except Exception as error:  # the run ends with an error of its own
         return f"the search for the first non-finite value failed: {one_line(error)}"
 
 
-def first_non_finite(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config) -> str:
+def first_non_finite(
+    model: nn.Module,
+    params: Any,
+    batch: Mapping[str, Any],
+    key: jax.Array,
+    cfg: Config,
+    teacher: Teacher | None = None,
+) -> str:
     """Names the first non-finite value of a step on this batch; slow, since it runs without `jit`, on one device.
 
     Checks the parameters, the output of each module in the forward pass, in order, the losses, and the gradients.
@@ -44,13 +52,14 @@ def first_non_finite(model: nn.Module, params: Any, batch: Mapping[str, Any], ke
         key: the step's random key, as for `step.accumulated_gradients`.
     """
     params = jax.tree.map(jnp.asarray, params)
+    teacher = teacher and teacher._replace(params=jax.tree.map(jnp.asarray, teacher.params))
     full = lora.merged(params)
     for name, leaf in named_leaves(full):
         if not _is_finite(leaf):
             return f"parameter {name}"
     if module := _first_module(model, full, batch, key):
         return f"output of {module}"
-    sums, auxiliary_loss, grads, _ = accumulated_gradients(model, params, batch, key, cfg)
+    sums, auxiliary_loss, grads, _ = accumulated_gradients(model, params, batch, key, cfg, teacher=teacher)
     if not _is_finite(sums.loss):
         return "loss"
     if cfg.train.z_loss and not _is_finite(cfg.train.z_loss * sums.z):

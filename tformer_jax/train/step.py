@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from tformer_jax.base.cpu import train_step_options
 from tformer_jax.config import Config, ModelConfig
 from tformer_jax.models import cost, registry
-from tformer_jax.models.losses import Sums, batch_loss, zero_sums
+from tformer_jax.models.losses import Sums, Teacher, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import diagnostics, lora, optimizers
@@ -26,32 +26,42 @@ Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 MicroBatchStats = tuple[jax.Array, jax.Array]
 """The gradient norm of each micro-batch's mean loss, and its number of labels: [accumulate] each."""
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+TrainStep = Callable[..., tuple[TrainState, Metrics]]
+"""(state, batch, parameters of a teacher or None) -> (state, metrics)."""
 
 
 def make_train_step(
-    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, *, smoothed: int | None = None
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    cfg: Config,
+    *,
+    smoothed: int | None = None,
+    teacher: Teacher | None = None,
 ) -> TrainStep:
-    """Builds `train_step(state, batch) -> (state, metrics)`, ready for `jax.jit`.
+    """Builds `train_step(state, batch, taught_by=None) -> (state, metrics)`, ready for `jax.jit`.
 
     The loss is a sum over labels divided once by their number in the global batch, so it does not depend on padding,
     `cfg.train.accumulate` or the number of devices. (Dropout masks and auxiliary losses of experts, which are means
     over a micro-batch, depend on `cfg.train.accumulate`.) A step whose loss or gradient is not finite updates only the
     step counters.
 
-    Metrics are float32 scalars: `loss` (nats per label; with label smoothing, `nll` is the loss without it), `labels`
-    (number of labels), `tokens` (number of non-padding input tokens), `grad_norm` (before clipping), `skipped`
-    (consecutive skipped steps up to this one), with experts `auxiliary_loss` (weighted, not part of `loss`), and those
-    of `diagnostics` that `cfg.train` selects.
+    Metrics are float32 scalars: `loss` (nats per label), `labels` (number of labels), `tokens` (number of non-padding
+    input tokens), `grad_norm` (before clipping), `skipped` (consecutive skipped steps up to this one), with label
+    smoothing or a teacher `nll` (the loss without both), with a teacher `divergence`, with experts `auxiliary_loss`
+    (weighted, not part of `loss`), and those of `diagnostics` that `cfg.train` selects.
 
     Args:
         smoothed: number of labels, those of the tokenizer, over which label smoothing spreads; None: all.
+        teacher: that of `cfg.train.teacher`; the step takes its parameters as the argument `taught_by`.
     """
     train = cfg.train
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: Batch, taught_by: Any = None) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
-        sums, auxiliary_loss, grads, stats = accumulated_gradients(model, state.params, batch, key, cfg, smoothed)
+        source = teacher and teacher._replace(params=taught_by)
+        sums, auxiliary_loss, grads, stats = accumulated_gradients(
+            model, state.params, batch, key, cfg, smoothed, source
+        )
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
         trainable = lora.trainable(state.params)
@@ -64,8 +74,10 @@ def make_train_step(
         trainable, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
         tokens = sum((batch[name] != PAD).sum() for name in model.inputs)
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
-        if train.label_smoothing:
+        if train.label_smoothing or teacher is not None:
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
+        if teacher is not None:
+            metrics["divergence"] = sums.divergence / jnp.maximum(sums.labels, 1)
         if cfg.model.uses_experts:
             metrics["auxiliary_loss"] = auxiliary_loss
         if train.log_norms:
@@ -86,9 +98,9 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
     """
     where = jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    def on_mesh(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    def on_mesh(state: TrainState, batch: Batch, taught_by: Any = None) -> tuple[TrainState, StepMetrics]:
         with rules.use_mesh(mesh):
-            new_state, metrics = train_step(state, batch)
+            new_state, metrics = train_step(state, batch, taught_by)
             return new_state, pack(metrics)
 
     return jax.jit(
@@ -100,7 +112,9 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
 
 
 @contextlib.contextmanager
-def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batch]) -> Iterator[None]:
+def compiling(
+    train_step: Any, state: TrainState, first_batch: Callable[[], Batch], *taught_by: Any
+) -> Iterator[None]:
     """Context in which another thread compiles a train step of `jitted` for the first batch.
 
     Most of a compilation uses one core. Errors are ignored here; the first call raises them. With several
@@ -108,11 +122,12 @@ def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batc
 
     Args:
         state: shapes, dtypes and shardings of the state.
+        taught_by: the parameters of the teacher, if the step has one.
     """
 
     def run() -> None:
         with contextlib.suppress(Exception):
-            train_step.lower(state, first_batch()).compile()
+            train_step.lower(state, first_batch(), *taught_by).compile()
 
     thread = threading.Thread(target=run, name="compilation")
     if jax.process_count() == 1:
@@ -137,7 +152,13 @@ class Gradients(NamedTuple):
 
 
 def accumulated_gradients(
-    model: nn.Module, params: Any, batch: Batch, key: jax.Array, cfg: Config, smoothed: int | None = None
+    model: nn.Module,
+    params: Any,
+    batch: Batch,
+    key: jax.Array,
+    cfg: Config,
+    smoothed: int | None = None,
+    teacher: Teacher | None = None,
 ) -> Gradients:
     """Computes the losses and the gradients of a step.
 
@@ -168,6 +189,7 @@ def accumulated_gradients(
             chunk=train.loss_chunk,
             dropout_key=key,
             low_rank=low_rank,
+            teacher=teacher,
         )
         return (sums.loss + train.z_loss * sums.z) / total + auxiliary / count, (sums, auxiliary / count)
 

@@ -16,6 +16,7 @@ from tformer_jax.models import cost, registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import BATCH_AXES, make_mesh
 from tformer_jax.runs.chips import Chip
+from tformer_jax.runs.teacher import abstract as abstract_teacher
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.step import jitted, make_train_step
 
@@ -91,7 +92,9 @@ def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, le
     example = registry.example_batch(cfg.model, rows, length)
     where = rules.batch_sharding(mesh)
     arrays = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for name, x in example.items()}
-    program = _compile(jitted(make_train_step(model, optimizer, cfg), start, mesh).lower(start, arrays))
+    teacher = abstract_teacher(cfg.train, mesh)
+    step = jitted(make_train_step(model, optimizer, cfg, teacher=teacher), start, mesh)
+    program = _compile(step.lower(start, arrays, teacher and teacher.params))
     useful, executed = _training_flops(cfg, rows, length)
     return _figures(program, mesh, rows, length, useful, executed), program
 
