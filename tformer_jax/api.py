@@ -30,6 +30,7 @@ from tformer_jax.inference.embeddings import Embedder
 from tformer_jax.inference.encoding import LongTexts, check_example, encode_one, prompt_length
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
 from tformer_jax.inference.languages import Languages
+from tformer_jax.inference.layout import quantized_layout
 from tformer_jax.inference.outputs import Output
 from tformer_jax.inference.requests import Request
 from tformer_jax.inference.scores import Scored, Scorer
@@ -44,17 +45,20 @@ LanguageNames = str | Sequence[str | None] | None
 """A language for all texts, or one for each; None: it is not given."""
 
 
-def load(path: str | Path, *, mesh: str | None = None, step: int | None = None) -> "Run":
+def load(
+    path: str | Path, *, mesh: str | None = None, step: int | None = None, quantization: str | None = None
+) -> "Run":
     """Loads a run folder of `scripts/train.py`: its final weights, or the newest checkpoint of an unfinished run.
 
     Args:
         path: the run folder.
         mesh: devices to shard the model over, such as "data=2,tensor=4" or "fsdp"; None: the first device.
         step: load the checkpoint of this step instead: its parameters, or their EMA if `train.weights="ema"`.
+        quantization: "int8_weights" or "int8", to store kernels as int8 (`model.quantization`).
 
     Raises:
-        UserError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh does not
-            fit the model.
+        UserError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh or the
+            quantization does not fit the model.
     """
     if mesh is None:
         trained = load_trained(as_path(path), None, step=step)
@@ -63,7 +67,11 @@ def load(path: str | Path, *, mesh: str | None = None, step: int | None = None) 
         device_mesh = make_mesh(parallel)
         trained = load_trained(as_path(path), device_mesh, step=step)
         rules.check_model(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
-    return Run(as_path(path), trained.cfg, trained.model, trained.params, trained.tokenizers, trained.labels, step)
+    cfg, model, params = trained.cfg, trained.model, trained.params
+    if quantization is not None:
+        model, params = quantized_layout(model, params, quantization)
+        cfg = dataclasses.replace(cfg, model=model.cfg)
+    return Run(as_path(path), cfg, model, params, trained.tokenizers, trained.labels, step)
 
 
 @dataclasses.dataclass(frozen=True)

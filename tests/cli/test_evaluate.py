@@ -10,7 +10,7 @@ import sacrebleu
 import tformer_jax as tj
 from tests.cli.finished_runs import finish, runs_of_each_family
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import evaluate
+from tformer_jax.cli import evaluate, translate
 from tformer_jax.config import DataConfig
 
 
@@ -159,3 +159,15 @@ def test_evaluation_on_a_mesh(runs, tmp_path):
     evaluate.main([*flags, "--mesh", "data=2,tensor=2"])
     found, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
     assert found["metrics"] == pytest.approx(final["test"], rel=1e-5)
+
+
+def test_int8_kernels_change_the_loss_a_little_and_are_recorded(runs, tmp_path):
+    run, record, output = runs["seq2seq"], tmp_path / "record.json", tmp_path / "output.txt"
+    flags = ["--run", str(run), "--quantize", "int8"]
+    evaluate.main([*flags, "--data", str(run.parent), "--record", str(record)])
+    found, exact = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert found["quantization"] == "int8"
+    assert 0 < abs(found["metrics"]["loss"] - exact["test"]["loss"]) < 0.1
+    translate.main([*flags, "abc", "gh", "--output", str(output)])
+    assert output.read_text().split("\n")[:2] == tj.load(run, quantization="int8").translate(["abc", "gh"])
+    assert json.loads((tmp_path / "output.txt.provenance.json").read_text())["command"]["quantize"] == "int8"

@@ -23,6 +23,7 @@ from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
 from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.config.kinds import import_modules
+from tformer_jax.config.layouts import QUANTIZATIONS
 from tformer_jax.runs.provenance import program
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
 
 
 def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
-    """Loads the run that the flags of `add_run` name; JAX then runs its programs in the calling thread.
+    """Loads the run of the flags of `add_run` and `add_quantize`; JAX then runs its programs in the calling thread.
 
     Raises:
         UserError: there is no such run, or it has no output head, which the command needs.
@@ -86,7 +87,8 @@ def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
 
     import_modules(options.imports)
     run_in_calling_thread()
-    run = tformer_jax.load(options.run, mesh=options.mesh, step=options.step)
+    quantization = getattr(options, "quantize", None)
+    run = tformer_jax.load(options.run, mesh=options.mesh, step=options.step, quantization=quantization)
     if needs_head:
         run.require_head("this command")
     return run
@@ -142,6 +144,15 @@ def add_run(
     )
     add_mesh(parser)
     add_imports(parser)
+
+
+def add_quantize(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag `--quantize`, which `load_run` reads."""
+    parser.add_argument(
+        "--quantize",
+        choices=QUANTIZATIONS,
+        help="store the kernels of layers as int8 (int8_weights), and also multiply in int8 (int8); extra: quantize",
+    )
 
 
 def add_imports(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ import tformer_jax as tj
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
 from tformer_jax.cli import generation, test_sets
-from tformer_jax.cli.common import add_data, check_writable, load_run, reporting_writes, run_parser
+from tformer_jax.cli.common import add_data, add_quantize, check_writable, load_run, reporting_writes, run_parser
 from tformer_jax.cli.outputs import format_record
 from tformer_jax.config import Config, read_mesh, to_dict
 from tformer_jax.config.fields import flag
@@ -179,6 +179,7 @@ def make_record(
         "seed": cfg.seed,
         "weights": run_folder.weights_of(run.path, run.step),
         **facts,
+        **({"quantization": cfg.model.quantization} if cfg.model.quantization else {}),
         "decode": to_dict(cfg.decode),
         "seconds": seconds,
         "metrics": evaluation.metrics,
@@ -233,6 +234,7 @@ def parser() -> argparse.ArgumentParser:
     result = run_parser(
         "evaluate", "Evaluates a trained model on all examples of a split of its data, or on another test set."
     )
+    add_quantize(result)
     result.add_argument("--split", choices=("validation", "test"), help="split to evaluate (default: test)")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
     result.add_argument(

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli import outputs
-from tformer_jax.cli.common import run_parser
+from tformer_jax.cli.common import add_quantize, run_parser
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config.fields import flag
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
@@ -65,6 +65,7 @@ class Work(Generic[Result]):
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of a command that processes lines, with the flags that all of them have."""
     result = run_parser(command, description)
+    add_quantize(result)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
     result.add_argument(
         "--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz, .bz2, .xz, .lz4 or .zst"
@@ -140,6 +141,8 @@ def settings_facts(work: Work[Any]) -> outputs.Facts:
     """Returns what determines the output, except the input."""
     names = (*work.fields, *work.settings, "on_long_line")
     command = {name: getattr(work.options, name) for name in names}
+    if work.options.quantize:
+        command["quantize"] = work.options.quantize
     return {"run": run_identity(work.options.run, work.options.step), "command": command, **work.facts}
 
 

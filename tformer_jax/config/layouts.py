@@ -1,6 +1,7 @@
 """Values of settings about dtypes, stored layouts and rematerialization."""
 
 DTYPES = ("float32", "bfloat16")
+QUANTIZATIONS = ("int8_weights", "int8")
 PROJECTIONS = ("query", "key", "value", "output")
 FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
 """Projections that each value of `attention_projections` fuses into one."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
 from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
-from tformer_jax.config.layouts import DTYPES, FUSED, NORM_PLACEMENTS, PROJECTIONS, REMAT_POLICIES
+from tformer_jax.config.layouts import DTYPES, FUSED, NORM_PLACEMENTS, PROJECTIONS, QUANTIZATIONS, REMAT_POLICIES
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
@@ -30,10 +30,7 @@ class ModelConfig(Section):
 
     dim: int = setting(512, "[D] model width", low=1)
     encoder_layers: int = setting(
-        6,
-        "[L] encoder depth",
-        low=0,
-        used_by={"family": ("seq2seq", "classifier", "masked_lm")},
+        6, "[L] encoder depth", low=0, used_by={"family": ("seq2seq", "classifier", "masked_lm")}
     )
     decoder_layers: int = setting(6, "[L] decoder depth", low=0, used_by={"family": ("seq2seq", "decoder_lm")})
     layer_pattern: tuple[str, ...] = setting(
@@ -169,7 +166,6 @@ class ModelConfig(Section):
         used_by={"family": ("classifier", "masked_lm")},
     )
     transform_bias: bool = setting(True, "bias of head_transform", used_by={"family": ("classifier", "masked_lm")})
-
     transform_activation: str | None = setting(
         None,
         "activation of head_transform; None: activation",
@@ -220,6 +216,9 @@ class ModelConfig(Section):
         "dtype in which gradients are summed over tokens and devices; errors of bfloat16 grow with the devices",
         choices=DTYPES,
         used_by={"dtype": ("bfloat16",)},
+    )
+    quantization: str | None = setting(
+        None, "round kernels of layers (int8_weights), or also their inputs (int8), to int8", choices=QUANTIZATIONS
     )
 
     def check(self) -> None:

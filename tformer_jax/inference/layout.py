@@ -1,11 +1,15 @@
 """Conversion of a model to the parameter layout that decodes fastest on this device."""
 
+import dataclasses
+import functools
 import weakref
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
-from tformer_jax.models import conversions
+from tformer_jax.models import conversions, registry
+from tformer_jax.nn.quantized import is_quantized
 from tformer_jax.nn.xla import decodes_with_fused_weights
 
 Key = tuple[Any, tuple[int, ...]]
@@ -14,11 +18,12 @@ _converted: dict[Key, tuple[Any, Any]] = {}
 
 
 def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
-    """Unrolls scanned layers; on CPUs, also fuses projections and unties the output head.
+    """Unrolls scanned layers and stores kernels as `model.cfg.quantization` says.
 
-    On CPUs, which have much memory, calls with the same arrays return the same result without another copy.
+    On CPUs, it also fuses projections that are not stored as int8 yet, and unties the output head. There, and with
+    int8, calls with the same arrays return the same result without another copy.
     """
-    if not decodes_with_fused_weights():
+    if not (decodes_with_fused_weights() or model.cfg.quantization):
         return unroll_layers(model, params)
     leaves = jax.tree.leaves(params)
     key = model, tuple(map(id, leaves))
@@ -36,8 +41,25 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
 
 def _convert_for_decoding(model: Any, params: Any) -> tuple[Any, Any]:
     model, params = unroll_layers(model, params)
-    cfg, params = conversions.fused(*conversions.untied(model.cfg, params))
-    return type(model)(cfg), params
+    if decodes_with_fused_weights():
+        cfg, params = conversions.untied(model.cfg, params)
+        if not any(map(is_quantized, flatten_dict(params).values())):
+            cfg, params = conversions.fused(cfg, params)
+        model = type(model)(cfg)
+    if model.cfg.quantization:
+        params = jax.jit(functools.partial(registry.quantized, model))(params)
+    return model, params
+
+
+def quantized_layout(model: Any, params: Any, quantization: str) -> tuple[Any, Any]:
+    """Returns a model with `cfg.quantization`, unrolled, and its parameters with the kernels of layers as int8.
+
+    Raises:
+        UserError: a kind of the model does not support it, or a package is missing.
+    """
+    model, params = unroll_layers(model, params)
+    model = registry.build(dataclasses.replace(model.cfg, quantization=quantization))
+    return model, jax.jit(functools.partial(registry.quantized, model))(params)
 
 
 def unroll_layers(model: Any, params: Any) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from tformer_jax.config import ModelConfig, kinds
@@ -15,6 +16,7 @@ from tformer_jax.models.family import Batch
 from tformer_jax.nn import attention_ops, attention_positions
 from tformer_jax.nn.attention_ops.select import choose
 from tformer_jax.nn.linear import LOW_RANK, Linear
+from tformer_jax.nn.quantized import check_installed, is_quantized, quantize
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 
@@ -24,8 +26,9 @@ def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
 
     Raises:
         UserError: `cfg.attention_backend` does not support this platform or what the model needs (for training if
-            `train`).
+            `train`), or a package is missing.
     """
+    check_installed(cfg)
     for needs in attention_needs(cfg, train=train).values():
         attention_ops.get_backend(cfg.attention_backend, needs)
     return cfg.model_class(cfg)
@@ -94,18 +97,31 @@ def shapes(model: nn.Module) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
-def linear_kernels(model: nn.Module) -> frozenset[tuple[str, ...]]:
-    """Returns the paths of the kernels that `Linear` layers apply, which low-rank updates need not change."""
-    found = set()
+def linear_kernels(model: nn.Module) -> Mapping[tuple[str, ...], int]:
+    """Returns the paths of the kernels that `Linear` layers apply, and the number of their axes that are inputs.
+
+    Low-rank updates need not change them, and they can be stored as int8.
+    """
+    found = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if isinstance(context.module, Linear):
-            found.add((*context.module.path, "kernel"))
+            found[*context.module.path, "kernel"] = len(context.module.inputs)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         jax.eval_shape(lambda: init(model, jax.random.key(0)))
-    return frozenset(found)
+    return found
+
+
+def quantized(model: nn.Module, params: Any) -> Any:
+    """Returns the parameters with the kernels of unrolled layers stored as int8, for `cfg.quantization`."""
+    found = flatten_dict(params)
+    for path, inputs in linear_kernels(model).items():
+        if not is_quantized(found[path]):
+            kernel = found[path].astype(jnp.float32)
+            found[path] = quantize(kernel, range(inputs, kernel.ndim))
+    return unflatten_dict(found)
 
 
 def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:

@@ -56,7 +56,10 @@ class LatentAttention(nn.Module):
     cross: bool = False
     cache: ClassVar[type[TokenCache]] = Latents
     settings: ClassVar[tuple[str, ...]] = ("mla", "attention_scale", "attention_softcap", "attention_dropout")
-    limits: ClassVar[tuple[Limit, ...]] = (Limit("model.parameterization", ("standard",), "has no rule for latents"),)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        Limit("model.parameterization", ("standard",), "has no rule for latents"),
+        Limit("model.quantization", (None,), "queries are multiplied by kernels in their own dtype"),
+    )
 
     @staticmethod
     def rotated_size(cfg: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
+from tformer_jax.nn import quantized
 from tformer_jax.nn.gathered import Names, with_gathered
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import mesh_axes, named, platform
@@ -189,7 +190,7 @@ class Linear(Module):
         lead, names = x.shape[: x.ndim - len(in_shape)], (_merged_name(self.inputs), _merged_name(self.outputs))
         matrix = kernel.astype(self.cfg.gradient_dtype).reshape(fan_in, fan_out)
         x = x.astype(self.cfg.dtype).reshape(*lead, fan_in)
-        y = product(x, matrix, names)
+        y = self._product(x, matrix, names)
         if self.has_variable(LOW_RANK, "kernel"):
             factors: Any = self.get_variable(LOW_RANK, "kernel")
             y = y + low_rank_product(x, factors["a"].reshape(fan_in, -1), factors["b"].reshape(-1, fan_out))
@@ -198,3 +199,16 @@ class Linear(Module):
             zeros = named(nn.initializers.zeros, *out_names)
             y = y + broadcast_like(self.param("bias", zeros, out_shape, param_dtype), y)
         return y
+
+    @nn.nowrap
+    def _product(self, x: jax.Array, matrix: Any, names: Names) -> jax.Array:
+        """Computes `product`, rounded as `cfg.quantization` says; the matrix may be stored as int8."""
+        if self.cfg.quantization is None:
+            return product(x, matrix, names)
+        if not quantized.is_quantized(matrix):
+            if self.cfg.quantization == "int8":
+                x = quantized.rounded(x, range(x.ndim - 1))
+            return product(x, quantized.rounded(matrix, range(1, 2)), names)
+        if self.cfg.quantization == "int8":
+            return quantized.integer_product(x, matrix)
+        return product(x, quantized.dequantize(matrix), names)

@@ -45,6 +45,7 @@ class MixtureOfExperts(Module):
     limits: ClassVar[tuple[Limit, ...]] = (
         Limit("model.ffn_dropout", (0.0,), "is not applied to experts"),
         Limit("model.parameterization", ("standard",), "has no rule for routers"),
+        Limit("model.quantization", (None,), "kernels of experts are not quantized"),
     )
 
     @staticmethod

@@ -29,6 +29,7 @@ FREE_SETTINGS = (
     *("tie_embeddings", "token_types", "output_bias", "pooling", "pooler*", "prefix_lm"),
     *("head_transform", "transform_*"),
     *("scan_layers", "remat", "*dtype", "attention_backend", "attention_projections", "*dropout"),
+    "quantization",
     *("initializer", "init_std", "embedding_std", "scale_residual_init"),
     *("moe.expert_capacity", "moe.balance_loss", "moe.router_z_loss"),
 )

@@ -112,9 +112,7 @@ def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
 
 
 @contextlib.contextmanager
-def compiling(
-    train_step: Any, state: TrainState, first_batch: Callable[[], Batch], *taught_by: Any
-) -> Iterator[None]:
+def compiling(train_step: Any, state: TrainState, first_batch: Callable[[], Batch], *taught_by: Any) -> Iterator[None]:
     """Context in which another thread compiles a train step of `jitted` for the first batch.
 
     Most of a compilation uses one core. Errors are ignored here; the first call raises them. With several
