@@ -1,6 +1,7 @@
 """Stages: each draw is from the mixture of its stage, exactly, and a restored iterator continues in any of them."""
 
 import json
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -257,3 +258,40 @@ def test_loader_processes_read_the_same_batches(kind):
     assert_same(take(loaded, 24), take(whole, 24))
     assert begun(loaded) == begun(whole)
     loaded.close()
+
+
+UPPER = {"kind": "case", "probability": 1.0}
+
+
+def test_a_stage_names_its_transforms():
+    """Upper case in the first stage, none in the second, all in the last; resumes and processes are exact."""
+    stages = ("long with case until step 3", "long, short without transforms until step 7", "short")
+    arguments = staged_data("pairs in buckets", stages, transforms=(UPPER,))
+    batches = train_batches(*arguments)
+    whole = take(batches, 40)
+    decode = arguments[2].target.decode
+    texts = [decode(row) for batch in whole for row in batch["source"]]
+    assert {letter for text in texts for letter in text} == set("AabB")
+    assert not any({"A", "a"} <= {*text} for text in texts)
+    assert {*texts[-1]} == {"B"}
+    assert_restored_exactly(arguments, batches=12, points=6)
+    assert_shards_of(arguments, whole[:12])
+    plain = take(
+        train_batches(
+            *staged_data("pairs in buckets", tuple(re.sub(" with.*s?(?= until)", "", stage) for stage in stages))
+        ),
+        40,
+    )
+    assert [decode(row).lower() for batch in plain for row in batch["source"]] == [text.lower() for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("stages", "transforms", "sentence"),
+    [
+        (("long with cose until step 9", "short"), (UPPER,), r"data.transforms has no 'cose'; did you mean 'case'\?"),
+        (("long without transforms until step 9", "short"), (), "data.transforms has none: list those of all stages"),
+    ],
+)
+def test_unknown_transforms_of_a_stage(stages, transforms, sentence):
+    with pytest.raises(UserError, match=sentence):
+        staged_data("pairs in buckets", stages, transforms=transforms)

@@ -120,8 +120,8 @@ class DataConfig(Section):
     stages: tuple[str, ...] = setting(
         (),
         "mixtures in turn, in place of weights: 'general until step 2000', 'general 4 to 1, domain 0 to 3 for 2 epochs "
-        "of domain', 'linearly to domain for 1000000 tokens', 'temperature 5'; a source is a direction, or an entry of "
-        "train or its file name up to the first dot",
+        "of domain', 'linearly to domain for 1000000 tokens', 'temperature 5 with typos' of transforms; a source is a "
+        "direction, or an entry of train or its file name up to the first dot",
         used_by="source",
     )
     fields: tuple[str, ...] = setting(

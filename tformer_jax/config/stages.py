@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tformer_jax.config.data import DataConfig
 
 STAGE = re.compile(
-    r"(?P<previous>linearly to +)?(?P<mixture>.+?)"
+    r"(?P<previous>linearly to +)?(?P<mixture>.+?)(?: +with +(?P<with>.+?)|(?P<without> +without +transforms))?"
     r"(?: +until +step +(?P<step>\S+)| +for +(?P<tokens>\S+) +tokens?"
     r"| +for +(?P<epochs>\S+) +epochs? +of +(?P<source>.+))?"
 )
@@ -19,7 +19,8 @@ WEIGHT = re.compile(r"(?P<name>.+?)(?: +(?P<begin>[\d.]\S*)(?: +to +(?P<end>[\d.
 TEMPERATURE = "temperature"
 FORMS = (
     "write a mixture such as 'general 4, domain 1', 'general 4 to 1, domain 0 to 3', 'linearly to domain 1' or "
-    "'temperature 5', followed by 'until step 2000', 'for 5000000 tokens' or 'for 2 epochs of domain'"
+    "'temperature 5', perhaps 'with typos, case' or 'without transforms', followed by 'until step 2000', 'for 5000000 "
+    "tokens' or 'for 2 epochs of domain'"
 )
 
 
@@ -50,6 +51,8 @@ class Stage(NamedTuple):
     """Whether weights change linearly from those at the end of the previous stage."""
     end: End | None
     """None: at the end of training."""
+    transforms: tuple[str, ...] | None
+    """Kinds of the entries of `data.transforms` that change its examples; None: all."""
 
     @classmethod
     def parse(cls, text: str) -> "Stage":
@@ -65,7 +68,9 @@ class Stage(NamedTuple):
         end = next((End(unit, _read_number(parts[unit])) for unit in ("step", "tokens", "epochs") if parts[unit]), None)
         if end is not None and parts["source"]:
             end = end._replace(source=parts["source"].strip())
-        stage = cls(text, weights, bool(parts["previous"]), end)
+        chosen = tuple(name.strip() for name in (parts["with"] or "").split(",") if name.strip())
+        transforms = chosen if parts["with"] or parts["without"] else None
+        stage = cls(text, weights, bool(parts["previous"]), end, transforms)
         stage._check()
         return stage
 
@@ -187,6 +192,12 @@ def _problems_of_sources(stage: Stage, names: Sequence[str]) -> Iterator[str]:
 def _problems(data: "DataConfig", stage: Stage, number: int, last_step: int) -> Iterator[str]:
     """Yields what is wrong with a stage among the others, the first of which ended at `last_step` at the earliest."""
     is_last, end = number == len(data.stages) - 1, stage.end
+    kinds_of_transforms = [transform.kind for transform in data.transforms]
+    if not kinds_of_transforms and stage.transforms is not None:
+        yield "data.transforms has none: list those of all stages there"
+    for name in stage.transforms or ():
+        if name not in kinds_of_transforms:
+            yield f"data.transforms has no {name!r}{nearest(name, kinds_of_transforms)}"
     if stage.from_previous and not number:
         yield "there is no previous stage; write the weights at the beginning, as in 'general 4 to 1'"
     if is_last and stage.is_linear:

@@ -49,27 +49,28 @@ class Tokenized:
         """Tokenizes the examples at `indices`."""
         if self.transforms is None:
             return tokenize([self.examples[int(index)] for index in indices], self.tokenizers, self.labels)
-        places = [divmod(int(number), len(self)) for number in indices]
-        generators = [self.transforms.generator(*place) for place in places]
-        drawn = zip(generators, places, strict=True)
-        examples = [self.transforms.change(self.examples[index], rng, index) for rng, (_, index) in drawn]
-        return tokenize(examples, self.tokenizers, self.labels, self.transforms, generators)
+        examples, changes = [], []
+        for number in indices:
+            epoch, index = divmod(int(number), len(self))
+            transforms, epoch = self.transforms.at_epoch(epoch)
+            rng = transforms.generator(epoch, index)
+            examples.append(transforms.change(self.examples[index], rng, index))
+            changes.append((transforms, rng))
+        return tokenize(examples, self.tokenizers, self.labels, changes)
 
 
 def tokenize(
     examples: Sequence[Example],
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
-    transforms: Transforms | None = None,
-    generators: Sequence[random.Random] = (),
+    changes: Sequence[tuple[Transforms, random.Random]] = (),
 ) -> Block:
     """Tokenizes examples, without the special tokens around them; a label becomes its index in `labels`.
 
     Symbols stand for the placeholders of pairs. Documents begin with the special tokens before a text.
 
     Args:
-        transforms: change the ids.
-        generators: of `transforms`, one for each example.
+        changes: the transforms of each example, which change its ids, with their generator; (): there are none.
     """
     examples = [mask_example(tokenizers.placeholders, example) for example in examples]
     block = {}
@@ -87,9 +88,9 @@ def tokenize(
             continue
         tokenizer = tokenizers.source if key == "source" else tokenizers.target
         rows = tokenizer.encode_batch(values)
-        if transforms is not None and transforms.ids:
-            drawn = zip(rows, values, generators, strict=True)
-            rows = [transforms.change_ids(ids, text, tokenizer, rng) for ids, text, rng in drawn]
+        if changes:
+            drawn = zip(rows, values, changes, strict=True)
+            rows = [transforms.change_ids(ids, text, tokenizer, rng) for ids, text, (transforms, rng) in drawn]
         block[key] = Column.of(rows)
     if block.keys() == {"text"}:
         block["text"] = block["text"].surround(tokenizers.target.special.before)

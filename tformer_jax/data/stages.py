@@ -10,7 +10,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.stages import End, Stage, find_source, read_stages
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.mixtures import COUNTED, MeanSizes, Shares, direction_shares, mean_sizes
-from tformer_jax.data.order import Mixture, Shuffled, shuffled_numbers, shuffled_sources
+from tformer_jax.data.order import EPOCHS, Mixture, Shuffled, shuffled_numbers, shuffled_sources
 from tformer_jax.data.pending import PendingExample
 from tformer_jax.data.tokenizers import Tokenizers
 
@@ -104,10 +104,20 @@ class StagedOrder:
         sources: the order of each source, which goes on from stage to stage.
         block_size: number of examples in a block.
         draw: sizes of draws.
+        numbered: whether the epochs of stage n are numbered from n * `EPOCHS`.
     """
 
-    def __init__(self, stages: Sequence[PlannedStage], sources: Sequence[Shuffled], block_size: int, draw: DrawSizes):
+    def __init__(
+        self,
+        stages: Sequence[PlannedStage],
+        sources: Sequence[Shuffled],
+        block_size: int,
+        draw: DrawSizes,
+        *,
+        numbered: bool = False,
+    ):
         self._stages, self._sources, self._block_size, self._draw = stages, sources, block_size, draw
+        self._epochs = EPOCHS * sources[0].total if numbered else 0
         self._step = self._tokens = 0
         self.begun: list[Begun] = []
         """The stages that have begun."""
@@ -125,18 +135,16 @@ class StagedOrder:
 
     def number_block(self, size: int, number: int) -> np.ndarray:
         """As `order.Order.number_block`."""
-        return np.concatenate([shuffled_numbers(self._sources, *draws) for draws in self._draws_of(size, number)])
-
-    def _draws_of(self, size: int, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns the sources and positions of the draws of a block, by stage."""
         ends = [begun.draw for begun in self.begun[1:]] + [(number + 1) * size]
         result = []
-        for begun, end, mixture, before in zip(self.begun, ends, self._mixtures, self._before, strict=True):
+        parts = zip(self.begun, ends, self._mixtures, self._before, strict=True)
+        for stage, (begun, end, mixture, before) in enumerate(parts):
             start, stop = max(number * size, begun.draw), min((number + 1) * size, end)
             if start < stop:
                 sources, earlier = mixture.draws(start - begun.draw, stop - begun.draw)
-                result.append((sources, before[sources] + earlier))
-        return result
+                numbers = shuffled_numbers(self._sources, sources, before[sources] + earlier)
+                result.append(numbers + stage * self._epochs)
+        return np.concatenate(result)
 
     def advance(self, number: int) -> bool:
         """Begins the stages whose first example is in block `number`; returns whether there are any."""
@@ -266,7 +274,9 @@ def staged_order(cfg: Config, names: Sequence[str], sizes: Sequence[int], draw: 
     Raises:
         UserError: see `plan_stages`.
     """
-    return StagedOrder(plan_stages(cfg, names, draw), shuffled_sources(sizes, cfg.seed), block, draw)
+    sources = shuffled_sources(sizes, cfg.seed)
+    numbered = any(stage.transforms is not None for stage in read_stages(cfg.data))
+    return StagedOrder(plan_stages(cfg, names, draw), sources, block, draw, numbered=numbered)
 
 
 def summarize_stages(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> tuple[list[dict[str, Any]], Shares]:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tformer_jax.config import DataConfig
+from tformer_jax.config.stages import read_stages
 from tformer_jax.config.transforms import Transform, format_source
 from tformer_jax.data.corpora import Corpus, Example
+from tformer_jax.data.order import EPOCHS
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 
 Change: TypeAlias = Callable[[Example, random.Random, int], Example]
@@ -32,6 +34,15 @@ class Transforms(NamedTuple):
     seed: int
     texts: tuple[tuple[float, Change], ...]
     ids: tuple[tuple[float, IdChange], ...]
+    stages: "tuple[Transforms, ...]" = ()
+    """Those of each stage of `data.stages`; (): the same in all."""
+
+    def at_epoch(self, epoch: int) -> "tuple[Transforms, int]":
+        """Returns the transforms of an epoch, whose number has that of its stage, and the number without it."""
+        if not self.stages:
+            return self, epoch
+        stage, epoch = divmod(epoch, EPOCHS)
+        return self.stages[stage], epoch
 
     def generator(self, epoch: int, index: int) -> random.Random:
         """Returns the generator of an example in an epoch."""
@@ -65,9 +76,16 @@ def build(transforms: Sequence[Transform], training: Training, seed: int) -> Tra
     """
     if not transforms:
         return None
-    prepared = [(transform.on_ids, (transform.probability, transform.prepare(training))) for transform in transforms]
-    texts, ids = (tuple(pair for of_ids, pair in prepared if of_ids == wanted) for wanted in (False, True))
-    return Transforms(seed, texts, ids)
+    prepared = [(transform, (transform.probability, transform.prepare(training))) for transform in transforms]
+
+    def select(names: Sequence[str] | None) -> Transforms:
+        chosen = [(each.on_ids, pair) for each, pair in prepared if names is None or each.kind in names]
+        texts, ids = (tuple(pair for of_ids, pair in chosen if of_ids == wanted) for wanted in (False, True))
+        return Transforms(seed, texts, ids)
+
+    names = [stage.transforms for stage in read_stages(training.data)]
+    stages = () if all(chosen is None for chosen in names) else tuple(map(select, names))
+    return select(None)._replace(stages=stages)
 
 
 def formats(transforms: Sequence[Transform]) -> Transforms | None:

@@ -30,8 +30,8 @@ class EntryTags(Transform):
             raise self.error("tags", "cannot be used with many languages, whose examples are sorted by direction")
         if len(self.tags) != len(data.train) or not any(self.tags):
             raise self.error("tags", f"must have one text for each of the {len(data.train)} entries of data.train")
-        if len(data.train) > 1 and not data.weights and data.source not in ("prepared", "tfds"):
-            raise self.error("tags", "needs data.weights, with which the examples of entries are told apart")
+        if len(data.train) > 1 and not data.mixed and data.source not in ("prepared", "tfds"):
+            raise self.error("tags", "needs data.weights or data.stages, which tell the examples of entries apart")
         if self.held_out and self.held_out not in self.tags:
             raise self.error("held_out", f"must be one of {tuple(filter(None, self.tags))}")
         check_symbols(self, "tags", self.tags, data)
