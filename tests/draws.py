@@ -84,7 +84,7 @@ def _ffn(rng) -> dict[str, Any]:
     settings = {
         "ffn": pick(rng, "mlp", "gated", "moe"),
         "ffn_bias": pick(rng, True, False),
-        "activation": pick(rng, "relu", "relu_squared", "gelu", "gelu_tanh", "silu", "sigmoid"),
+        "activation": pick(rng, "relu", "relu_squared", "gelu", "gelu_tanh", "gelu_sigmoid", "silu", "sigmoid"),
     }
     moe = {
         "num_experts": experts,

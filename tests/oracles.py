@@ -67,6 +67,7 @@ ACTIVATIONS = {
     "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_sigmoid": lambda x: x / (1 + np.exp(-1.702 * x)),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "relu_squared": lambda x: np.where(x > 0, x, 0) ** 2,
 }

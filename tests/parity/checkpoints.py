@@ -36,6 +36,9 @@ def save(folder: Path, kind: str, config: dict, **generation) -> torch.nn.Module
     for name, parameter in model.named_parameters():
         if "embed_positions" not in name or parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.4)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.4)
     if kind in ("MarianMTModel", "BartForConditionalGeneration", "T5ForConditionalGeneration"):
         vary(model)
     if generation:

@@ -65,6 +65,11 @@ YARN_BY_KIND = {"full_attention": YARN, "sliding_attention": {"rope_type": "defa
 MULTIPLIERS = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.3}
 MULTIPLIERS |= {"attention_multiplier": 0.7}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_hidden_layers": 3}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+DEEPSEEK = {**GQA, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "num_key_value_heads": 4}
+DEEPSEEK |= {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6, "q_lora_rank": None}
+DEEPSEEK |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 8, "n_shared_experts": 2}
+DEEPSEEK |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 ROBERTA = {**SIZES, "max_position_embeddings": 17, "type_vocab_size": 1, "pad_token_id": 0, "num_labels": 3}
 ROBERTA |= {"hidden_act": "relu"}
 DISTILBERT = {"vocab_size": V, "dim": 8, "hidden_dim": 12, "n_layers": 2, "n_heads": 4, "num_labels": 3}
@@ -80,7 +85,7 @@ MODELS = {
     "qwen3": ("Qwen3ForCausalLM", {**GQA, "head_dim": 6}),
     "gemma2": ("Gemma2ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "attn_logit_softcapping": 2.0}),
     "gemma3": ("Gemma3ForCausalLM", {**GQA, **WINDOW, "head_dim": 4, "query_pre_attn_scalar": 5}),
-    "mixtral": ("MixtralForCausalLM", {**GQA, "num_local_experts": 4, "sliding_window": None}),
+    "mixtral": ("MixtralForCausalLM", {**GQA, **LOCAL_EXPERTS, "sliding_window": None}),
     "gemma": ("GemmaForCausalLM", {**GQA, "head_dim": 6}),
     "ministral": ("MinistralForCausalLM", {**GQA, **WINDOW, "head_dim": 6}),
     "cwm": ("CwmForCausalLM", {**GQA, **WINDOW, "head_dim": 6, "eos_token_id": 2, "bos_token_id": 1}),
@@ -98,6 +103,15 @@ MODELS = {
         {**GQA, **EXPERTS, "decoder_sparse_step": 2, "shared_expert_intermediate_size": 4},
     ),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {**GQA, **EXPERTS, "mlp_only_layers": [0], "norm_topk_prob": True}),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {**GQA, **WINDOW, **LOCAL_EXPERTS, "head_dim": 6, "swiglu_limit": 0.5},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {**DEEPSEEK, "topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1},
+    ),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**DEEPSEEK, "n_group": 4, "topk_group": 2, "q_lora_rank": 5}),
     "bert": ("BertForSequenceClassification", {**SIZES, "max_position_embeddings": 16, "num_labels": 3}),
     "bert masked_lm": ("BertForMaskedLM", {**SIZES, "max_position_embeddings": 16}),
     "roberta": ("RobertaForSequenceClassification", ROBERTA),
@@ -116,6 +130,8 @@ MODELS = {
     "mbart": ("MBartForConditionalGeneration", {**BART, "scale_embedding": True}),
     "m2m_100": ("M2M100ForConditionalGeneration", {**BART, "scale_embedding": True}),
 }
+BUFFERS = "final_logits_bias", "e_score_correction_bias"
+"""Names of arrays that have no gradient there."""
 UNTIED = "t5 1.1", "mt5", "umt5"
 SLOW = {"smollm3", "mt5", "stablelm", "qwen2_moe", "qwen3_moe", "xlm-roberta", "roberta masked_lm"}
 SLOW |= {"distilbert masked_lm", "modernbert", "gemma", "ministral", "cwm", "arcee", "seed_oss", "olmo2"}
@@ -137,8 +153,9 @@ def their_model(name: str) -> torch.nn.Module:
     for parameter_name, parameter in model.named_parameters():
         if "embed_positions" not in parameter_name or parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.4)
-    if hasattr(model, "final_logits_bias"):
-        torch.nn.init.normal_(model.final_logits_bias)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith(BUFFERS):
+            torch.nn.init.normal_(buffer)
     return model
 
 
@@ -208,12 +225,12 @@ def test_logits_gradients_and_checkpoints(name, tmp_path):
 
     model_type = json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"]
     architecture = hf.architecture_of(model_type, cfg.family)
-    found = mapping.join_fused(mapping.to_theirs(architecture.rules(cfg), gradients), architecture.fused)
+    found = mapping.join_fused(mapping.to_theirs(architecture.rules(cfg), gradients), architecture.fused(cfg))
     wanted = their_gradients(theirs, tmp_path / "gradients")
     scale = max(np.abs(array).max() for array in wanted.values())
     compared = 0
     for parameter, gradient in found.items():
-        if parameter != "final_logits_bias":
+        if not parameter.endswith(BUFFERS):
             assert_close(
                 gradient / scale, wanted[parameter] / scale, 1e-4, proves=(f"{proves[0]}, gradients", proves[1])
             )
@@ -270,7 +287,7 @@ def change(source, target, **settings):
     ("settings", "sentence"),
     [
         ({"model_type": "bloom"}, "model_type 'bloom' is not supported; supported are arcee, bart, bert, cwm, "),
-        ({"model_type": "gpt_oss"}, "'gpt_oss' is not supported: it has experts .* 'mixtral' is the nearest that is"),
+        ({"model_type": "olmoe"}, "'olmoe' is not supported: it has experts .* 'olmo2' is the nearest that is"),
         ({"n_layer": 3}, "the checkpoint has no array 'transformer.h.2.*' for the parameter decoder/layers_2/"),
         ({"n_layer": 1}, "the checkpoint has arrays that the model does not: transformer.h.1"),
         ({"n_inner": 20}, "transformer.h.0.mlp.* of the checkpoint has the shape .*; expected: "),

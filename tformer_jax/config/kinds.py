@@ -105,6 +105,7 @@ ACTIVATIONS = Kinds(
     relu_squared="tformer_jax.nn.activations:relu_squared",
     gelu="tformer_jax.nn.activations:gelu",
     gelu_tanh="tformer_jax.nn.activations:gelu_tanh",
+    gelu_sigmoid="tformer_jax.nn.activations:gelu_sigmoid",
     silu="tformer_jax.nn.activations:silu",
     sigmoid="tformer_jax.nn.activations:sigmoid",
 )

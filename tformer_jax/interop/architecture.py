@@ -6,13 +6,14 @@ from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.mapping import Rule
+from tformer_jax.interop.mapping import Fusions, Rule
 
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
     "swish": "silu",
     "silu": "silu",
     "relu2": "relu_squared",
@@ -49,8 +50,10 @@ class Architecture:
     """Name of the bias of the output head."""
     classifier: str = "classifier"
     """Name of the output head of a classifier."""
-    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Names of modules whose rows are, in equal parts, those of the modules that `rules` names instead."""
+    fused: Callable[[ModelConfig], Fusions] = lambda cfg: {}
+    """Our settings -> their arrays that hold several of those that `rules` names."""
+    attentions: tuple[str, ...] = ("multi_head",)
+    """Our kinds of attention that it has."""
     projections: str = "separate"
     """Our `attention_projections` with the same layout."""
 

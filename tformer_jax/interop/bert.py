@@ -19,7 +19,18 @@ from tformer_jax.interop.architecture import (
     their_fields,
     transformers_activation,
 )
-from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Part, Rule, attention_parts, kernel, parts, rules_below
+from tformer_jax.interop.mapping import (
+    AFFINE,
+    NORM,
+    SAME,
+    Part,
+    Rule,
+    attention_parts,
+    fused_rows,
+    kernel,
+    parts,
+    rules_below,
+)
 from tformer_jax.interop.rotary import rotary_fields_by_kind, rotary_settings
 
 _INPUTS = tuple(f"attention.self.{role}" for role in ("query", "key", "value"))
@@ -277,7 +288,7 @@ _DISTILBERT_NAMES: dict[str, Any] = {"prefix": "distilbert.", "heads": ("pre_cla
 _MODERNBERT_NAMES: dict[str, Any] = {
     "prefix": "model.",
     "heads": ("head.", "decoder.", "classifier."),
-    "fused": {"mlp.Wi": ("mlp.gate", "mlp.expand")},
+    "fused": lambda cfg: fused_rows("mlp.Wi", "mlp.gate", "mlp.expand"),
     "projections": "fused_qkv",
 }
 

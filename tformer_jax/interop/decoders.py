@@ -320,6 +320,11 @@ def layer_types(cfg: ModelConfig) -> list[str]:
     return [names.get(kind, kind) for kind in kinds]
 
 
+def windows_config(cfg: ModelConfig) -> Settings:
+    """Returns their settings of an architecture whose `layer_types` are windows or full."""
+    return mistral_config(cfg) | {"layer_types": layer_types(cfg)}
+
+
 def _qwen_config(cfg: ModelConfig) -> Settings:
     windows = {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None}
     return llama_config(cfg) | windows | {"layer_types": layer_types(cfg)}
@@ -365,11 +370,15 @@ BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
 
 
 def llama_like(
-    name: str, settings: Callable, config: Callable, rules: tuple[Rule, ...] = DENSE, **options: Any
+    name: str,
+    settings: Callable,
+    config: Callable,
+    rules: tuple[Rule, ...] | Callable[[ModelConfig], tuple[Rule, ...]] = DENSE,
+    **options: Any,
 ) -> Architecture:
     """Returns an architecture with Llama's names; `options` are further fields of it."""
     options = {"ignored": BUFFERS, "prefix": "model.", "shared": _EMBEDDING} | options
-    return Architecture(name, settings, config, lambda cfg: rules, **options)
+    return Architecture(name, settings, config, rules if callable(rules) else lambda cfg: rules, **options)
 
 
 DECODERS = {

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +107,9 @@ class StoredArrays(MutableMapping[str, Any]):
         """Renames the arrays; `names` maps the present names to new ones."""
         return StoredArrays({names[name]: reader for name, reader in self._readers.items()})
 
-    def split(self, names: dict[str, list[str]]) -> "StoredArrays":
-        """Replaces arrays by their parts, of equal numbers of rows; `names` maps their names to those of the parts."""
-        readers = {name: reader for name, reader in self._readers.items() if name not in names}
-        for name, parts in names.items():
-            for i, part in enumerate(parts):
-                readers[part] = functools.partial(_read_rows, self._readers[name], i, len(parts))
-        return StoredArrays(readers)
-
-
-def _read_rows(reader: Callable[[], Any], part: int, parts: int) -> Any:
-    """Reads one of several equal parts of the rows of an array."""
-    array = reader()
-    rows = len(array) // parts
-    return array[part * rows : (part + 1) * rows]
+    def replaced(self, names: Collection[str], readers: dict[str, Callable[[], Any]]) -> "StoredArrays":
+        """Replaces the arrays of some names by those that other functions read."""
+        return StoredArrays({name: reader for name, reader in self._readers.items() if name not in names} | readers)
 
 
 def read_arrays(folder: Path) -> StoredArrays:

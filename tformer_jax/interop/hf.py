@@ -17,11 +17,12 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.interop import adapters, files, mapping, settings_comparison
+from tformer_jax.interop import adapters, files, mapping, mxfp4, settings_comparison
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
 from tformer_jax.interop.array_names import rename_copies, standard_names
 from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS, class_names
 from tformer_jax.interop.decoders import DECODERS
+from tformer_jax.interop.deepseek import DEEPSEEK
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.heads import NoHeadError, random_head
 from tformer_jax.interop.llama_like import LLAMA_LIKE
@@ -31,7 +32,7 @@ from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
-ARCHITECTURES: dict[str, Architecture] = DECODERS | LLAMA_LIKE | MIXTURES | ENCODER_DECODERS | CLASSIFIERS
+ARCHITECTURES: dict[str, Architecture] = DECODERS | LLAMA_LIKE | MIXTURES | DEEPSEEK | ENCODER_DECODERS | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
 OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}
 """Architectures of a model type's further families, likewise."""
@@ -136,17 +137,18 @@ def load(
     architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _pretrained_family(hf))
     tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
     stored = files.read_arrays(folder) if arrays is None else arrays
+    stored = mxfp4.dequantized(stored)
     arrays = rename_copies(standard_names(stored, architecture), architecture, tied)
     if adapter is not None:
         shared = (architecture.shared, "lm_head.weight") if tied or "lm_head.weight" not in arrays else ()
         arrays = adapters.merge(arrays, adapter, shared)
-    arrays = mapping.split_fused(arrays, architecture.fused)
     read = _read_settings(hf, arrays, architecture, headless=headless)
     _check_length(read, settings.get("max_length"))
     _check_sinusoids(arrays, read["position"])
     if _family(read).classifies and f"{architecture.classifier}.weight" not in arrays:
         arrays.update(random_head(read | settings, architecture, arrays, classes="num_classes" in settings))
     cfg = ModelConfig(**read | settings)
+    arrays = mapping.split_fused(arrays, architecture.fused(cfg))
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model)) if mesh is None else registry.sharded_shapes(model, mesh)
     return cfg, mapping.to_ours(architecture.rules(cfg), arrays, shapes, ignored=architecture.ignored)
@@ -176,7 +178,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     """
     save_file = arrays_writer()
     architecture = architecture_of(model_type, cfg.family)
-    if other := [kind for kind in cfg.attentions if kind != "multi_head"]:
+    if other := [kind for kind in cfg.attentions if kind not in architecture.attentions]:
         raise _unfit_error(model_type, f"the architecture has no attention of the kind {other[0]!r}")
     cfg, params = _convert_layout(architecture, cfg, params)
     try:
@@ -186,7 +188,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | fields | theirs
     _check_exact(cfg, hf, arrays, architecture)
-    arrays = mapping.join_fused(arrays, architecture.fused)
+    arrays = mapping.join_fused(arrays, architecture.fused(cfg))
     if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
         copies = {copy: arrays[name] for copy, name in architecture.copies.items() if name in arrays}
         arrays = copies | arrays

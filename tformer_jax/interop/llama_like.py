@@ -6,7 +6,6 @@ from tformer_jax.interop.decoders import (
     ATTENTION,
     GATED,
     PRE_NORMS,
-    layer_types,
     llama_config,
     llama_like,
     llama_rules,
@@ -17,8 +16,9 @@ from tformer_jax.interop.decoders import (
     rotary_by_kind,
     settings_without_biases,
     window_settings,
+    windows_config,
 )
-from tformer_jax.interop.mapping import AFFINE, NORM, SAME, parts
+from tformer_jax.interop.mapping import AFFINE, NORM, SAME, fused_rows, parts
 from tformer_jax.interop.rotary import rope_fields, rotary_fields, rotary_fields_by_kind
 
 OLMO3_WINDOW_BASE = 500_000.0
@@ -103,10 +103,6 @@ def _granite_settings(hf: Settings) -> Settings:
     return llama_settings(hf) | {ours: float(hf[theirs]) for theirs, ours in _MULTIPLIERS.items()}
 
 
-def _windows_config(cfg: ModelConfig) -> Settings:
-    return mistral_config(cfg) | {"layer_types": layer_types(cfg)}
-
-
 def _seed_oss_config(cfg: ModelConfig) -> Settings:
     biases = {"attention_bias": "query" in cfg.attention_bias, "attention_out_bias": "output" in cfg.attention_bias}
     return llama_config(cfg) | biases | {"residual_dropout": cfg.dropout}
@@ -117,7 +113,7 @@ def _phi3_config(cfg: ModelConfig) -> Settings:
 
 
 def _olmo3_config(cfg: ModelConfig) -> Settings:
-    return _windows_config(cfg) | rotary_fields_by_kind(cfg.rotary)
+    return windows_config(cfg) | rotary_fields_by_kind(cfg.rotary)
 
 
 def _granite_config(cfg: ModelConfig) -> Settings:
@@ -136,18 +132,18 @@ _ROTATED_NORMS = (
 )
 _ARCEE = llama_rules(*ATTENTION, *_MLP, *PRE_NORMS)
 _PHI3 = llama_rules(*parts("self_attention/qkv", "self_attn.qkv_proj", AFFINE), *ATTENTION, *GATED, *PRE_NORMS)
-_PHI3_FUSED = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+_PHI3_FUSED = fused_rows("mlp.gate_up_proj", "mlp.gate_proj", "mlp.up_proj")
 _HUNYUAN = llama_rules(*_ROTATED_NORMS, *ATTENTION, *GATED, *PRE_NORMS)
 _OLMO = llama_rules(*ATTENTION, *GATED, *_OUTPUT_NORMS)
 
 LLAMA_LIKE = {
     "gemma": llama_like("GemmaForCausalLM", _gemma_settings, llama_config),
-    "ministral": llama_like("MinistralForCausalLM", mistral_settings, _windows_config),
-    "cwm": llama_like("CwmForCausalLM", _cwm_settings, _windows_config),
+    "ministral": llama_like("MinistralForCausalLM", mistral_settings, windows_config),
+    "cwm": llama_like("CwmForCausalLM", _cwm_settings, windows_config),
     "arcee": llama_like("ArceeForCausalLM", lambda hf: llama_settings(hf) | {"ffn": "mlp"}, llama_config, _ARCEE),
     "seed_oss": llama_like("SeedOssForCausalLM", _seed_oss_settings, _seed_oss_config),
     "phi3": llama_like(
-        "Phi3ForCausalLM", _phi3_settings, _phi3_config, _PHI3, fused=_PHI3_FUSED, projections="fused_qkv"
+        "Phi3ForCausalLM", _phi3_settings, _phi3_config, _PHI3, fused=lambda cfg: _PHI3_FUSED, projections="fused_qkv"
     ),
     "hunyuan_v1_dense": llama_like("HunYuanDenseV1ForCausalLM", _hunyuan_settings, llama_config, _HUNYUAN),
     "olmo2": llama_like("Olmo2ForCausalLM", _olmo2_settings, llama_config, _OLMO),

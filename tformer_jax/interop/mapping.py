@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -126,27 +126,54 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
     return params
 
 
-def split_fused(arrays: StoredArrays, fused: Mapping[str, tuple[str, ...]]) -> StoredArrays:
-    """Replaces the arrays of fused modules by those of their parts, as `Architecture.fused` names them."""
-    parts = {}
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """The arrays, named in rules, that one of their arrays holds; names lack their beginnings."""
+
+    parts: tuple[str, ...]
+    split: Callable[[np.ndarray], Sequence[np.ndarray]]
+    """Their array -> its parts."""
+    join: Callable[[Sequence[np.ndarray]], np.ndarray]
+    """Inverts `split`."""
+
+
+Fusions = Mapping[str, Fusion]
+"""Fusions by the ends of their names."""
+
+
+def fused_rows(whole: str, *modules: str, sizes: Sequence[int] | None = None) -> Fusions:
+    """Returns the fusions of a module whose rows are those of several modules, of equal sizes by default."""
+    bounds = len(modules) if sizes is None else np.cumsum(sizes)[:-1]
+    return {
+        f"{whole}.{leaf}": Fusion(
+            tuple(f"{module}.{leaf}" for module in modules), lambda array: np.array_split(array, bounds), np.concatenate
+        )
+        for leaf in ("weight", "bias")
+    }
+
+
+def split_fused(arrays: StoredArrays, fusions: Fusions) -> StoredArrays:
+    """Replaces fused arrays by their parts; each access to a part reads the whole array."""
+
+    def reader(name: str, fusion: Fusion, part: int) -> Callable[[], np.ndarray]:
+        return lambda: fusion.split(np.asarray(arrays[name]))[part]
+
+    readers, fused = {}, []
     for name in arrays:
-        module, _, leaf = name.rpartition(".")
-        for whole in filter(module.endswith, fused):
-            below = module.removesuffix(whole)
-            parts[name] = [f"{below}{part}.{leaf}" for part in fused[whole]]
-    return arrays.split(parts)
+        for whole in filter(name.endswith, fusions):
+            fused.append(name)
+            for i, part in enumerate(fusions[whole].parts):
+                readers[name.removesuffix(whole) + part] = reader(name, fusions[whole], i)
+    return arrays.replaced(fused, readers)
 
 
-def join_fused(arrays: dict[str, np.ndarray], fused: Mapping[str, tuple[str, ...]]) -> dict[str, np.ndarray]:
+def join_fused(arrays: dict[str, np.ndarray], fusions: Fusions) -> dict[str, np.ndarray]:
     """Inverts `split_fused`."""
     joined = dict(arrays)
-    for whole, (first, *others) in fused.items():
-        for name in arrays:
-            module, _, leaf = name.rpartition(".")
-            if module.endswith(first):
-                below = module.removesuffix(first)
-                parts = [joined.pop(f"{below}{part}.{leaf}") for part in (first, *others)]
-                joined[f"{below}{whole}.{leaf}"] = np.concatenate(parts)
+    for whole, fusion in fusions.items():
+        for name in filter(lambda name: name.endswith(fusion.parts[0]), arrays):
+            below = name.removesuffix(fusion.parts[0])
+            joined[below + whole] = fusion.join([joined.pop(below + part) for part in fusion.parts])
     return joined
 
 

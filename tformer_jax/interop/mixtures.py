@@ -1,4 +1,6 @@
-"""Hugging Face's decoder-only language models with experts: Mixtral, Qwen 2 MoE and Qwen 3 MoE."""
+"""Hugging Face's decoder-only language models with experts: Mixtral, Qwen 2 MoE, Qwen 3 MoE and gpt-oss."""
+
+import numpy as np
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import check, require
@@ -14,8 +16,11 @@ from tformer_jax.interop.decoders import (
     llama_settings,
     mistral_config,
     mixtral_settings,
+    read_layer_types,
+    window_settings,
+    windows_config,
 )
-from tformer_jax.interop.mapping import kernel
+from tformer_jax.interop.mapping import SAME, Fusion, Part, kernel
 
 _MIXTRAL = (
     ("ffn/router", "block_sparse_moe.gate.weight", kernel()),
@@ -24,23 +29,30 @@ _MIXTRAL = (
     ("ffn/expand_kernel", "block_sparse_moe.experts.{e}.w3.weight", kernel()),
 )
 _NAMES = (("gate", "gate"), ("expand", "up"), ("contract", "down"))
-_QWEN = (
-    ("ffn/router", "mlp.gate.weight", kernel()),
-    *((f"ffn/{ours}_kernel", f"mlp.experts.{{e}}.{theirs}_proj.weight", kernel()) for ours, theirs in _NAMES),
-    *((f"ffn/shared/{ours}/kernel", f"mlp.shared_expert.{theirs}_proj.weight", kernel()) for ours, theirs in _NAMES),
-    ("ffn/shared_gate", "mlp.shared_expert_gate.weight", kernel()),
-)
 
 
-def _mixtral_settings(hf: Settings) -> Settings:
+def expert_parts(shared: str) -> tuple[Part, ...]:
+    """Returns the parts of a router, of experts and of the shared one, which has the name `shared`."""
+    return (
+        ("ffn/router", "mlp.gate.weight", kernel()),
+        *((f"ffn/{ours}_kernel", f"mlp.experts.{{e}}.{theirs}_proj.weight", kernel()) for ours, theirs in _NAMES),
+        *((f"ffn/shared/{ours}/kernel", f"mlp.{shared}.{theirs}_proj.weight", kernel()) for ours, theirs in _NAMES),
+        ("ffn/shared_gate", f"mlp.{shared}_gate.weight", kernel()),
+    )
+
+
+def _mixtral_experts(hf: Settings) -> Settings:
     layers, k = hf["num_hidden_layers"], hf["num_experts_per_tok"]
-    moe = {
+    return {
         "num_experts": hf["num_local_experts"],
         "experts_per_token": k,
         # theirs pools the tokens of all layers, ours balances each layer; equal if all experts are used equally
         "balance_loss": hf["router_aux_loss_coef"] * k / max(layers, 1),
     }
-    return mixtral_settings(hf) | {"ffn": "moe", "moe": moe}
+
+
+def _mixtral_settings(hf: Settings) -> Settings:
+    return mixtral_settings(hf) | {"ffn": "moe", "moe": _mixtral_experts(hf)}
 
 
 def _expert_layers(hf: Settings) -> Settings:
@@ -78,8 +90,44 @@ def _qwen3_settings(hf: Settings) -> Settings:
     return _qwen_settings(hf) | {"qk_norm": True}
 
 
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _gpt_oss_settings(hf: Settings) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else every second one."""
+    require(hf, swiglu_alpha=1.702)
+    require(hf.get("quantization_config") or {}, quant_method="mxfp4")
+    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+        hf["rope_parameters"] = GPT_OSS_ROPE
+    layers = [("full" if i % 2 else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
+    moe = _mixtral_experts(hf) | {"router_bias": "logits", "gate_limit": float(hf["swiglu_limit"])}
+    return llama_settings(hf) | {
+        **window_settings(hf, read_layer_types(hf, layers)),
+        "attention_sinks": True,
+        "activation": "gelu_sigmoid",
+        "ffn": "moe",
+        "ffn_bias": True,
+        "moe": moe,
+    }
+
+
+def _gpt_oss_config(cfg: ModelConfig) -> Settings:
+    return windows_config(cfg) | _experts_config(cfg) | {"hidden_act": "silu", "swiglu_limit": cfg.moe.gate_limit}
+
+
 def _mixtral_config(cfg: ModelConfig) -> Settings:
-    return mistral_config(cfg) | {
+    return mistral_config(cfg) | _experts_config(cfg)
+
+
+def _experts_config(cfg: ModelConfig) -> Settings:
+    return {
         "num_local_experts": cfg.moe.num_experts,
         "num_experts_per_tok": cfg.moe.experts_per_token,
         "router_aux_loss_coef": cfg.moe.balance_loss * cfg.decoder_layers / cfg.moe.experts_per_token,
@@ -105,11 +153,33 @@ def _qwen2_config(cfg: ModelConfig) -> Settings:
     return _qwen_config(cfg) | shared | {"qkv_bias": "query" in cfg.attention_bias}
 
 
+_GPT_OSS = (
+    ("self_attention/sinks", "self_attn.sinks", SAME),
+    ("ffn/router", "mlp.router.weight", kernel()),
+    ("ffn/router_bias", "mlp.router.bias", SAME),
+    *((f"ffn/{ours}_kernel", f"mlp.experts.{theirs}_proj", SAME) for ours, theirs in _NAMES),
+    *((f"ffn/{ours}_bias", f"mlp.experts.{theirs}_proj_bias", SAME) for ours, theirs in _NAMES),
+)
+_GPT_OSS_FUSED = {
+    f"mlp.experts.gate_up_proj{end}": Fusion(
+        (f"mlp.experts.gate_proj{end}", f"mlp.experts.up_proj{end}"),
+        lambda array: (array[..., ::2], array[..., 1::2]),
+        lambda parts: np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1),
+    )
+    for end in ("", "_bias")
+}
 _MIXTRAL_RULES = llama_rules(*ATTENTION, *_MIXTRAL, *PRE_NORMS)
-_QWEN_RULES = llama_rules(*ATTENTION, *GATED, *_QWEN, *PRE_NORMS)
+_QWEN_RULES = llama_rules(*ATTENTION, *GATED, *expert_parts("shared_expert"), *PRE_NORMS)
 
 MIXTURES = {
     "mixtral": llama_like("MixtralForCausalLM", _mixtral_settings, _mixtral_config, _MIXTRAL_RULES),
+    "gpt_oss": llama_like(
+        "GptOssForCausalLM",
+        _gpt_oss_settings,
+        _gpt_oss_config,
+        llama_rules(*ATTENTION, *_GPT_OSS, *PRE_NORMS),
+        fused=lambda cfg: _GPT_OSS_FUSED,
+    ),
     "qwen2_moe": llama_like("Qwen2MoeForCausalLM", _qwen2_settings, _qwen2_config, _QWEN_RULES),
     "qwen3_moe": llama_like("Qwen3MoeForCausalLM", _qwen3_settings, _qwen_config, _QWEN_RULES),
 }

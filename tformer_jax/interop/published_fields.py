@@ -20,6 +20,14 @@ _QWEN = _LLAMA | {
     "max_window_layers": 28,
 }
 _QWEN_MOE = {"decoder_sparse_step": 1, "norm_topk_prob": False, "router_aux_loss_coef": 0.001}
+_DEEPSEEK = _LLAMA | {
+    **_UNTIED,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _OLMO = _LLAMA | _UNTIED | {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
 _GEMMA = _LLAMA | {
     "hidden_activation": "gelu_pytorch_tanh",
@@ -77,6 +85,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.001,
     },
+    "gpt_oss": _LLAMA
+    | _UNTIED
+    | {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "attention_bias": True,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "router_aux_loss_coef": 0.001,
+        "swiglu_limit": 7.0,
+    },
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
     "qwen2_moe": _QWEN
@@ -92,6 +115,35 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _QWEN
     | _QWEN_MOE
     | {"num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
+    "deepseek_v2": _DEEPSEEK
+    | {
+        "max_position_embeddings": 2048,
+        "first_k_dense_replace": 0,
+        "n_group": None,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.0,
+        "topk_group": None,
+        "topk_method": "greedy",
+        "norm_topk_prob": False,
+        "moe_intermediate_size": 1407,
+        "aux_loss_alpha": 0.001,
+    },
+    "deepseek_v3": _DEEPSEEK
+    | {
+        "max_position_embeddings": 4096,
+        "num_key_value_heads": 128,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 2048,
+        "rope_interleave": True,
+    },
     "smollm3": _LLAMA
     | {
         "max_position_embeddings": 32_768,
@@ -259,6 +311,9 @@ UNREAD_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"), _WINDOWS_OFF),
     **dict.fromkeys(("gemma2", "gemma3_text"), ("_sliding_window_pattern", "sliding_window_pattern")),
     "gemma": ("hidden_activation",),
+    "gpt_oss": ("hidden_act", "initial_context_length"),
+    "deepseek_v2": ("ep_size", "seq_aux"),
+    "deepseek_v3": ("ep_size", "seq_aux", "aux_loss_alpha", "num_nextn_predict_layers"),
     "phi3": ("original_max_position_embeddings",),
     "hunyuan_v1_dense": _HUNYUAN,
     **dict.fromkeys(("t5", "mt5"), _LENGTHS),
@@ -281,6 +336,11 @@ _T5_ALIASES = {
     "num_hidden_layers": "num_layers",
     "head_dim": "d_kv",
 }
+_DEEPSEEK_ALIASES = {
+    "num_experts": "n_routed_experts",
+    "num_local_experts": "n_routed_experts",
+    "num_mtp_layers": "num_nextn_predict_layers",
+}
 ALIASES: dict[str, dict[str, str]] = {
     "gpt2": {
         "hidden_size": "n_embd",
@@ -289,6 +349,8 @@ ALIASES: dict[str, dict[str, str]] = {
         "num_hidden_layers": "n_layer",
     },
     "mixtral": {"num_experts": "num_local_experts"},
+    "gpt_oss": {"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _DEEPSEEK_ALIASES),
     "qwen3_moe": {"num_local_experts": "num_experts"},
     **dict.fromkeys(("t5", "mt5", "umt5"), _T5_ALIASES),
     **dict.fromkeys(("bart", "mbart", "marian", "m2m_100"), _BART_ALIASES),
@@ -299,10 +361,7 @@ ALIASES: dict[str, dict[str, str]] = {
 
 _PARALLEL = "attention and FFN in parallel"
 UNSUPPORTED = {
-    "gpt_oss": ("experts with a clamped gate, and a router with biases", "mixtral"),
     "qwen3_next": ("gated attention beside the gated delta rule", "qwen3_moe"),
-    "deepseek_v2": ("latent attention, and a router with groups of experts", "qwen2_moe"),
-    "deepseek_v3": ("latent attention, and a router with sigmoids and groups of experts", "qwen3_moe"),
     "olmo": ("norms without parameters", "olmo2"),
     "olmoe": ("experts behind QK-norms over all heads", "olmo2"),
     "granitemoe": ("experts with the multipliers of Granite", "granite"),

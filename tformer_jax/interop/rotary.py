@@ -30,7 +30,7 @@ def rotary_settings(hf: Settings, *, partial: bool, window_base: float | None = 
         named = {"full_attention", "sliding_attention"} & {*rope}
         check(not named, "rope_parameters by kind of layer are not supported for this architecture")
     for part in (hf, full, local):
-        require(part, truncate=True, **({} if partial else {"partial_rotary_factor": 1.0}))
+        require(part, **({} if partial else {"partial_rotary_factor": 1.0}))
     require(local, rope_type="default")
     fraction = float(full.get("partial_rotary_factor", hf.get("partial_rotary_factor")) or 1)
     result: Settings = {"base": float(full.get("rope_theta") or hf["rope_theta"]), "fraction": fraction}
@@ -93,6 +93,7 @@ def _yarn_settings(rope: Settings) -> Settings:
     """Returns our settings of YaRN; DeepSeek's `mscale` and `mscale_all_dim` are factors of the logarithm."""
     names = {"beta_fast": 32, "beta_slow": 1}
     result: Settings = {name: float(rope.get(name) or default) for name, default in names.items()}
+    result["rounded"] = rope.get("truncate") is not False
     if (factor := rope.get("attention_factor")) is not None:
         return result | {"attention_factor": float(factor)}
     if rope.get("mscale") and rope.get("mscale_all_dim"):
@@ -112,6 +113,7 @@ def rope_parameters(rotary: RotaryConfig) -> Settings:
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     if rotary.scaling == "yarn":
         scaling |= {name: getattr(rotary, name) for name in ("beta_fast", "beta_slow", "attention_factor")}
+        scaling["truncate"] = rotary.rounded
     if rotary.fraction != 1:
         scaling["partial_rotary_factor"] = rotary.fraction
     return {"rope_theta": rotary.base, **scaling}

@@ -40,12 +40,15 @@ ONLY_FOR: dict[tuple[str, Any], tuple[str, ...]] = {
     ("rotary.scaling", "llama3"): ("rotary.original_length",),
     ("rotary.scaling", "yarn"): (
         *("rotary.original_length", "rotary.beta_fast", "rotary.beta_slow", "rotary.attention_factor"),
+        "rotary.rounded",
     ),
     ("position", "relative"): ("relative.buckets", "relative.distance", "relative.by_layer"),
     ("ffn", "moe"): (
         *("moe.num_experts", "moe.experts_per_token", "moe.expert_gated", "moe.router_normalize", "moe.shared_dim"),
-        "moe.shared_gate",
+        *("moe.shared_gate", "moe.router_scores", "moe.router_bias", "moe.router_factor", "moe.gate_limit"),
+        *("moe.groups", "moe.groups_per_token", "moe.group_top"),
     ),
+    ("attention", "mla"): ("mla.latent_dim", "mla.query_latent_dim", "mla.rotary_dim", "value_size"),
     ("norm", "layernorm"): ("norm_bias",),
 }
 """Settings that matter only if another setting has the given value."""
@@ -64,7 +67,7 @@ def _compared_settings(cfg: ModelConfig) -> dict[str, Any]:
     ]
     facts = {name: attrgetter(name)(cfg) for name in names}
     facts["attention_bias"] = tuple(sorted(cfg.attention_bias))
-    facts["attention_scale"] = cfg.attention_scale or 1 / math.sqrt(cfg.head_size)
+    facts["attention_scale"] = cfg.attention_scale or 1 / math.sqrt(cfg.score_size)
     depth = max(cfg.depths)
     facts["layer_pattern"] = tuple(cfg.layer_pattern[layer % len(cfg.layer_pattern)] for layer in range(depth))
     if cfg.ffn == "moe":

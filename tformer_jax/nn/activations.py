@@ -11,6 +11,8 @@ gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
 """Tanh approximation of GELU, as in GPT-2."""
 silu = jax.nn.silu
 """`x sigmoid(x)`, also called Swish."""
+
+
 sigmoid = jax.nn.sigmoid
 """The gate of GLU."""
 
@@ -41,3 +43,8 @@ def _normal_cdf(x: jax.Array) -> jax.Array:
 def relu_squared(x: jax.Array) -> jax.Array:
     """Computes `max(x, 0)^2` ("Primer", 2021)."""
     return jnp.square(jax.nn.relu(x))
+
+
+def gelu_sigmoid(x: jax.Array) -> jax.Array:
+    """Computes `x sigmoid(1.702 x)`, an approximation of GELU (GPT-1, CLIP, the gate of gpt-oss)."""
+    return x * jax.nn.sigmoid(1.702 * x)

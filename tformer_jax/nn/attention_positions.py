@@ -107,7 +107,8 @@ def _llama3_weights(frequencies: np.ndarray, original_length: int) -> np.ndarray
 def _yarn_weights(cfg: ModelConfig) -> np.ndarray:
     """Returns the weight of the unscaled frequency of each pair, float64 [R/2]: 1 for fast pairs, 0 for slow ones.
 
-    As in the authors' code, the ramp's ends are rounded outward to whole indices, and its upper end is at most R - 1.
+    As in the authors' code, the ramp's ends are rounded outward to whole indices, unless `rotary.rounded` is False, and
+    its upper end is at most R - 1.
     """
     rotary, R = cfg.rotary, cfg.rotary_size
 
@@ -115,8 +116,11 @@ def _yarn_weights(cfg: ModelConfig) -> np.ndarray:
         """Returns the (fractional) index of the pair that makes `rotations` rotations in `original_length` tokens."""
         return R * math.log(rotary.original_length / (2 * math.pi * rotations)) / (2 * math.log(rotary.base))
 
-    first = max(math.floor(index(rotary.beta_fast)), 0)
-    last = max(min(math.ceil(index(rotary.beta_slow)), R - 1), first)
+    first, last = index(rotary.beta_fast), index(rotary.beta_slow)
+    if rotary.rounded:
+        first, last = math.floor(first), math.ceil(last)
+    first = max(first, 0)
+    last = max(min(last, R - 1), first)
     return 1 - np.clip((np.arange(R // 2) - first) / (last - first or 1e-3), 0, 1)
 
 

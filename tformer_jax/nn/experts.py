@@ -173,6 +173,10 @@ def _experts(params: Params, tokens: jax.Array, counts: jax.Array, *, split: Spl
         return y + rows.astype(y.dtype)
 
     activation = kinds.load(kinds.ACTIVATIONS, cfg.activation)
-    hidden = affine("expand", tokens)
-    hidden = hidden * activation(affine("gate", tokens)) if cfg.moe.expert_gated else activation(hidden)
-    return affine("contract", hidden)
+    hidden, limit = affine("expand", tokens), cfg.moe.gate_limit
+    if not cfg.moe.expert_gated:
+        return affine("contract", activation(hidden))
+    gate = affine("gate", tokens)
+    if limit is not None:
+        gate, hidden = jnp.minimum(gate, limit), jnp.clip(hidden, -limit, limit) + 1
+    return affine("contract", hidden * activation(gate))

@@ -85,9 +85,16 @@ class MixtureOfExperts(Module):
         init = named(kernel_initializer(cfg, cfg.dim, cfg.moe.num_experts), axes.EMBED, None)
         router = self.param("router", init, (cfg.dim, cfg.moe.num_experts), jnp.dtype(cfg.param_dtype))
         logits = jnp.matmul(x.astype(jnp.float32), router.astype(jnp.float32), precision="highest")
+        bias = None
+        if cfg.moe.router_bias != "none":
+            zeros = named(nn.initializers.zeros, None)
+            bias = self.param("router_bias", zeros, (cfg.moe.num_experts,), jnp.dtype(cfg.param_dtype))
+        if bias is not None and cfg.moe.router_bias == "logits":
+            logits, bias = logits + bias, None
         limited = train and cfg.moe.expert_capacity is not None
-        routing = route(logits, padding_mask, cfg, segments=segments, limited=limited)
-        self.sow("losses", "balance", cfg.moe.balance_loss * balance_loss(logits, routing.experts, padding_mask))
+        routing = route(logits, padding_mask, cfg, bias, segments=segments, limited=limited)
+        scores = jax.nn.log_sigmoid(logits) if cfg.moe.router_scores == "sigmoid" else logits
+        self.sow("losses", "balance", cfg.moe.balance_loss * balance_loss(scores, routing.experts, padding_mask))
         self.sow("losses", "router_z", cfg.moe.router_z_loss * router_z_loss(logits, padding_mask))
         max_tokens = int(capacity(cfg, x.shape[1])[-1]) if limited and segments is None else x.shape[1]
         out = mixture(self._parameters(), x, *routing, max_tokens, cfg)
@@ -134,33 +141,52 @@ def route(
     logits: jax.Array,
     padding_mask: jax.Array,
     cfg: ModelConfig,
+    bias: jax.Array | None = None,
     *,
     segments: jax.Array | None = None,
     limited: bool = False,
 ) -> Routing:
-    """Selects the most probable experts of each token: logits float32 [B, T, E], padding_mask bool [B, T].
+    """Selects the experts of each token with the highest scores: logits float32 [B, T, E], padding_mask bool [B, T].
+
+    The choice adds `bias` [E] to the scores, the weights do not ("DeepSeek-V3", 2024, section 2.1.2); it is limited to
+    `cfg.moe.groups_per_token` groups of experts ("DeepSeek-V2", 2024, section 2.2.2).
 
     If `limited`, an expert drops a token that would exceed its `capacity` for the document's tokens so far. Tokens are
     accepted in order of position, so that routing does not depend on later tokens, padding, other documents or other
     rows; "GShard" (2020) accepts all first choices before second ones.
     """
-    weights, chosen = _top(jax.nn.softmax(logits, axis=-1), cfg.moe.experts_per_token)
-    if cfg.moe.router_normalize:
+    moe = cfg.moe
+    scores = jax.nn.sigmoid(logits) if moe.router_scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
+    ranked = scores if bias is None else scores + jax.lax.stop_gradient(bias.astype(jnp.float32))
+    chosen = _top(_in_best_groups(ranked, cfg), moe.experts_per_token)
+    weights = jnp.take_along_axis(scores, chosen, axis=-1)
+    if moe.router_normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
+    weights = weights if moe.router_factor == 1 else weights * moe.router_factor
     accepted = jnp.broadcast_to(padding_mask[..., None], weights.shape)
     if limited:
         accepted = accepted & jnp.take_along_axis(_has_capacity(chosen, padding_mask, segments, cfg), chosen, axis=-1)
     return Routing(chosen, jnp.where(accepted, weights, 0))
 
 
-def _top(probabilities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Equals `jax.lax.top_k` of [..., E], which would gather all rows of a batch on a mesh."""
-    left, chosen = probabilities, []
+def _in_best_groups(scores: jax.Array, cfg: ModelConfig) -> jax.Array:
+    """Returns the scores [..., E] with -inf outside of the best groups."""
+    moe = cfg.moe
+    if moe.groups == moe.groups_per_token:
+        return scores
+    by_group = scores.reshape(*scores.shape[:-1], moe.groups, -1)
+    best = jnp.take_along_axis(by_group, _top(by_group, moe.group_top), axis=-1).sum(axis=-1)
+    chosen = jax.nn.one_hot(_top(best, moe.groups_per_token), moe.groups).any(axis=-2)
+    return jnp.where(chosen[..., None], by_group, -jnp.inf).reshape(scores.shape)
+
+
+def _top(scores: jax.Array, k: int) -> jax.Array:
+    """Equals the indices of `jax.lax.top_k` of [..., E], which would gather all rows of a batch on a mesh."""
+    left, chosen = scores, []
     for _ in range(k):
         chosen.append(left.argmax(axis=-1).astype(jnp.int32))
-        left = jnp.where(jnp.arange(left.shape[-1]) == chosen[-1][..., None], -1, left)
-    experts = jnp.stack(chosen, axis=-1)
-    return jnp.take_along_axis(probabilities, experts, axis=-1), experts
+        left = jnp.where(jnp.arange(left.shape[-1]) == chosen[-1][..., None], -jnp.inf, left)
+    return jnp.stack(chosen, axis=-1)
 
 
 def _has_capacity(
