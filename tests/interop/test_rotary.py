@@ -20,7 +20,7 @@ OTHERS = {"llama": {}, "stablelm": STABLELM, "gemma3_text": GEMMA}
 def read(model_type: str, **config: Any) -> ModelConfig:
     arrays = {"lm_head.weight": np.ones(1)}
     fields = {"model_type": model_type, **SIZES, **config}
-    return ModelConfig(**hf._read_settings(fields, arrays, hf.DECODERS[model_type]))
+    return ModelConfig(**hf._read_settings(fields, arrays, hf.ARCHITECTURES[model_type]))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_exported_fields_are_equal_for_every_version_of_transformers(model_type,
     given = OTHERS[model_type]
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"} or None
     cfg = read(model_type, **given, rope_theta=parameters["rope_theta"], rope_scaling=scaling)
-    fields = hf.DECODERS[model_type].config(cfg)
+    fields = hf.ARCHITECTURES[model_type].config(cfg)
     names = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rope_local_base_freq")
     older = {name: fields[name] for name in names if name in fields}
     for config in (older, older | {"rope_parameters": fields["rope_parameters"]}):

@@ -29,6 +29,7 @@ NEW = 6
 DECODER = {"hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER |= {"num_key_value_heads": 2, "max_position_embeddings": 32}
 LATENTS = {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6, "moe_intermediate_size": 8}
+DELTA = {"key_head_dim": 4, "num_key_heads": 2, "num_value_heads": 4, "value_head_dim": 3}
 SIZES = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_ctx": 32},
     "bert": checkpoints.SIZES | {"max_position_embeddings": 32},
@@ -41,6 +42,9 @@ SIZES = {
     | {"layer_types": ["sliding_attention", "full_attention"], "num_local_experts": 4, "swiglu_limit": 0.7}
     | dict.fromkeys(("num_experts_per_tok", "experts_per_token"), 2),
 }
+SIZES["qwen3_next"] = DECODER | {"num_hidden_layers": 4, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}
+SIZES["qwen3_next"] |= {f"linear_{name}": size for name, size in DELTA.items()}
+SIZES["qwen3_next"] |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8)
 SIZES["deepseek_v2"] = DECODER | LATENTS | {"n_routed_experts": 6, "num_experts_per_tok": 2}
 SIZES["deepseek_v3"] = SIZES["deepseek_v2"] | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}
 SIZES["deepseek_v3"] |= {"first_k_dense_replace": 1, "q_lora_rank": 5}
@@ -53,7 +57,7 @@ DECODERS = [
 ]
 ENCODER_DECODERS = [name for name in PUBLISHED if name.startswith(("google-t5", "google/flan", "facebook/bart", "Hel"))]
 ENCODERS = [name for name, config in PUBLISHED.items() if config["model_type"] == "bert"]
-BYTES = ("gpt2", "qwen2", "qwen3")
+BYTES = ("gpt2", "qwen2", "qwen3", "qwen3_next")
 """Types with byte-level tokenizers, besides Llama 3."""
 
 
@@ -61,7 +65,7 @@ def small(name: str) -> dict:
     """Returns a published config with small sizes; its token ids are those of the tokenizer."""
     config = PUBLISHED[name]
     sizes = SIZES.get(config["model_type"], DECODER)
-    sizes = sizes | {key: size for key, size in SMALLER.items() if config.get(key) is not None}
+    sizes = {key: size for key, size in SMALLER.items() if config.get(key) is not None} | sizes
     if config.get("num_key_value_heads") == config.get("num_attention_heads") and "num_key_value_heads" in config:
         sizes |= {"num_key_value_heads": 4}
     return {key: value for key, value in config.items() if key != "quantization_config"} | sizes

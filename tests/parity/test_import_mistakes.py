@@ -243,7 +243,7 @@ def test_a_run_is_not_replaced_unasked(imported, tmp_path):
 
 
 NOT_HELD = {
-    ": the architecture has no attention of the kind 'mla'": {
+    "; 'llama' needs a model trained with model.attention='multi_head'": {
         "attention": "mla",
         "num_kv_heads": None,
         "attention_bias": PROJECTIONS,

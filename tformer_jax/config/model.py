@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from tformer_jax.config import kinds
 from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
 from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
+from tformer_jax.config.layer_pattern import check_layer_pattern
 from tformer_jax.config.layouts import DTYPES, FUSED, NORM_PLACEMENTS, PROJECTIONS, QUANTIZATIONS, REMAT_POLICIES
 from tformer_jax.config.moe import MoEConfig
 from tformer_jax.config.positions import RelativeConfig, RotaryConfig
@@ -79,6 +80,9 @@ class ModelConfig(Section):
     )
     attention_sinks: bool = setting(
         False, "one learned score per query head in the softmax, without a key or value", used_by="attention"
+    )
+    attention_gate: bool = setting(
+        False, "multiply the output of each head by sigmoid(x W), as Qwen3-Next does", used_by="attention"
     )
     qk_norm: bool = setting(False, "normalize queries and keys before the scores", used_by="attention")
     qk_norm_over: str = setting(
@@ -223,7 +227,7 @@ class ModelConfig(Section):
 
     def check(self) -> None:
         self._check_heads()
-        self._check_layer_pattern()
+        check_layer_pattern(self)
         if (self.base_dim is not None) != (self.parameterization == "mup"):
             raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
         if not self.first_norm and (self.norm_placement != "pre" or self.scan_layers):
@@ -259,39 +263,6 @@ class ModelConfig(Section):
         if self.num_heads % self.kv_heads:
             raise self.error("num_kv_heads", f"must divide model.num_heads={self.num_heads}")
 
-    def _check_layer_pattern(self) -> None:
-        if not self.layer_pattern:
-            raise self.error("layer_pattern", "must name at least one layer, such as ('full',)")
-        for layer in {*self.layer_pattern} & {*kinds.ATTENTIONS}:
-            if not kinds.is_recurrent(layer):
-                raise self.error(
-                    "layer_pattern", f"{layer!r} is no recurrence; write 'full', and model.attention={layer!r}"
-                )
-        if self.attention not in self.attentions:
-            raise self.error(
-                "layer_pattern",
-                f"no layer uses model.attention={self.attention!r}; set model.attention={self.attentions[0]!r}",
-            )
-        deepest = max(self.depths)
-        if deepest and (unused := {*self.layer_pattern[deepest:]} - {*self.layer_pattern[:deepest]}):
-            raise self.error(
-                "layer_pattern", f"no stack reaches {min(unused)!r} in {deepest} layers; shorten the pattern"
-            )
-        if "window" in self.layer_pattern and self.window is None:
-            raise self.error("window", "must be a number of tokens where model.layer_pattern has 'window' layers")
-        if self.window is not None and "window" not in self.layer_pattern:
-            raise self.error("window", "no layer uses it; write 'window' in model.layer_pattern")
-        at_scores = getattr(kinds.load(kinds.POSITIONS, self.position), "at_scores", False)
-        if "nope" in self.layer_pattern and not at_scores:
-            raise self.error(
-                "layer_pattern", f"'nope' has no effect with model.position={self.position!r}; write 'full' there"
-            )
-        if "nope" in self.layer_pattern and not {"full", "window"} & {*self.layer_pattern}:
-            raise self.error(
-                "layer_pattern",
-                f"no layer uses model.position={self.position!r}; write model.position='none', and 'full' here",
-            )
-
     def size(self, name: str) -> int:
         """Returns a size that may have to be filled in from the data.
 
@@ -302,6 +273,10 @@ class ModelConfig(Section):
         if value is None:
             raise self.error(name, "must be a number before a model is built; training takes it from the data")
         return value
+
+    def layer_kinds(self, depth: int) -> tuple[str, ...]:
+        """Returns the kinds of the layers of a stack, by `layer_pattern`."""
+        return tuple(self.layer_pattern[layer % len(self.layer_pattern)] for layer in range(depth))
 
     def has_experts(self, layer: int) -> bool:
         """Returns whether a layer of a stack, counted from 0, has a mixture of experts."""

@@ -207,12 +207,11 @@ def _modernbert_settings(hf: Settings) -> Settings:
 
 def _modernbert_config(cfg: ModelConfig) -> Settings:
     names = {ours: theirs for theirs, ours in _LAYER_TYPES.items()}
-    layers = [cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.encoder_layers)]
     rotary = rotary_fields_by_kind(cfg.rotary)
     return their_fields(_MODERNBERT_FIELDS, cfg) | {
         "attention_bias": "output" in cfg.attention_bias,
         "classifier_activation": transformers_activation(cfg.head_activation),
-        "layer_types": [names.get(layer, layer) for layer in layers],
+        "layer_types": [names.get(layer, layer) for layer in cfg.layer_kinds(cfg.encoder_layers)],
         "decoder_bias": cfg.output_bias,
         "local_attention": 2 * (cfg.window or 1) - 2,
         "global_rope_theta": rotary["rope_theta"],

@@ -9,14 +9,12 @@ from tformer_jax.interop.architecture import (
     Architecture,
     Settings,
     check,
-    our_activation,
     our_settings,
     require,
     shortest_pattern,
     their_fields,
     transformers_activation,
 )
-from tformer_jax.interop.files import IMAGES
 from tformer_jax.interop.mapping import (
     AFFINE,
     FLAT,
@@ -31,7 +29,7 @@ from tformer_jax.interop.mapping import (
     rules_below,
     untransposed,
 )
-from tformer_jax.interop.rotary import max_length, rotary_fields, rotary_fields_by_kind, rotary_settings
+from tformer_jax.interop.rotary import max_length, rotary_fields, rotary_settings
 
 _GPT2_FIELDS = {
     "vocab_size": "vocab_size",
@@ -105,12 +103,6 @@ GATED = (
 PRE_NORMS = (
     *parts("self_attention_residual/norm", "input_layernorm", NORM),
     *parts("ffn_residual/norm", "post_attention_layernorm", NORM),
-)
-SANDWICH_NORMS = (
-    *parts("self_attention_residual/norm", "input_layernorm", NORM),
-    *parts("self_attention_residual/norm_after", "post_attention_layernorm", NORM),
-    *parts("ffn_residual/norm", "pre_feedforward_layernorm", NORM),
-    *parts("ffn_residual/norm_after", "post_feedforward_layernorm", NORM),
 )
 
 
@@ -249,35 +241,6 @@ def _stablelm_settings(hf: Settings) -> Settings:
     }
 
 
-def _gemma2_settings(hf: Settings) -> Settings:
-    """Returns our settings; layers have full attention by `layer_types`, or else every second one."""
-    return _gemma_settings(hf, period=2)
-
-
-def _gemma_settings(hf: Settings, period: int, *, window_base: float | None = None) -> Settings:
-    """Returns our settings; layers have full attention by `layer_types`, or else every `period`-th one."""
-    require(hf, use_bidirectional_attention=False)
-    layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
-    return llama_settings(hf, window_base=window_base) | {
-        **window_settings(hf, read_layer_types(hf, layers)),
-        "activation": our_activation(hf["hidden_activation"]),
-        "ffn_bias": False,
-        "norm_placement": "both",
-        "norm_unit_offset": True,
-        "scale_embeddings": True,
-        "attention_scale": hf["query_pre_attn_scalar"] ** -0.5,
-        "attention_softcap": hf.get("attn_logit_softcapping"),
-        "output_softcap": hf.get("final_logit_softcapping"),
-    }
-
-
-def _gemma3_settings(hf: Settings) -> Settings:
-    """Returns our settings; attention scores are not capped, although config.json has a field for it."""
-    base = hf["rope_local_base_freq"]
-    settings = _gemma_settings(hf, period=hf["sliding_window_pattern"], window_base=base)
-    return rotary_by_kind(hf, settings) | {"attention_softcap": None, "qk_norm": True}
-
-
 def rotary_by_kind(hf: Settings, settings: Settings) -> Settings:
     """Returns our settings without the rotation of a kind of layer that the model does not have.
 
@@ -316,8 +279,7 @@ def mistral_config(cfg: ModelConfig) -> Settings:
 def layer_types(cfg: ModelConfig) -> list[str]:
     """Returns their kind of each layer; ours for a kind that they lack, which reading the config back rejects."""
     names = {"window": "sliding_attention", "full": "full_attention"}
-    kinds = (cfg.layer_pattern[i % len(cfg.layer_pattern)] for i in range(cfg.decoder_layers))
-    return [names.get(kind, kind) for kind in kinds]
+    return [names.get(kind, kind) for kind in cfg.layer_kinds(cfg.decoder_layers)]
 
 
 def windows_config(cfg: ModelConfig) -> Settings:
@@ -331,8 +293,7 @@ def _qwen_config(cfg: ModelConfig) -> Settings:
 
 
 def _smollm3_config(cfg: ModelConfig) -> Settings:
-    pattern = cfg.layer_pattern
-    rotated = [int(pattern[i % len(pattern)] != "nope") for i in range(cfg.decoder_layers)]
+    rotated = [int(kind != "nope") for kind in cfg.layer_kinds(cfg.decoder_layers)]
     return llama_config(cfg) | {"no_rope_layers": rotated}
 
 
@@ -344,26 +305,8 @@ def _stablelm_config(cfg: ModelConfig) -> Settings:
     }
 
 
-def _gemma_config(cfg: ModelConfig) -> Settings:
-    return llama_config(cfg) | {
-        "sliding_window": cfg.window or cfg.max_length,
-        "layer_types": layer_types(cfg),
-        "hidden_activation": transformers_activation(cfg.activation),
-        "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
-        "attn_logit_softcapping": cfg.attention_softcap,
-        "final_logit_softcapping": cfg.output_softcap,
-    }
-
-
-def _gemma3_config(cfg: ModelConfig) -> Settings:
-    fields = rotary_fields_by_kind(cfg.rotary)
-    base = fields["rope_parameters"]["sliding_attention"]["rope_theta"]
-    return _gemma_config(cfg) | fields | {"rope_local_base_freq": base}
-
-
 _GPT2 = gpt2_rules(untransposed)
 DENSE = llama_rules(*ATTENTION, *GATED, *PRE_NORMS)
-_SANDWICH = llama_rules(*ATTENTION, *GATED, *SANDWICH_NORMS)
 
 _EMBEDDING = "model.embed_tokens.weight"
 BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
@@ -398,8 +341,4 @@ DECODERS = {
     "qwen3": llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config),
     "smollm3": llama_like("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config),
     "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config),
-    "gemma2": llama_like("Gemma2ForCausalLM", _gemma2_settings, _gemma_config, _SANDWICH),
-    "gemma3_text": llama_like(
-        "Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH, ignored=(*BUFFERS, IMAGES)
-    ),
 }

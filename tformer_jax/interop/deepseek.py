@@ -1,10 +1,7 @@
 """DeepSeek-V2 and V3: latent attention, and experts in groups beside shared ones."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Settings, check, require
@@ -17,7 +14,7 @@ from tformer_jax.interop.decoders import (
     llama_rules,
     llama_settings,
 )
-from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Fusion, Fusions, Rule, fused_rows, kernel, parts
+from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Fusions, Rule, fused_rows, kernel, parts
 from tformer_jax.interop.mixtures import expert_parts
 from tformer_jax.interop.rotary import rope_fields, rotary_fields
 
@@ -120,20 +117,11 @@ def _v3_config(cfg: ModelConfig) -> Settings:
 
 def _fused(cfg: ModelConfig) -> Fusions:
     """Returns the fusions of the latent and the rotated key, and of the keys and values of each head."""
-    N, H = cfg.num_heads, cfg.head_size
-
-    def split(array: np.ndarray) -> list[np.ndarray]:
-        heads = array.reshape(N, -1, array.shape[-1])
-        return [part.reshape(-1, array.shape[-1]) for part in (heads[:, :H], heads[:, H:])]
-
-    def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        heads = [array.reshape(N, -1, array.shape[-1]) for array in arrays]
-        return np.concatenate(heads, axis=1).reshape(-1, arrays[0].shape[-1])
-
-    names = "self_attn.kv_a_proj_with_mqa", "self_attn.latent", "self_attn.rotated"
+    latents = "self_attn.kv_a_proj_with_mqa", "self_attn.latent", "self_attn.rotated"
+    heads = "self_attn.kv_b_proj", "self_attn.key", "self_attn.value"
     return {
-        **fused_rows(*names, sizes=(cfg.mla.latent_dim, cfg.mla.rotary_dim)),
-        "self_attn.kv_b_proj.weight": Fusion(("self_attn.key.weight", "self_attn.value.weight"), split, join),
+        **fused_rows(*latents, sizes=(cfg.mla.latent_dim, cfg.mla.rotary_dim)),
+        **fused_rows(*heads, sizes=(cfg.head_size, cfg.value_size), groups=cfg.num_heads),
     }
 
 

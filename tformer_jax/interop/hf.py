@@ -24,15 +24,18 @@ from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.deepseek import DEEPSEEK
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
+from tformer_jax.interop.gemma import GEMMA
 from tformer_jax.interop.heads import NoHeadError, random_head
 from tformer_jax.interop.llama_like import LLAMA_LIKE
 from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY, UNSUPPORTED
+from tformer_jax.interop.qwen3_next import QWEN3_NEXT
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
-ARCHITECTURES: dict[str, Architecture] = DECODERS | LLAMA_LIKE | MIXTURES | DEEPSEEK | ENCODER_DECODERS | CLASSIFIERS
+_DECODERS = DECODERS | LLAMA_LIKE | GEMMA | MIXTURES | DEEPSEEK | QWEN3_NEXT
+ARCHITECTURES: dict[str, Architecture] = _DECODERS | ENCODER_DECODERS | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
 OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}
 """Architectures of a model type's further families, likewise."""

@@ -25,13 +25,6 @@ OLMO3_WINDOW_BASE = 500_000.0
 """Rotary base of OLMo 3's layers with windows, unless `rope_parameters` has it; `rope_theta` is that of the others."""
 
 
-def _gemma_settings(hf: Settings) -> Settings:
-    """Returns our settings; "gelu" of the first configs means the approximation by tanh."""
-    require(hf, use_bidirectional_attention=False)
-    settings = llama_settings(hf) | {"ffn_bias": False, "norm_unit_offset": True, "scale_embeddings": True}
-    return settings | ({"activation": "gelu_tanh"} if hf["hidden_act"] == "gelu" else {})
-
-
 CWM_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 1_000_000.0,
@@ -137,7 +130,6 @@ _HUNYUAN = llama_rules(*_ROTATED_NORMS, *ATTENTION, *GATED, *PRE_NORMS)
 _OLMO = llama_rules(*ATTENTION, *GATED, *_OUTPUT_NORMS)
 
 LLAMA_LIKE = {
-    "gemma": llama_like("GemmaForCausalLM", _gemma_settings, llama_config),
     "ministral": llama_like("MinistralForCausalLM", mistral_settings, windows_config),
     "cwm": llama_like("CwmForCausalLM", _cwm_settings, windows_config),
     "arcee": llama_like("ArceeForCausalLM", lambda hf: llama_settings(hf) | {"ffn": "mlp"}, llama_config, _ARCEE),

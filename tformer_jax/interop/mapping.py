@@ -141,13 +141,26 @@ Fusions = Mapping[str, Fusion]
 """Fusions by the ends of their names."""
 
 
-def fused_rows(whole: str, *modules: str, sizes: Sequence[int] | None = None) -> Fusions:
-    """Returns the fusions of a module whose rows are those of several modules, of equal sizes by default."""
+def fused_rows(whole: str, *modules: str, sizes: Sequence[int] | None = None, groups: int = 1) -> Fusions:
+    """Returns the fusions of a module whose rows are those of several modules.
+
+    Args:
+        sizes: the number of rows of each module; None: all have as many.
+        groups: number of groups of rows, each with rows of all modules.
+    """
     bounds = len(modules) if sizes is None else np.cumsum(sizes)[:-1]
+
+    def grouped(array: np.ndarray) -> np.ndarray:
+        return array.reshape(groups if len(array) % groups == 0 else 1, -1, *array.shape[1:])
+
+    def split(array: np.ndarray) -> list[np.ndarray]:
+        return [part.reshape(-1, *array.shape[1:]) for part in np.array_split(grouped(array), bounds, axis=1)]
+
+    def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        return np.concatenate([grouped(array) for array in arrays], axis=1).reshape(-1, *arrays[0].shape[1:])
+
     return {
-        f"{whole}.{leaf}": Fusion(
-            tuple(f"{module}.{leaf}" for module in modules), lambda array: np.array_split(array, bounds), np.concatenate
-        )
+        f"{whole}.{leaf}": Fusion(tuple(f"{module}.{leaf}" for module in modules), split, join)
         for leaf in ("weight", "bias")
     }
 

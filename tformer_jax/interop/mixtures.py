@@ -68,22 +68,26 @@ def _expert_layers(hf: Settings) -> Settings:
     return {"every": every, "dense_layers": leading, "balance_loss": coefficient, **width}
 
 
-def _qwen_settings(hf: Settings) -> Settings:
+def _qwen_settings(hf: Settings, *, shared: bool = False) -> Settings:
     require(hf, use_sliding_window=False)
     check_windows(hf, False, "use_sliding_window is false")
+    return llama_settings(hf) | qwen_experts(hf, shared=shared)
+
+
+def qwen_experts(hf: Settings, *, shared: bool) -> Settings:
+    """Returns our settings of the experts of Qwen, and of the gated one that all tokens share."""
     moe = {
         "num_experts": hf["num_experts"],
         "experts_per_token": hf["num_experts_per_tok"],
         "router_normalize": hf["norm_topk_prob"],
         **_expert_layers(hf),
     }
-    return llama_settings(hf) | {"ffn": "moe", "ffn_dim": hf["moe_intermediate_size"], "ffn_bias": False, "moe": moe}
+    moe |= {"shared_dim": hf["shared_expert_intermediate_size"], "shared_gate": True} if shared else {}
+    return {"ffn": "moe", "ffn_dim": hf["moe_intermediate_size"], "ffn_bias": False, "moe": moe}
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
-    settings = _qwen_settings(hf)
-    settings["moe"] |= {"shared_dim": hf["shared_expert_intermediate_size"], "shared_gate": True}
-    return settings | {"attention_bias": ("query", "key", "value") if hf["qkv_bias"] else ()}
+    return _qwen_settings(hf, shared=True) | {"attention_bias": ("query", "key", "value") if hf["qkv_bias"] else ()}
 
 
 def _qwen3_settings(hf: Settings) -> Settings:
@@ -134,7 +138,8 @@ def _experts_config(cfg: ModelConfig) -> Settings:
     }
 
 
-def _qwen_config(cfg: ModelConfig) -> Settings:
+def qwen_moe_config(cfg: ModelConfig) -> Settings:
+    """Returns their settings of Qwen 3 MoE."""
     experts = [cfg.has_experts(layer) for layer in range(cfg.decoder_layers)]
     return llama_config(cfg) | {
         "intermediate_size": cfg.moe.dense_dim or cfg.ffn_dim,
@@ -150,7 +155,7 @@ def _qwen_config(cfg: ModelConfig) -> Settings:
 
 def _qwen2_config(cfg: ModelConfig) -> Settings:
     shared = {"shared_expert_intermediate_size": cfg.moe.shared_dim}
-    return _qwen_config(cfg) | shared | {"qkv_bias": "query" in cfg.attention_bias}
+    return qwen_moe_config(cfg) | shared | {"qkv_bias": "query" in cfg.attention_bias}
 
 
 _GPT_OSS = (
@@ -181,5 +186,5 @@ MIXTURES = {
         fused=lambda cfg: _GPT_OSS_FUSED,
     ),
     "qwen2_moe": llama_like("Qwen2MoeForCausalLM", _qwen2_settings, _qwen2_config, _QWEN_RULES),
-    "qwen3_moe": llama_like("Qwen3MoeForCausalLM", _qwen3_settings, _qwen_config, _QWEN_RULES),
+    "qwen3_moe": llama_like("Qwen3MoeForCausalLM", _qwen3_settings, qwen_moe_config, _QWEN_RULES),
 }

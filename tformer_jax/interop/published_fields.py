@@ -85,6 +85,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.001,
     },
+    "qwen3_next": _LLAMA
+    | _UNTIED
+    | _QWEN_MOE
+    | {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "norm_topk_prob": True,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
     "gpt_oss": _LLAMA
     | _UNTIED
     | {
@@ -361,7 +381,6 @@ ALIASES: dict[str, dict[str, str]] = {
 
 _PARALLEL = "attention and FFN in parallel"
 UNSUPPORTED = {
-    "qwen3_next": ("gated attention beside the gated delta rule", "qwen3_moe"),
     "olmo": ("norms without parameters", "olmo2"),
     "olmoe": ("experts behind QK-norms over all heads", "olmo2"),
     "granitemoe": ("experts with the multipliers of Granite", "granite"),

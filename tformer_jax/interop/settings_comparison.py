@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.nn.gated_delta import Sizes
 
 ALWAYS = (
     *("family", "vocab_size", "max_length", "dim", "attention", "num_heads", "kv_heads", "head_size", "attention_bias"),
@@ -12,6 +13,7 @@ ALWAYS = (
         "attention_projections",
         "attention_softcap",
         "attention_sinks",
+        "attention_gate",
         "qk_norm",
         "qk_norm_over",
         "lookahead",
@@ -69,10 +71,12 @@ def _compared_settings(cfg: ModelConfig) -> dict[str, Any]:
     facts["attention_bias"] = tuple(sorted(cfg.attention_bias))
     facts["attention_scale"] = cfg.attention_scale or 1 / math.sqrt(cfg.score_size)
     depth = max(cfg.depths)
-    facts["layer_pattern"] = tuple(cfg.layer_pattern[layer % len(cfg.layer_pattern)] for layer in range(depth))
+    facts["layer_pattern"] = cfg.layer_kinds(depth)
     if cfg.ffn == "moe":
         experts = facts["layers with experts"] = tuple(map(cfg.has_experts, range(depth)))
         facts["moe.dense_dim"] = None if all(experts) else cfg.moe.dense_dim or cfg.ffn_dim
+    if "gated_delta" in facts["layer_pattern"]:
+        facts["gated_delta"] = (*Sizes.resolve(cfg), cfg.gated_delta.conv_kernel_size)
     if "window" in facts["layer_pattern"]:
         facts["window"] = cfg.window
         if cfg.position == "rotary":

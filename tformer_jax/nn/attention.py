@@ -39,6 +39,7 @@ class Attention(Module):
         "attention_scale",
         "attention_softcap",
         "attention_sinks",
+        "attention_gate",
         "attention_dropout",
         "qk_norm",
     )
@@ -72,6 +73,8 @@ class Attention(Module):
         if cfg.attention_sinks:
             zeros = named(nn.initializers.zeros, axes.HEADS)
             self.sinks = self.param("sinks", zeros, (N,), jnp.dtype(cfg.param_dtype))
+        if cfg.attention_gate:
+            self.head_gate = self._project("query", axes.HEADS, N)
         heads = ((axes.HEADS, N), (axes.HEAD_DIM, cfg.head_size))
         embed, bias = ((axes.EMBED, cfg.dim),), "output" in cfg.attention_bias
         self.output = Linear(cfg, heads, embed, bias, ends_sublayer=True)
@@ -135,11 +138,11 @@ class Attention(Module):
 
     @nn.nowrap
     def transform_heads(self, heads: jax.Array, x: jax.Array) -> jax.Array:
-        """Changes the outputs of the heads, [B, T, N, H], before their projection; here, returns them unchanged.
+        """Changes the outputs of the heads, [B, T, N, H], before their projection; here, by `cfg.attention_gate`.
 
         Subclasses gate or normalize them, given x [B, T, D], the input of the queries.
         """
-        return heads
+        return heads * jax.nn.sigmoid(self.head_gate(x)) if self.cfg.attention_gate else heads
 
     def keys_values(
         self, key: jax.Array, value: jax.Array | None = None, position: PositionTerms | None = None

@@ -1,0 +1,92 @@
+"""Gemma 1, 2 and 3: norms with a unit offset and scaled embeddings; since Gemma 2, norms on both sides."""
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.interop.architecture import Settings, our_activation, require, transformers_activation
+from tformer_jax.interop.decoders import (
+    ATTENTION,
+    BUFFERS,
+    GATED,
+    layer_types,
+    llama_config,
+    llama_like,
+    llama_rules,
+    llama_settings,
+    read_layer_types,
+    rotary_by_kind,
+    window_settings,
+)
+from tformer_jax.interop.files import IMAGES
+from tformer_jax.interop.mapping import NORM, parts
+from tformer_jax.interop.rotary import rotary_fields_by_kind
+
+
+def _gemma_settings(hf: Settings) -> Settings:
+    """Returns our settings; "gelu" of the first configs means the approximation by tanh."""
+    require(hf, use_bidirectional_attention=False)
+    settings = llama_settings(hf) | {"ffn_bias": False, "norm_unit_offset": True, "scale_embeddings": True}
+    return settings | ({"activation": "gelu_tanh"} if hf["hidden_act"] == "gelu" else {})
+
+
+def _gemma2_settings(hf: Settings) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else every second one."""
+    return _sandwich_settings(hf, period=2)
+
+
+def _sandwich_settings(hf: Settings, period: int, *, window_base: float | None = None) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else every `period`-th one."""
+    require(hf, use_bidirectional_attention=False)
+    layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
+    return llama_settings(hf, window_base=window_base) | {
+        **window_settings(hf, read_layer_types(hf, layers)),
+        "activation": our_activation(hf["hidden_activation"]),
+        "ffn_bias": False,
+        "norm_placement": "both",
+        "norm_unit_offset": True,
+        "scale_embeddings": True,
+        "attention_scale": hf["query_pre_attn_scalar"] ** -0.5,
+        "attention_softcap": hf.get("attn_logit_softcapping"),
+        "output_softcap": hf.get("final_logit_softcapping"),
+    }
+
+
+def _gemma3_settings(hf: Settings) -> Settings:
+    """Returns our settings; attention scores are not capped, although config.json has a field for it."""
+    base = hf["rope_local_base_freq"]
+    settings = _sandwich_settings(hf, period=hf["sliding_window_pattern"], window_base=base)
+    return rotary_by_kind(hf, settings) | {"attention_softcap": None, "qk_norm": True}
+
+
+def _sandwich_config(cfg: ModelConfig) -> Settings:
+    return llama_config(cfg) | {
+        "sliding_window": cfg.window or cfg.max_length,
+        "layer_types": layer_types(cfg),
+        "hidden_activation": transformers_activation(cfg.activation),
+        "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
+        "attn_logit_softcapping": cfg.attention_softcap,
+        "final_logit_softcapping": cfg.output_softcap,
+    }
+
+
+def _gemma3_config(cfg: ModelConfig) -> Settings:
+    fields = rotary_fields_by_kind(cfg.rotary)
+    base = fields["rope_parameters"]["sliding_attention"]["rope_theta"]
+    return _sandwich_config(cfg) | fields | {"rope_local_base_freq": base}
+
+
+_SANDWICH_NORMS = (
+    *parts("self_attention_residual/norm", "input_layernorm", NORM),
+    *parts("self_attention_residual/norm_after", "post_attention_layernorm", NORM),
+    *parts("ffn_residual/norm", "pre_feedforward_layernorm", NORM),
+    *parts("ffn_residual/norm_after", "post_feedforward_layernorm", NORM),
+)
+
+
+_SANDWICH = llama_rules(*ATTENTION, *GATED, *_SANDWICH_NORMS)
+
+GEMMA = {
+    "gemma": llama_like("GemmaForCausalLM", _gemma_settings, llama_config),
+    "gemma2": llama_like("Gemma2ForCausalLM", _gemma2_settings, _sandwich_config, _SANDWICH),
+    "gemma3_text": llama_like(
+        "Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH, ignored=(*BUFFERS, IMAGES)
+    ),
+}

@@ -1,0 +1,113 @@
+"""Qwen3-Next: gated delta rule and gated attention, with experts beside a shared one."""
+
+from tformer_jax.config import ModelConfig
+from tformer_jax.interop.architecture import Settings, check, require, shortest_pattern
+from tformer_jax.interop.decoders import (
+    ATTENTION,
+    BUFFERS,
+    GATED,
+    PRE_NORMS,
+    llama_like,
+    llama_rules,
+    llama_settings,
+    read_layer_types,
+)
+from tformer_jax.interop.mapping import AFFINE, SAME, Fusions, Layout, Part, Rule, fused_rows, kernel, parts
+from tformer_jax.interop.mixtures import expert_parts, qwen_experts, qwen_moe_config
+from tformer_jax.interop.rotary import rotary_fields
+from tformer_jax.nn.gated_delta import Sizes
+
+_LAYERS = {"linear_attention": "gated_delta", "full_attention": "full"}
+_FIELDS = {
+    "linear_num_value_heads": "num_heads",
+    "linear_num_key_heads": "num_key_heads",
+    "linear_key_head_dim": "key_head_dim",
+    "linear_value_head_dim": "value_head_dim",
+}
+
+
+def _settings(hf: Settings) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else every n-th one."""
+    require(hf, hidden_act="silu")
+    every = hf["full_attention_interval"]
+    kinds = [("linear" if (i + 1) % every else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
+    kinds = read_layer_types(hf, kinds)
+    check({*kinds} <= {*_LAYERS}, f"layer_types {sorted({*kinds} - {*_LAYERS})} are not supported")
+    delta = {ours: hf[theirs] for theirs, ours in _FIELDS.items()}
+    return llama_settings(hf, partial=True) | {
+        **qwen_experts(hf, shared=True),
+        "layer_pattern": shortest_pattern([_LAYERS[kind] for kind in kinds]),
+        "gated_delta": delta | {"conv_kernel_size": hf["linear_conv_kernel_dim"]},
+        "qk_norm": True,
+        "attention_gate": True,
+        "norm_unit_offset": True,
+    }
+
+
+def _config(cfg: ModelConfig) -> Settings:
+    names = {ours: theirs for theirs, ours in _LAYERS.items()}
+    kinds = cfg.layer_kinds(cfg.decoder_layers)
+    sizes = Sizes.resolve(cfg)
+    return qwen_moe_config(cfg) | {
+        **{theirs: getattr(sizes, ours) for theirs, ours in _FIELDS.items()},
+        "shared_expert_intermediate_size": cfg.moe.shared_dim,
+        "linear_conv_kernel_dim": cfg.gated_delta.conv_kernel_size,
+        "layer_types": [names.get(kind, kind) for kind in kinds],
+        **rotary_fields(cfg.rotary, partial=True),
+    }
+
+
+_CONVOLUTION = Layout(
+    lambda array, shape: array[:, 0].T.reshape(shape), lambda array: array.reshape(len(array), -1).T[:, None]
+)
+"""Theirs is [features, 1, taps], ours [taps, heads, size]."""
+_OUTPUT = "self_attention/output/kernel"
+_CONVOLVED = ("queries", "keys", "values")
+_DELTA: tuple[Part, ...] = (
+    *((f"{name}/project/kernel", f"{name}.weight", kernel()) for name in _CONVOLVED),
+    *((f"{name}/conv_kernel", f"conv_{name}.weight", _CONVOLUTION) for name in _CONVOLVED),
+    *((f"{name}/kernel", f"{name}.weight", kernel()) for name in ("gate", "beta", "decay")),
+    ("A_log", "A_log", SAME),
+    ("dt_bias", "dt_bias", SAME),
+    ("scale", "norm.weight", SAME),
+)
+
+
+def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
+    """Returns the rules; the output projections of both kinds of layers have one name of ours, and two of theirs."""
+    outputs = (
+        Rule(f"decoder/layers_{i}/{_OUTPUT}", f"model.layers.{i}.linear_attn.out_proj.weight", kernel(2))
+        for i, kind in enumerate(cfg.layer_kinds(cfg.decoder_layers))
+        if kind == "gated_delta"
+    )
+    delta = ((f"self_attention/{ours}", f"linear_attn.{theirs}", layout) for ours, theirs, layout in _DELTA)
+    gate = parts("self_attention/head_gate", "self_attn.gate_proj", AFFINE)
+    return (
+        *outputs,
+        *llama_rules(*delta, *gate, *ATTENTION, *GATED, *expert_parts("shared_expert"), *PRE_NORMS),
+    )
+
+
+def _fused(cfg: ModelConfig) -> Fusions:
+    N, K, H, P = Sizes.resolve(cfg)
+    names = [f"linear_attn.{name}" for name in (*_CONVOLVED, "gate")]
+    convolved = [f"linear_attn.conv_{name}" for name in _CONVOLVED]
+    return {
+        **fused_rows("self_attn.q_proj", "self_attn.q_proj", "self_attn.gate_proj", groups=cfg.num_heads),
+        **fused_rows("linear_attn.in_proj_qkvz", *names, sizes=(H, H, N // K * P, N // K * P), groups=K),
+        **fused_rows("linear_attn.in_proj_ba", "linear_attn.beta", "linear_attn.decay", groups=K),
+        **fused_rows("linear_attn.conv1d", *convolved, sizes=(K * H, K * H, N * P)),
+    }
+
+
+QWEN3_NEXT = {
+    "qwen3_next": llama_like(
+        "Qwen3NextForCausalLM",
+        _settings,
+        _config,
+        _rules,
+        fused=_fused,
+        attentions=("multi_head", "gated_delta"),
+        ignored=(*BUFFERS, r"mtp\..*"),
+    )
+}
