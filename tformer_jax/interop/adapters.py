@@ -152,13 +152,14 @@ def save(folder: Path, architecture: Architecture, cfg: ModelConfig, trained: An
 
 def _check_adaptable(theirs: str, architecture: Architecture, cfg: ModelConfig, *, whole: bool) -> None:
     """Raises `UserError` for an array that PEFT cannot adapt as a module of its own."""
-    module = theirs.rpartition(".")[0]
     tied = (architecture.shared, "lm_head.weight") if cfg.tie_embeddings in ("output", "all") else ()
     if whole and theirs in tied:
         problem = "the model also uses it as its output head"
     elif "{e}" in theirs:
         problem = "it is a part of a table of experts"
-    elif any(module.endswith(part) for parts in architecture.fused.values() for part in parts):
+    elif not theirs.endswith((".weight", ".bias")):
+        problem = "it is no weight or bias of a module"
+    elif any(theirs.endswith(fusion.parts) for fusion in architecture.fused(cfg).values()):
         problem = "the architecture joins it with other kernels"
     else:
         return
