@@ -57,11 +57,18 @@ MESSAGES = {
     "data.vocab_size": 400,
 }
 NOISE = {"data.transforms": "({'kind':'typos','probability':0.5},{'kind':'case'},'word_swap','bpe_dropout')"}
+STAGES = {
+    **{name: value for name, value in MESSAGES.items() if name != "data.temperature"},
+    "data.transforms": "('typos',)",
+    "data.stages": "('en-de without transforms until step 30', 'en-de 3 to 1, en-fr 0 to 2 until step 60', "
+    "'linearly to en-fr for 16000 tokens', 'temperature 5')",
+}
 TEXTS = {**SMALL, "model.encoder_layers": 1, "data.batch_tokens": 1024}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "packed language model": ("configs/lm_stdlib.py", LM),
     "bucketed translation": ("configs/translate_cldr.py", PAIRS | NOISE),
     "translation of many languages": ("configs/translate_gettext.py", MESSAGES),
+    "translation in stages": ("configs/translate_gettext.py", STAGES),
     "classification": ("configs/classify_cldr.py", TEXTS),
 }
 

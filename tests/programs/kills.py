@@ -4,6 +4,7 @@ python -m tests.programs.kills --kills 20 --record tests/programs/kills.json
 """
 
 import argparse
+import collections
 import json
 import random
 import tempfile
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import commands
+from tformer_jax.runs import events
+from tformer_jax.runs.run_folder import read_records
 
 PLACES = ("while starting", "between two steps", "while saving")
 SHARES = (0.15, 0.4, 0.45)
@@ -21,11 +24,12 @@ def main() -> None:
     """Prints and records the outcome of each kind of run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="kills of each kind of run, at least one at each place")
+    parser.add_argument("--kinds", nargs="+", choices=commands.KINDS, default=commands.KINDS, help="kinds of runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     found = {}
-    for kind in commands.KINDS:
+    for kind in options.kinds:
         with tempfile.TemporaryDirectory() as folder:
             found[kind] = kill_often(kind, options.kills, random.Random(f"{options.seed} {kind}"), Path(folder))
         print(f"{kind}: {json.dumps(found[kind])}", flush=True)
@@ -37,7 +41,7 @@ def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict
     """Returns where a run was killed, and its differences from an undisturbed run."""
     whole, killed, cache = folder / "whole", folder / "killed", folder / "cache"
     finish(commands.command(kind, whole), cache)
-    places = dict.fromkeys(PLACES, 0)
+    places, stages = dict.fromkeys(PLACES, 0), collections.Counter[str]()
     wanted = [place for place, share in zip(PLACES, SHARES, strict=True) for _ in range(max(1, round(share * kills)))]
     draw.shuffle(wanted)
     while wanted:
@@ -45,11 +49,19 @@ def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict
         if reached(process, wanted[-1], killed, draw):
             process.kill()
             places[wanted.pop()] += 1
+            stages[f"stage {stages_begun(killed)}"] += 1
         process.wait()
         if process.returncode == 0:
             break  # it finished before the next kill
     finish(commands.command(kind, killed, "--resume"), cache)
-    return {"killed": places, "differences": commands.differences(killed, whole)}
+    in_stages = {"killed_in": dict(sorted(stages.items()))} if len(stages) > 1 else {}
+    return {"killed": places, **in_stages, "differences": commands.differences(killed, whole)}
+
+
+def stages_begun(run: Path) -> int:
+    """Returns the number of stages of data that a run has begun."""
+    messages = [event["message"] for event in read_records(events.path(run)) if event["kind"] == "stage"]
+    return 1 + len(set(messages))
 
 
 def reached(process: Any, place: str, run: Path, draw: random.Random) -> bool:

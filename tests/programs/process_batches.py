@@ -1,11 +1,12 @@
 """One of several processes that read batches of prepared data; prints their checksums and the bytes read for them.
 
-python -m tests.programs.process_batches FOLDER COORDINATOR COUNT INDEX
+python -m tests.programs.process_batches FOLDER COORDINATOR COUNT INDEX [STAGE ...]
 """
 
 import dataclasses
 import itertools
 import json
+import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.rows import WHOLE_BATCH, Shards
+from tformer_jax.data.stages import stages_begun
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.parallel import multihost, placement
 from tformer_jax.runs import experiment
@@ -41,13 +43,14 @@ def config() -> Config:
 
 
 def write(folder: Path) -> None:
-    """Prepares 6,000 pairs of about 60 bytes per side in `folder`."""
+    """Prepares 6,000 pairs of about 60 bytes per side in `folder`, twice: the copy is another source of stages."""
     draw = np.random.default_rng(0)
     letters = np.array(list("abcdefgh "))
     lines = ["".join(draw.choice(letters, size)) for size in draw.integers(20, 100, 6000)]
     folder.mkdir()
     (folder / "pairs.tsv").write_text("".join(f"{line}.\t{line.upper()}.\n" for line in lines), encoding="utf-8")
     prepare(config(), folder, folder / "prepared", shards=4)
+    shutil.copytree(folder / "prepared", folder / "others")
 
 
 def bytes_read() -> int:
@@ -64,13 +67,16 @@ def facts(
 ) -> dict[str, Any]:
     """Returns, for the first training batches and all of validation, the bytes read and a checksum of each batch.
 
+    Also the numbers of batches after which stages began.
+
     Args:
         shards: the shards of a batch, and those of this process.
         whole: returns the global batch of a batch with the rows of this process.
     """
     training = train_batches(cfg, corpus, tokenizers, shards=shards)._loader  # without prefetching
     evaluation = evaluation_batches(cfg, corpus.validation, tokenizers, shards=shards)
-    return dict(zip(KINDS, (_read(itertools.islice(training, BATCHES), whole), _read(evaluation, whole)), strict=True))
+    found = dict(zip(KINDS, (_read(itertools.islice(training, BATCHES), whole), _read(evaluation, whole)), strict=True))
+    return {**found, "begun": [begun.step for begun in stages_begun(training.get_state())]}
 
 
 def _read(batches: Iterable[Any], whole: Callable[[Any], Any]) -> dict[str, Any]:
@@ -85,10 +91,13 @@ def _read(batches: Iterable[Any], whole: Callable[[Any], Any]) -> dict[str, Any]
 
 def main() -> None:
     """Prints a JSON object: the index, the texts of all processes, the number of devices, and `facts`."""
-    folder, coordinator, count, index = sys.argv[1:]
+    folder, coordinator, count, index, *stages = sys.argv[1:]
     run = Path(folder) / f"batches_{count}"
     cfg = config()
     cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="prepared", train=(f"{folder}/prepared",)))
+    if stages:
+        both = (f"{folder}/prepared", f"{folder}/others")
+        cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train=both, stages=tuple(stages)))
     group = multihost.start(cfg.parallel, run, coordinator, int(count), int(index))
     texts = group.all_gather("\u00e9" * (group.index + 1)), group.broadcast(lambda: f"from {group.index}")
     built = experiment.build(cfg, run, group=group)

@@ -138,8 +138,17 @@ def resumed_by_others(bench: Bench) -> list[Outcome]:
     return found
 
 
-def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
-    """Returns what each of `count` processes prints about its first batches of prepared data (`process_batches`)."""
+STAGES = (
+    "prepared until step 4",
+    "prepared 3 to 1, others 0 to 2 until step 9",
+    "linearly to others for 30000 tokens",
+    "temperature 2 for 0.02 epochs of others",
+    "others",
+)
+
+
+def batches(bench: Bench, count: int, *stages: str) -> list[dict[str, Any]]:
+    """Returns what each of `count` processes prints about its first batches of prepared data, perhaps in stages."""
     folder = bench.folder / "rows"
     if not folder.exists():
         process_batches.write(folder)
@@ -151,7 +160,7 @@ def batches(bench: Bench, count: int) -> list[dict[str, Any]]:
         f"localhost:{free_port()}",
         str(count),
     ]
-    started = [bench.start([*command, str(index)], 4 // count) for index in range(count)]
+    started = [bench.start([*command, str(index), *stages], 4 // count) for index in range(count)]
     printed = [process.communicate(timeout=280) for process in started]
     return [json.loads(output.splitlines()[-1]) if output else {"errors": errors} for output, errors in printed]
 
@@ -166,6 +175,19 @@ def rows_read(bench: Bench) -> list[Outcome]:
                 "same": all(each[kind]["sums"] == found[0][0][kind]["sums"] for each in group),
             }
             for kind in process_batches.KINDS
+        }
+        for group in found
+    ]
+
+
+def stages_read(bench: Bench) -> list[Outcome]:
+    """Returns whether 1, 2 and 4 processes have the same batches of stages, and after which batches these began."""
+    found = [batches(bench, count, *STAGES) for count in (1, 2, 4)]
+    first = found[0][0]
+    return [
+        {
+            "begun": [each["begun"] for each in group],
+            "same": all(each["training"]["sums"] == first["training"]["sums"] for each in group),
         }
         for group in found
     ]
@@ -238,6 +260,7 @@ def port_in_use(bench: Bench) -> list[Outcome]:
 STORIES: dict[str, Callable[[Bench], list[Outcome]]] = {
     "the same losses and parameters by 1, 2 and 4 processes": equal_whatever_their_number,
     "bytes that each of 1, 2 and 4 processes reads for the same batches": rows_read,
+    "the same batches of stages by 1, 2 and 4 processes": stages_read,
     "half by 2 processes, the other half by 1 and by 4": resumed_by_others,
     "SIGKILL for process 1 of 2": lambda bench: lost(bench, 2, 1),
     "SIGKILL for process 0 of 2": lambda bench: lost(bench, 2, 0),
