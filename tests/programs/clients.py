@@ -22,8 +22,10 @@ import numpy as np
 
 import tformer_jax as tj
 from tests import commands
+from tests.cli.finished_runs import run_of_conversations
 
 KEY = "secret"
+CONVERSATIONS = "conversations"
 QUESTIONS = [
     {"question": "import", "choices": ["os", "zzz", "the whole of it"], "answer": 0},
     {"question": "def f(self):\n    return", "choices": ["self", "qqqq"], "answer": 0},
@@ -163,6 +165,23 @@ def harness(client: Any, run: Path) -> None:
         assert math.isclose(float(sample["filtered_resps"][0]), scored.total, rel_tol=1e-4), (sample, scored.total)
 
 
+def conversations(client: Any, run: Path) -> None:
+    """An answer and a stream are those of scripts/generate.py --chat; log-probabilities are those of its tokens."""
+    model = client.models.list().data[0].id
+    asked = {"model": model, "messages": [{"role": "user", "content": "How are you?"}], "temperature": 0}
+    asked |= {"max_completion_tokens": 8, "logprobs": True, "top_logprobs": 2, "store": False}
+    expected = output_of("generate", run, "--chat", "How are you?", "--max-new-tokens", "8", "--temperature", "0")
+    whole = client.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert choice.message.content == streamed == "\n".join(expected), (choice.message.content, streamed, expected)
+    assert (choice.message.role, last.choices, last.usage) == ("assistant", [], whole.usage)
+    assert len(choice.logprobs.content) == 8 and all(len(one.top_logprobs) == 2 for one in choice.logprobs.content)
+    chosen = [one.logprob == one.top_logprobs[0].logprob for one in choice.logprobs.content]
+    assert all(chosen), "greedy decoding takes the most probable token"
+
+
 def embeddings(client: Any, run: Path) -> None:
     """Embeddings as base64, which the client asks for by itself, equal those as numbers."""
     asked = {"model": client.models.list().data[0].id, "input": ["a warm film", "dull"]}
@@ -177,6 +196,7 @@ CHECKS: dict[str, tuple[dict[str, Any], tuple[Callable[[Any, Path], None], ...]]
         (models, completions, log_probabilities, errors, harness),
     ),
     "classification": ({}, (models, embeddings)),
+    CONVERSATIONS: ({}, (models, conversations)),
 }
 """Changed settings of a run of `commands.KINDS`, and its checks."""
 
@@ -196,6 +216,7 @@ def main() -> None:
     """Prints and records the checks; exits with 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=CHECKS, help="kinds of runs (default: all)")
     options = parser.parse_args()
     import openai
 
@@ -203,9 +224,14 @@ def main() -> None:
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind, (changes, checks) in CHECKS.items():
+            if kind not in options.only:
+                continue
             run = Path(folder, kind.replace(" ", "_"))
-            train = commands.command(kind, run, train__steps=20, **changes)
-            subprocess.run(train, cwd=commands.ROOT, check=True)
+            if kind == CONVERSATIONS:
+                run = run_of_conversations(Path(folder))
+            else:
+                train = commands.command(kind, run, train__steps=20, **changes)
+                subprocess.run(train, cwd=commands.ROOT, check=True)
             with server(run, Path(folder, "cache")) as url:
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
                 for check in checks:

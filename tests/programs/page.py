@@ -196,6 +196,25 @@ def attention_is_shown(page: Any, translates: bool) -> None:
     assert page.locator("iframe").count() == 0
 
 
+def a_conversation_goes_on(page: Any, translates: bool) -> None:
+    """The fake engine answers with the prompt backwards, and the prompt has the earlier turns."""
+    assert page.locator("#task").text_content() == "Chat"
+    type_and_start(page, "ab")
+    ended(page, "Done.")
+    first = ":tnatsissA\nba :resU"
+    assert outputs(page) == [first]
+    type_and_start(page, "c")
+    ended(page, "Done.")
+    (second,) = outputs(page)
+    assert second.startswith(":tnatsissA\nc :resU\n") and second.endswith("ba :resU"), second
+    assert page.locator("#turns li").all_text_contents() == ["ab", first, "c", second]
+    page.get_by_role("button", name="New conversation").click()
+    assert page.locator("#turns li").count() == 0
+    type_and_start(page, "ab")
+    ended(page, "Done.")
+    assert outputs(page) == [first]
+
+
 def missing_attention_is_explained(page: Any, translates: bool) -> None:
     type_and_start(page, "abc")
     ended(page, "Done.")
@@ -271,6 +290,7 @@ SERVERS = {
     "seq2seq": Server(("--family=seq2seq",), CHECKS),
     "decoder_lm": Server(("--family=decoder_lm",), CHECKS),
     "classifier": Server(("--family=classifier",), (classes_have_probabilities, a_lost_server_is_said)),
+    "conversations": Server(("--family=decoder_lm", "--chat"), (a_conversation_goes_on,)),
     "no attention": Server((NO_ATTENTION,), (missing_attention_is_explained,)),
     "API key": Server(("--family=seq2seq", f"--api-key={KEY}"), (), the_key_is_asked_for),
 }

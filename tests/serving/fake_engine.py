@@ -17,7 +17,9 @@ import numpy as np
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import serve
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.chat.template import PLAIN
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.chats import with_chat
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.scores import Row as ScoredRow
@@ -182,12 +184,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--family", default="decoder_lm")
     parser.add_argument("--delay", type=float, default=0.001)
     parser.add_argument("--no-attention", metavar="REASON")
+    parser.add_argument("--chat", action="store_true")
     options = parser.parse_args(argv)
     engine = FakeEngine(max_rows=options.max_rows, delay=options.delay)
     with server.listen(options.host, options.port) as bound:
         model = served(engine, options.family)
         if options.no_attention:
             model = dataclasses.replace(model, attention=options.no_attention)
+        if options.chat:
+            model = dataclasses.replace(model, tokenizers=Tokenizers(*[with_chat(BYTES, PLAIN)] * 2))
         serve.serve_model(engine, model, bound, options)
 
 

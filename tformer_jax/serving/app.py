@@ -21,17 +21,8 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.languages import TagIds
-from tformer_jax.serving.bodies import (
-    Attention,
-    Body,
-    Classification,
-    Completion,
-    Detokenization,
-    DirectedBody,
-    Embedding,
-    Tokenization,
-    Translation,
-)
+from tformer_jax.serving.bodies import Body, Completion, DirectedBody, Translation
+from tformer_jax.serving.chat import ChatCompletion, ChatReply
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.generation import CLIENT_CLOSED, Generation
 from tformer_jax.serving.json_body import read_object
@@ -48,6 +39,7 @@ from tformer_jax.serving.replies import (
     classification,
     embedding_list,
 )
+from tformer_jax.serving.text_bodies import Attention, Classification, Detokenization, Embedding, Tokenization
 from tformer_jax.serving.worker import Empty, Worker, stopping_error
 
 BodyKind = TypeVar("BodyKind", bound=Body)
@@ -95,6 +87,7 @@ class Handlers:
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
             Route("/classify", self.classify, methods=["POST"]),
             Route("/tokenizer_info", self.tokenizer_info),
@@ -121,7 +114,12 @@ class Handlers:
         served = self.served
         no_attention = served.attention if isinstance(served.attention, str) else None
         offered: dict[str, Any] = {"language_names": served.language_names}
-        offered |= {"attention": no_attention is None, "no_attention": no_attention, "logprobs": served.gives_logprobs}
+        offered |= {
+            "chat": served.answers,
+            "attention": no_attention is None,
+            "no_attention": no_attention,
+            "logprobs": served.gives_logprobs,
+        }
         return JSONResponse({"model": served.name, "family": served.family, **offered, **served.about})
 
     async def show_metrics(self, _: HttpRequest) -> Response:
@@ -165,6 +163,18 @@ class Handlers:
         tags = body.tags(self.served, len(body.texts("prompt")))
         rows = await asyncio.to_thread(body.rows, self.served, tags)
         reply = await asyncio.to_thread(CompletionReply, self.served, body, rows, tags)
+        return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream)
+
+    async def chat(self, request: HttpRequest) -> Response:
+        """Answers a conversation."""
+        if not self.served.answers:
+            message = "this model has no chat template, by which conversations are written: use /v1/completions"
+            raise RequestError(message, 404, code="no_chat_template")
+        body = await self._read(request, ChatCompletion)
+        self._check_length("max_tokens", body.limit, body)
+        tags = body.tags(self.served, 1)
+        rows = [await asyncio.to_thread(self.served.encode_chat, body.chat)]
+        reply = await asyncio.to_thread(ChatReply, self.served, body, rows, tags)
         return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream)
 
     async def embed(self, request: HttpRequest) -> Response:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import INT32_MAX, Section, nearest, setting
-from tformer_jax.inference import requests
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.languages import TagIds
 from tformer_jax.serving.errors import RequestError
@@ -21,8 +20,6 @@ MAX_OUTPUTS = 64
 MAX_BEAMS = 16
 """Maximum beam width: each width has its own cache, whose size grows with it."""
 MAX_LOGPROBS = 5
-MAX_INPUTS = 2048
-"""Maximum number of texts to classify or embed at once."""
 STOPS, STOP_LENGTH = 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
@@ -197,34 +194,23 @@ class ModelBody(Body):
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion(ModelBody, DirectedBody):
-    """Fields of `POST /v1/completions`, as in OpenAI's API, with `top_k` and `min_p`.
+class Generated(ModelBody, DirectedBody):
+    """Fields of routes that generate as OpenAI's API does, with `top_k` and `min_p`.
 
     Without `temperature`, `top_p`, `top_k`, `min_p` and `n`, the strategy of the run is used; any of them selects
     sampling, and a temperature of 0 selects greedy decoding.
     """
 
-    neutral: ClassVar[Mapping[str, Any]] = {
-        "suffix": "",
-        "logit_bias": {},
-        "presence_penalty": 0,
-        "frequency_penalty": 0,
-    }
-
-    prompt: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
     max_tokens: int | None = setting(None, "maximum number of tokens (default: the run's)", low=0, high=INT32_MAX)
     temperature: float | None = setting(None, "logits are divided by it; 0: greedy", low=0.0, high=100.0)
     top_p: float | None = setting(None, "only the most probable tokens with this total mass", low=0.0, high=1.0)
     top_k: int | None = setting(None, "only the k most probable tokens", low=1, high=INT32_MAX)
     min_p: float | None = setting(None, "minimum probability relative to the largest one", low=0.0, high=1.0)
     n: int = setting(1, "outputs of each prompt", low=1, high=MAX_OUTPUTS)
-    best_of: int | None = setting(None, "number of candidates, which must be n")
     stop: tuple[Any, ...] | None = setting(None, "texts that end an output (default: the run's)")
     seed: int | None = setting(None, "random seed; None: a new one for each request", low=0, high=INT32_MAX)
-    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
     stream_options: StreamOptions = dataclasses.field(default_factory=StreamOptions)
-    echo: bool = setting(False, "repeat the prompt before each output")
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
@@ -234,7 +220,6 @@ class Completion(ModelBody, DirectedBody):
         return super().read({**values, **nested})
 
     def check(self) -> None:
-        self.texts("prompt")
         stop = self.stop or ()
         fits = all(isinstance(text, str) and 0 < len(text) <= STOP_LENGTH for text in stop)
         if not fits or len(stop) > STOPS:
@@ -244,24 +229,22 @@ class Completion(ModelBody, DirectedBody):
             raise self.error("temperature", "must be 0 (greedy) or at least 0.0001")
         if self.temperature == 0 and self.n > 1:
             raise self.error("n", "must be 1 for temperature 0, where all outputs are alike")
-        if self.best_of not in (None, self.n):
-            raise self.error("best_of", f"must equal n={self.n}: this server generates no further candidates")
         if self.stream_options.include_usage and not self.stream:
             raise self.error("stream_options", "include_usage needs stream=true")
 
-    def rows(self, served: ServedModel, tags: Sequence[TagIds]) -> list[tuple[int, ...]]:
-        """Returns the token ids of each prompt, as the model reads them, with its language tags.
+    @property
+    def limit(self) -> int | None:
+        """Maximum number of new tokens; None: the run's."""
+        return self.max_tokens
 
-        Raises:
-            RequestError: a prompt does not fit the model, or its log-probabilities cannot be computed.
-        """
-        if self.logprobs is not None and served.prefix_lm:
-            raise self.error("logprobs", "is not supported for a model with prefix_lm=True; leave it out")
-        if self.logprobs is not None and self.echo and served.translates:
-            raise self.error("logprobs", "is not supported for the tokens of a source; leave out echo")
-        scored_only = self.max_tokens == 0 and not served.translates
-        limit = served.max_length + 1 if scored_only else served.longest_prompt
-        return served.encode("prompt", self.texts("prompt"), limit, [source for source, _ in tags])
+    @property
+    def shown_logprobs(self) -> int | None:
+        """Number of most probable tokens to show; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def inputs(self) -> list[Text]:
+        """Returns the texts of which unknown words are copied."""
+        raise NotImplementedError
 
     def requests(
         self, rows: list[tuple[int, ...]], tags: Sequence[TagIds], saved: DecodeConfig
@@ -277,8 +260,8 @@ class Completion(ModelBody, DirectedBody):
             changes["strategy"] = "sample"
         if self.temperature == 0:
             changes = {"strategy": "greedy"}
-        if self.max_tokens:
-            changes |= limit_tokens(self.max_tokens, saved)
+        if self.limit:
+            changes |= limit_tokens(self.limit, saved)
         if self.stop is not None:
             changes["stop"] = self.stop
         for text in self.stop or ():
@@ -290,77 +273,56 @@ class Completion(ModelBody, DirectedBody):
         def request(
             number: int, ids: tuple[int, ...], decode: DecodeConfig, both: TagIds, text: Text
         ) -> Request | Empty:
-            if not ids or self.max_tokens == 0:
+            if not ids or self.limit == 0:
                 return Empty(self.n, "length" if ids else "stop")
             return Request(ids, decode, seed, number * self.n, self.n, tags=both[1], text=text_or_empty(text))
 
-        parts = zip(rows, decodes, tags, self.texts("prompt"), strict=True)
+        parts = zip(rows, decodes, tags, self.inputs(), strict=True)
         return [request(number, *part) for number, part in enumerate(parts)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Classification(ModelBody):
-    """Fields of `POST /classify`, as in vLLM's API."""
+class Completion(Generated):
+    """Fields of `POST /v1/completions`."""
 
-    input: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
+    neutral: ClassVar[Mapping[str, Any]] = {
+        "suffix": "",
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+    }
+
+    prompt: tuple[Any, ...] = setting((), "a text, its token ids, or a list of them")
+    best_of: int | None = setting(None, "number of candidates, which must be n")
+    logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
+    echo: bool = setting(False, "repeat the prompt before each output")
 
     def check(self) -> None:
-        if len(self.texts("input")) > MAX_INPUTS:
-            raise self.error("input", f"at most {MAX_INPUTS} texts at once")
-
-
-@dataclasses.dataclass(frozen=True)
-class Embedding(Classification):
-    """Fields of `POST /v1/embeddings`, as in OpenAI's API."""
-
-    neutral: ClassVar[Mapping[str, Any]] = {"dimensions": None}
-
-    encoding_format: str = setting("float", "a list of numbers, or little-endian float32", choices=("float", "base64"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Attention(Body):
-    """Fields of `POST /attention`."""
-
-    text: str = setting("", "the source, prompt or text")
-    output: str = setting("", "the output made of it; a classifier has none")
-    target_language: str | None = setting(None, "language of the output, a code or an English name")
-    source_language: str | None = setting(None, "language of the text, a code or an English name")
+        self.texts("prompt")
+        super().check()
+        if self.best_of not in (None, self.n):
+            raise self.error("best_of", f"must equal n={self.n}: this server generates no further candidates")
 
     @property
-    def source(self) -> str | requests.Request:
-        """The text, with its languages if they are given."""
-        languages = self.target_language, self.source_language
-        return requests.Request(self.text, *languages) if any(languages) else self.text
+    def shown_logprobs(self) -> int | None:
+        return self.logprobs
 
+    def inputs(self) -> list[Text]:
+        return self.texts("prompt")
 
-@dataclasses.dataclass(frozen=True)
-class Tokenization(Body):
-    """Fields of `POST /tokenize`, as in vLLM's API."""
+    def rows(self, served: ServedModel, tags: Sequence[TagIds]) -> list[tuple[int, ...]]:
+        """Returns the token ids of each prompt, as the model reads them, with its language tags.
 
-    model: str | None = setting(None, "name of the model")
-    prompt: str | None = setting(None, "a text")
-    add_special_tokens: bool = setting(True, "with the special tokens around a text")
-
-    def check(self) -> None:
-        if self.prompt is None:
-            raise self.error("prompt", "must be a text")
-
-
-@dataclasses.dataclass(frozen=True)
-class Detokenization(Body):
-    """Fields of `POST /detokenize`, as in vLLM's API."""
-
-    model: str | None = setting(None, "name of the model")
-    tokens: tuple[Any, ...] | None = setting(None, "token ids")
-
-    def check(self) -> None:
-        if self.tokens is None or (self.tokens and not is_ids(self.tokens)):
-            raise self.error("tokens", "must be a list of token ids")
-
-    def error(self, name: str, problem: str) -> UserError:
-        """Returns the error for a field; a text is not a list of token ids."""
-        return super().error(name, "must be a list of token ids" if name == "tokens" else problem)
+        Raises:
+            RequestError: a prompt does not fit the model, or its log-probabilities cannot be computed.
+        """
+        if self.logprobs is not None and served.prefix_lm:
+            raise self.error("logprobs", "is not supported for a model with prefix_lm=True; leave it out")
+        if self.logprobs is not None and self.echo and served.translates:
+            raise self.error("logprobs", "is not supported for the tokens of a source; leave out echo")
+        scored_only = self.max_tokens == 0 and not served.translates
+        limit = served.max_length + 1 if scored_only else served.longest_prompt
+        return served.encode("prompt", self.texts("prompt"), limit, [source for source, _ in tags])
 
 
 def text_or_empty(text: Text) -> str:

@@ -12,9 +12,11 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.languages import english_name
 from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.data.tokenizers.chats import encode_prompt
 from tformer_jax.inference.embeddings import Embedder, embed_rows
 from tformer_jax.inference.encoding import NO_START, no_tokens, start_of_text, too_long, wrap_prompt
 from tformer_jax.inference.forced import first_tokens
@@ -111,6 +113,11 @@ class ServedModel:
         return self.model_class.reads_source
 
     @property
+    def answers(self) -> bool:
+        """Whether the model answers conversations, by a chat template."""
+        return self.model_class.continues and self.tokenizers.target.chat is not None
+
+    @property
     def gives_logprobs(self) -> bool:
         """Whether the tokens of outputs have log-probabilities that one pass over the output computes."""
         return self.translates or (self.model_class.continues and not self.prefix_lm)
@@ -188,6 +195,20 @@ class ServedModel:
                 raise RequestError(which + no_tokens(f"the {name}", text, why), param=field)
             rows.append(ids)
         return rows
+
+    def encode_chat(self, chat: Chat) -> tuple[int, ...]:
+        """Returns the token ids of a conversation up to the beginning of its next answer.
+
+        Raises:
+            RequestError: the template refuses it, or it is too long.
+        """
+        try:
+            ids = encode_prompt(self.tokenizers.target, chat)
+        except UserError as error:
+            raise RequestError(f"messages: {error}", param="messages") from None
+        if len(ids) > self.longest_prompt:
+            raise RequestError(too_long("the conversation", len(ids), self.longest_prompt), param="messages")
+        return tuple(ids)
 
     def encode_to_embed(self, field: str, texts: Sequence[Text]) -> list[tuple[int, ...]]:
         """Returns the token ids of texts to embed, with the prompt of the run before texts; see `encode`."""

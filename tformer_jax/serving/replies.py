@@ -17,9 +17,10 @@ from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.languages import TagIds
 from tformer_jax.inference.scores import Row, Scored, make_pair_row, make_text_row
-from tformer_jax.serving.bodies import Completion, Embedding
+from tformer_jax.serving.bodies import Completion, Generated
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.model import ServedModel
+from tformer_jax.serving.text_bodies import Embedding
 from tformer_jax.serving.worker import Empty
 from tformer_jax.special_tokens import IGNORED
 
@@ -173,61 +174,69 @@ class CompletionReply(Reply):
         tags: as for `TokenScores`.
     """
 
+    kind, piece_kind, prefix = "text_completion", "text_completion", "cmpl"
+    """`object` of the reply and of its chunks, and what their `id` begins with."""
+
     def __init__(
-        self, served: ServedModel, body: Completion, rows: Sequence[tuple[int, ...]], tags: Sequence[TagIds]
+        self, served: ServedModel, body: Generated, rows: Sequence[tuple[int, ...]], tags: Sequence[TagIds]
     ) -> None:
         self.body, self.rows = body, rows
-        scored = body.echo and body.logprobs is not None  # offsets of tokens are places in the decoded text
+        echo, top = isinstance(body, Completion) and body.echo, body.shown_logprobs
+        scored = echo and top is not None  # offsets of tokens are places in the decoded text
         self._prompts = [
-            text if isinstance(text, str) and not scored else served.decode_all(ids)
-            for text, ids in zip(body.texts("prompt"), rows, strict=True)
+            (text if isinstance(text, str) and not scored else served.decode_all(ids)) if echo else ""
+            for text, ids in zip(body.inputs(), rows, strict=True)
         ]
-        self._scores = None if body.logprobs is None else TokenScores(served, rows, body.logprobs, tags, echo=body.echo)
+        self._scores = None if top is None else TokenScores(served, rows, top, tags, echo=echo)
         self._started: set[int] = set()
         """Choices of a stream whose first chunk has been sent."""
-        self._frame = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": served.name,
-        }
+        common = {"created": int(time.time()), "model": served.name}
+        self._frame = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "object": self.kind, **common}
 
     def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns the completion, with its usage."""
-        texts = [self._echo(number) + output.text for number, row in enumerate(outputs) for output in row]
-        choices = self._choices(texts, outputs, result)
+        texts = [self._prompts[number] + output.text for number, row in enumerate(outputs) for output in row]
+        choices = self._choices(self.whole_choice, texts, outputs, result)
         return {**self._frame, "choices": choices, "usage": self._usage(outputs)}
 
     def chunk(self, event: Event) -> dict[str, Any] | None:
         """Returns a chunk; with `echo`, the first chunk of each choice starts with the prompt."""
         index = event.request * self.body.n + event.sample
-        text = event.text if index in self._started else self._echo(event.request) + event.text
-        self._started.add(index)
+        text = event.text if index in self._started else self._prompts[event.request] + event.text
         finish = event.finish if self._scores is None else None
-        return self._chunk([make_choice(index, text, finish)]) if text or finish else None
+        return self._chunk([self.piece_of_choice(index, text, finish)]) if text or finish else None
 
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields a chunk with the log-probabilities of each choice, and the usage, as far as they are requested."""
         if self._scores is not None:
             texts = [""] * sum(map(len, outputs))
-            yield from (self._chunk([choice]) for choice in self._choices(texts, outputs, result))
+            choices = self._choices(self.piece_of_choice, texts, outputs, result)
+            yield from (self._chunk([choice]) for choice in choices)
         if self.body.stream_options.include_usage:
-            yield {**self._frame, "choices": [], "usage": self._usage(outputs)}
+            yield {**self._chunk([]), "usage": self._usage(outputs)}
 
-    def _choices(self, texts: Sequence[str], outputs: Outputs, result: Any) -> list[dict[str, Any]]:
+    def whole_choice(self, index: int, text: str, finish: str | None, scores: Any = None) -> dict[str, Any]:
+        """Returns an output in OpenAI's format of a choice."""
+        return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
+
+    def piece_of_choice(self, index: int, text: str, finish: str | None, scores: Any = None) -> dict[str, Any]:
+        """Returns a piece of an output in OpenAI's format of a choice of a chunk."""
+        self._started.add(index)
+        return self.whole_choice(index, text, finish, scores)
+
+    def _choices(
+        self, choice: Callable[..., dict[str, Any]], texts: Sequence[str], outputs: Outputs, result: Any
+    ) -> list[dict[str, Any]]:
         flat = [output for row in outputs for output in row]
         named: Iterable[Any] = itertools.repeat(None) if self._scores is None else itertools.chain(*result)
         return [
-            make_choice(index, text, output.finish, scores)
+            choice(index, text, output.finish, scores)
             for index, (text, output, scores) in enumerate(zip(texts, flat, named, strict=False))
         ]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self.body.stream_options.include_usage else {}
-        return {**self._frame, "choices": choices, **usage}
-
-    def _echo(self, number: int) -> str:
-        return self._prompts[number] if self.body.echo else ""
+        return {**self._frame, "object": self.piece_kind, "choices": choices, **usage}
 
     def _usage(self, outputs: Outputs) -> dict[str, int]:
         prompt, new = sum(map(len, self.rows)), sum(output.tokens for row in outputs for output in row)
@@ -298,11 +307,6 @@ def attention_page(render: Callable[[], str]) -> ComputedReply:
 def translation_chunk(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:
     """Returns a chunk of a translation."""
     return {"index": index, "rank": rank, "text": text, "finish_reason": finish, "score": score}
-
-
-def make_choice(index: int, text: str, finish: str | None, scores: Any = None) -> dict[str, Any]:
-    """Returns an output in OpenAI's format of a choice."""
-    return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
 
 def usage(rows: Sequence[Sequence[int]]) -> dict[str, int]:

@@ -6,6 +6,7 @@ const TASKS = {
   decoder_lm: { name: "Language model", asked: "Text to continue", start: "Continue" },
   classifier: { name: "Classification", asked: "Text to classify", start: "Classify" },
 };
+const CHAT = { name: "Chat", asked: "Text to answer", start: "Send" };
 const at = (id) => document.getElementById(id);
 const number = (id) => (at(id).value === "" ? null : Number(at(id).value));
 const percent = (p) => (p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
@@ -13,6 +14,7 @@ const visible = (text) => text.replaceAll(" ", "▁").replaceAll("\n", "⏎").re
 let info = null;
 let running = null;
 let outputs = [];
+let turns = [];
 
 function make(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
@@ -32,7 +34,7 @@ function languageOf(code) {
 /** Fills the page with what the model is. */
 async function learn() {
   info = await (await request("info")).json();
-  const task = TASKS[info.family];
+  const task = info.chat ? CHAT : TASKS[info.family];
   const classes = info.labels?.length ? ` into ${info.labels.length} classes` : "";
   const names = info.language_names ?? {};
   for (const field of ["source_language", "target_language"]) offerLanguages(at(field), names[field]);
@@ -100,7 +102,8 @@ async function generate() {
   else await read(await request(...asked(text)));
   at("outputs").ariaBusy = "false";
   showReference(text);
-  if (info.attention) for (const output of outputs) offerAttention(output, text);
+  if (info.chat) keepTurns(text);
+  else if (info.attention) for (const output of outputs) offerAttention(output, text);
   else at("shown").replaceChildren(make("p", { className: "muted small", textContent: `No attention: ${info.no_attention}.` }));
 }
 
@@ -109,6 +112,11 @@ function asked(text) {
   const [n, length] = [number("count"), number("length")];
   if (info.family === "seq2seq") {
     return ["translate", { text, n_best: n, beams: number("beams"), max_new_tokens: length, ...common }];
+  }
+  if (info.chat) {
+    const shown = info.logprobs ? { logprobs: true, top_logprobs: TOP } : { logprobs: false };
+    const sampling = { n, max_tokens: length, temperature: number("temperature") };
+    return ["v1/chat/completions", { messages: [...turns, { role: "user", content: text }], stream: true, ...sampling, ...shown }];
   }
   return ["v1/completions", { prompt: text, n, max_tokens: length, temperature: number("temperature"), ...common }];
 }
@@ -133,12 +141,33 @@ function show(event) {
   if (event.error) throw new Error(event.error.message);
   for (const piece of event.choices ?? [event]) {
     const output = outputAt(piece.rank ?? piece.index);
-    output.text += piece.text;
-    if (piece.logprobs) showTokens(output, piece.logprobs);
+    output.text += piece.text ?? piece.delta?.content ?? "";
+    if (piece.logprobs) showTokens(output, piece.logprobs.content ? byToken(piece.logprobs.content) : piece.logprobs);
     else output.line.textContent = output.text;
     if (typeof piece.score === "number") output.score.textContent = `score ${piece.score.toFixed(4).replace("-", "−")}`;
     if (piece.finish_reason === "length") output.cut.textContent = "truncated at the maximum length";
   }
+}
+
+/** Returns the log-probabilities of a chat completion in the form of those of a completion. */
+function byToken(content) {
+  const top = content.map((one) => Object.fromEntries(one.top_logprobs.map((other) => [other.token, other.logprob])));
+  return { tokens: content.map((one) => one.token), token_logprobs: content.map((one) => one.logprob), top_logprobs: top };
+}
+
+/** Adds a message and the first answer to the conversation, which the next message continues. */
+function keepTurns(text) {
+  turns.push({ role: "user", content: text }, { role: "assistant", content: outputs[0].text });
+  at("turns").replaceChildren(...turns.map(({ role, content }) => make("li", { className: role, textContent: content })));
+  at("turns").hidden = at("anew").hidden = false;
+  at("text").value = "";
+}
+
+function beginAnew() {
+  turns = [];
+  at("turns").replaceChildren();
+  at("outputs").replaceChildren();
+  at("turns").hidden = at("anew").hidden = at("result").hidden = true;
 }
 
 function outputAt(place) {
@@ -293,6 +322,7 @@ at("form").addEventListener("submit", (event) => {
   work(generate);
 });
 at("key").addEventListener("change", () => work(learn));
+at("anew").addEventListener("click", beginAnew);
 at("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();

@@ -22,8 +22,8 @@ PROMPT_DIVISOR = 4
 SAMPLE_TOKENS = 128
 """Maximum number of new tokens of a continuation if `decode.max_new_tokens` is None."""
 
-Parts = tuple[list[int], list[int]]
-"""The tokens of a prompt, and of what follows it."""
+Parts = tuple[list[int], str, str]
+"""The tokens of a prompt, its text, and what follows it."""
 
 
 class ContinuationEvaluator:
@@ -35,50 +35,48 @@ class ContinuationEvaluator:
         self._cfg = dataclasses.replace(cfg, decode=_short(cfg.decode, forced))
         self._parts = list(self._split(examples[: cfg.eval.samples], cfg.model.max_length, forced))
 
-    def _split(
-        self, examples: Sequence[Example], max_length: int, forced: int
-    ) -> Iterator[tuple[list[int], list[int]]]:
-        """Yields the parts of documents.
+    def _split(self, examples: Sequence[Example], max_length: int, forced: int) -> Iterator[Parts]:
+        """Yields the parts of documents; unknown tokens have their name.
 
         Args:
             forced: number of tokens with which outputs start.
         """
         special, encode = self._tokenizers.target.special, self._tokenizers.target.encode
+        decode = functools.partial(self._tokenizers.target.decode, unknown=special.unknown_name)
         documents = (encode(example["text"][: 8 * max_length])[:max_length] for example in examples)
         room = max_length - special.added - forced
         length = max(min(max_length // PROMPT_DIVISOR, room), 1)
-        return ((special.wrap_text(ids[:length]), ids[length:]) for ids in documents if ids[:length])
+        for ids in documents:
+            if prompt := ids[:length]:
+                yield special.wrap_text(prompt), decode(special.wrap_text(prompt)), decode(ids[length:])
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns prompts, reference continuations and generated continuations, without metrics.
-
-        Unknown tokens of prompts and references have their name.
-        """
+        """Returns prompts, reference continuations and generated continuations, without metrics."""
         if not self._parts:
             return Evaluation({})
-        tokenizer = self._tokenizers.target
-        decode = functools.partial(tokenizer.decode, unknown=tokenizer.special.unknown_name)
         generate = RowDecoder(self._cfg, self._model, params, self._tokenizers)
-        outputs = generate([EncodedRequest(prompt) for prompt, _ in self._parts])
+        outputs = generate([EncodedRequest(ids) for ids, _, _ in self._parts])
         samples = []
-        for (prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
-            samples.append(Sample(decode(prompt), decode(reference), output.text, None, output.finish_reason))
+        for (_, prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
+            samples.append(Sample(prompt, reference, output.text, None, output.finish_reason))
         return Evaluation({}, samples)
 
 
 class AnswerEvaluator(ContinuationEvaluator):
-    """Generates the last answers of held-out conversations, of those whose prompts leave room for an output."""
+    """Generates the last answers of held-out conversations, of those whose prompts leave room for an output.
 
-    def _split(
-        self, examples: Sequence[Example], max_length: int, forced: int
-    ) -> Iterator[tuple[list[int], list[int]]]:
+    A sample has the message that is answered as its prompt.
+    """
+
+    def _split(self, examples: Sequence[Example], max_length: int, forced: int) -> Iterator[Parts]:
         tokenizer = self._tokenizers.target
         for example in examples:
             chat = Chat.from_json(example["messages"])
             last = chat.answers[-1]
             prompt = encode_prompt(tokenizer, chat.until(last))
             if len(prompt) + forced < max_length:
-                yield prompt, tokenizer.encode(chat.messages[last].get("content", ""))
+                asked, answer = ([{}, *chat.messages][place].get("content", "") for place in (last, last + 1))
+                yield prompt, asked, answer
 
 
 def _short(decode: DecodeConfig, forced: int) -> DecodeConfig:
