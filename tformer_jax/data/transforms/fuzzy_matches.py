@@ -2,12 +2,12 @@
 
 import collections
 import dataclasses
-import functools
-import math
 import random
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import numpy as np
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import setting
@@ -17,9 +17,6 @@ from tformer_jax.data.corpora.corpus import PAIRS, spread
 from tformer_jax.data.transforms.base import Change, Training, check_symbols
 
 WORD = re.compile(r"\w+|[^\w\s]")
-CACHED = 2**20
-"""Number of examples whose matches are remembered."""
-ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,38 +58,39 @@ class MatchedSources:
 
 
 class Matches:
-    """Finds the pair with the most similar source; the first of several.
-
-    Similarity is Dice's coefficient of the sets of words. Sources of at least the threshold share one of their rarest
-    words, so that only those are compared (prefix filtering, "A Primitive Operator for Similarity Joins ...", 2006).
-    """
+    """Finds the pair with the most similar source: by Dice's coefficient of the sets of words, the first of several."""
 
     def __init__(self, examples: Sequence[Example], searched: Sequence[int], threshold: float):
         self._examples, self._searched, self._threshold = examples, searched, threshold
-        self._words = {index: _words_of(examples[index]["source"]) for index in searched}
-        self._places: dict[str, list[int]] = collections.defaultdict(list)
-        for index, words in self._words.items():
-            for word in words:
-                self._places[word].append(index)
-        self.find = functools.lru_cache(CACHED)(self._find)
-        """Returns the match of an example by its index; None if no other source is similar enough."""
+        sources = [examples[index]["source"] for index in searched]
+        words = list(map(_words_of, sources))
+        places = collections.defaultdict[str, list[int]](list)
+        for place, of_source in enumerate(words):
+            for word in of_source:
+                places[word].append(place)
+        self._places = {word: np.array(of_word, np.int32) for word, of_word in places.items()}
+        self._sizes = np.array(list(map(len, words)))
+        numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
+        self._numbers = np.array([numbers[source] for source in sources])
+        self._number_of = numbers
+        self._found: dict[int, str | None] = {}
 
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return Matches, (self._examples, self._searched, self._threshold)
+    def find(self, index: int) -> str | None:
+        """Returns the match of an example; None if no other source is similar enough."""
+        if index not in self._found:
+            self._found[index] = self._find(self._examples[index]["source"])
+        return self._found[index]
 
-    def _find(self, index: int) -> str | None:
-        source = self._examples[index]["source"]
+    def _find(self, source: str) -> str | None:
         words = _words_of(source)
-        rarest = sorted(words, key=lambda word: (len(self._places.get(word, ())), word))
-        least = math.ceil(self._threshold * len(words) / (2 - self._threshold) - ROUNDING)
-        alike = {place for word in rarest[: len(words) - least + 1] for place in self._places.get(word, ())}
-        best, match = self._threshold, None
-        for place in sorted(alike):
-            others = self._words[place]
-            score = 2 * len(words & others) / (len(words) + len(others))
-            if (score > best or (match is None and score == best)) and self._examples[place]["source"] != source:
-                best, match = score, self._examples[place]["target"]
-        return match
+        places = [self._places[word] for word in words if word in self._places]
+        if not places:
+            return None
+        shared = np.bincount(np.concatenate(places), minlength=len(self._sizes))
+        scores = 2 * shared / (len(words) + self._sizes)
+        scores[self._numbers == self._number_of.get(source, -1)] = 0
+        best = int(scores.argmax())
+        return self._examples[self._searched[best]]["target"] if scores[best] >= self._threshold else None
 
 
 def _words_of(text: str) -> frozenset[str]:
