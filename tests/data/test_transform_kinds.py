@@ -262,6 +262,8 @@ def test_examples_are_joined_with_the_next_or_others_of_their_entry():
     others = prepared("concatenation", pairs, others="random", **settings)
     assert others(pairs[5], Scripted(3, 4, 5), 5)["source"] == "s5 | s4 | s5"
     assert others(pairs[0], Scripted(2, 3), 0)["target"] == "t0 | t3"
+    with pytest.raises(AssertionError):
+        others(pairs[5], Scripted(2, 3), 5)  # of the other entry
     short = prepared("concatenation", pairs, max_characters=6, **settings)
     assert short(pairs[0], Scripted(3), 0)["source"] == "s0"
     documents = prepared("concatenation", [{"text": "a"}, {"text": "b"}])

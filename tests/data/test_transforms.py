@@ -120,6 +120,13 @@ def test_an_example_is_changed_anew_in_each_epoch_whatever_it_is_read_with(tmp_p
     )
 
 
+def test_epochs_of_training_differ():
+    cfg, _, tokenizers = setup("translation in buckets", transforms=({"kind": "word_swap", "probability": 1.0},))
+    pair = {"source": "a b c d", "target": "a b"}
+    batches = take(train_batches(cfg, Corpus([pair], [], []), tokenizers), 10)
+    assert len({row.tobytes() for batch in batches for row in batch["source"]}) > 5
+
+
 def test_a_transform_at_the_end_leaves_what_the_others_draw():
     first = {"kind": "typos", "probability": 0.5, "rate": 0.5}
     traces = []
@@ -235,6 +242,16 @@ def test_the_summary_says_which_run_and_on_how_many_examples(tmp_path):
     assert 0.3 < shares["case"] < 0.7
     assert "  transforms: concatenation " in "\n".join(summary.lines(found))
     assert not found["validation"].transforms
+
+
+def test_unknown_tokens_and_lengths_in_the_summary_are_those_of_changed_texts():
+    changes = ({"kind": "case", "probability": 1.0, "sides": ("source",)},)
+    for transforms, unknown in (((), 0), (changes, 60 * len("catdogb"))):
+        cfg, _, _ = setup("translation in buckets", transforms=transforms)
+        corpus = Corpus(PAIRS, PAIRS[:5], PAIRS[:5])
+        found = summary.summarize(cfg, corpus, train_tokenizers(cfg.data, corpus.train))
+        assert found["train"].sides["source"].unknown == unknown
+        assert found["validation"].sides["source"].unknown == 0
 
 
 def test_a_changed_glossary_is_a_changed_corpus(tmp_path):
