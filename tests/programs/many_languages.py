@@ -4,7 +4,8 @@ python scripts/sweep.py --config configs/translate_debian.py --data DIR --sweep 
     --record configs/results/translate_debian.json
 python -m tests.programs.torch_translator --config configs/translate_debian.py --data DIR --measure
 python -m tests.programs.many_languages --config configs/translate_debian.py --data DIR \
-    --many configs/results/translate_debian.json --torch-steps STEPS --record configs/results/many_languages_debian.json
+    --many configs/results/translate_debian.json --torch-steps STEPS \
+    --record configs/results/benchmarks/many_languages_debian.json --heat-map configs/results/many_languages_debian.svg
 
 All have the same data, sizes and decoding of a config, whose variants such as `en-de` are single directions. A single
 direction has its share of the steps, so that all directions together take the time of the one model; PyTorch has as
@@ -13,6 +14,7 @@ same command resumes them. On a GPU, several share it with `--jobs`.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -28,6 +30,8 @@ from tformer_jax.tasks.evaluators.directions import by_direction, with_means
 from tformer_jax.tasks.evaluators.scores import score_texts, target_language, text_metrics
 
 METRICS = ("chrf", "bleu")
+SYSTEMS = {"many": "one model", "alone": "each alone", "torch": "`nn.Transformer`"}
+"""Names of the systems in tables, by those in the record."""
 Scores = dict[str, float]
 """Values of metrics: `chrf`, the mean over directions, and `chrf:en-de`."""
 
@@ -40,25 +44,33 @@ def main() -> None:
     parser.add_argument("--many", type=Path, required=True, help="record of the sweep over seeds of the one model")
     parser.add_argument("--torch-steps", type=int, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs", "many_languages"))
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help="seeds of the single directions (default: those of --many)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--heat-map", type=Path, help="SVG file of chrF by direction and system")
     options = parser.parse_args()
     directions = all_directions(options.config)
     runs = json.loads(options.many.read_text(encoding="utf-8"))["runs"]
-    seeds = [run["seed"] for run in runs]
+    seeds = options.seeds or [run["seed"] for run in runs]
     with ThreadPoolExecutor(options.jobs) as pool:
-        peers = [pool.submit(train_torch, options, seed) for seed in seeds]
+        peers = [pool.submit(train_torch, options, run["seed"]) for run in runs]
         alone = {(seed, name): pool.submit(train, options, name, seed) for seed in seeds for name in directions}
-    scores: dict[str, list[Scores]] = {"many": [chosen_metrics(run) for run in runs], "alone": [], "torch": []}
-    for seed, peer in zip(seeds, peers, strict=True):
-        singles = {name: plain_metrics(alone[seed, name].result()) for name in directions}
-        scores["alone"].append(with_means(singles, directions))
-        scores["torch"].append(peer.result())
+    results = {key: job.result() for key, job in alone.items()}
+    singles = [{name: plain_metrics(results[seed, name]) for name in directions} for seed in seeds]
+    scores: dict[str, list[Scores]] = {
+        "many": [chosen_metrics(run) for run in runs],
+        "alone": [with_means(single, directions) for single in singles],
+        "torch": [peer.result() for peer in peers],
+    }
     summary = {system: summarize(seeds) for system, seeds in scores.items()}
-    for line in table(summary, [name for name in summary["many"] if name.startswith("chrf:")]):
-        print(line)
+    print("\n".join(table(summary)))
+    if options.heat_map:
+        draw_heat_map(summary, directions).savefig(options.heat_map, metadata={"Date": None})
     if options.record:
-        commands.write_record(options.record, "tests.programs.many_languages", scores=summary)
+        devices = sorted({run["hardware"]["devices"] for run in results.values()})
+        commands.write_record(options.record, "tests.programs.many_languages", trained_on=devices, scores=summary)
 
 
 def all_directions(config: str) -> list[str]:
@@ -120,13 +132,29 @@ def summarize(seeds: Sequence[Scores]) -> dict[str, dict[str, Any]]:
     }
 
 
-def table(summary: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> Iterator[str]:
+def table(summary: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yields a Markdown table of chrF by direction, and the mean over directions."""
-    yield "| direction | one model | each alone | `nn.Transformer` |"
+    yield f"| direction | {' | '.join(SYSTEMS.values())} |"
     yield "|---|---|---|---|"
-    for name in ("chrf", *names):
-        cells = [f"{summary[system][name]['mean']:.1f}" if name in summary[system] else "" for system in summary]
+    for name in ("chrf", *(name for name in summary["many"] if name.startswith("chrf:"))):
+        cells = [f"{summary[system][name]['mean']:.1f}" if name in summary[system] else "" for system in SYSTEMS]
         yield f"| {name.partition(':')[2] or 'mean'} | {' | '.join(cells)} |"
+
+
+def draw_heat_map(summary: Mapping[str, Mapping[str, Any]], directions: Sequence[str]) -> Any:
+    """Returns a figure of mean chrF: rows are systems, columns are directions."""
+    from matplotlib.figure import Figure
+
+    values = [[summary[system][f"chrf:{name}"]["mean"] for name in directions] for system in SYSTEMS]
+    figure = Figure((12, 2.2), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(values, aspect="auto", cmap="Blues", vmin=0)
+    axes.set_xticks(range(len(directions)), directions, rotation=90)
+    axes.set_yticks(range(len(SYSTEMS)), [name.strip("`") for name in SYSTEMS.values()])
+    for row, column in itertools.product(range(len(SYSTEMS)), range(len(directions))):
+        dark = values[row][column] > max(map(max, values)) / 2
+        axes.text(column, row, f"{values[row][column]:.0f}", ha="center", va="center", color="w" if dark else "k")
+    return figure
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.programs.many_languages import SYSTEMS
+from tests.programs.many_languages import table as languages_table
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import flat
 from tformer_jax.report.sweeps import format_mean
@@ -145,6 +147,18 @@ def decode_table() -> str:
     return f"{_table(titles, rows)}\n\n{_sources(records)}"
 
 
+def many_languages_table() -> str:
+    """One row per direction of `tests.programs.many_languages`."""
+    record = _read(BENCHMARKS / "many_languages_debian.json")
+    counts = {system: len(scores["chrf"]["seeds"]) for system, scores in record["scores"].items()}
+    seeds = ", ".join(f"{count} of {SYSTEMS[system]}" for system, count in counts.items())
+    source = f"Trained on {' and '.join(record['trained_on'])}, seeds: {seeds}."
+    link = _link("many_languages_debian.json", record, "../")
+    return "\n".join(
+        (*languages_table(record["scores"]), "", source, f"Recorded by `tests.programs.many_languages`: {link}.")
+    )
+
+
 def growth_table() -> str:
     """One row per size of `benchmark.py growth`."""
     record = _read(BENCHMARKS / "growth.json")
@@ -224,6 +238,7 @@ TABLES = {
     "configs/README.md": {
         "choices": choices_table,
         "ladder_shakespeare": functools.partial(ladder_table, "ladder_shakespeare.json"),
+        "many_languages": many_languages_table,
         "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
     },
     "scripts/README.md": {"growth": growth_table, "gpu": gpu_table},

@@ -19,8 +19,8 @@ from tformer_jax.nn.xla import as_rows, with_transposed_gradient
 ALIGNED, ALIGNED_ROWS = 64, 512
 """Columns of a product on a GPU are a multiple of the first number, if it has at least as many rows as the second.
 
-With GPT-2's 50,257 columns, which are odd, the three products of the output head took 20.6 of a step's 49.6 ms on an
-H200. Fewer rows take the time of reading the matrix.
+With GPT-2's 50,257 columns, which are odd, a step in bfloat16 took 50.4 ms on an H200, and 36.1 ms with aligned columns
+and bfloat16 factors of the gradients. Fewer rows take the time of reading the matrix.
 """
 LOW_RANK = "low_rank"
 """Collection of updates of kernels: A [*inputs, r] and B [r, *outputs] of a layer's kernel W, as which W + A B acts."""
