@@ -227,6 +227,23 @@ def test_an_empty_prompt_continues_after_the_token_that_starts_texts():
     assert ids
 
 
+class WithSpaces(CharacterTokenizer):
+    """Writes a space before each letter but the first, as SentencePiece does for words."""
+
+    special = dataclasses.replace(CharacterTokenizer.special, context=LETTERS.encode("a")[0])
+    separator = " "
+
+
+def test_an_output_of_an_empty_prompt_is_no_continuation():
+    cfg, tokenizer = setup("decoder_lm"), WithSpaces("abcdefg")
+    model, params = build(cfg.model, seed=5)
+    for stop in ((), ("gggg",)):  # at once, and as a stream
+        decode = dataclasses.replace(cfg.decode, stop=stop)
+        generate = TextGenerator(dataclasses.replace(cfg, decode=decode), model, Tokenizers(tokenizer, tokenizer))
+        empty, other = generate(params, ["", "a"])
+        assert empty and not empty.startswith(" ") and other.startswith(" ")
+
+
 @pytest.mark.parametrize(
     ("special", "batching", "expected"),
     [

@@ -33,7 +33,9 @@ def base_model(folder, target):
 def test_a_language_model_without_a_head_embeds(imported, tmp_path, capsys):
     folder = base_model(imported("llama")[0], tmp_path / "base")
     import_hf.main([str(folder), "--run", str(tmp_path / "run")])
-    assert "no output head: the run embeds texts, and generates only after training" in capsys.readouterr().err
+    notes = capsys.readouterr().err
+    assert "no output head: the run embeds texts, and generates only after training" in notes
+    assert "modules.json" not in notes
     run, flags = tj.load(tmp_path / "run"), ["--run", str(tmp_path / "run")]
     model = transformers.AutoModel.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -130,10 +130,10 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
         notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
     embed = sentence_transformers.read_embedding(folder, tokenizers.source, cfg.max_length)
-    embed = dataclasses.replace(embed, only=only_embeds)
     if changed := list(embed.changed_settings()):
         written = ", ".join(f"embed.{name}={getattr(embed, name)!r}" for name in changed)
         notes.append(f"{sentence_transformers.MODULES} of sentence-transformers: {written}")
+    embed = dataclasses.replace(embed, only=only_embeds)
     origin = theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed
     return Imported(*origin, companions.read(folder))
 

@@ -156,6 +156,11 @@ def output_decoder(tokenizer: Tokenizer, unknown: str = "omit", *, continues: bo
     return Continuation(decoder, special.context)
 
 
+def has_text(tokenizer: Decoder, prompt: Sequence[int]) -> bool:
+    """Returns whether a prompt has text before an output; without it, as in one start token, the output starts one."""
+    return any(tokenizer.special.name(i) is None for i in prompt)
+
+
 class TextBuffer:
     """Detokenizes one output at its end; has the interface of `TextStream`, without stop sequences."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from tformer_jax.inference.detokenization import output_decoder
+from tformer_jax.inference.detokenization import has_text, output_decoder
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.languages import TagIds
 from tformer_jax.inference.scores import Row, Scored, make_pair_row, make_text_row
@@ -101,8 +101,7 @@ class TokenScores:
     ) -> None:
         self.served, self.rows, self.top, self.echo = served, rows, top, echo
         self._tag_counts = [len(of_output) for _, of_output in tags]
-        shown = "omit" if served.decode.unknown == "omit" else "show"
-        self._decoder = output_decoder(served.tokenizers.target, shown, continues=served.model_class.continues)
+        self._shown = "omit" if served.decode.unknown == "omit" else "show"
 
     def work(self, outputs: Outputs) -> Callable[[], Named]:
         """Returns the function that scores all outputs."""
@@ -112,12 +111,15 @@ class TokenScores:
 
     def _named(self, outputs: Outputs, scored: Sequence[Scored]) -> Named:
         scores = iter(scored)
+        tokenizers, continues = self.served.tokenizers, self.served.model_class.continues
         decoder = output_decoder(self.served.tokenizer, "show", continues=False)
-        prompts = [[(decoder, ids)] if self.echo else [] for ids in self.rows]
-        return [
-            [logprobs([*prompt, (self._decoder, output.ids[count:])], next(scores)) for output in row]
-            for prompt, count, row in zip(prompts, self._tag_counts, outputs, strict=True)
-        ]
+        named = []
+        for ids, count, row in zip(self.rows, self._tag_counts, outputs, strict=True):
+            after = continues and has_text(tokenizers.target, ids)
+            written = output_decoder(tokenizers.target, self._shown, continues=after)
+            prompt = [(decoder, ids)] if self.echo else []
+            named.append([logprobs([*prompt, (written, output.ids[count:])], next(scores)) for output in row])
+        return named
 
     def _row(self, ids: tuple[int, ...], tag_count: int, output: AccumulatedOutput) -> Row:
         if self.served.translates:

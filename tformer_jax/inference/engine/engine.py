@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from tformer_jax.data.placeholders import mask, mask_target, restore
 from tformer_jax.data.tokenizers import Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
-from tformer_jax.inference.detokenization import TextBuffer, TextStream, output_decoder
+from tformer_jax.inference.detokenization import TextBuffer, TextStream, has_text, output_decoder
 from tformer_jax.inference.engine.events import Event, Request, beam_events, token_event
 from tformer_jax.inference.engine.lane import Lane
 from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_new_tokens
@@ -87,7 +88,7 @@ class Engine:
         few_shapes: bool = False,
     ):
         self._cfg, self._tokenizers, self._seconds, self._few_shapes = cfg, tokenizers, seconds, few_shapes
-        self._decoders: dict[str, Decoder] = {}
+        self._decoders: dict[tuple[str, bool], Decoder] = {}
         self._group = -(-max_rows // 4) if seconds == math.inf else 1
         self._mesh = mesh_of(params)
         with use_whole_mesh(self._mesh):
@@ -273,16 +274,17 @@ class Engine:
 
     def _stream(self, request: Request) -> TextStream | TextBuffer:
         """Returns the detokenizer of an output."""
-        stop, decoder = request.decode.stop, self._decoder(request.decode)
+        stop, decoder = request.decode.stop, self._decoder(request.decode, request.ids)
         streamed = request.streamed and not is_withheld(request.decode)
         return TextStream(decoder, stop) if streamed or stop else TextBuffer(decoder)
 
-    def _decoder(self, decode: DecodeConfig) -> Decoder:
-        """Returns the decoder of outputs with these settings."""
-        if decode.unknown not in self._decoders:
-            target, continues = self._tokenizers.target, self._model.continues
-            self._decoders[decode.unknown] = output_decoder(target, decode.unknown, continues=continues)
-        return self._decoders[decode.unknown]
+    def _decoder(self, decode: DecodeConfig, prompt: Sequence[int]) -> Decoder:
+        """Returns the decoder of outputs of a prompt with these settings."""
+        target = self._tokenizers.target
+        key = decode.unknown, self._model.continues and has_text(target, prompt)
+        if key not in self._decoders:
+            self._decoders[key] = output_decoder(target, key[0], continues=key[1])
+        return self._decoders[key]
 
     def _kind(self, decode: DecodeConfig) -> Kind:
         """Returns the kind of a request with these settings, whatever its prefix."""
@@ -339,7 +341,7 @@ class Engine:
             events = [token_event(running, new)]
         else:
             running.generated += len(new.tokens)
-            decoder = self._decoder(running.decode)
+            decoder = self._decoder(running.decode, running.prompt)
             events = list(beam_events(running, decoder, *lane.hypotheses(row))) if new.done else []
         output = running.unfinished
         if output is not None:
