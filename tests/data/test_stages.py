@@ -3,6 +3,7 @@
 import json
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,15 @@ import pytest
 from tests.data.test_mixtures import mixed
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, setup, take
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import DataConfig
-from tformer_jax.config.stages import End
+from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.stages import End, read_stages
 from tformer_jax.data.order import Mixture, shuffled_sources
 from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import train_batches
+from tformer_jax.data.rows import Shards
 from tformer_jax.data.stages import DrawSizes, PlannedStage, StagedOrder, stages_begun
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def due(begin: float, end: float, length: float, draw: int) -> float:
@@ -179,7 +183,12 @@ def test_restored_in_any_stage_it_continues_with_the_very_next_batch(kind):
 def test_processes_have_the_same_global_batches(kind):
     arguments = staged_data(kind)
     batches = train_batches(*arguments)
-    assert_shards_of(arguments, take(batches, 24))
+    whole = take(batches, 24)
+    assert_shards_of(arguments, whole)
+    for shard in range(4 if kind == "windows" else 0):
+        part = train_batches(*arguments, shards=Shards(4, (shard,)))
+        for own, batch in zip(take(part, 24), whole, strict=True):
+            np.testing.assert_array_equal(own["targets"], np.split(batch["targets"], 4)[shard])
     assert len(begun(batches)) == len(arguments[0].data.stages)
 
 
@@ -241,6 +250,7 @@ def test_stages_replace_weights_and_need_validation_data():
         mixed("pairs in buckets", stages="long")
     with pytest.raises(UserError, match=r"data.stages=\('long',\): requires data.validation"):
         DataConfig(source="tsv", train="long.tsv", stages="long")
+    assert Config.resume_effect("data.stages") is None
 
 
 def test_a_stage_that_probably_ends_before_it_begins_is_refused():
@@ -295,3 +305,11 @@ def test_a_stage_names_its_transforms():
 def test_unknown_transforms_of_a_stage(stages, transforms, sentence):
     with pytest.raises(UserError, match=sentence):
         staged_data("pairs in buckets", stages, transforms=transforms)
+
+
+def test_the_example_of_the_readme_is_a_config():
+    readme = (ROOT / "configs" / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"### Stages\n.*?```python\n(.*?)```", readme, re.DOTALL)
+    names = {"DataConfig": DataConfig}
+    exec(example, names)
+    assert [stage.end for stage in read_stages(names["data"])] == [End("step", 20_000), End("step", 30_000), None]

@@ -68,7 +68,8 @@ function events(chart) {
     const [x] = horizontal([mark[view.axis]]);
     const shade = color(["resume", "stage"].includes(mark.kind) ? "muted" : "warning");
     const line = { color: shade, width: 1, dash: mark.label ? "solid" : "2px,3px" };
-    const label = { text: mark.label, textposition: "end", textangle: 0, xanchor: "left", font: { color: shade, size: 11 } };
+    const font = { color: shade, size: 11 };
+    const label = { text: mark.label, textposition: "end", textangle: 0, xanchor: "left", yanchor: "top", font };
     return { type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line, label, opacity: 0.7 };
   });
 }
