@@ -66,11 +66,11 @@ def main() -> None:
     }
     summary = {system: summarize(seeds) for system, seeds in scores.items()}
     print("\n".join(table(summary)))
-    if options.heat_map:
-        draw_heat_map(summary, directions).savefig(options.heat_map, metadata={"Date": None})
     if options.record:
         devices = sorted({run["hardware"]["devices"] for run in results.values()})
         commands.write_record(options.record, "tests.programs.many_languages", trained_on=devices, scores=summary)
+    if options.heat_map:
+        draw_heat_map(summary, directions).savefig(options.heat_map, metadata={"Date": None})
 
 
 def all_directions(config: str) -> list[str]:
