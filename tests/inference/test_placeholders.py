@@ -1,5 +1,6 @@
-"""Outputs get the placeholders of their source, wherever they are decoded."""
+"""Outputs get the placeholders of their source, wherever they are decoded; inputs have the format of sources."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -12,6 +13,7 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.requests import Request as TextRequest
 from tformer_jax.inference.scores import Scorer
@@ -148,3 +150,23 @@ def test_given_targets_are_scored_with_symbols(model):
     (scored,) = score.stream(model[1], [("a %s b <b>", "<b> T %s %d")])
     first = TARGET.own_size
     assert scored.tokens == [first + 1, *TARGET.encode("T"), first, UNK, EOS]
+
+
+def test_inputs_have_the_format_of_transforms_wherever_they_are_read(model):
+    """A source without a tag starts with that of held-out splits, and the model reads equal ids."""
+    source = WordTokenizer(["a", "b", "c"]).with_symbols(("<bt>", "<hq>"))
+    cfg = config(model[0])
+    tags = ({"kind": "entry_tags", "tags": ("<hq>", "<bt>"), "held_out": "<hq>"},)
+    data = {"source": "tsv", "train": ("x", "y"), "validation": "z", "weights": (1, 1), "symbols": ("<bt>", "<hq>")}
+    tagged = dataclasses.replace(cfg, data=DataConfig(**data, transforms=tags, bucket_lengths=(16,)))
+    tokenizers = Tokenizers(source, TARGET)
+    for text, written in {"a b": "<hq>a b", "<bt>a": "<bt>a", "<hq>c": "<hq>c"}.items():
+        expected = source.special.wrap_side(source.encode(written))
+        read = Translator(tagged, model[0], tokenizers)._encode(LongTexts("stop"), 0, TextRequest(text))
+        assert read.ids == expected
+        scored = Scorer(tagged, model[0], tokenizers).encode_pair(LongTexts("stop"), 0, (text, "T"))
+        assert list(scored.inputs["source"]) == expected
+        served = ServedModel.build(tagged, *model, tokenizers)
+        assert served.encode("text", [text], 16) == [tuple(expected)]
+    blank = Translator(tagged, model[0], tokenizers)._encode(LongTexts("stop"), 0, TextRequest(" "))
+    assert not blank.ids

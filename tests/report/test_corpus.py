@@ -18,12 +18,14 @@ def test_a_report_shows_splits_directions_and_languages(tmp_path):
     summaries = summarize(cfg, corpus, tokenizers)
     splits = {name: dataclasses.asdict(summary) for name, summary in summaries.items()}
     folder = write_run(tmp_path / "run")
+    splits["train"]["transforms"] = [("typos", 0.25)]
     (folder / "data.json").write_text(json.dumps({"splits": splits, "warnings": ["dev is small"]}))
     (run,) = load_all([folder])
     tables = {table.title: table for table in corpus_tables(run)}
     assert [row[:2] for row in tables["Splits"].rows] == [("train", "90"), ("validation", "2")]
     assert [row[:2] for row in tables["Entries"].rows] == [(name, str(size)) for name, size in PAIRS.items()]
     assert [row[2] for row in tables["Entries"].rows] == ["67", "28", "5.6"]
+    assert tables["Transforms"].rows == [("typos", "25")]
     texts = dict(row[:2] for row in tables["Languages"].rows)
     assert texts == {"de": "60", "en": "90", "fr": "25", "pt_BR": "5"}
     page = render_report([run])

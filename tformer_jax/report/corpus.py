@@ -47,6 +47,11 @@ def corpus_tables(run: RunFiles) -> list[Table]:
             [_stage_row(run, number, stage) for number, stage in enumerate(train.get("stages", ()), 1)],
         ),
         Table(
+            "Transforms",
+            ("transform", "% of the examples"),
+            [(name, f"{100 * share:.2g}") for name, share in train.get("transforms", ())],
+        ),
+        Table(
             "Languages",
             ("language", "texts", "tokens on average", "tokens per character", "% unknown"),
             [_language_row(name, facts) for name, facts in train.get("languages", {}).items()],
