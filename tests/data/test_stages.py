@@ -13,6 +13,7 @@ from tests.data.test_pipeline import assert_restored_exactly, assert_same, asser
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.stages import End, read_stages
+from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.order import Mixture, shuffled_sources
 from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import train_batches
@@ -313,3 +314,12 @@ def test_the_example_of_the_readme_is_a_config():
     names = {"DataConfig": DataConfig}
     exec(example, names)
     assert [stage.end for stage in read_stages(names["data"])] == [End("step", 20_000), End("step", 30_000), None]
+
+
+@pytest.mark.parametrize("weight_by", ["examples", "tokens"])
+def test_a_stage_without_examples_for_batches_is_refused(weight_by):
+    """Pairs of 90 tokens fit no bucket."""
+    cfg, _, tokenizers = staged_data("pairs in buckets", ("long until step 9", "short"), weight_by=weight_by)
+    train = Joined([[{"source": "a" * 90, "target": "a"}], [{"source": "b", "target": "b"}]])
+    with pytest.raises(UserError, match="stage 1, 'long until step 9': all .* that were read are blank or"):
+        train_batches(cfg, Corpus(train, [], []), tokenizers)

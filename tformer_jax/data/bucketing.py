@@ -11,11 +11,11 @@ from tformer_jax.config import Config
 from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Corpus
-from tformer_jax.data.examples import evaluation_examples, training_examples
+from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import RowReader, Shards, bucket_sizes
-from tformer_jax.data.stages import StagedOrder, count_batch
+from tformer_jax.data.stages import count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -51,8 +51,9 @@ class Buckets(Batching):
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        examples, rows, stages = training_examples(cfg, corpus, tokenizers, shards)
-        return BucketBatches(examples, bucket_sizes(cfg.data), rows, stages)
+        examples = training_examples(cfg, corpus, tokenizers, shards)
+        sizes = bucket_sizes(cfg.data)
+        return ExampleBatches(examples, lambda parent: BucketIterator(parent, sizes, examples))
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
@@ -94,30 +95,15 @@ def bucketed_once(
         yield {**batch, ORDER: places}
 
 
-class BucketBatches(grain.IterDataset):
+class BucketIterator(grain.DatasetIterator):
     """Sorts a parent's pending examples into buckets and yields this process's rows when a bucket is full.
 
-    No example is dropped: pending ones are part of the iterator's state.
+    Its state is the parent's state and the pending examples.
     """
 
-    def __init__(
-        self, parent: grain.IterDataset, sizes: dict[int, int], reader: RowReader, stages: StagedOrder | None = None
-    ):
+    def __init__(self, parent: grain.DatasetIterator, sizes: dict[int, int], examples: TrainingExamples):
         super().__init__(parent)
-        self._arguments = sizes, reader, stages
-
-    def __iter__(self) -> "BucketIterator":
-        return BucketIterator(self._parent.__iter__(), *self._arguments)
-
-
-class BucketIterator(grain.DatasetIterator):
-    """Iterator of `BucketBatches`; its state is the parent's state and the pending examples."""
-
-    def __init__(
-        self, parent: grain.DatasetIterator, sizes: dict[int, int], reader: RowReader, stages: StagedOrder | None
-    ):
-        super().__init__(parent)
-        self._sizes, self._reader, self._stages = sizes, reader, stages
+        self._sizes, self._reader, self._stages = sizes, examples.rows, examples.stages
         self._lengths = sorted(sizes)
         self._buckets: dict[int, list[PendingExample]] = {length: [] for length in self._lengths}
         self._unsorted: collections.deque[PendingExample] = collections.deque()

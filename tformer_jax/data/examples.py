@@ -1,7 +1,8 @@
 """The examples of a corpus that are assigned to batches whole, in training and evaluation."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import grain
 
@@ -32,13 +33,35 @@ DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
 
 
-def training_examples(
-    cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards
-) -> tuple[grain.IterDataset, RowReader, StagedOrder | None]:
-    """Returns endless lists of pending examples in the order of training, and the reader of their rows.
+class TrainingExamples(NamedTuple):
+    """The examples of training, to be assigned to batches."""
 
-    Also their stages, which count the batches that are made of them; None: there are none.
+    lists: grain.IterDataset
+    """Endless lists of pending examples, in the order of training."""
+    rows: RowReader
+    stages: StagedOrder | None
+    """Counts the batches that are made of the examples; None: there are no stages."""
+
+
+class ExampleBatches(grain.IterDataset):
+    """Batches of examples.
+
+    No example is dropped: the state of the iterator has the pending ones.
+
+    Args:
+        iterator: makes the iterator of batches from that of the lists of examples.
     """
+
+    def __init__(self, examples: TrainingExamples, iterator: Callable[[grain.DatasetIterator], grain.DatasetIterator]):
+        super().__init__(examples.lists)
+        self._iterator = iterator
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return self._iterator(self._parent.__iter__())
+
+
+def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> TrainingExamples:
+    """Returns the examples of training, and the reader of the rows of `shards`."""
     transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
     reader = id_reader(corpus.train, tokenizers, corpus.labels, transforms)
     convert = feature_converter(cfg, tokenizers)
@@ -54,9 +77,10 @@ def training_examples(
     blocks = order(corpus.sizes, weights, cfg.seed, block, stages)
     rows = RowReader(reader, convert, shards)
     if not isinstance(reader, Tokenized):
-        return LoadedBlocks(blocks.map(LengthReader(reader, convert)), 0, stages), rows, stages
-    read = BlockReader(reader, convert)
-    return LoadedBlocks(blocks.map(read), cfg.data.workers, stages).map(split_block), rows, stages
+        lengths = blocks.map(LengthReader(reader, convert))
+        return TrainingExamples(LoadedBlocks(lengths, 0, stages), rows, stages)
+    loaded = LoadedBlocks(blocks.map(BlockReader(reader, convert)), cfg.data.workers, stages)
+    return TrainingExamples(loaded.map(split_block), rows, stages)
 
 
 def _smallest_batch(cfg: DataConfig) -> int:

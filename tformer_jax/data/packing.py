@@ -13,11 +13,11 @@ from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.bucketing import LABELS, Buckets
 from tformer_jax.data.columns import Column, TokenIds
 from tformer_jax.data.corpora import Corpus
-from tformer_jax.data.examples import evaluation_examples, training_examples
+from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
 from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import RowReader, Shards
-from tformer_jax.data.stages import StagedOrder, count_batch
+from tformer_jax.data.stages import count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -36,8 +36,9 @@ class Packed(Batching):
 
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
-        examples, rows, stages = training_examples(cfg, corpus, tokenizers, shards)
-        return PackedBatches(examples, cfg.data.batch_size, _capacity(cfg), rows, stages)
+        examples = training_examples(cfg, corpus, tokenizers, shards)
+        rows, capacity = cfg.data.batch_size, _capacity(cfg)
+        return ExampleBatches(examples, lambda parent: PackedIterator(parent, rows, capacity, examples))
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
@@ -164,40 +165,16 @@ class Pool:
         return row
 
 
-class PackedBatches(grain.IterDataset):
-    """Packs a parent's pending examples into batches of `rows` rows and yields this process's; no example is dropped.
+class PackedIterator(grain.DatasetIterator):
+    """Packs a parent's pending examples into batches of `rows` rows and yields this process's.
 
-    Each side of `capacity` (tokens by key) must hold every single example.
+    Each side of `capacity` (tokens by key) must hold every single example. Its state is the parent's state and the
+    pending examples.
     """
 
-    def __init__(
-        self,
-        parent: grain.IterDataset,
-        rows: int,
-        capacity: dict[str, int],
-        reader: RowReader,
-        stages: StagedOrder | None = None,
-    ):
+    def __init__(self, parent: grain.DatasetIterator, rows: int, capacity: dict[str, int], examples: TrainingExamples):
         super().__init__(parent)
-        self._arguments = rows, capacity, reader, stages
-
-    def __iter__(self) -> "PackedIterator":
-        return PackedIterator(self._parent.__iter__(), *self._arguments)
-
-
-class PackedIterator(grain.DatasetIterator):
-    """Iterator of `PackedBatches`; its state is the parent's state and the pending examples."""
-
-    def __init__(
-        self,
-        parent: grain.DatasetIterator,
-        rows: int,
-        capacity: dict[str, int],
-        reader: RowReader,
-        stages: StagedOrder | None,
-    ):
-        super().__init__(parent)
-        self._rows, self._capacity, self._reader, self._stages = rows, capacity, reader, stages
+        self._rows, self._capacity, self._reader, self._stages = rows, capacity, examples.rows, examples.stages
         self._pool = Pool(capacity)
 
     def __next__(self) -> dict[str, np.ndarray]:

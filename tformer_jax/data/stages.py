@@ -238,6 +238,8 @@ def plan_stages(cfg: Config, names: Sequence[str], draw: DrawSizes) -> list[Plan
     for number, stage in enumerate(read_stages(cfg.data)):
         try:
             planned.append(_plan(stage, names, draw, planned[-1].end if planned else ()))
+            if not (planned[-1].mean_shares @ draw.batches):
+                raise ValueError("all of its examples that were read are blank or too long for their row")
             if stage.end and stage.end.unit == "step" and stage.end.number <= step:
                 raise ValueError(f"it ends before it begins, after about step {step:,.0f}")
         except ValueError as error:
@@ -255,7 +257,11 @@ def _plan(stage: Stage, names: Sequence[str], draw: DrawSizes, previous: tuple[f
             place = find_source(weight.name, names)
             begin[place], end[place] = weight.begin, weight.end
     if draw.by_tokens:
-        begin, end = begin / draw.tokens, end / draw.tokens
+        for name, weight, tokens in zip(names, begin + end, draw.tokens, strict=True):
+            if weight and not tokens:
+                raise ValueError(f"all examples of {name!r} that were read are blank or too long for their row")
+        tokens_of_drawn = np.where(draw.tokens > 0, draw.tokens, 1)
+        begin, end = begin / tokens_of_drawn, end / tokens_of_drawn
     first = previous if stage.from_previous else tuple(begin.tolist())
     source = find_source(stage.end.source, names) if stage.end and stage.end.source else 0
     planned = PlannedStage(first, tuple(end.tolist()), stage.end, source, float(draw.epochs[source]))
