@@ -1,10 +1,12 @@
 """The summary of a corpus, by hand, and its warnings."""
 
+import csv
 import dataclasses
 
 import pytest
 
 from tests.data.corpus_files import write
+from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
 from tformer_jax.data import coverage, summary
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
@@ -65,6 +67,12 @@ def test_what_would_spoil_a_run_is_said():
     assert "1 source texts of train are blank" in " | ".join(
         warnings(kept, corpus, summarize(kept, corpus, TOKENIZERS))
     )
+
+
+def test_shares_have_two_digits_and_no_exponent():
+    assert [two_digits(value) for value in (100.0, 99.6, 33.3, 9.96, 0.123, 0.0, 430.4)] == [
+        *("100", "100", "33", "10", "0.12", "0", "430")
+    ]
 
 
 def test_good_data_has_no_warning():
@@ -134,3 +142,18 @@ def test_left_out_lines_and_headers(tmp_path):
     told = " | ".join(warnings(cfg, corpus, found))
     assert "the first training example is {'source': 'en', 'target': 'de'}, which looks like a header" in told
     assert "left out for a blank text" in told
+
+
+def test_quotes_of_csv_are_said(tmp_path):
+    """As csv.writer writes them: texts with quotes are quoted, with doubled quotes inside."""
+    pairs = [('he said "yes"', "ja"), ("a", "b"), ('"c"', "d"), ("e", "f")] * 5
+    with (tmp_path / "a.tsv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter="\t").writerows(pairs)
+    (tmp_path / "b.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    for name, quoted in (("a.tsv", 10), ("b.tsv", 0)):
+        data = DataConfig(source="tsv", train=name, validation=name, tokenizer="bytes")
+        cfg, corpus = Config(data=data), load_corpus(Config(data=data), tmp_path)
+        found = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
+        assert found["train"].quoted == quoted
+        told = " | ".join(warnings(cfg, corpus, found))
+        assert ("50 % of the examples of train have texts in double quotes" in told) == bool(quoted)

@@ -1,4 +1,4 @@
-"""Units of bytes, and rounding to significant digits."""
+"""Units of bytes, and numbers of few digits."""
 
 import math
 from typing import Any
@@ -18,3 +18,8 @@ def significant(values: Any, digits: int) -> Any:
     if float(values).is_integer() and abs(values) < 2**53:
         return int(values)
     return float(f"{values:.{digits}g}")
+
+
+def two_digits(value: float) -> str:
+    """Returns a number for messages, with two significant digits, or rounded to a whole number."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config
 from tformer_jax.config.stages import step_range
 from tformer_jax.data.characters import is_blank
@@ -76,6 +77,8 @@ class SplitSummary:
     identical_sides: int = 0
     large_ratio: int = 0
     """Number of pairs with a side of more than `LARGE_RATIO` times the characters of the other."""
+    quoted: int = 0
+    """Number of examples with texts in double quotes, as files of CSV have them."""
     length_ratio: float | None = None
     """Mean number of target tokens for a source token."""
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -193,6 +196,7 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
         summary.duplicates += digest in seen
         summary.in_training += not training and digest in trained
         seen.add(digest)
+        summary.quoted += _is_quoted([text for key, text in example.items() if key not in NO_TEXT])
         for key, side in summary.sides.items():
             side.blank += is_blank(example[key])
         if "source" in example:
@@ -210,6 +214,12 @@ def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: Transf
     return [*zip(names, np.mean(list(changes), axis=0).tolist(), strict=True), *on_ids]
 
 
+def _is_quoted(texts: Sequence[str]) -> bool:
+    """Returns whether all texts stand in double quotes, or one of them with doubled quotes inside."""
+    insides = [text[1:-1] for text in texts if len(text) > 1 and text[0] == text[-1] == '"']
+    return len(insides) == len(texts) or any('""' in inside for inside in insides)
+
+
 def _spread(examples: Sequence[Any], limit: int) -> Sequence[int]:
     """Returns the indices of at most `limit` evenly spread examples; of an endless split, the first ones."""
     return range(GENERATED) if isinstance(examples, Endless) else spread(len(examples), limit)
@@ -224,7 +234,7 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
         parts = [f"{split}: {size}"]
         for key, side in summary.sides.items():
             mean = side.tokens / max(summary.read, 1)
-            unknown = f", {100 * side.unknown / side.tokens:.2g} % unknown" if side.unknown else ""
+            unknown = f", {two_digits(100 * side.unknown / side.tokens)} % unknown" if side.unknown else ""
             parts.append(f"{key} {mean:,.1f} tokens on average, at most {side.longest:,}{unknown}")
         if summary.answer_tokens:
             parts.append(f"{summary.answer_tokens / max(summary.read, 1):,.1f} of them the assistant's")
@@ -237,12 +247,12 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
         parts += [f"left out: {count:,} {reason}" for reason, count in summary.left_out.items()]
         yield "  ".join(parts)
         if summary.transforms:
-            changed = (f"{name} {100 * share:.2g} % of the examples" for name, share in summary.transforms)
+            changed = (f"{name} {two_digits(100 * share)} % of the examples" for name, share in summary.transforms)
             yield f"  transforms: {', '.join(changed)}"
         for part in summary.parts:
             yield (
-                f"  {part['name']}: {part['size']:,} examples, {100 * part['examples']:.2g} % of those drawn, "
-                f"{100 * part['tokens']:.2g} % of the tokens, {part['epochs']:.2g} epochs"
+                f"  {part['name']}: {part['size']:,} examples, {two_digits(100 * part['examples'])} % of those drawn, "
+                f"{two_digits(100 * part['tokens'])} % of the tokens, {two_digits(part['epochs'])} epochs"
             )
         yield from (
             f"  stage {stage['stage']!r}: {step_range(stage['from_step'], stage['to_step'])}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, Example
@@ -39,12 +40,13 @@ def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
         return
     beyond = sum(side.tokens_beyond for side in summary.sides.values())
     if split != "train":
-        yield f"{summary.long:,} examples of {split} ({share:.2g} %) are truncated to model.max_length; increase it"
+        examples = f"{summary.long:,} examples of {split} ({two_digits(share)} %)"
+        yield f"{examples} are truncated to model.max_length; increase it"
         return
     row = "data.bucket_lengths" if cfg.data.batching == "buckets" else "data.window"
     drops = cfg.data.long_pairs == "drop" and (chats or "target" in summary.sides)
     what = "dropped" if drops else f"truncated, by {beyond:,} tokens"
-    yield f"{share:.2g} % of the training examples are too long for their row and {what}; increase {row}"
+    yield f"{two_digits(share)} % of the training examples are too long for their row and {what}; increase {row}"
 
 
 def _unknown(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
@@ -52,15 +54,15 @@ def _unknown(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
         share = _share(side.unknown, side.tokens)
         if share >= 0.1:
             yield (
-                f"{share:.2g} % of the {key} tokens of {split} are unknown, so that no model can read or write them; "
-                "increase data.vocab_size, or set data.tokenizer to 'bpe', 'unigram' or 'bytes'"
+                f"{two_digits(share)} % of the {key} tokens of {split} are unknown, so that no model can read or write "
+                "them; increase data.vocab_size, or set data.tokenizer to 'bpe', 'unigram' or 'bytes'"
             )
 
 
 def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     share = _share(summary.duplicates, summary.compared)
     if split == "train" and share >= 10:
-        yield f"{share:.2g} % of the training examples occurred before; data.filters.duplicates=True drops them"
+        yield f"{two_digits(share)} % of the training examples occurred before; data.filters.duplicates=True drops them"
     share = _share(summary.in_training, summary.compared)
     if share >= 1:
         yield (
@@ -73,14 +75,24 @@ def _misaligned(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]
     share = _share(summary.large_ratio, summary.compared)
     if share >= 5:
         yield (
-            f"{share:.2g} % of the pairs of {split} have a side of more than {LARGE_RATIO:.0f} times the characters of "
-            "the other: look for misaligned lines; data.filters.max_length_ratio drops such training pairs"
+            f"{two_digits(share)} % of the pairs of {split} have a side of more than {LARGE_RATIO:.0f} times the "
+            "characters of the other: look for misaligned lines; data.filters.max_length_ratio drops such training "
+            "pairs"
         )
     share = _share(summary.identical_sides, summary.compared)
     if share >= 10:
         yield (
-            f"{share:.2g} % of the pairs of {split} have identical sides; data.filters.identical_sides=True drops such "
-            "training pairs"
+            f"{two_digits(share)} % of the pairs of {split} have identical sides; data.filters.identical_sides=True "
+            "drops such training pairs"
+        )
+
+
+def _quoted(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    share = _share(summary.quoted, summary.compared)
+    if cfg.data.source == "tsv" and share >= 5:
+        yield (
+            f"{two_digits(share)} % of the examples of {split} have texts in double quotes, which are read as text, "
+            "unlike those of CSV: write the file without them, or as .jsonl"
         )
 
 
@@ -103,7 +115,7 @@ def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Config, str, SplitSummary], Iterator[str]], ...] = (
-    *(_long, _unknown, _repeated, _misaligned, _blank, _small),
+    *(_long, _unknown, _repeated, _misaligned, _quoted, _blank, _small),
 )
 
 

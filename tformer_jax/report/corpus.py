@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tformer_jax.base.numbers import two_digits
 from tformer_jax.config.stages import step_range
 from tformer_jax.report.run import RunFiles
 
@@ -35,8 +36,8 @@ def corpus_tables(run: RunFiles) -> list[Table]:
                 (
                     part["name"],
                     f"{part['size']:,}",
-                    *(f"{100 * part[name]:.2g}" for name in ("examples", "tokens")),
-                    f"{part['epochs']:.2g}",
+                    *(two_digits(100 * part[name]) for name in ("examples", "tokens")),
+                    two_digits(part["epochs"]),
                 )
                 for part in train.get("parts", ())
             ],
@@ -97,5 +98,5 @@ def _language_row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
         f"{facts['texts']:,}",
         f"{facts['tokens'] / max(facts['read'], 1):.1f}",
         f"{facts['tokens_per_character']:.2f}",
-        f"{100 * facts['unknown'] / max(facts['tokens'], 1):.2g}",
+        two_digits(100 * facts["unknown"] / max(facts["tokens"], 1)),
     )
