@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import sentencepiece
 import tokenizers as hf
 import transformers
 
-from tests.parity import checkpoints
+from tests.parity import checkpoints, multilingual
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 
 KINDS = (
@@ -60,3 +62,25 @@ def test_ids_for_each_class(written, kind, tmp_path):
             for sentence in TEXTS:
                 found = [*ours.special.before, *ours.encode(sentence), *ours.special.after]
                 assert found == theirs(sentence)["input_ids"], (name, declared, sentence)
+
+
+def test_nllb_with_its_sentencepiece_model_alone(tmp_path):
+    """Pieces are those of SentencePiece itself, whose ids fairseq moves by one; ids and texts those of transformers."""
+    names = [f"{word} {word[::-1]}" for word in {*" ".join(TEXTS[:2]).split(), "ünter", "Straße", "catalog", "attic"}]
+    model = multilingual.pieces(model_type="bpe", vocab_size=90)
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "m2m_100", "decoder_start_token_id": 2}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "NllbTokenizer"}))
+    with pytest.raises(UserError, match="has no tokenizer.json, and no additional_special_tokens, the tags of lang"):
+        load_checkpoint_tokenizers(tmp_path)
+    options = {"tokenizer_class": "NllbTokenizer", "additional_special_tokens": multilingual.NLLB}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    ours, theirs = load_checkpoint_tokenizers(tmp_path).target, transformers.AutoTokenizer.from_pretrained(tmp_path)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    assert ours.vocab_size == len(theirs) == processor.get_piece_size() + 1 + len(multilingual.NLLB) + 1
+    for text in (*checkpoints.TEXTS[:4], "the  cathedral on catalogs", "und das Haus", *names):
+        expected = [i + 1 if i else 3 for i in processor.encode(text)]
+        assert ours.encode(text) == expected == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+    first = processor.get_piece_size() + 1  # as published; transformers 5 puts <mask> first if no ids are declared
+    assert [ours.id_of(name) for name in (*multilingual.NLLB, "<mask>")] == [*range(first, first + 6)]

@@ -1,10 +1,14 @@
 """Reads the files of a checkpoint folder: JSON, and arrays in safetensors files, which hold no code."""
 
 import functools
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
@@ -157,31 +161,46 @@ def _open_all(files: Sequence[Path]) -> dict[str, Callable[[], Any]]:
 
 
 def _open(file: Path) -> dict[str, Callable[[], Any]]:
-    """Returns functions that read the arrays of a file, whose header and size are checked."""
+    """Returns functions that map the arrays of a file, whose header and size are checked."""
     try:
         from safetensors import safe_open
     except ImportError as error:
         raise UserError('reading checkpoints needs safetensors: pip install -e ".[interop]"') from error
     try:
-        opened = safe_open(file, framework="flax")
-        names = list(opened.keys())
+        with safe_open(file, framework="numpy"), file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(size))
     except Exception as error:  # safetensors raises types of its own
         raise UserError(f"{file} is damaged: {error}") from error
-    return {name: functools.partial(_read_array, file, opened, name) for name in names}
+    header.pop("__metadata__", None)
+    return {name: functools.partial(_map_array, file, 8 + size, name, fields) for name, fields in header.items()}
 
 
-def _read_array(file: Path, opened: Any, name: str) -> Any:
-    """Reads an array.
+def _map_array(file: Path, start: int, name: str, fields: dict[str, Any]) -> np.ndarray:
+    """Returns an array in the pages of its file, which are read when they are used, and are no copy.
+
+    They count as memory of the process until the array is deleted.
+
+    Args:
+        start: where the file's arrays begin.
+        fields: the header's fields of the array.
 
     Raises:
         UserError: NumPy has no such dtype, as for float8.
     """
-    try:
-        return opened.get_tensor(name)
-    except (AttributeError, TypeError) as error:
-        dtype = opened.get_slice(name).get_dtype()
-        problem = f"has the dtype {dtype}, which is not read: save the checkpoint in float32 or bfloat16"
-        raise UserError(f"{file}: the array {name} {problem}") from error
+    dtype, shape = DTYPES.get(fields["dtype"]), tuple(fields["shape"])
+    if dtype is None:
+        problem = f"has the dtype {fields['dtype']}, which is not read: save the checkpoint in float32 or bfloat16"
+        raise UserError(f"{file}: the array {name} {problem}")
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(file, dtype, "r", start + fields["data_offsets"][0], shape)
+
+
+DTYPES = {"BOOL": "bool", "BF16": ml_dtypes.bfloat16}
+DTYPES |= {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
+"""Types of numbers by their names in safetensors files, which store them little-endian."""
 
 
 def _describe_pickles(folder: Path) -> str:

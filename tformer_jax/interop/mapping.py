@@ -107,19 +107,23 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
     """
     rules, used = list(rules), set()
 
-    def find(path: Any, leaf: Any) -> jax.Array:
-        rule, place = _find_rule(parameter_name(path), rules)
+    def find(ours: str, leaf: Any) -> jax.Array:
+        rule, place = _find_rule(ours, rules)
         names = _array_names(rule, place, leaf.shape)
         for name in names:
             if name not in arrays:
-                raise UserError(f"the checkpoint has no array {name!r} for the parameter {parameter_name(path)}")
+                raise UserError(f"the checkpoint has no array {name!r} for the parameter {ours}")
             used.add(name)
         shape = leaf.shape[1:] if "{e}" in rule.theirs else leaf.shape
         parts = [_reshape(rule, name, np.asarray(arrays[name]), shape) for name in names]
         whole = np.stack(parts) if "{e}" in rule.theirs else parts[0]
-        return jax.device_put(jnp.asarray(whole, leaf.dtype), leaf.sharding)
+        aliases = whole.flags.c_contiguous  # JAX would use the pages of the file
+        return jax.device_put(whole.astype(leaf.dtype, copy=aliases), leaf.sharding)
 
-    params = jax.tree_util.tree_map_with_path(find, shapes)
+    named = dict(named_leaves(shapes))
+    by_size = sorted(named, key=lambda ours: -named[ours].size)  # what is in memory twice is then small at the end
+    found = {ours: find(ours, named[ours]) for ours in by_size}
+    params = jax.tree_util.tree_map_with_path(lambda path, _: found[parameter_name(path)], shapes)
     left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]
     if left:
         raise UserError(f"the checkpoint has arrays that the model does not: {', '.join(sorted(left)[:5])}")

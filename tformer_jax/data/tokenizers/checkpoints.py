@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,9 @@ def _read_pieces(folder: Path, settings: Settings, options: Settings) -> Tokeniz
 
 
 def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
-    """Builds the tokenizer of M2M-100: the tags of languages follow the vocabulary."""
+    """Builds the tokenizer of M2M-100, whose tags follow the vocabulary, or of NLLB, which has no `vocab.json`."""
+    if not (folder / "vocab.json").is_file():
+        return _read_fairseq(folder, raw, settings, {"tokenizer_class": "NllbTokenizer"} | options)
     vocab = read_json(folder / "vocab.json")
     codes = LANGUAGES[options.get("language_codes", "m2m100")].split()
     names = {vocab[name]: name for name in FAIRSEQ} | {len(vocab) + i: f"__{code}__" for i, code in enumerate(codes)}
@@ -229,22 +232,37 @@ def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Setting
 
 
 def _read_fairseq(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
-    """Builds the tokenizer of mBART or XLM-R: ids are those of fairseq; mBART's tags of languages follow the pieces."""
+    """Builds the tokenizer of mBART, NLLB or XLM-R: ids are those of fairseq; tags of languages follow the pieces."""
     library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
     model = library.ModelProto.FromString(raw)
     options = read_json(folder / "special_tokens_map.json", {}) | _with_class(options, settings)
-    tagged = settings["model_type"] == "mbart"
+    tagged = settings["model_type"] != "xlm-roberta"
     options |= {"mask_token": MASK} if tagged else {}
     tags = [name for name in special_names(options) if tagged_language(name)]
     if tagged and not tags:
         raise UserError(f"{folder} has no tokenizer.json, and no additional_special_tokens, the tags of languages")
     scored = [(piece.piece, piece.score) for piece in model.pieces[3:]]
     vocab = [*((name, 0.0) for name in FAIRSEQ), *scored, *((name, 0.0) for name in (*tags, MASK["content"]))]
-    tokenizer = hf.Tokenizer(hf.models.Unigram(vocab, FAIRSEQ.index("<unk>")))
+    if model.trainer_spec.model_type == model.trainer_spec.BPE:
+        ids = {name: i for i, (name, _) in enumerate(vocab)}
+        tokenizer = hf.Tokenizer(hf.models.BPE(ids, _find_merges(dict(scored), ids), unk_token="<unk>", fuse_unk=True))
+    else:
+        tokenizer = hf.Tokenizer(hf.models.Unigram(vocab, FAIRSEQ.index("<unk>")))
     if charsmap := model.normalizer_spec.precompiled_charsmap:
         tokenizer.normalizer = hf.normalizers.Precompiled(charsmap)
     kind = rebuilding_class(tokenizer, settings["model_type"], options)
     return wrap_library(*complete_tokenizer(tokenizer, folder, options, kind), settings, tags_last=kind == TAGS_LAST)
+
+
+def _find_merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Returns the merges of a BPE of SentencePiece in their order: two pieces become a third with its score."""
+    merges = [
+        (score, len(left), len(right), left, right)
+        for piece, score in scores.items()
+        for left, right in ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        if left in ids and right in ids
+    ]
+    return [merge[3:] for merge in sorted(merges, key=operator.itemgetter(0, 1, 2), reverse=True)]
 
 
 def _find_piece(model: Any) -> int | None:

@@ -1,0 +1,49 @@
+"""Arrays in safetensors files are those that the library reads, are mapped from the file, and become copies."""
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.interop import files, mapping
+
+DTYPES = ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", ml_dtypes.bfloat16)
+
+
+def test_arrays_equal_those_of_the_library(tmp_path):
+    rng = np.random.default_rng(0)
+    written = {f"{np.dtype(dtype)}{n}": rng.integers(0, 2, (3, n)).astype(dtype) for dtype in DTYPES for n in (0, 1, 5)}
+    save_file(written | {"scalar": np.array(2.5, np.float32)}, tmp_path / "model.safetensors")
+    expected, found = load_file(tmp_path / "model.safetensors"), files.read_arrays(tmp_path)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_parameters_do_not_change_with_the_file(tmp_path):
+    """One of eight arrays, each 72 bytes after the one before, is aligned so that JAX could use the file's pages."""
+    path, names = tmp_path / "model.safetensors", [f"w{n}" for n in range(8)]
+    save_file({name: np.ones(18, np.float32) for name in names}, path)
+    shapes = {name: jax.ShapeDtypeStruct((18,), np.float32) for name in names}
+    params = mapping.to_ours([mapping.Rule(name, name) for name in names], files.read_arrays(tmp_path), shapes)
+    with path.open("r+b") as file:
+        file.seek(-8 * 72, 2)
+        file.write(bytes(8 * 72))
+    assert not np.any(files.read_arrays(tmp_path)["w0"])
+    assert all(np.all(np.asarray(leaf) == 1) for leaf in params.values())
+
+
+def test_a_cut_file_and_other_numbers_are_refused(tmp_path):
+    import torch
+    from safetensors.torch import save_file as save_torch
+
+    save_torch({"w": torch.zeros(4, 4, dtype=torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="the array w has the dtype F8_E4M3, which is not read"):
+        files.read_arrays(tmp_path)["w"]
+    cut = (tmp_path / "model.safetensors").read_bytes()[:-1]
+    (tmp_path / "model.safetensors").write_bytes(cut)
+    with pytest.raises(UserError, match="is damaged"):
+        files.read_arrays(tmp_path)
