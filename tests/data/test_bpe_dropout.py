@@ -1,7 +1,10 @@
 """BPE-dropout: which segmentations it draws."""
 
+import itertools
+import json
 import pickle
 import random
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.features import Tokenized
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, token_texts, train_tokenizers
 from tformer_jax.data.transforms import base
 from tformer_jax.data.transforms.bpe_dropout import RandomMerges
 
@@ -26,6 +29,30 @@ def test_with_every_merge_left_out_a_token_is_a_byte():
     ids = RandomMerges(BPE, 1.0).encode("naïve cat", random.Random(0))
     assert len(ids) == len("naïve cat".encode())
     assert BPE.decode(ids) == "naïve cat"
+
+
+def probabilities(pieces: tuple[str, ...], ranks: dict[tuple[str, ...], int], rate: float) -> Counter:
+    """Returns the probability of each segmentation: the first merge by rank that is not left out, and so on."""
+    pairs = enumerate(itertools.pairwise(pieces))
+    places = [place for _, place in sorted((ranks[pair], place) for place, pair in pairs if pair in ranks)]
+    found = Counter({pieces: rate ** len(places)})
+    for left_out, place in enumerate(places):
+        merged = (*pieces[:place], pieces[place] + pieces[place + 1], *pieces[place + 2 :])
+        for result, probability in probabilities(merged, ranks, rate).items():
+            found[result] += rate**left_out * (1 - rate) * probability
+    return found
+
+
+def test_segmentations_have_the_probabilities_of_the_algorithm():
+    merges = json.loads(BPE.backend_tokenizer.to_str())["model"]["merges"]
+    ranks = {tuple(merge): rank for rank, merge in enumerate(merges)}
+    expected = probabilities(tuple("mat"), ranks, 0.4)
+    assert len(expected) > 2
+    random_merges, rng = RandomMerges(BPE, 0.4), random.Random(0)
+    counts = Counter(tuple(token_texts(BPE, random_merges.encode("mat", rng))) for _ in range(4000))
+    assert counts.keys() == expected.keys()
+    for pieces, probability in expected.items():
+        assert abs(counts[pieces] / 4000 - probability) < 0.03
 
 
 @given(st.text(max_size=30), st.integers(0, 9))

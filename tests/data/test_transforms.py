@@ -31,6 +31,7 @@ from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.transforms.base import Training, build
+from tformer_jax.data.transforms.show import show_changes
 from tformer_jax.inference.languages import Languages
 from tformer_jax.runs.experiment import corpus_facts
 
@@ -185,7 +186,7 @@ def test_prepared_data_is_transformed_as_its_corpus(tmp_path):
             [{"kind": "terminology", "glossary": "g"}],
             r"marks=.*: add \('<hint>', '</hint>'\) to data.symbols",
         ),
-        ([{"kind": "concatenation", "separator": " <p> "}], r"separator=' <p> ': .*: add \(' <p> ',\) to data.symbols"),
+        ([{"kind": "concatenation", "separator": " <p> "}], r"separator=' <p> ': .*: add \('<p>',\) to data.symbols"),
         ([{"kind": "entry_tags", "tags": ("a", "b")}], "must have one text for each of the 1 entries of data.train"),
         ([{"kind": "entry_tags", "tags": ("a",), "held_out": "b"}], r"held_out='b': must be one of \('a',\)"),
     ],
@@ -291,6 +292,15 @@ def test_examples_are_shown_before_and_after(config_file, capsys):
     assert shown[5:] == ["typos", "  changes none of the first 1,000 examples"]
     with pytest.raises(UserError, match="--show needs transforms in data.transforms"):
         prepare_data.main([*config_file, "--show", "2"])
+
+
+def test_tokens_of_transforms_of_ids_are_shown(tmp_path):
+    shown = {name: list(pairs) for name, pairs in show_changes(*setup_all(tmp_path), 4)}
+    assert [*shown] == [values["kind"] for values in ALL]
+    assert all(len(pairs) == 4 for pairs in shown.values())
+    for before, after in shown["bpe_dropout"]:
+        assert before.replace("|", "") == after.replace("|", "")
+        assert len(before.split("|")) < len(after.split("|"))
 
 
 def test_a_transform_of_other_code_is_registered_like_a_kind(config_file, capsys, monkeypatch):

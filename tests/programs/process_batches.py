@@ -31,6 +31,8 @@ from tformer_jax.runs import experiment
 BATCHES = 20
 ROWS = 16
 KINDS = ("training", "evaluation")
+TRANSFORMS = ("typos", "word_swap", {"kind": "concatenation", "max_characters": 200})
+"""Of the batches of stages."""
 
 
 def config() -> Config:
@@ -97,7 +99,8 @@ def main() -> None:
     cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="prepared", train=(f"{folder}/prepared",)))
     if stages:
         both = (f"{folder}/prepared", f"{folder}/others")
-        cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train=both, stages=tuple(stages)))
+        staged = dataclasses.replace(cfg.data, train=both, stages=tuple(stages), transforms=TRANSFORMS)
+        cfg = dataclasses.replace(cfg, data=staged)
     group = multihost.start(cfg.parallel, run, coordinator, int(count), int(index))
     texts = group.all_gather("\u00e9" * (group.index + 1)), group.broadcast(lambda: f"from {group.index}")
     built = experiment.build(cfg, run, group=group)

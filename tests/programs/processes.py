@@ -140,7 +140,7 @@ def resumed_by_others(bench: Bench) -> list[Outcome]:
 
 STAGES = (
     "prepared until step 4",
-    "prepared 3 to 1, others 0 to 2 until step 9",
+    "prepared 3 to 1, others 0 to 2 with typos until step 9",
     "linearly to others for 30000 tokens",
     "temperature 2 for 0.02 epochs of others",
     "others",
@@ -181,7 +181,7 @@ def rows_read(bench: Bench) -> list[Outcome]:
 
 
 def stages_read(bench: Bench) -> list[Outcome]:
-    """Returns whether 1, 2 and 4 processes have the same batches of stages, and after which batches these began."""
+    """Returns whether 1, 2 and 4 processes have the same batches of stages, with transforms, and where these began."""
     found = [batches(bench, count, *STAGES) for count in (1, 2, 4)]
     first = found[0][0]
     return [

@@ -101,6 +101,6 @@ def _format_example(transforms: Sequence[Transform], example: Example, rng: rand
 
 def check_symbols(transform: Transform, name: str, texts: Sequence[str], data: DataConfig) -> None:
     """Raises `ConfigError` for a text, of a setting of a transform, that is no symbol of a trained vocabulary."""
-    missing = tuple(text for text in texts if text.strip() and text.strip() not in data.symbols)
+    missing = tuple(text for text in dict.fromkeys(map(str.strip, texts)) if text and text not in data.symbols)
     if missing and "file" not in data.tokenizer_kinds:
         raise transform.error(name, f"must be single tokens: add {missing} to data.symbols")
