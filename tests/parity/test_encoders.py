@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-R, DistilBERT and ModernBERT, imported and exported by the commands, with each published tokenizer.
+"""Encoders with other layers than BERT, imported and exported by the commands, with each published tokenizer.
 
 The weights are random, and the configs are those of `published.json` with small sizes.
 """
@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
-from tests.parity import checkpoints, multilingual, test_sentence
+from tests.parity import checkpoints, family_table, multilingual, test_sentence
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.interop import sentence_transformers
@@ -68,7 +68,27 @@ def modernbert(folder: Path) -> dict:
     return checkpoints.SIZES | sizes | ids | {"vocab_size": library.get_vocab_size() + 5}
 
 
+def albert(folder: Path) -> dict:
+    """`tokenizer.json` of pieces."""
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = lambda **options: tokenizers.trainers.UnigramTrainer(unk_token="<unk>", **options)  # noqa: E731
+    library = checkpoints.trained(tokenizers.models.Unigram(), trainer, special, metaspace=True)
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+    names |= {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "mask")}
+    checkpoints.save_tokenizer(folder, library, **names)
+    return SMALL | {
+        "max_position_embeddings": 60,
+        "embedding_size": 6,
+        "num_hidden_layers": 3,
+        "vocab_size": library.get_vocab_size(),
+    }
+
+
 MAKERS = {
+    "albert/albert-base-v2": albert,
     "answerdotai/ModernBERT-base": modernbert,
     "FacebookAI/roberta-base": roberta,
     "FacebookAI/xlm-roberta-base": xlm_roberta,
@@ -141,7 +161,12 @@ def test_labels_and_embeddings(imported, name, tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = theirs(TEXTS[:4], return_tensors="pt", padding=True)
     with torch.no_grad():
-        probabilities = model(**inputs).logits.softmax(-1).numpy()
+        scores = model(**inputs).logits
+    probabilities = scores.softmax(-1).numpy()
+    kind, ours = PUBLISHED[name]["model_type"], np.concatenate(run.logits(TEXTS[:4]))
+    pair = f"whole model: {name}", f"transformers {type(model).__name__}"
+    family_table.record_logits(name, folder, kind, ours.reshape(scores.shape), scores.numpy(), pair)
+    with torch.no_grad():
         states = model.base_model(**inputs).last_hidden_state
     for row, (label, probability) in zip(probabilities, run.classify(TEXTS[:4]), strict=True):
         assert label == LABELS[str(row.argmax())]
@@ -150,6 +175,9 @@ def test_labels_and_embeddings(imported, name, tmp_path):
     assert_close(run.embed(TEXTS[:4]), ((states * real).sum(1) / real.sum(1)).numpy(), 1e-5)
     exported(run, tmp_path / "out", model)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == LABELS
+    rows = [row[mask == 1].tolist() for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+    found = family_table.equal_states(run, tmp_path / "out", rows, states.numpy())
+    family_table.record(name, outputs="labels, masks", export="arrays", ctranslate2=found)
 
 
 @pytest.mark.parametrize("name", rest_slow(MAKERS.keys(), 1))

@@ -16,8 +16,7 @@ import transformers
 from safetensors.numpy import load_file
 
 import tformer_jax as tj
-from tests.helpers import assert_close
-from tests.parity import checkpoints
+from tests.parity import checkpoints, family_table
 from tformer_jax.cli import embed, export_hf, generate, import_hf, translate
 from tformer_jax.cli.export_checks import logits
 from tformer_jax.cli.outputs import join_lines
@@ -155,30 +154,40 @@ def exported(run: Path, folder: Path, model: torch.nn.Module) -> torch.nn.Module
     return back
 
 
-def compare_logits(run: tj.Run, model: torch.nn.Module, name: str) -> None:
-    """Compares the logits of rows of random ids, as long as the model's shortest window and longer."""
-    keys = {"seq2seq": ("source", "target_in")}.get(run.config.model.family, ("tokens",))
-    draw = np.random.default_rng(3)
+def _pair(name: str, model: torch.nn.Module) -> tuple[str, str]:
+    return f"whole model: {name}", f"transformers {type(model).__name__}"
+
+
+def compare_ids_and_logits(folder: Path, run: tj.Run, model: torch.nn.Module, name: str) -> None:
+    """Compares the ids of prompts, and the logits of rows of random ids, longer than the model's windows."""
+    tokenizer, pair = transformers.AutoTokenizer.from_pretrained(folder), run.config.model.family == "seq2seq"
+    for text in PROMPTS:
+        ids, special = run.tokenizers.source.encode(text), run.tokenizers.source.special
+        assert tokenizer(text)["input_ids"] == (special.wrap_side(ids) if pair else special.wrap_text(ids))
+    keys, draw = ("source", "target_in") if pair else ("tokens",), np.random.default_rng(3)
     batch = {key: draw.integers(0, run.config.model.vocab_size, (3, 12), np.int32) for key in keys}
     names = {"source": "input_ids", "tokens": "input_ids", "target_in": "decoder_input_ids"}
     inputs = {names[key]: torch.tensor(rows, dtype=torch.long) for key, rows in batch.items()}
     with torch.no_grad():
         theirs = model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits.numpy()
-    proves = (f"whole model: {name}", f"transformers {type(model).__name__}")
-    assert_close(logits(run, batch), theirs, 1e-5, proves=proves)
+    kind = PUBLISHED[name]["model_type"]
+    family_table.record_logits(name, folder, kind, logits(run, batch), theirs, _pair(name, model))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
 def test_outputs_of_the_import_and_of_the_export(imported, tmp_path, name, capsys):
     folder, run, model = imported(name)
-    compare_logits(tj.load(run), model, name)
+    loaded = tj.load(run)
+    compare_ids_and_logits(folder, loaded, model, name)
     back = exported(run, tmp_path / "out", model)
     for beams in (1, 3):
         expected = their_outputs(folder, model, beams)
         assert our_outputs(run, beams, tmp_path, capsys) == expected
         assert their_outputs(tmp_path / "out", back, beams) == expected
     assert len(set(expected)) > 1
+    found = family_table.equal_searches(loaded, tmp_path / "out", PROMPTS, NEW)
+    family_table.record(name, outputs="greedy, beams", export="arrays, outputs", ctranslate2=found)
 
 
 @pytest.mark.slow
@@ -192,7 +201,8 @@ def test_embeddings_of_the_import_and_of_the_export(imported, tmp_path, name):
     real = inputs["attention_mask"][..., None]
     expected = ((states * real).sum(1) / real.sum(1)).numpy()
     embed.main(["--run", str(run), *PROMPTS, "--output", str(tmp_path / "a.npy")])
-    assert_close(np.load(tmp_path / "a.npy"), expected, 1e-5)
+    embedded, kind = np.load(tmp_path / "a.npy"), PUBLISHED[name]["model_type"]
+    family_table.record_logits(name, folder, kind, embedded, expected, _pair(name, base))
     export_hf.main(["--run", str(run), str(tmp_path / "out")])
     arrays, original = (load_file(place / "model.safetensors") for place in (tmp_path / "out", folder))
     prefix = "" if "bert.embeddings.word_embeddings.weight" in original else "bert."
@@ -200,3 +210,6 @@ def test_embeddings_of_the_import_and_of_the_export(imported, tmp_path, name):
     for key in original:
         if prefix + key in arrays:
             np.testing.assert_array_equal(arrays[prefix + key], original[key])
+    rows = [row[mask == 1].tolist() for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
+    found = family_table.equal_states(tj.load(run), tmp_path / "out", rows, states.numpy())
+    family_table.record(name, outputs="embeddings", export="arrays", ctranslate2=found)

@@ -73,6 +73,8 @@ DEEPSEEK |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 QWEN3_NEXT = {**GQA, **EXPERTS, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
 QWEN3_NEXT |= {"linear_key_head_dim": 4, "linear_value_head_dim": 3, "shared_expert_intermediate_size": 4}
 QWEN3_NEXT |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+ALBERT = {**SIZES, "embedding_size": 6, "max_position_embeddings": 16, "num_labels": 3, "pad_token_id": 0}
+ALBERT |= {"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "gelu"}
 ROBERTA = {**SIZES, "max_position_embeddings": 17, "type_vocab_size": 1, "pad_token_id": 0, "num_labels": 3}
 ROBERTA |= {"hidden_act": "relu"}
 DISTILBERT = {"vocab_size": V, "dim": 8, "hidden_dim": 12, "n_layers": 2, "n_heads": 4, "num_labels": 3}
@@ -125,6 +127,8 @@ MODELS = {
     "distilbert masked_lm": ("DistilBertForMaskedLM", DISTILBERT),
     "modernbert": ("ModernBertForSequenceClassification", MODERNBERT),
     "modernbert masked_lm": ("ModernBertForMaskedLM", MODERNBERT),
+    "albert": ("AlbertForSequenceClassification", ALBERT),
+    "albert masked_lm": ("AlbertForMaskedLM", ALBERT),
     "t5 1.0": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "relu"}),
     "t5 1.1": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": ("BartForConditionalGeneration", BART),

@@ -44,6 +44,7 @@ CLASSES = {
     "bert": transformers.BertConfig,
     "roberta": transformers.RobertaConfig,
     "xlm-roberta": transformers.XLMRobertaConfig,
+    "albert": transformers.AlbertConfig,
     "distilbert": transformers.DistilBertConfig,
     "modernbert": transformers.ModernBertConfig,
     "t5": transformers.T5Config,

@@ -2,7 +2,8 @@
 
 Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
 `configs/results/benchmarks/growth.json` and `{train,decode}_CPU.json` there (`scripts/benchmark.py --record`), and
-`tests/programs/equivalences.json` (`python -m tests.programs.equivalences`). A test compares the READMEs with them.
+`tests/programs/equivalences.json` (`python -m tests.programs.equivalences`) and `tests/programs/families.json`
+(`python -m tests.programs.families`). A test compares the READMEs with them.
 """
 
 import functools
@@ -229,6 +230,18 @@ def equivalences_table() -> str:
     return _table(("option", "equal to", "largest difference"), rows)
 
 
+def families_table() -> str:
+    """One row per published checkpoint, with what its tests found."""
+    columns = "architecture", "tokenizer", "logits", "outputs", "export", "ctranslate2"
+    record = _read(Path(__file__).with_name("families.json"))
+    rows = [
+        (name, f"`{found['architecture']}`", found["tokenizer"], f"{found['logits']:.0e}", *map(found.get, columns[3:]))
+        for name, found in record.items()
+    ]
+    titles = "published config", "`model_type`", "tokenizer", "logits", "equal outputs", "equal exports", "CTranslate2"
+    return _table(titles, rows)
+
+
 TABLES = {
     "README.md": {
         "results": results_table,
@@ -242,6 +255,7 @@ TABLES = {
         "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
     },
     "scripts/README.md": {"growth": growth_table, "gpu": gpu_table},
+    "tformer_jax/README.md": {"families": families_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
 """The functions that write the tables, by file and by the name in the markers of the table."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import check_writable_folder, run_parser
 from tformer_jax.interop.ctranslate2_models import QUANTIZATIONS
-from tformer_jax.interop.published_fields import DEFAULTS
+from tformer_jax.interop.default_fields import DEFAULTS
 
 FORMATS = ("huggingface", "ctranslate2", "peft")
 

@@ -40,6 +40,11 @@ class ModelConfig(Section):
         "attention without positions) or gated_delta (recurrence)",
         choices=kinds.LAYERS,
     )
+    shared_layers: bool = setting(
+        False,
+        "all layers have the same parameters (ALBERT)",
+        used_by={"family": ("classifier", "masked_lm")},
+    )
     scan_layers: bool = setting(
         False, "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster"
     )
@@ -142,6 +147,12 @@ class ModelConfig(Section):
         choices=("none", "output", "inputs", "all"),
     )
     scale_embeddings: bool = setting(True, "multiply token embeddings by sqrt(D); D is base_dim with muP")
+    embedding_dim: int | None = setting(
+        None,
+        "width of embeddings, from which a projection leads to dim, and back in head_transform (ALBERT); None: dim",
+        low=1,
+        used_by={"family": ("classifier", "masked_lm")},
+    )
     embedding_multiplier: float = setting(1.0, "multiply token embeddings by this number, too (Granite)", above=0.0)
     residual_multiplier: float = setting(1.0, "multiply outputs of sub-layers by this number (Granite)", above=0.0)
     token_types: int = setting(
@@ -230,6 +241,10 @@ class ModelConfig(Section):
         check_layer_pattern(self)
         if (self.base_dim is not None) != (self.parameterization == "mup"):
             raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
+        if self.shared_layers and (self.period > 1 or self.scan_layers or not self.first_norm or self.uses_experts):
+            raise self.error("shared_layers", "needs layers of one kind, unrolled and without experts; write False")
+        if self.embedding_dim and self.family == "masked_lm" and not self.head_transform:
+            raise self.error("embedding_dim", "needs model.head_transform=True, whose outputs have this width")
         if not self.first_norm and (self.norm_placement != "pre" or self.scan_layers):
             needed = "model.norm_placement='pre' and model.scan_layers=False"
             raise self.error("first_norm", f"False needs {needed}; write True")

@@ -69,7 +69,7 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     stacks = convert_layers(collected[COLLECTION], cfg, scan_layers=False)
     depths = {"encoder": cfg.encoder_layers, "decoder": cfg.decoder_layers}
     layers = {
-        name: [stacks[name][f"layers_{number}"] for number in range(depth)]
+        name: [_layer(stacks[name], number, shared=cfg.shared_layers) for number in range(depth)]
         for name, depth in depths.items()
         if name in stacks
     }
@@ -91,6 +91,14 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
         predictions=jnp.moveaxis(predictions, 0, 1),
         probabilities=jnp.moveaxis(probabilities, 0, 1),
     )
+
+
+def _layer(stack: Any, number: int, *, shared: bool) -> Any:
+    """Returns what a layer stored; a shared one stores a value each time that it is used."""
+    if not shared:
+        return stack[f"layers_{number}"]
+    stored, one = stack["layers_0"], slice(number, number + 1)
+    return jax.tree.map(lambda values: values[one], stored, is_leaf=lambda part: isinstance(part, tuple))
 
 
 def lens(model: nn.Module, params: Any, streams: jax.Array, arguments: dict[str, Any]) -> tuple[jax.Array, jax.Array]:

@@ -60,7 +60,7 @@ _MODERNBERT_LAYER = (
 )
 
 
-def _encoder_rules(prefix: str, layers: str, layer: Iterable[Part]) -> tuple[Rule, ...]:
+def encoder_rules(prefix: str, layers: str, layer: Iterable[Part]) -> tuple[Rule, ...]:
     """Returns the rules of an encoder with BERT's embeddings, given the name and the parts of a layer."""
     return (
         Rule("embedding/embedding", f"{prefix}embeddings.word_embeddings.weight"),
@@ -142,17 +142,19 @@ _POST_NORM = {
 }
 
 
-def _bert_settings(hf: Settings) -> Settings:
+def bert_settings(hf: Settings) -> Settings:
+    """Returns our settings of BERT, without its family."""
     require(hf, position_embedding_type="absolute", is_decoder=False)
     return our_settings(_BERT_FIELDS, hf) | _POST_NORM
 
 
-def _bert_config(cfg: ModelConfig) -> Settings:
-    _check_set(cfg, "token_types")
-    return their_fields(_BERT_FIELDS, cfg)
+def bert_config(cfg: ModelConfig) -> Settings:
+    """Returns their settings; CTranslate2's converter reads the kind of positions, which transformers 5 does not."""
+    check_set(cfg, "token_types")
+    return their_fields(_BERT_FIELDS, cfg) | {"position_embedding_type": "absolute"}
 
 
-def _check_set(cfg: ModelConfig, name: str) -> None:
+def check_set(cfg: ModelConfig, name: str) -> None:
     """Raises `UserError` for a setting that is 0 or False although the architecture has what it switches on."""
     if not (value := getattr(cfg, name)):
         raise UserError(f"model.{name}={value!r}")
@@ -161,12 +163,12 @@ def _check_set(cfg: ModelConfig, name: str) -> None:
 def _roberta_settings(hf: Settings) -> Settings:
     """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
     offset = hf["pad_token_id"] + 1
-    return _bert_settings(hf) | {"position_offset": offset, "max_length": hf["max_position_embeddings"] - offset}
+    return bert_settings(hf) | {"position_offset": offset, "max_length": hf["max_position_embeddings"] - offset}
 
 
 def _roberta_config(cfg: ModelConfig) -> Settings:
     rows = cfg.position_offset + cfg.max_length
-    return _bert_config(cfg) | {"max_position_embeddings": rows, "pad_token_id": cfg.position_offset - 1}
+    return bert_config(cfg) | {"max_position_embeddings": rows, "pad_token_id": cfg.position_offset - 1}
 
 
 def _distilbert_settings(hf: Settings) -> Settings:
@@ -224,7 +226,7 @@ Read = Callable[[Settings], Settings]
 Write = Callable[[ModelConfig], Settings]
 
 
-def _classifier(
+def classifier(
     name: str, settings: Read, config: Write, rules: tuple[Rule, ...], *, layer: str = "pooler", **names: Any
 ) -> Architecture:
     """Returns an architecture with one label per text.
@@ -239,13 +241,13 @@ def _classifier(
         return settings(hf) | {"family": "classifier", "num_classes": len(class_names(hf))}
 
     def write(cfg: ModelConfig) -> Settings:
-        _check_set(cfg, layer)
+        check_set(cfg, layer)
         return config(cfg) | {"id2label": {str(i): f"LABEL_{i}" for i in range(cfg.size("num_classes"))}}
 
     return Architecture(name, read, write, lambda cfg: rules, **names)
 
 
-def _masked_lm(
+def masked_lm(
     name: str, settings: Read, config: Write, rules: tuple[Rule, ...], *, head: tuple[str, str, str], **names: Any
 ) -> Architecture:
     """Returns an architecture with a tied output head.
@@ -260,7 +262,7 @@ def _masked_lm(
         return settings(hf) | {"family": "masked_lm", "head_transform": True}
 
     def write(cfg: ModelConfig) -> Settings:
-        _check_set(cfg, "head_transform")
+        check_set(cfg, "head_transform")
         return config(cfg)
 
     transform, norm, output = head
@@ -279,10 +281,10 @@ def _head_rules(pooler: str, classifier: str) -> tuple[Rule, ...]:
     return (*rules_below("pooler/", f"{pooler}.", AFFINE), *rules_below("head/", f"{classifier}.", AFFINE))
 
 
-_POSITION_IDS = r".*position_ids"
-_BERT_RULES = _encoder_rules("bert.", "encoder.layer", _BERT_LAYER)
-_ROBERTA_RULES = _encoder_rules("roberta.", "encoder.layer", _BERT_LAYER)
-_DISTILBERT_RULES = _encoder_rules("distilbert.", "transformer.layer", _DISTILBERT_LAYER)
+POSITION_IDS = r".*position_ids"
+_BERT_RULES = encoder_rules("bert.", "encoder.layer", _BERT_LAYER)
+_ROBERTA_RULES = encoder_rules("roberta.", "encoder.layer", _BERT_LAYER)
+_DISTILBERT_RULES = encoder_rules("distilbert.", "transformer.layer", _DISTILBERT_LAYER)
 _DISTILBERT_NAMES: dict[str, Any] = {"prefix": "distilbert.", "heads": ("pre_classifier.", "classifier.", "vocab_")}
 _MODERNBERT_NAMES: dict[str, Any] = {
     "prefix": "model.",
@@ -293,25 +295,25 @@ _MODERNBERT_NAMES: dict[str, Any] = {
 
 
 def _roberta_classifier(name: str) -> Architecture:
-    return _classifier(
+    return classifier(
         f"{name}ForSequenceClassification",
         lambda hf: _roberta_settings(hf) | {"pooling": "first", "pooler": True},
         _roberta_config,
         (*_ROBERTA_RULES, *_head_rules("classifier.dense", "classifier.out_proj")),
-        ignored=(_POSITION_IDS, r"roberta\.pooler\..*", r"lm_head\..*"),
+        ignored=(POSITION_IDS, r"roberta\.pooler\..*", r"lm_head\..*"),
         prefix="roberta.",
         classifier="classifier.out_proj",
     )
 
 
 def _roberta_masked_lm(name: str) -> Architecture:
-    return _masked_lm(
+    return masked_lm(
         f"{name}ForMaskedLM",
         lambda hf: _roberta_settings(hf) | {"transform_activation": "gelu"},
         _roberta_config,
         _ROBERTA_RULES,
         head=("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-        ignored=(_POSITION_IDS, r"roberta\.pooler\..*"),
+        ignored=(POSITION_IDS, r"roberta\.pooler\..*"),
         prefix="roberta.",
         head_bias="lm_head.bias",
     )
@@ -326,26 +328,26 @@ def _modernbert_classifier_config(cfg: ModelConfig) -> Settings:
     return _modernbert_config(cfg) | {"classifier_pooling": "cls" if cfg.pooling == "first" else cfg.pooling}
 
 
-CLASSIFIERS = {
-    "bert": _classifier(
+BERTS = {
+    "bert": classifier(
         "BertForSequenceClassification",
-        lambda hf: _bert_settings(hf) | {"pooling": "first"},
-        _bert_config,
+        lambda hf: bert_settings(hf) | {"pooling": "first"},
+        bert_config,
         (*_BERT_RULES, *_head_rules("bert.pooler.dense", "classifier")),
-        ignored=(_POSITION_IDS, r"cls\..*"),
+        ignored=(POSITION_IDS, r"cls\..*"),
         prefix="bert.",
     ),
     "roberta": _roberta_classifier("Roberta"),
     "xlm-roberta": _roberta_classifier("XLMRoberta"),
-    "distilbert": _classifier(
+    "distilbert": classifier(
         "DistilBertForSequenceClassification",
         lambda hf: _distilbert_settings(hf) | {"pooling": "first", "pooler": True, "pooler_activation": "relu"},
         _distilbert_config,
         (*_DISTILBERT_RULES, *_head_rules("pre_classifier", "classifier")),
-        ignored=(_POSITION_IDS, r"vocab_.*"),
+        ignored=(POSITION_IDS, r"vocab_.*"),
         **_DISTILBERT_NAMES,
     ),
-    "modernbert": _classifier(
+    "modernbert": classifier(
         "ModernBertForSequenceClassification",
         _modernbert_classifier_settings,
         _modernbert_classifier_config,
@@ -361,30 +363,30 @@ CLASSIFIERS = {
     ),
 }
 """Architectures of classifiers by `model_type`."""
-MASKED_LMS = {
-    "bert": _masked_lm(
+BERT_MASKED_LMS = {
+    "bert": masked_lm(
         "BertForMaskedLM",
-        _bert_settings,
-        _bert_config,
+        bert_settings,
+        bert_config,
         _BERT_RULES,
         head=("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"),
-        ignored=(_POSITION_IDS, r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
+        ignored=(POSITION_IDS, r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
         prefix="bert.",
         head_bias="cls.predictions.bias",
     ),
     "roberta": _roberta_masked_lm("Roberta"),
     "xlm-roberta": _roberta_masked_lm("XLMRoberta"),
-    "distilbert": _masked_lm(
+    "distilbert": masked_lm(
         "DistilBertForMaskedLM",
         _distilbert_settings,
         _distilbert_config,
         _DISTILBERT_RULES,
         head=("vocab_transform", "vocab_layer_norm", "vocab_projector"),
-        ignored=(_POSITION_IDS,),
+        ignored=(POSITION_IDS,),
         head_bias="vocab_projector.bias",
         **_DISTILBERT_NAMES,
     ),
-    "modernbert": _masked_lm(
+    "modernbert": masked_lm(
         "ModernBertForMaskedLM",
         _modernbert_settings,
         _modernbert_config,

@@ -45,8 +45,8 @@ def _settings(hf: Settings) -> Settings:
     check(hf["n_shared_experts"] > 0, "n_shared_experts must be at least 1")
     check(dense < hf["num_hidden_layers"], f"first_k_dense_replace={dense} leaves no layer with experts")
     moe = {ours: hf[theirs] for theirs, ours in _FIELDS.items()}
-    moe |= {"shared_dim": hf["n_shared_experts"] * hf["moe_intermediate_size"], "groups": moe["groups"] or 1}
-    moe |= {"groups_per_token": moe["groups_per_token"] or 1, "router_factor": float(moe["router_factor"])}
+    moe |= {"shared_dim": hf["n_shared_experts"] * hf["moe_intermediate_size"], **_groups(hf)}
+    moe["router_factor"] = float(moe["router_factor"])
     base = llama_settings(hf)
     del base["attention_bias"], base["num_kv_heads"]
     settings = base | {
@@ -62,6 +62,12 @@ def _settings(hf: Settings) -> Settings:
         magnitude = 0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1
         settings["attention_scale"] = magnitude**2 / math.sqrt(size + hf["qk_rope_head_dim"])
     return settings
+
+
+def _groups(hf: Settings) -> Settings:
+    """Returns our settings of the groups of experts; null means one group of all."""
+    numbers = {"groups": hf["n_group"], "groups_per_token": hf["topk_group"]}
+    return {name: 1 if number is None else number for name, number in numbers.items()}
 
 
 def _v2_settings(hf: Settings) -> Settings:

@@ -17,29 +17,37 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.interop import adapters, files, mapping, mxfp4, settings_comparison
+from tformer_jax.interop import adapters, albert, files, mapping, mxfp4, settings_comparison
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
 from tformer_jax.interop.array_names import rename_copies, standard_names
-from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS, class_names
+from tformer_jax.interop.bert import BERT_MASKED_LMS, BERTS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.deepseek import DEEPSEEK
+from tformer_jax.interop.default_fields import DEFAULTS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.gemma import GEMMA
 from tformer_jax.interop.heads import NoHeadError, random_head
 from tformer_jax.interop.llama_like import LLAMA_LIKE
 from tformer_jax.interop.mixtures import MIXTURES
-from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY, UNSUPPORTED
+from tformer_jax.interop.published_fields import ALIASES, UNREAD, UNREAD_BY, UNSUPPORTED
 from tformer_jax.interop.qwen3_next import QWEN3_NEXT
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
 _DECODERS = DECODERS | LLAMA_LIKE | GEMMA | MIXTURES | DEEPSEEK | QWEN3_NEXT
+CLASSIFIERS = BERTS | {"albert": albert.CLASSIFIER}
+"""Architectures of classifiers by `model_type`."""
+MASKED_LMS = BERT_MASKED_LMS | {"albert": albert.MASKED_LM}
 ARCHITECTURES: dict[str, Architecture] = _DECODERS | ENCODER_DECODERS | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
 OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}
 """Architectures of a model type's further families, likewise."""
-PRETRAINED = {"BertForPreTraining", *(architecture.name for architecture in MASKED_LMS.values())}
+PRETRAINED = {
+    "BertForPreTraining",
+    "AlbertForPreTraining",
+    *(architecture.name for architecture in MASKED_LMS.values()),
+}
 """`architectures` of config.json whose checkpoints are read as masked language models by default."""
 
 

@@ -24,7 +24,7 @@ ALWAYS = (
         "activation",
     ),
     *("ffn_bias", "norm", "norm_placement", "norm_eps", "norm_unit_offset", "has_final_norm", "embedding_norm"),
-    "first_norm",
+    *("first_norm", "shared_layers", "embedding_dim"),
     *("tie_embeddings", "scale_embeddings", "output_bias", "scale_output", "output_softcap", "width_factor"),
     *("embedding_multiplier", "residual_multiplier", "output_divisor"),
 )

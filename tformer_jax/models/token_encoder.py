@@ -1,5 +1,7 @@
 """Base class of encoder-only models: token embeddings and an encoder."""
 
+import dataclasses
+
 import jax
 from flax import linen as nn
 
@@ -19,11 +21,15 @@ class TokenEncoder(nn.Module, Family):
     cfg: ModelConfig
 
     def setup(self) -> None:
-        self.embedding = TokenEmbedding(self.cfg, self.cfg.size("vocab_size"))
-        self.input = InputEmbedding(self.cfg)
-        self.encoder = Encoder(self.cfg, self.cfg.encoder_layers)
-        if self.cfg.head_transform:
-            embed, hidden = ((axes.EMBED, self.cfg.dim),), ((axes.MLP, self.cfg.dim),)
+        cfg, narrow = self.cfg, self.cfg
+        if cfg.embedding_dim:
+            narrow = dataclasses.replace(cfg, dim=cfg.embedding_dim, head_dim=cfg.head_size, embedding_dim=None)
+            self.projection = Linear(cfg, ((axes.MLP, narrow.dim),), ((axes.EMBED, cfg.dim),), use_bias=True)
+        self.embedding = TokenEmbedding(narrow, cfg.size("vocab_size"))
+        self.input = InputEmbedding(narrow)
+        self.encoder = Encoder(cfg, cfg.encoder_layers)
+        if cfg.head_transform:
+            embed, hidden = ((axes.EMBED, cfg.dim),), ((axes.MLP, narrow.dim),)
             self.transform = Linear(self.cfg, embed, hidden, use_bias=self.cfg.transform_bias)
             self.transform_norm = make_norm(self.cfg)
 
@@ -53,4 +59,5 @@ class TokenEncoder(nn.Module, Family):
         rows = PaddingLast(padding_mask, right_padded=right_padded)
         tokens, padding_mask, types = rows.sort(tokens), rows.sort(padding_mask), rows.sort(types)
         x = self.input(self.embedding(tokens), types=types, train=train)
+        x = self.projection(x) if self.cfg.embedding_dim else x
         return rows.restore(self.encoder(x, padding_mask, train=train))

@@ -44,7 +44,8 @@ class Stack(nn.Module):
 
     In a scan, the layers of one repetition are `periods/layers_0`, ..., with each parameter stacked over repetitions
     along its first axis; remaining layers follow as a loop, named by their number as without a scan.
-    `conversions.convert_layers` converts between the two.
+    `conversions.convert_layers` converts between the two. With `cfg.shared_layers`, the first layer is used `depth`
+    times ("ALBERT", 2019).
     """
 
     cfg: ModelConfig
@@ -57,7 +58,7 @@ class Stack(nn.Module):
         self.repetitions = self.depth // period if cfg.scan_layers else 0
         if self.repetitions:
             self.periods = Period(cfg, self.cross, self.bidirectional)
-        remaining = range(self.repetitions * period, self.depth)
+        remaining = range(self.repetitions * period, 1 if cfg.shared_layers else self.depth)
         options = {"cross": self.cross, "bidirectional": self.bidirectional}
         self.layers = {str(number): make_layer(cfg, number, **options) for number in remaining}
         self.attention_positions = (
@@ -106,7 +107,7 @@ class Stack(nn.Module):
                 metadata_params={nn.PARTITION_NAME: axes.LAYERS},
             )
             x, _ = scan(self.periods, x, ctx)
-        for layer in self.layers.values():
+        for layer in [*self.layers.values()] * (self.depth if self.cfg.shared_layers else 1):
             x = apply(layer, x, ctx)
         return self.finish(x)
 
