@@ -1,6 +1,7 @@
 """Conversations in commands: generate.py --chat and score.py --chat, and the export of their template."""
 
 import builtins
+import dataclasses
 import functools
 import json
 
@@ -10,13 +11,14 @@ import pytest
 
 import tformer_jax as tj
 from tests import chats
-from tests.cli.finished_runs import finish, run_of_conversations
+from tests.cli.finished_runs import run_of_conversations
+from tformer_jax import api
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import generate, score
-from tformer_jax.config import DataConfig
 from tformer_jax.data.chat.messages import Chat
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_chat, encode_prompt
-from tformer_jax.inference.requests import Request
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 
 LENGTH = 96
 LONG = ["--min-new-tokens", "5", "--max-new-tokens", "5"]
@@ -73,7 +75,6 @@ def test_answers_of_records_and_texts(run, tmp_path, capsys):
     assert capsys.readouterr().out == greedy(run, [system, *chats.chat("Hi")]) + "\n"
     settings = {"min_new_tokens": 5, "max_new_tokens": 5}
     assert run.chat([conversation, chats.chat("Hi")], **settings) == [expected[0], expected[2]]
-    assert run.generate([Request("", chat=Chat.read(conversation))], **settings) == expected[:1]
 
 
 def test_a_conversation_at_the_prompt(run, monkeypatch, capsys):
@@ -137,13 +138,16 @@ def test_mistakes(command, record, flags, problem, run, tmp_path):
         records_of(command, run, [record], tmp_path, *flags)
 
 
-def test_flags_without_conversations(run, tmp_path):
-    (tmp_path / "text.txt").write_text("abc " * 20)
-    options = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
-    other = finish("decoder_lm", tmp_path, DataConfig(source="text", train="text.txt", **options))
-    with pytest.raises(UserError, match="has no chat template: train it with task='chat'"):
-        generate.main(["--run", str(other), "--chat", "Hi"])
-    with pytest.raises(UserError, match="--system is used only with --chat"):
-        generate.main(["--run", str(run.path), "Hi", "--system", "b"])
-    with pytest.raises(UserError, match=r"--chat scores the answers of conversations: name a \.jsonl file"):
-        score.main(["--run", str(run.path), "--chat", "Hi"])
+@pytest.mark.parametrize(
+    ("command", "flags", "problem"),
+    [
+        (generate, ["--chat", "Hi"], "has no chat template: train it with task='chat'"),
+        (generate, ["Hi", "--system", "b"], "--system is used only with --chat"),
+        (score, ["--chat", "Hi"], r"--chat scores the answers of conversations: name a \.jsonl file"),
+    ],
+)
+def test_flags_that_do_not_fit(command, flags, problem, run, monkeypatch):
+    own = ByteTokenizer()
+    monkeypatch.setattr(api, "load", lambda *_, **__: dataclasses.replace(run, tokenizers=Tokenizers(own, own)))
+    with pytest.raises(UserError, match=problem):
+        command.main(["--run", str(run.path), *flags])

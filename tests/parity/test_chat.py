@@ -1,14 +1,21 @@
 """Conversations: texts, tokens and the assistant's tokens are those of transformers."""
 
+import dataclasses
 import functools
+import json
 
+import numpy as np
 import pytest
 import transformers
 
 import tformer_jax as tj
 from tests import chats
 from tests.cli.finished_runs import run_of_conversations
-from tformer_jax.cli import export_hf
+from tests.parity import checkpoints
+from tests.programs.chat_tuning import OPTIM, compare_curves
+from tformer_jax.cli import export_hf, import_hf
+from tformer_jax.config import Config, DataConfig, ParallelConfig, TrainConfig
+from tformer_jax.config import load as config_of
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.chat.template import PLAIN
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
@@ -61,7 +68,7 @@ def test_special_tokens_that_a_message_spells_stay_text(name, both):
 def test_an_exported_run_answers_as_here(tmp_path):
     """A run trained on conversations: the same texts, tokens, and end of answers, which only the template names."""
     run = run_of_conversations(tmp_path)
-    export_hf.main(["--run", str(run), "--model-type", "llama", str(tmp_path / "out")])
+    export_hf.main(["--run", str(run), "--model-type", "llama", str(tmp_path / "out"), "--no-check"])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.generation_config.eos_token_id == [0, 2]
@@ -73,3 +80,28 @@ def test_an_exported_run_answers_as_here(tmp_path):
     (output,) = model.generate(**prompt, max_new_tokens=8, do_sample=False)
     answer = theirs.decode(output[prompt["input_ids"].shape[1] :], skip_special_tokens=True)
     assert ours.chat([chats.chat("Hi")], max_new_tokens=8) == [answer]
+
+
+@pytest.mark.slow
+def test_the_loss_curve_of_peft(tmp_path):
+    """LoRA on packed conversations: equal losses from equal weights, by AdamW."""
+    folder = chats.write_tokenizer(tmp_path / "checkpoint")
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = {**checkpoints.SIZES, "num_key_value_heads": 2, "max_position_embeddings": 128, "vocab_size": size}
+    checkpoints.save(folder, "LlamaForCausalLM", config | {"bos_token_id": 1, "eos_token_id": 0})
+    import_hf.main([str(folder), "--run", str(tmp_path / "base")])
+    lines = (json.dumps({"messages": messages}) for messages in chats.CHATS)
+    (tmp_path / "chats.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    files = dict.fromkeys(("train", "validation"), ("chats.jsonl",))
+    tokenizer = {"tokenizer": "file", "tokenizer_file": str(tmp_path / "base")}
+    cfg = Config(
+        task="chat",
+        model=config_of(tmp_path / "base" / "config.json").model,
+        data=DataConfig(source="jsonl", **files, **tokenizer, batching="packed", batch_size=2, window=120),
+        optim=dataclasses.replace(OPTIM, learning_rate=3e-2),
+        train=TrainConfig(steps=10, start_from=str(tmp_path / "base"), lora_rank=3, lora_alpha=5.0),
+        parallel=ParallelConfig(data=1),
+    )
+    ours, theirs = compare_curves(cfg, tmp_path, folder, 10)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    assert ours[-1] < ours[0] - 0.1
