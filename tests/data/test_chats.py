@@ -7,16 +7,19 @@ import pytest
 from pyarrow import parquet
 
 from tests import chats
+from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.data.chat import template
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora import DataError, load_corpus
-from tformer_jax.data.pipeline import evaluation_batches, train_batches
+from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import lines, summarize
 from tformer_jax.data.summary_warnings import warnings
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.chats import encode_chat
+from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.chats import encode_chat, written_text
+from tformer_jax.data.tokenizers.surgery import needed_tokens, trim
 from tformer_jax.special_tokens import IGNORED
 
 PAIR = chats.chat("How are you?", "I am fine.")
@@ -146,8 +149,6 @@ def test_long_conversations_are_counted(policy, checkpoint, tmp_path, caplog):
 
 def test_all_conversations_are_too_long(checkpoint, tmp_path):
     write(tmp_path, {"messages": chats.chat("How are you? " * 20, "a")})
-    from tformer_jax.data.pipeline import check_predictable
-
     for policy in ("drop", "truncate"):
         cfg = config(checkpoint, long_pairs=policy)
         corpus = load_corpus(cfg, tmp_path)
@@ -174,7 +175,7 @@ def test_a_tokenizer_of_this_package_gets_the_plain_template(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("template", "problem"),
+    ("text", "problem"),
     [
         ("{% for m in messages %}", "the chat template is not valid in line 1: Unexpected end of template"),
         ("{{ raise_exception('no') }}", "the chat template refuses the conversation: no"),
@@ -190,9 +191,9 @@ def test_a_tokenizer_of_this_package_gets_the_plain_template(tmp_path, caplog):
         ("{% for m in messages %}{{ m['content'] }}\n{% endfor %}", "ends answers without a special token"),
     ],
 )
-def test_a_template_that_cannot_be_used(template, problem, checkpoint, tmp_path):
+def test_a_template_that_cannot_be_used(text, problem, checkpoint, tmp_path):
     write(tmp_path, {"messages": PAIR})
-    (tmp_path / "mine.jinja").write_text(template)
+    (tmp_path / "mine.jinja").write_text(text)
     cfg = config(checkpoint, chat_template="mine.jinja")
     corpus = load_corpus(cfg, tmp_path)
     with pytest.raises(UserError, match=problem):
@@ -203,3 +204,37 @@ def test_prepared_data_holds_no_conversations(checkpoint, tmp_path):
     write(tmp_path, {"messages": PAIR})
     with pytest.raises(UserError, match=r"data\.source.* cannot be prepared for conversations"):
         prepare(config(checkpoint), tmp_path, tmp_path / "out")
+
+
+def test_a_conversation_that_the_template_refuses_is_quoted(checkpoint, tmp_path):
+    refusal = "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}"
+    (tmp_path / "mine.jinja").write_text(refusal + chats.CHATML)
+    write(tmp_path, {"messages": PAIR}, {"messages": chats.chat("a", "b", "c")})
+    cfg = config(checkpoint, chat_template="mine.jinja")
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizers = train_tokenizers(cfg.data, corpus.train, tmp_path)
+    quoted = (
+        r'refuses the conversation: one turn only; the conversation is \{"messages": \[\{"role": "user", "content": "a"'
+    )
+    with pytest.raises(DataError, match=quoted):
+        summarize(cfg, corpus, tokenizers)
+
+
+def test_jinja2_is_named_if_it_is_missing(checkpoint, tmp_path, monkeypatch):
+    write(tmp_path, {"messages": PAIR})
+    cfg = config(checkpoint)
+    corpus = load_corpus(cfg, tmp_path)
+    template._compile.cache_clear()
+    monkeypatch.setattr(packages, "not_installed", lambda names: list(names))
+    with pytest.raises(UserError, match=r'^a chat template needs jinja2: pip install -e "\.\[chat\]"$'):
+        train_tokenizers(cfg.data, corpus.train)
+
+
+def test_a_template_survives_a_changed_vocabulary(checkpoint):
+    tokenizer = load_checkpoint_tokenizers(checkpoint).target
+    text = Chat.read(chats.CHATS[1]).to_json()
+    kept = needed_tokens(tokenizer, tokenizer.encode(written_text(tokenizer, text)))
+    changed = trim(tokenizer, kept)
+    assert changed.tokenizer.vocab_size < tokenizer.vocab_size
+    after, before = (encode_chat(one, Chat.from_json(text)) for one in (changed.tokenizer, tokenizer))
+    assert [changed.rows[i][0] for i in after.ids] == before.ids and after.answers == before.answers

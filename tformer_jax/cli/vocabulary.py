@@ -151,8 +151,9 @@ def _texts(options: argparse.Namespace, run: "Run") -> Callable[[str], Iterable[
 def _texts_of_corpus(options: argparse.Namespace, run: "Run") -> Callable[[str], Iterable[str]]:
     """Returns a function that yields the texts of a side of all splits; of generated data, a sample."""
     from tformer_jax.data.corpora import load_corpus
-    from tformer_jax.data.corpora.corpus import Endless
+    from tformer_jax.data.corpora.corpus import CHATS, Endless
     from tformer_jax.data.placeholders import mask_example
+    from tformer_jax.data.tokenizers.chats import written_text
 
     corpus, data = load_corpus(run.config, options.data), run.config.data
 
@@ -162,6 +163,7 @@ def _texts_of_corpus(options: argparse.Namespace, run: "Run") -> Callable[[str],
             for number in range(min(size, len(split))):
                 example = mask_example(run.tokenizers.placeholders, split[number])
                 yield from (example[key] for key in (side, "text") if key in example)
+                yield from (written_text(run.tokenizers.target, example[key]) for key in CHATS if key in example)
 
     return texts
 

@@ -12,6 +12,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.chat.template import SPELLED, ChatTemplate
 from tformer_jax.data.columns import Block, Column
+from tformer_jax.data.corpora.example import DataError
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.symbols import symbol_pattern
 from tformer_jax.special_tokens import IGNORED
@@ -39,14 +40,14 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[str]) -> Block:
         "messages", all tokens, and "answers", 1 for those of the assistant's messages.
 
     Raises:
-        UserError: the template refuses a conversation; the error quotes it.
+        DataError: the template refuses a conversation; the error quotes it.
     """
     rows = []
     for text in chats:
         try:
             rows.append(encode_chat(tokenizer, Chat.from_json(text)))
         except UserError as error:
-            raise UserError(f"{error}; the conversation is {text[:120]}") from None
+            raise DataError(f"{error}; the conversation is {text[:120]}") from None
     return {
         "messages": Column.of([row.ids for row in rows]),
         "answers": Column.of([np.array(row.answers, np.int32) for row in rows]),
@@ -86,6 +87,11 @@ def encode_prompt(tokenizer: Tokenizer, chat: Chat) -> list[int]:
     """Returns the tokens of a conversation and of the beginning of the assistant's next message."""
     rendered = template_of(tokenizer).render(chat, _names(tokenizer), prompt=True)
     return _encode(tokenizer, [rendered.text])[0]
+
+
+def written_text(tokenizer: Tokenizer, chat: str) -> str:
+    """Returns the text of a conversation, given by `Chat.to_json`, with names that messages spell as they are."""
+    return template_of(tokenizer).render(Chat.from_json(chat), NOTHING).text
 
 
 def template_of(tokenizer: Tokenizer) -> ChatTemplate:
