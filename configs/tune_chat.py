@@ -58,6 +58,6 @@ def get_config(run: str = "runs/smollm2") -> ConfigDict:
                 lora_alpha=32.0,
             ),
             decode=DecodeConfig(max_new_tokens=64),
-            eval=EvalConfig(examples=200, samples=3),
+            eval=EvalConfig(batch_size=16, examples=200, samples=3),
         )
     )

@@ -102,9 +102,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     cfg = read_config(f"configs/tune_chat.py:{options.run}")
-    cfg = dataclasses.replace(
-        cfg, optim=OPTIM, data=dataclasses.replace(cfg.data, batch_size=2), parallel=ParallelConfig(data=1)
-    )
+    small = dataclasses.replace(cfg.data, batch_size=1, window=192)
+    cfg = dataclasses.replace(cfg, optim=OPTIM, data=small, parallel=ParallelConfig(data=1))
     with tempfile.TemporaryDirectory() as folder:
         export_hf.main(["--run", str(options.run), f"{folder}/checkpoint", "--no-check"])
         ours, theirs = compare_curves(cfg, options.data, Path(folder, "checkpoint"), STEPS)

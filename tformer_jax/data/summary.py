@@ -94,6 +94,8 @@ class SplitSummary:
     """Training texts by language, of examples with directions."""
     answer_tokens: int = 0
     """Number of tokens of conversations that the assistant writes."""
+    unanswered: int = 0
+    """Number of conversations without such a token in their row."""
     transforms: list[tuple[str, float]] = dataclasses.field(default_factory=list)
     """Name of each transform, and the share of the examples that it changes in the first epoch."""
     unmatched_placeholders: int = 0
@@ -148,6 +150,8 @@ def _of_tokens(
         if "answers" in block:
             summary.answer_tokens += int(block["answers"].ids.sum())
         limits = _limits(converter, lengths)
+        if "messages" in limits:
+            summary.unanswered += sum(not row.any() for row in block["answers"].truncate(limits["messages"]).rows())
         for key, sizes in lengths.items():
             side = summary.sides.setdefault(key, Side(limit=limits.get(key)))
             tokenizer = tokenizers.source if key == "source" else tokenizers.target
@@ -240,6 +244,8 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
             parts.append(f"{summary.answer_tokens / max(summary.read, 1):,.1f} of them the assistant's")
         if summary.long:
             parts.append(f"{summary.long:,} too long")
+        if summary.unanswered:
+            parts.append(f"{summary.unanswered:,} without an answer in their row")
         names = {"duplicates": summary.duplicates, "in the training split": summary.in_training}
         parts += [f"{count:,} {name}" for name, count in names.items() if count]
         if summary.unmatched_placeholders:
