@@ -166,6 +166,17 @@ def test_a_scan_hands_out_what_a_loop_does():
     jax.tree.map(assert_close, found, expected)
 
 
+def test_shared_layers_hand_out_what_layers_with_equal_parameters_do():
+    cfg = tiny("masked_lm", encoder_layers=3, shared_layers=True, embedding_dim=6, head_transform=True)
+    model, params = build(cfg)
+    copies = {f"layers_{number}": params["encoder"]["layers_0"] for number in range(3)}
+    own = registry.build(with_settings(cfg, shared_layers=False))
+    found = watch(model, params, {"tokens": TOKENS})
+    expected = watch(own, params | {"encoder": params["encoder"] | copies}, {"tokens": TOKENS})
+    jax.tree.map(assert_close, found, expected)
+    assert not np.allclose(found.norms["encoder"][:, 1], found.norms["encoder"][:, 3])
+
+
 def test_cached_decoding_hands_out_the_weights_of_the_full_pass():
     model, params = build(tiny("decoder_lm", num_kv_heads=2, **ROTARY))
     tokens = TOKENS[:1]

@@ -294,7 +294,10 @@ def change(source, target, **settings):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"model_type": "bloom"}, "model_type 'bloom' is not supported; supported are arcee, bart, bert, cwm, "),
+        (
+            {"model_type": "bloom"},
+            "model_type 'bloom' is not supported; supported are albert, arcee, bart, bert, cwm, ",
+        ),
         ({"model_type": "olmoe"}, "'olmoe' is not supported: it has experts .* 'olmo2' is the nearest that is"),
         ({"n_layer": 3}, "the checkpoint has no array 'transformer.h.2.*' for the parameter decoder/layers_2/"),
         ({"n_layer": 1}, "the checkpoint has arrays that the model does not: transformer.h.1"),

@@ -30,8 +30,11 @@ def base_model(folder, target):
     return target
 
 
-def test_a_language_model_without_a_head_embeds(imported, tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["LlamaModel", "LlamaForCausalLM"])
+def test_a_language_model_without_a_head_embeds(imported, kind, tmp_path, capsys):
+    """As E5-Mistral, or as Qwen3-Embedding, whose config.json names a class with a head."""
     folder = base_model(imported("llama")[0], tmp_path / "base")
+    fields(architectures=[kind])(folder)
     import_hf.main([str(folder), "--run", str(tmp_path / "run")])
     notes = capsys.readouterr().err
     assert "no output head: the run embeds texts, and generates only after training" in notes
@@ -53,8 +56,10 @@ def test_a_language_model_without_a_head_embeds(imported, tmp_path, capsys):
 
 
 def test_a_language_model_that_lost_its_head_is_refused(imported, tmp_path):
-    folder = base_model(imported("llama")[0], tmp_path / "base")
-    fields(architectures=["LlamaForCausalLM"])(folder)
+    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
+    arrays = load_file(folder / "model.safetensors")
+    del arrays["lm_head.weight"]
+    save_file(arrays, folder / "model.safetensors")
     with pytest.raises(UserError, match="tie_word_embeddings=False, but it has no lm_head.weight"):
         import_hf.main([str(folder), "--run", str(tmp_path / "run")])
 

@@ -114,7 +114,7 @@ def removed(name: str):
 MISTAKES = {
     "architecture": (
         fields(model_type="bloom"),
-        "model_type 'bloom' is not supported; supported are arcee, bart, bert, ",
+        "model_type 'bloom' is not supported; supported are albert, arcee, bart, bert, ",
     ),
     "shard": (without_shard, "b.safetensors is missing: model.safetensors.index.json lists it"),
     "array of a shard": (without_array, "a.safetensors has no array missing, which model.safetensors.index.json lists"),

@@ -14,14 +14,21 @@ def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredAr
     """Renames gamma and beta of early checkpoints, adds the prefix that checkpoints of a base model omit, and removes
     that of a language model beside a model of images.
     """
-    wrapped = _wrapper_length(arrays)
+    wrapped, base = _wrapper_length(arrays), is_base_model(arrays, architecture)
     names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
     names = {old: re.sub(r"^(model\.)?language_model\.", "", new) for old, new in names.items()}
-    if not any(name.startswith(architecture.prefix) for name in names.values()):
+    if base:
         names = {
             old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()
         }
     return arrays.renamed(names)
+
+
+def is_base_model(names: Collection[str], architecture: Architecture) -> bool:
+    """Returns whether a checkpoint is of a base model alone, by the names of its arrays."""
+    wrapped = _wrapper_length(names)
+    below = (re.sub(r"^(model\.)?language_model\.", "", name[wrapped:]) for name in names)
+    return not any(name.startswith(architecture.prefix) for name in below)
 
 
 def _wrapper_length(names: Collection[str]) -> int:

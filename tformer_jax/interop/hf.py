@@ -19,7 +19,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.interop import adapters, albert, files, mapping, mxfp4, settings_comparison
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
-from tformer_jax.interop.array_names import rename_copies, standard_names
+from tformer_jax.interop.array_names import is_base_model, rename_copies, standard_names
 from tformer_jax.interop.bert import BERT_MASKED_LMS, BERTS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.deepseek import DEEPSEEK
@@ -153,7 +153,8 @@ def load(
     if adapter is not None:
         shared = (architecture.shared, "lm_head.weight") if tied or "lm_head.weight" not in arrays else ()
         arrays = adapters.merge(arrays, adapter, shared)
-    read = _read_settings(hf, arrays, architecture, headless=headless)
+    base = is_base_model(stored, architecture)
+    read = _read_settings(hf, arrays, architecture, headless=headless, base=base)
     _check_length(read, settings.get("max_length"))
     _check_sinusoids(arrays, read["position"])
     if _family(read).classifies and f"{architecture.classifier}.weight" not in arrays:
@@ -304,7 +305,12 @@ def _check_sinusoids(arrays: Mapping[str, Any], position: str) -> None:
 
 
 def _read_settings(
-    hf: dict[str, Any], arrays: MutableMapping[str, Any], architecture: Architecture, *, headless: bool = False
+    hf: dict[str, Any],
+    arrays: MutableMapping[str, Any],
+    architecture: Architecture,
+    *,
+    headless: bool = False,
+    base: bool = False,
 ) -> dict[str, Any]:
     """Returns our settings from their config.json and arrays; removes copies of the embedding from `arrays`."""
     fields = Fields(hf)
@@ -319,7 +325,7 @@ def _read_settings(
     fields.check_all_read()
     untied = not _family(read).classifies and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
     if untied and "lm_head.weight" not in arrays and not headless:
-        _check_whole(hf, _family(read))
+        _check_whole(hf, _family(read), base=base)
         raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
     read["tie_embeddings"] = _remove_tied(_family(read), arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
@@ -330,10 +336,10 @@ def _read_settings(
     return read
 
 
-def _check_whole(hf: dict[str, Any], family: type[Family]) -> None:
-    """Raises `NoHeadError` for a language model whose config.json names a class without a head."""
+def _check_whole(hf: dict[str, Any], family: type[Family], *, base: bool) -> None:
+    """Raises `NoHeadError` for a language model whose arrays or config.json are those of a class without a head."""
     named = hf.get("architectures") or []
-    if family.continues and named and all(name.endswith("Model") for name in named):
+    if family.continues and named and (base or all(name.endswith("Model") for name in named)):
         raise NoHeadError(f"this checkpoint of {named[0]} has no output head; set headless=True to embed texts with it")
 
 
