@@ -167,11 +167,11 @@ def test_a_tokenizer_of_this_package_gets_the_plain_template(tmp_path, caplog):
     assert "has no chat template, so that a plain one is used" in caplog.text
     restored = Tokenizers.from_json(json.loads(json.dumps(tokenizers.to_json())))
     encoded = encode_chat(restored.target, Chat.read([*PAIR, *chats.chat("</s>")]))
-    text = "User: How are you?\nAssistant: I am fine.\nUser: </s>\n"
+    text = "User:\nHow are you?\nAssistant:\nI am fine.\nUser:\n</s>\n"
     assert restored.target.decode([i for i in encoded.ids if i not in restored.target.special.eos]) == text
     assert encoded.ids.count(restored.target.special.eos[0]) == 1
     answer = [i for i, own in zip(encoded.ids, encoded.answers, strict=True) if own]
-    assert answer == [*restored.target.encode(" I am fine."), restored.target.special.eos[0]]
+    assert answer == [*restored.target.encode("I am fine."), restored.target.special.eos[0]]
 
 
 @pytest.mark.parametrize(

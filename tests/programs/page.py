@@ -201,12 +201,12 @@ def a_conversation_goes_on(page: Any, translates: bool) -> None:
     assert page.locator("#task").text_content() == "Chat"
     type_and_start(page, "ab")
     ended(page, "Done.")
-    first = ":tnatsissA\nba :resU"
+    first = "\n:tnatsissA\nba\n:resU"
     assert outputs(page) == [first]
     type_and_start(page, "c")
     ended(page, "Done.")
     (second,) = outputs(page)
-    assert second.startswith(":tnatsissA\nc :resU\n") and second.endswith("ba :resU"), second
+    assert second.startswith("\n:tnatsissA\nc\n:resU\n") and second.endswith("ba\n:resU"), second
     assert page.locator("#turns li").all_text_contents() == ["ab", first, "c", second]
     page.get_by_role("button", name="New conversation").click()
     assert page.locator("#turns li").count() == 0

@@ -13,7 +13,7 @@ from tformer_jax.data.tokenizers.chats import with_chat
 
 ROUTE = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "a</s>"}, {"role": "assistant", "content": "b"}]
-PROMPT = "User: a</s>\nAssistant: b\nAssistant:"
+PROMPT = "User:\na</s>\nAssistant:\nb\nAssistant:\n"
 """The text of MESSAGES before an answer; the end of the first one is a token."""
 
 
@@ -30,8 +30,8 @@ def test_an_answer(lm):
     reply = lm.post(ROUTE, messages=MESSAGES, temperature=0, user="someone", model="fake").json()
     (request,) = lm.engine.seen[-1:]
     end = BYTES.special.eos[0]
-    text = PROMPT.removesuffix("\nAssistant:")
-    assert request.ids == (*BYTES.encode(text), end, *BYTES.encode("\nAssistant:"))  # only the template's is a token
+    text = PROMPT.removesuffix("\nAssistant:\n")
+    assert request.ids == (*BYTES.encode(text), end, *BYTES.encode("\nAssistant:\n"))  # only the template's is a token
     (choice,) = reply.pop("choices")
     assert choice == {
         "index": 0,
@@ -60,15 +60,13 @@ def test_log_probabilities(lm):
     body = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2, "temperature": 0, "logprobs": True}
     (choice,) = lm.post(ROUTE, **body, top_logprobs=2).json()["choices"]
     first = choice["logprobs"]["content"][0]
-    assert (first["token"], first["logprob"], first["bytes"]) == (":", -1.0, [58])
-    assert [(one["token"], one["logprob"]) for one in first["top_logprobs"]] == [(":", -1.0), (";", -2.0)]
+    assert (first["token"], first["logprob"], first["bytes"]) == ("\n", -1.0, [10])
+    assert [(one["token"], one["logprob"]) for one in first["top_logprobs"]] == [("\n", -1.0), ("\x0b", -2.0)]
     (choice,) = lm.post(ROUTE, **body).json()["choices"]
     assert [one["top_logprobs"] for one in choice["logprobs"]["content"]] == [[], []]
     *_, last = lm.stream(ROUTE, **body)
-    assert (last["choices"][0]["logprobs"]["content"][0]["token"], last["choices"][0]["finish_reason"]) == (
-        ":",
-        "length",
-    )
+    (end,) = last["choices"]
+    assert (end["logprobs"]["content"][0]["token"], end["finish_reason"]) == ("\n", "length")
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,18 @@ PLAIN = """\
 {{ raise_exception('it has no place for a message without content') }}
 {% endif %}
 {% if message['role'] == 'assistant' %}
-Assistant:{% generation %} {{ message['content'] }}{{ eos_token }}{% endgeneration %}
+Assistant:
+{% generation %}
+{{ message['content'] }}{{ eos_token }}{% endgeneration %}
 
 {% else %}
-{{ message['role'] | capitalize }}: {{ message['content'] }}
+{{ message['role'] | capitalize }}:
+{{ message['content'] }}
 {% endif %}
 {% endfor %}
 {% if add_generation_prompt %}
-Assistant:{% endif %}"""
+{{ 'Assistant:\\n' }}
+{%- endif %}"""
 """The template of a tokenizer that has none."""
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 SPELLED, START, END = MARKS[:3]

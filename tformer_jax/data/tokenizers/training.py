@@ -70,7 +70,7 @@ def _add_chat(cfg: DataConfig, tokenizers: Tokenizers, root: Path | None) -> Tok
         tokenizer = with_chat(tokenizer, read_template(Path(root or "") / cfg.chat_template))
     elif tokenizer.chat is None:
         logging.getLogger(__name__).warning(
-            "the tokenizer has no chat template, so that a plain one is used ('User: ...', 'Assistant: ...'); "
+            "the tokenizer has no chat template, so that a plain one is used ('User:', 'Assistant:' before the texts); "
             "data.chat_template names another"
         )
         tokenizer = with_chat(tokenizer, PLAIN)
