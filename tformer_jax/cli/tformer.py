@@ -27,7 +27,7 @@ COMMANDS = {
     "prepare_data": "tokenize a corpus once",
     "import_hf": "import a Hugging Face checkpoint as a run",
     "vocabulary": "make a run with fewer or more tokens",
-    "export_hf": "export a run as a Hugging Face checkpoint",
+    "export_hf": "export a run for Hugging Face, CTranslate2 or PEFT",
 }
 """Modules of `tformer_jax.cli`, with what they do."""
 LAB_COMMANDS = {
@@ -35,6 +35,7 @@ LAB_COMMANDS = {
     "describe": "show what a model costs before it runs",
     "doctor": "check the machine, the mesh and the data before a run",
     "benchmark": "measure training, decoding, caches, attention, data and growth",
+    "export_steps": "write the forward pass and the train step of a run as StableHLO",
     "xla_flags": "print XLA flags for a mesh axis",
 }
 """Modules of `tformer_jax.lab.commands`, with what they do."""
