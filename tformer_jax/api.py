@@ -8,8 +8,6 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 
 import dataclasses
 import functools
-import itertools
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,18 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, DecodeConfig, read_mesh
+from tformer_jax.config.layouts import MEANS
 from tformer_jax.config.task import Task, task_of
 from tformer_jax.data.chat.messages import Chat, Message
-from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, same_tokens
+from tformer_jax.inference.arguments import (
+    LanguageNames,
+    check_examples,
+    check_texts,
+    example_parts,
+    make_requests,
+    several_texts,
+)
 from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
 from tformer_jax.inference.embeddings import Embedder
 from tformer_jax.inference.encoding import LongTexts, check_example, encode_one, prompt_length
@@ -37,16 +43,20 @@ from tformer_jax.inference.scores import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.inference.watch import Watched, watch, weight_shapes, without_padding
 from tformer_jax.models import registry
+from tformer_jax.models.ensemble import Ensemble, check_member
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs.trained import load_trained
 
-LanguageNames = str | Sequence[str | None] | None
-"""A language for all texts, or one for each; None: it is not given."""
-
 
 def load(
-    path: str | Path, *, mesh: str | None = None, step: int | None = None, quantization: str | None = None
+    path: str | Path,
+    *,
+    mesh: str | None = None,
+    step: int | None = None,
+    quantization: str | None = None,
+    ensemble: Sequence[str | Path] = (),
+    mean: str = MEANS[0],
 ) -> "Run":
     """Loads a run folder of `scripts/train.py`: its final weights, or the newest checkpoint of an unfinished run.
 
@@ -55,10 +65,12 @@ def load(
         mesh: devices to shard the model over, such as "data=2,tensor=4" or "fsdp"; None: the first device.
         step: load the checkpoint of this step instead: its parameters, or their EMA if `train.weights="ema"`.
         quantization: "int8_weights" or "int8", to store kernels as int8 (`model.quantization`).
+        ensemble: further runs with the same tokens, which decode, score and are evaluated together with this run.
+        mean: what is averaged at each token, "probabilities" or "log_probabilities".
 
     Raises:
-        UserError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh or the
-            quantization does not fit the model.
+        UserError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh, the
+            quantization or a run of the ensemble does not fit the model.
     """
     if mesh is None:
         trained = load_trained(as_path(path), None, step=step)
@@ -71,7 +83,28 @@ def load(
     if quantization is not None:
         model, params = quantized_layout(model, params, quantization)
         cfg = dataclasses.replace(cfg, model=model.cfg)
-    return Run(as_path(path), cfg, model, params, trained.tokenizers, trained.labels, step)
+    run = Run(as_path(path), cfg, model, params, trained.tokenizers, trained.labels, step)
+    others = [load(other, mesh=mesh, quantization=quantization) for other in ensemble]
+    return _joined([run, *others], mean) if others else run
+
+
+def _joined(runs: Sequence["Run"], mean: str) -> "Run":
+    """Returns an ensemble of runs.
+
+    Raises:
+        UserError: the models do not decode, or differ in their tokens or in a setting that they must share.
+    """
+    first, *others = runs
+    for other in others:
+        check_member(first.config, other.config, str(other.path))
+        pairs = (first.tokenizers.source, other.tokenizers.source), (first.tokenizers.target, other.tokenizers.target)
+        if not all(mine.vocab_size == theirs.vocab_size and same_tokens(mine, theirs) for mine, theirs in pairs):
+            raise UserError(
+                f"{other.path} has another vocabulary than {first.path}: train it with data.tokenizer='file' and "
+                f"data.tokenizer_file={str(first.path)!r}"
+            )
+    model, params = Ensemble(tuple(run.model for run in runs), mean), tuple(run.params for run in runs)
+    return dataclasses.replace(first, model=model, params=params, ensemble=tuple(run.path for run in others))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +125,8 @@ class Run:
     """Class names of a classifier."""
     step: int | None = None
     """Step of the checkpoint that `load` was asked for; None: the final weights, or the newest checkpoint."""
+    ensemble: tuple[Path, ...] = ()
+    """Folders of the further runs of an ensemble; `params` is then a tuple of the parameters of all runs."""
 
     @property
     def task(self) -> Task:
@@ -121,13 +156,13 @@ class Run:
             settings: fields of `DecodeConfig`, such as `beams=4` or `temperature=0.8`; default: the run's own.
         """
         self.require("translate")
-        requests = _requests(texts, to, source_language)
+        requests = make_requests(texts, to, source_language)
         return self.generator(self.decoding(settings))(self.params, requests, seed=seed)
 
     def generate(self, prompts: Sequence[str | Request], *, seed: int = 0, **settings: Any) -> list[str]:
         """Continues prompts, in order; a result does not repeat its prompt. Arguments are as for `translate`."""
         self.require("generate")
-        return self.generator(self.decoding(settings))(self.params, _requests(prompts), seed=seed)
+        return self.generator(self.decoding(settings))(self.params, make_requests(prompts), seed=seed)
 
     def chat(self, conversations: Iterable[Sequence[Message]], *, seed: int = 0, **settings: Any) -> list[str]:
         """Returns the assistant's next message of each conversation, by the chat template of the run.
@@ -155,17 +190,17 @@ class Run:
             to, source_language, seed, settings: as for `translate`.
         """
         self.require("outputs")
-        requests = _requests(texts, to, source_language)
+        requests = make_requests(texts, to, source_language)
         generator = self.generator(self.decoding(settings, outputs=n))
         return list(generator.stream(self.params, requests, seed=seed, outputs=n, scores=True))
 
     def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
         """Returns the most probable label of each text, and its probability."""
-        return self.classifier()(self.params, _texts(texts))
+        return self.classifier()(self.params, check_texts(texts))
 
     def fill_mask(self, texts: Sequence[str], *, top: int = 5) -> list[list[Fill]]:
         """Returns the `top` fills of the masks in each text, such as "a [MASK] film", the most probable one first."""
-        return list(self.mask_filler(top=top).stream(self.params, _texts(texts)))
+        return list(self.mask_filler(top=top).stream(self.params, check_texts(texts)))
 
     def score(
         self, examples: Sequence[Any], *, to: LanguageNames = None, source_language: LanguageNames = None
@@ -175,10 +210,10 @@ class Run:
         An example of a language model may be a pair (prompt, continuation), whose continuation is scored, or a `Chat`,
         whose assistant's messages are. The languages of pairs are given as for `translate`.
         """
-        given = enumerate(_several(examples))
-        found: list[Any] = [one if isinstance(one, Chat) else _parts(number, one) for number, one in given]
+        given = enumerate(several_texts(examples))
+        found: list[Any] = [one if isinstance(one, Chat) else example_parts(number, one) for number, one in given]
         if to is not None or source_language is not None:
-            sources = _requests([example[0] for example in found], to, source_language)
+            sources = make_requests([example[0] for example in found], to, source_language)
             found = [(source, *example[1:]) for source, example in zip(sources, found, strict=True)]
         return list(self.scorer().stream(self.params, found))
 
@@ -193,7 +228,7 @@ class Run:
             target and its end; [classes] for a classifier.
         """
         self.require_head("logits")
-        rows = [self._inputs(number, example) for number, example in enumerate(_examples(examples))]
+        rows = [self._inputs(number, example) for number, example in enumerate(check_examples(examples))]
         key = self.model.inputs[-1]
         found = self._compute(_apply, rows)
         return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, rows, strict=True)]
@@ -204,6 +239,7 @@ class Run:
         These are attention weights, norms of the residual stream and predictions by layer.
         """
         self.require_head("watch")
+        self.require_single("watch")
 
         def run(rows: list[dict[str, list[int]]]) -> Iterator[Watched]:
             for found, row in zip(self._compute(watch, rows), rows, strict=True):
@@ -211,11 +247,11 @@ class Run:
                 yield without_padding(found, type(self.model), lengths)
 
         size = WINDOW * self.config.eval.batch_size
-        return run_in_chunks(_examples(examples), self._inputs, run, size=size)
+        return run_in_chunks(check_examples(examples), self._inputs, run, size=size)
 
     def weight_shapes(self, example: Any) -> dict[str, tuple[int, int, int, int]]:
         """Returns the shapes of the attention weights that `watch` yields for an example, without computing them."""
-        lengths = {key: len(ids) for key, ids in self._inputs(0, _parts(0, example)).items()}
+        lengths = {key: len(ids) for key, ids in self._inputs(0, example_parts(0, example)).items()}
         return weight_shapes(self.config.model, lengths)
 
     def decoding(self, settings: Mapping[str, Any], outputs: int = 1, name: Callable[[str], str] = str) -> DecodeConfig:
@@ -271,6 +307,7 @@ class Run:
         self, *, pooling: str | None = None, normalize: bool | None = None, prompt: str | None = None
     ) -> Embedder:
         """Returns the embedder, which can stream any number of texts; see `Embedder`."""
+        self.require_single("embed")
         how: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "prompt": prompt}
         return Embedder(self.config, self.model, self.tokenizers, **how)
 
@@ -284,7 +321,7 @@ class Run:
     ) -> np.ndarray:
         """Returns the embeddings of texts, float32 [texts, D]; arguments are those of `Embedder`."""
         embedder = self.embedder(pooling=pooling, normalize=normalize, prompt=prompt)
-        found = list(embedder.stream(self.params, _texts(texts)))
+        found = list(embedder.stream(self.params, check_texts(texts)))
         return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)
 
     def require(self, use: str) -> None:
@@ -299,6 +336,11 @@ class Run:
         """Raises `UserError` if `use` needs an output head and that of the model is not trained."""
         if self.config.embed.only:
             raise UserError(f"{use}: {self.path} has no trained output head and only embeds texts: use embed")
+
+    def require_single(self, use: str) -> None:
+        """Raises `UserError` if this is an ensemble, for which `use` has no meaning."""
+        if self.ensemble:
+            raise UserError(f"{use} needs a single run: leave out the other runs of the ensemble")
 
     def _compute(self, function: Callable[..., Any], rows: Sequence[dict[str, list[int]]]) -> Iterator[Any]:
         return compute_rows(function, self.model, self.params, rows, self.config.eval.batch_size)
@@ -326,74 +368,6 @@ class Run:
         if not model.prefix_lm:
             return {"tokens": ids}
         return {"tokens": ids, "prefix": [prompt_length(tokenizer, example, text)]}
-
-
-def _texts(texts: Iterable[Any]) -> list[str]:
-    """Returns texts as a list.
-
-    Raises:
-        UserError: `texts` is a single text, or one of them is not a text or has a lone surrogate.
-    """
-    found = list(_several(texts))
-    for number, text in enumerate(found, start=1):
-        if not isinstance(text, str):
-            raise UserError(f"text {number} is {reprlib.repr(text)}: it must be a text (str)")
-        if not is_unicode(text):
-            raise UserError(f"text {number} {NOT_A_CHARACTER}")
-    return found
-
-
-def _requests(
-    texts: Iterable[Any], to: LanguageNames = None, source_language: LanguageNames = None
-) -> list[str | Request]:
-    """Returns the requests of texts or requests, which have these languages unless they name others.
-
-    Raises:
-        UserError: as `_texts`, or there are more or fewer languages than texts.
-    """
-    given = list(_several(texts))
-    requests = [text if isinstance(text, Request) else Request(text) for text in given]
-    _texts(request.text for request in requests)
-    targets, sources = (
-        _languages(name, value, len(requests)) for name, value in (("to", to), ("source_language", source_language))
-    )
-    return [
-        request._replace(
-            target_language=request.target_language or target, source_language=request.source_language or source
-        )
-        for request, target, source in zip(requests, targets, sources, strict=True)
-    ]
-
-
-def _languages(name: str, value: LanguageNames, count: int) -> Sequence[str | None]:
-    """Returns a language for each of `count` texts."""
-    languages = [value] * count if value is None or isinstance(value, str) else list(value)
-    if len(languages) != count:
-        raise UserError(f"{name} has {len(languages)} languages for {count} texts: name one for each, or one for all")
-    return languages
-
-
-def _examples(examples: Iterable[Any]) -> Iterator[Sequence[Any]]:
-    """Returns the texts of each example, a text or a pair; the iterator raises `UserError` for anything else."""
-    return map(_parts, itertools.count(), _several(examples))
-
-
-def _parts(number: int, example: Any) -> Sequence[Any]:
-    parts = (example,) if isinstance(example, str) else example
-    if isinstance(parts, Request) or not isinstance(parts, Sequence | np.ndarray):
-        parts = (None,)
-    texts: list[Any] = [part.text if isinstance(part, Request) else part for part in parts]
-    if not all(isinstance(text, str) for text in texts) or any(isinstance(part, Request) for part in parts[1:]):
-        raise UserError(f"example {number + 1} is {reprlib.repr(example)}: it must be a text (str) or several")
-    if not all(map(is_unicode, texts)):
-        raise UserError(f"example {number + 1} {NOT_A_CHARACTER}")
-    return tuple(parts)
-
-
-def _several(texts: Iterable[Any]) -> Iterable[Any]:
-    if isinstance(texts, str):
-        raise UserError(f"{texts!r} is a single text: write a list of texts")
-    return texts
 
 
 @functools.partial(jax.jit, static_argnames="model")

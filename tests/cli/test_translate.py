@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.finished_runs import finish
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, translate
 from tformer_jax.config import DataConfig
 
@@ -54,3 +55,26 @@ def test_an_evaluation_has_the_share_of_outputs_with_unknown_tokens(run, tmp_pat
     assert 0 <= found["metrics"]["unknown_outputs"] <= 100
     assert found["decode"]["unknown"] == "copy"
     assert "unknown_outputs" in capsys.readouterr().out
+
+
+def test_an_ensemble_of_a_run_with_itself_is_the_run(run, tmp_path, capsys):
+    alone, _ = translations(run, capsys)
+    together, _ = translations(run, capsys, "--ensemble", str(run))
+    assert together == alone
+    metrics = []
+    for flags in ([], ["--ensemble", str(run)]):
+        record = tmp_path / "found.json"
+        evaluate.main(["--run", str(run), "--data", str(run.parent), "--record", str(record), *flags])
+        metrics.append(json.loads(record.read_text()))
+    assert metrics[1]["metrics"] == pytest.approx(metrics[0]["metrics"], rel=1e-5)
+    assert list(metrics[1]["ensemble"]) == [str(run)]
+    assert "with 1 other run" in capsys.readouterr().out
+
+
+def test_an_ensemble_needs_the_same_vocabulary(run, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"{word}x\t{word}y\n" for word in WORDS))
+    sizes = {"bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
+    data = {"tokenizer": "words", "vocab_size": 8, "shared_vocab": False}
+    other = finish("seq2seq", tmp_path, DataConfig(source="tsv", train="pairs.tsv", **data, **sizes))
+    with pytest.raises(UserError, match=r"has another vocabulary than .*: train it with data.tokenizer='file'"):
+        translate.main(["--run", str(run), "--ensemble", str(other), "one"])

@@ -23,7 +23,7 @@ from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
 from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.config.kinds import import_modules
-from tformer_jax.config.layouts import QUANTIZATIONS
+from tformer_jax.config.layouts import MEANS, QUANTIZATIONS
 from tformer_jax.runs.provenance import program
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
 
 
 def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
-    """Loads the run of the flags of `add_run` and `add_quantize`; JAX then runs its programs in the calling thread.
+    """Loads the run of the flags of `add_run` and `add_weights`; JAX then runs its programs in the calling thread.
 
     Raises:
         UserError: there is no such run, or it has no output head, which the command needs.
@@ -87,8 +87,9 @@ def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
 
     import_modules(options.imports)
     run_in_calling_thread()
-    quantization = getattr(options, "quantize", None)
-    run = tformer_jax.load(options.run, mesh=options.mesh, step=options.step, quantization=quantization)
+    names = {"quantize": "quantization", "ensemble": "ensemble", "mean": "mean"}
+    weights = {name: getattr(options, option) for option, name in names.items() if hasattr(options, option)}
+    run = tformer_jax.load(options.run, mesh=options.mesh, step=options.step, **weights)
     if needs_head:
         run.require_head("this command")
     return run
@@ -146,8 +147,19 @@ def add_run(
     add_imports(parser)
 
 
-def add_quantize(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag `--quantize`, which `load_run` reads."""
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags `--quantize`, `--ensemble` and `--mean`, which `load_run` reads."""
+    parser.add_argument(
+        "--ensemble",
+        type=run_path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="decode together with this run, which has the same vocabulary (repeatable)",
+    )
+    parser.add_argument(
+        "--mean", choices=MEANS, default=MEANS[0], help=f"what an ensemble averages at each token (default: {MEANS[0]})"
+    )
     parser.add_argument(
         "--quantize",
         choices=QUANTIZATIONS,

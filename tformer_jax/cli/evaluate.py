@@ -17,7 +17,7 @@ import tformer_jax as tj
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
 from tformer_jax.cli import generation, test_sets
-from tformer_jax.cli.common import add_data, add_quantize, check_writable, load_run, reporting_writes, run_parser
+from tformer_jax.cli.common import add_data, add_weights, check_writable, load_run, reporting_writes, run_parser
 from tformer_jax.cli.outputs import format_record
 from tformer_jax.config import Config, read_mesh, to_dict
 from tformer_jax.config.fields import flag
@@ -178,6 +178,7 @@ def make_record(
         **provenance.collect(),
         "seed": cfg.seed,
         "weights": run_folder.weights_of(run.path, run.step),
+        **({"ensemble": {str(path): run_folder.weights_of(path) for path in run.ensemble}} if run.ensemble else {}),
         **facts,
         **({"quantization": cfg.model.quantization} if cfg.model.quantization else {}),
         "decode": to_dict(cfg.decode),
@@ -218,6 +219,8 @@ def metric_table(result: dict[str, Any]) -> Table:
     weights = result["weights"]
     steps = ", ".join(map(str, weights["steps"]))
     made = f"{weights['kind']} weights of step{'' if len(weights['steps']) == 1 else 's'} {steps}"
+    if others := len(result.get("ensemble", ())):
+        made += f" with {others} other run{'' if others == 1 else 's'}"
     examples = result.get("split") or Path(next(iter(result["test_set"]))).name
     view = Table(title=f"{escape(result['name'])}, {made}, {escape(examples)}: {result['examples']:,} examples")
     signatures = result["signatures"]
@@ -234,7 +237,7 @@ def parser() -> argparse.ArgumentParser:
     result = run_parser(
         "evaluate", "Evaluates a trained model on all examples of a split of its data, or on another test set."
     )
-    add_quantize(result)
+    add_weights(result)
     result.add_argument("--split", choices=("validation", "test"), help="split to evaluate (default: test)")
     result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
     result.add_argument(

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli import outputs
-from tformer_jax.cli.common import add_quantize, run_parser
+from tformer_jax.cli.common import add_weights, run_parser
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config.fields import flag
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
@@ -65,7 +65,7 @@ class Work(Generic[Result]):
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of a command that processes lines, with the flags that all of them have."""
     result = run_parser(command, description)
-    add_quantize(result)
+    add_weights(result)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
     result.add_argument(
         "--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz, .bz2, .xz, .lz4 or .zst"
@@ -143,7 +143,11 @@ def settings_facts(work: Work[Any]) -> outputs.Facts:
     command = {name: getattr(work.options, name) for name in names}
     if work.options.quantize:
         command["quantize"] = work.options.quantize
-    return {"run": run_identity(work.options.run, work.options.step), "command": command, **work.facts}
+    facts = {"run": run_identity(work.options.run, work.options.step), "command": command, **work.facts}
+    if work.options.ensemble:
+        others = [run_identity(run) for run in work.options.ensemble]
+        facts["ensemble"] = {"mean": work.options.mean, "runs": others}
+    return facts
 
 
 class LongLines:

@@ -12,7 +12,7 @@ import tformer_jax as tj
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
-from tformer_jax.cli.common import add_quantize, format_size, integer, load_run, positive_seconds, run_parser
+from tformer_jax.cli.common import add_weights, format_size, integer, load_run, positive_seconds, run_parser
 from tformer_jax.cli.embed import add_pooling
 from tformer_jax.config import Config
 from tformer_jax.config.fields import flag
@@ -174,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
         "Serves a trained translator, language model or classifier over HTTP, with a web page at /, or the embeddings "
         "of an encoder. Requests of all clients are batched together.",
     )
-    add_quantize(result)
+    add_weights(result)
     add = result.add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")
     add("--port", type=integer(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")

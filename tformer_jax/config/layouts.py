@@ -13,3 +13,5 @@ REMAT_POLICIES = (
     "everything_saveable",
 )
 NORM_PLACEMENTS = ("pre", "post", "both", "output")
+MEANS = ("probabilities", "log_probabilities")
+"""What an ensemble averages; the mean of log-probabilities is normalized."""

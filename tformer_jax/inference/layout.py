@@ -9,6 +9,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from tformer_jax.models import conversions, registry
+from tformer_jax.models.ensemble import Ensemble
 from tformer_jax.nn.quantized import is_quantized
 from tformer_jax.nn.xla import decodes_with_fused_weights
 
@@ -23,6 +24,9 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
     On CPUs, it also fuses projections that are not stored as int8 yet, and unties the output head. There, and with
     int8, calls with the same arrays return the same result without another copy.
     """
+    if isinstance(model, Ensemble):
+        members, own = zip(*map(decoding_layout, model.members, params), strict=True)
+        return dataclasses.replace(model, members=members), own
     if not (decodes_with_fused_weights() or model.cfg.quantization):
         return unroll_layers(model, params)
     leaves = jax.tree.leaves(params)

@@ -14,6 +14,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.models.conversions import convert_layers
+from tformer_jax.models.ensemble import Ensemble
 from tformer_jax.models.family import Family
 from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.watch import COLLECTION
@@ -51,6 +52,8 @@ class Watched:
 
 def check(model: nn.Module) -> None:
     """Raises `UserError` if `watch` would raise it for this model, without computing anything."""
+    if isinstance(model, Ensemble):
+        raise UserError("attention is shown for a single run: leave out the other runs of the ensemble")
     params, batch = nn.unbox(registry.shapes(model)), registry.example_batch(model.cfg)
     jax.eval_shape(functools.partial(watch, model), params, batch)
 

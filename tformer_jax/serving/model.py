@@ -23,6 +23,7 @@ from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.languages import Languages, TagIds
 from tformer_jax.inference.scores import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
+from tformer_jax.models.ensemble import first_member
 from tformer_jax.models.family import Family
 from tformer_jax.serving.errors import RequestError
 
@@ -79,11 +80,14 @@ class ServedModel:
     ) -> "ServedModel":
         """Serves a trained model; `options` are `labels`, `attention` and `about`.
 
+        Of an ensemble, the first member embeds texts.
+
         Args:
             pooling, normalize: how embeddings are computed; see `Embedder`.
         """
-        embedder = Embedder(cfg, model, tokenizers, pooling=pooling, normalize=normalize)
-        embed = functools.partial(embed_rows, model, params, pooling=embedder.pooling, normalize=embedder.normalize)
+        shown = first_member(model, params)
+        embedder = Embedder(cfg, shown[0], tokenizers, pooling=pooling, normalize=normalize)
+        embed = functools.partial(embed_rows, *shown, pooling=embedder.pooling, normalize=embedder.normalize)
         batch_size = cfg.eval.batch_size
         return cls(
             cfg.name,

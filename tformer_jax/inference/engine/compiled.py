@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.config import ModelConfig
 from tformer_jax.inference.beam import BeamState, Hypotheses
 from tformer_jax.inference.decoding_state import DecodingState, StepResult
 from tformer_jax.inference.engine.state import (
@@ -21,6 +22,7 @@ from tformer_jax.inference.engine.state import (
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.models.ensemble import joined_caches, member_configs
 from tformer_jax.nn.decoder_cache import DecoderCache, empty_entries, paged_cache, row_cache
 from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.row_slots import ALL, set_rows
@@ -43,16 +45,8 @@ class Steps(NamedTuple):
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def empty_state(plan: Plan, size: Size) -> State:
     """Returns the initial state of a lane, without running rows."""
-    cfg, B, width, dtype = plan.model.cfg, plan.rows, plan.decode.width, plan.decode.cache_dtype
-    if plan.paged:
-        pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_per_row": plan.pages_per_row}
-        cache = paged_cache(cfg, B, **pages, width=width, dtype=dtype)
-    else:
-        cache = row_cache(cfg, B, dense_slots(plan, size), width=width, dtype=dtype)
-    if cfg.model_class.reads_source:
-        cross = empty_entries(cfg, cfg.attention, B, size.source).stored(dtype or cfg.dtype)
-        layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
-        cache = dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((B, size.source), bool))
+    cache = joined_caches([_empty_cache(cfg, plan, size) for cfg in member_configs(plan.model)])
+    B = plan.rows
     zeros = jnp.zeros((B,), jnp.int32)
     unused_rows = NewRows(
         indices=zeros,
@@ -69,6 +63,20 @@ def empty_state(plan: Plan, size: Size) -> State:
         sources=None,
     )
     return constrain_state(plan, State(cache, initial_rows(plan, unused_rows, size.output)))
+
+
+def _empty_cache(cfg: ModelConfig, plan: Plan, size: Size) -> DecoderCache:
+    B, width, dtype = plan.rows, plan.decode.width, plan.decode.cache_dtype
+    if plan.paged:
+        pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_per_row": plan.pages_per_row}
+        cache = paged_cache(cfg, B, **pages, width=width, dtype=dtype)
+    else:
+        cache = row_cache(cfg, B, dense_slots(plan, size), width=width, dtype=dtype)
+    if not cfg.model_class.reads_source:
+        return cache
+    cross = empty_entries(cfg, cfg.attention, B, size.source).stored(dtype or cfg.dtype)
+    layers = tuple(LayerCache(layer.self_attention, cross) for layer in cache.layers)
+    return dataclasses.replace(cache, layers=layers, memory_padding_mask=jnp.zeros((B, size.source), bool))
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))

@@ -30,6 +30,7 @@ from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.final_texts import Finisher, Unfinished, is_withheld
 from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.layout import decoding_layout
+from tformer_jax.models.ensemble import first_member
 from tformer_jax.parallel.placement import mesh_of, use_whole_mesh
 
 MAX_LANES = 4
@@ -93,7 +94,8 @@ class Engine:
         self._mesh = mesh_of(params)
         with use_whole_mesh(self._mesh):
             self._model, self._params = decoding_layout(model, params)
-        self._finish = Finisher(self._model, self._params, tokenizers, min(max_rows, cfg.eval.batch_size))
+        shown = first_member(self._model, self._params)  # for attention
+        self._finish = Finisher(*shown, tokenizers, min(max_rows, cfg.eval.batch_size))
         self._unfinished: dict[tuple[int, int], Unfinished] = {}
         self._max_rows, self._pages, self._grows = max_rows, pages, grows
         self._lanes: dict[Kind, Lane] = {}

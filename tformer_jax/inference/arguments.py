@@ -1,0 +1,89 @@
+"""Texts, requests and examples that a caller of the Python interface gives, checked."""
+
+import itertools
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
+from tformer_jax.inference.requests import Request
+
+LanguageNames = str | Sequence[str | None] | None
+"""A language for all texts, or one for each; None: it is not given."""
+
+
+def check_texts(texts: Iterable[Any]) -> list[str]:
+    """Returns texts as a list.
+
+    Raises:
+        UserError: `texts` is a single text, or one of them is not a text or has a lone surrogate.
+    """
+    found = list(several_texts(texts))
+    for number, text in enumerate(found, start=1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} is {reprlib.repr(text)}: it must be a text (str)")
+        if not is_unicode(text):
+            raise UserError(f"text {number} {NOT_A_CHARACTER}")
+    return found
+
+
+def make_requests(
+    texts: Iterable[Any], to: LanguageNames = None, source_language: LanguageNames = None
+) -> list[str | Request]:
+    """Returns the requests of texts or requests, which have these languages unless they name others.
+
+    Raises:
+        UserError: as `check_texts`, or there are more or fewer languages than texts.
+    """
+    given = list(several_texts(texts))
+    requests = [text if isinstance(text, Request) else Request(text) for text in given]
+    check_texts(request.text for request in requests)
+    targets, sources = (
+        _repeat(name, value, len(requests)) for name, value in (("to", to), ("source_language", source_language))
+    )
+    return [
+        request._replace(
+            target_language=request.target_language or target, source_language=request.source_language or source
+        )
+        for request, target, source in zip(requests, targets, sources, strict=True)
+    ]
+
+
+def _repeat(name: str, value: LanguageNames, count: int) -> Sequence[str | None]:
+    """Returns a language for each of `count` texts."""
+    languages = [value] * count if value is None or isinstance(value, str) else list(value)
+    if len(languages) != count:
+        raise UserError(f"{name} has {len(languages)} languages for {count} texts: name one for each, or one for all")
+    return languages
+
+
+def check_examples(examples: Iterable[Any]) -> Iterator[Sequence[Any]]:
+    """Yields the texts of each example, a text or a pair; raises `UserError` for anything else."""
+    return map(example_parts, itertools.count(), several_texts(examples))
+
+
+def example_parts(number: int, example: Any) -> Sequence[Any]:
+    """Returns the texts of example `number`, from 0, which is a text or several; the first may be a `Request`.
+
+    Raises:
+        UserError: it is something else.
+    """
+    parts = (example,) if isinstance(example, str) else example
+    if isinstance(parts, Request) or not isinstance(parts, Sequence | np.ndarray):
+        parts = (None,)
+    texts: list[Any] = [part.text if isinstance(part, Request) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts) or any(isinstance(part, Request) for part in parts[1:]):
+        raise UserError(f"example {number + 1} is {reprlib.repr(example)}: it must be a text (str) or several")
+    if not all(map(is_unicode, texts)):
+        raise UserError(f"example {number + 1} {NOT_A_CHARACTER}")
+    return tuple(parts)
+
+
+def several_texts(texts: Iterable[Any]) -> Iterable[Any]:
+    """Returns the texts; raises `UserError` if they are a single text."""
+    if isinstance(texts, str):
+        raise UserError(f"{texts!r} is a single text: write a list of texts")
+    return texts
