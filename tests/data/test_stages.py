@@ -177,7 +177,7 @@ def begun(batches) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_in_any_stage_it_continues_with_the_very_next_batch(kind):
-    assert_restored_exactly(staged_data(kind), batches=24, points=12)
+    assert_restored_exactly(staged_data(kind), batches=24, points=8)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -93,7 +93,7 @@ class Begun(NamedTuple):
 
 
 class StagedOrder:
-    """The order of examples over stages.
+    """The order of examples over stages, with the state of the one iterator that reads it.
 
     A stage that ends at a step or with tokens ends with the block of examples that is drawn last when the batch is made
     that reaches them; one that ends with epochs ends with their last draw. Because the next stage begins only then,
