@@ -60,8 +60,8 @@ NOISE = {"data.transforms": "({'kind':'typos','probability':0.5},{'kind':'case'}
 STAGES = {
     **{name: value for name, value in MESSAGES.items() if name != "data.temperature"},
     "data.transforms": "('typos',)",
-    "data.stages": "('en-de without transforms until step 30', 'en-de 3 to 1, en-fr 0 to 2 until step 60', "
-    "'linearly to en-fr for 16000 tokens', 'temperature 5')",
+    "data.stages": "('en-de without transforms until step 20', 'en-de 3 to 1, en-fr 0 to 2 until step 45', "
+    "'linearly to en-fr for 12000 tokens', 'temperature 5')",
 }
 TEXTS = {**SMALL, "model.encoder_layers": 1, "data.batch_tokens": 1024}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
