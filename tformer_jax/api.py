@@ -171,7 +171,9 @@ class Run:
             conversations: messages such as `{"role": "user", "content": "Hello"}`, as in OpenAI's API.
             seed, settings: as for `translate`.
         """
-        return self.generate([Request("", chat=Chat.read(one)) for one in conversations], seed=seed, **settings)
+        return self.generate(
+            [Request("", chat=Chat.read(messages)) for messages in conversations], seed=seed, **settings
+        )
 
     def outputs(
         self,
@@ -211,7 +213,7 @@ class Run:
         whose assistant's messages are. The languages of pairs are given as for `translate`.
         """
         given = enumerate(several_texts(examples))
-        found: list[Any] = [one if isinstance(one, Chat) else example_parts(number, one) for number, one in given]
+        found: list[Any] = [each if isinstance(each, Chat) else example_parts(number, each) for number, each in given]
         if to is not None or source_language is not None:
             sources = make_requests([example[0] for example in found], to, source_language)
             found = [(source, *example[1:]) for source, example in zip(sources, found, strict=True)]

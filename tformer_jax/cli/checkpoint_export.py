@@ -172,7 +172,7 @@ def _origin(run: tj.Run) -> dict[str, Any]:
 def _has_tokenizers_of(folder: Path, run: tj.Run) -> bool:
     theirs, ours = Tokenizers.load(folder / "tokenizers"), run.tokenizers
     sides = ((theirs.source, ours.source), (theirs.target, ours.target))
-    return all(one.vocab_size == other.vocab_size and same_tokens(one, other) for one, other in sides)
+    return all(before.vocab_size == after.vocab_size and same_tokens(before, after) for before, after in sides)
 
 
 def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run, origin: dict[str, Any]) -> str:

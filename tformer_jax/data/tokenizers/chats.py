@@ -130,7 +130,7 @@ def ending_answers(tokenizer: Tokenizer) -> Tokenizer:
     if tokenizer.special.name(end) is None:
         raise UserError(
             "the chat template ends answers without a special token, so that no output would end: write a template "
-            "with {{ eos_token }} after them"
+            "with {{ eos_token }} at their end, within {% generation %} if it has that"
         )
     eos = tokenizer.special.eos
     return tokenizer if end in eos else tokenizer.with_chat(template_of(tokenizer), (*eos, end))
@@ -175,7 +175,7 @@ def _without_names(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer.without_special_names()
 
 
-def _count_alike(one: Sequence[int], other: Sequence[int]) -> int:
+def _count_alike(left: Sequence[int], right: Sequence[int]) -> int:
     """Returns the number of equal ids at the beginning of two texts."""
-    pairs = zip(one, other, strict=False)
+    pairs = zip(left, right, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
