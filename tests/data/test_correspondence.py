@@ -12,6 +12,7 @@ from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.tokens import correspondence
+from tformer_jax.runs.shared_rows import SharedRows
 
 SPECIAL = tuple(range(FIRST))
 TEXTS = {"some": ["the cat sat on the mat", "cats sat"] * 9, "more": ["the dog sat on the mat", "dogs ran"] * 9}
@@ -31,6 +32,35 @@ def test_added_special_tokens_correspond_by_name():
     pairs = correspondence(here, there)
     assert dict(zip(pairs.here, pairs.there, strict=True))[FIRST + 3] == FIRST + 1
     assert len(pairs.here) == pairs.tokens_there == FIRST + 2
+
+
+NOTATIONS = {
+    "own": ["<2de>", "<2fr>", "<2zh>", "<2pt_BR>"],
+    "NLLB": ["fra_Latn", "deu_Latn", "zho_Hans", "zho_Hant"],
+    "M2M-100": ["__pt__", "__de__", "__en__"],
+    "Marian": [">>en<<", ">>deu<<", ">>zho_Hant<<"],
+}
+SHARED = {
+    ("own", "NLLB"): {"<2de>": "deu_Latn", "<2fr>": "fra_Latn"},
+    ("NLLB", "own"): {"deu_Latn": "<2de>", "fra_Latn": "<2fr>"},
+    ("M2M-100", "own"): {"__de__": "<2de>"},
+    ("Marian", "NLLB"): {">>deu<<": "deu_Latn", ">>zho_Hant<<": "zho_Hant"},
+    ("Marian", "M2M-100"): {">>deu<<": "__de__", ">>en<<": "__en__"},
+}
+"""Tags of one language: Chinese without a script may be either of two, and that of Brazil no other Portuguese."""
+
+
+@pytest.mark.parametrize("kinds", SHARED)
+def test_tags_of_languages_correspond_in_other_notations(kinds):
+    here, there = (CharacterTokenizer("ab").extended(NOTATIONS[kind]) for kind in kinds)
+    pairs = correspondence(here, there)
+    names = {here.special.name(i): there.special.name(j) for i, j in zip(*pairs[:2], strict=True) if i >= FIRST + 2}
+    assert names == SHARED[kinds] and pairs.tags == len(names)
+    assert pairs.here[: FIRST + 2] == pairs.there[: FIRST + 2] == tuple(range(FIRST + 2))
+    shared = SharedRows(0, here.vocab_size, pairs)
+    assert str(shared).startswith(
+        f"{FIRST + 2 + len(names)} of {there.vocab_size} rows kept ({len(names)} of them tags "
+    )
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])

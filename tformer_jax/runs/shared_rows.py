@@ -38,7 +38,8 @@ class SharedRows(NamedTuple):
         return self.pairs.tokens_there - len(self.pairs.there)
 
     def __str__(self) -> str:
-        return f"{len(self.pairs.here):,} of {self.pairs.tokens_there:,} rows kept, {self.new:,} new"
+        tags = f" ({self.pairs.tags:,} of them tags of languages in another notation)" if self.pairs.tags else ""
+        return f"{len(self.pairs.here):,} of {self.pairs.tokens_there:,} rows kept{tags}, {self.new:,} new"
 
     def placed(self, mine: jax.Array, theirs: jax.Array) -> jax.Array:
         """Returns `mine` with the shared rows of `theirs`, in the dtype and sharding of `mine`."""

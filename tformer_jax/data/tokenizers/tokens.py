@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tformer_jax.data.tokenizers.base import Decoder, Tokenizer
+from tformer_jax.data.tokenizers.language_tags import languages_of, matching_languages
 
 WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 UNKNOWN_WORD = "\ue000\ue001"
@@ -18,6 +19,8 @@ class Correspondence(NamedTuple):
     there: tuple[int, ...]
     tokens_there: int
     """Number of tokens of the second vocabulary, shared or not."""
+    tags: int = 0
+    """Number of shared tags of languages that the vocabularies write differently, such as `<2de>` and `deu_Latn`."""
 
 
 def correspondence(here: Tokenizer, there: Tokenizer) -> Correspondence | None:
@@ -25,13 +28,28 @@ def correspondence(here: Tokenizer, there: Tokenizer) -> Correspondence | None:
 
     Tokens are compared as the vocabularies write them: "_the" at the start of a word is not "the" within one.
     Vocabularies with another notation, such as those of byte-level BPE and WordPiece, are not comparable; those of
-    tiktoken only with the same ranks.
+    tiktoken only with the same ranks. Tags of languages are compared by the languages that they mean.
     """
     (mine, ids), (theirs, others) = _vocabulary(here), _vocabulary(there)
     if mine != theirs:
         return None
     shared = [(ids[token], others[token]) for token in ids if token in others]
-    return Correspondence(tuple(i for i, _ in shared), tuple(i for _, i in shared), len(others))
+    tags = _shared_tags(here, there)
+    pairs = sorted([*shared, *tags])
+    return Correspondence(tuple(i for i, _ in pairs), tuple(i for _, i in pairs), len(others), len(tags))
+
+
+def _shared_tags(here: Tokenizer, there: Tokenizer) -> list[tuple[int, int]]:
+    """Returns the ids of tags that have different names and mean one language, of which each vocabulary has one tag."""
+    mine, theirs = languages_of(here), languages_of(there)
+    meant = {language: matching_languages(there, language) for language in mine}
+    return [
+        (mine[language], theirs[other])
+        for language, others in meant.items()
+        for other in others
+        if len(others) == 1 and here.special.name(mine[language]) != there.special.name(theirs[other])
+        if matching_languages(here, other) == [language]
+    ]
 
 
 def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:
