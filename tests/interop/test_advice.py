@@ -11,6 +11,7 @@ from tformer_jax import presets
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf
 from tformer_jax.interop import hf
+from tformer_jax.interop.published_fields import UNSUPPORTED
 
 MODELS = {
     "layers of translate_multi30k.py": ("seq2seq", presets.LAYERS_OF_QWEN3),
@@ -40,6 +41,13 @@ def test_a_model_with_the_advised_settings_is_saved(case, tmp_path):
     hf.save(tmp_path, model_type, changed, build(changed)[1])
     assert hf.needed_changes(changed, model_type) == []
     assert hf.needed_changes(cfg, "bert") is None
+
+
+def test_the_nearest_architecture_of_an_unsupported_one_is_supported():
+    for kind, (module, nearest) in UNSUPPORTED.items():
+        assert nearest in hf.ARCHITECTURES and kind not in hf.ARCHITECTURES
+        with pytest.raises(UserError, match=f"'{kind}' is not supported: it has {module}; '{nearest}' is the nearest"):
+            hf.architecture_of(kind)
 
 
 def test_the_command_advises_the_architecture_with_the_fewest_changes(tmp_path):

@@ -17,7 +17,8 @@ from tformer_jax.interop.published_fields import ALIASES, UNREAD, UNREAD_BY
 from tformer_jax.models import registry
 
 MODELS = {
-    kind: next(name for name in parity.MODELS if name.split()[0] == kind.removesuffix("_text")) for kind in CLASSES
+    kind: next(name for name in parity.MODELS if name.split()[0] in (kind, kind.removesuffix("_text")))
+    for kind in CLASSES
 }
 """Names of models of `test_huggingface`, by `model_type`."""
 AUTO = {

@@ -3,7 +3,7 @@
 The weights are random; outputs of the import and of the export equal those of transformers. The configs of
 `published.json` were compared with copies in public repositories, field by field, except those of Qwen2-7B, gemma-2-2b
 and flan-t5-small, of which no copy was found, parts of opus-mt-en-de, t5-small and Qwen3-0.6B, and the decoders from
-gemma-2b to granite-3.1-2b-base, of which only Phi-3's was.
+gemma-2b on, of which only those of Phi-3 and gpt-oss were: the others are written from memory.
 """
 
 import json
@@ -41,8 +41,10 @@ SIZES = {
     | {"layer_types": ["sliding_attention", "full_attention"], "num_local_experts": 4, "swiglu_limit": 0.7}
     | dict.fromkeys(("num_experts_per_tok", "experts_per_token"), 2),
 }
-SIZES["qwen3_next"] = DECODER | {"num_hidden_layers": 4, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}
+SIZES["qwen3_next"] = DECODER | {"num_hidden_layers": 4, "head_dim": 8}
 SIZES["qwen3_next"] |= {f"linear_{name}": size for name, size in DELTA.items()}
+SIZES["qwen3_5_text"] = SIZES["qwen3_next"] | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+SIZES["qwen3_next"] |= {"num_experts": 4, "num_experts_per_tok": 2}
 SIZES["qwen3_next"] |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8)
 SIZES["deepseek_v2"] = DECODER | LATENTS | {"n_routed_experts": 6, "num_experts_per_tok": 2}
 SIZES["deepseek_v3"] = SIZES["deepseek_v2"] | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2}
@@ -56,7 +58,7 @@ DECODERS = [
 ]
 ENCODER_DECODERS = [name for name in PUBLISHED if name.startswith(("google-t5", "google/flan", "facebook/bart", "Hel"))]
 ENCODERS = [name for name, config in PUBLISHED.items() if config["model_type"] == "bert"]
-BYTES = ("gpt2", "qwen2", "qwen3", "qwen3_next")
+BYTES = ("gpt2", "qwen2", "qwen3", "qwen3_next", "qwen3_5_text")
 """Types with byte-level tokenizers, besides Llama 3."""
 
 

@@ -70,11 +70,12 @@ DEEPSEEK = {**GQA, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 
 DEEPSEEK |= {"kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 6, "q_lora_rank": None}
 DEEPSEEK |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 8, "n_shared_experts": 2}
 DEEPSEEK |= {"first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
-QWEN3_NEXT = {**GQA, **EXPERTS, "head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
-QWEN3_NEXT |= {"linear_key_head_dim": 4, "linear_value_head_dim": 3, "shared_expert_intermediate_size": 4}
-QWEN3_NEXT |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+QWEN3_5 = {**GQA, "head_dim": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 3, "num_hidden_layers": 3}
+QWEN3_5 |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+QWEN3_5 |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 ALBERT = {**SIZES, "embedding_size": 6, "max_position_embeddings": 16, "num_labels": 3, "pad_token_id": 0}
 ALBERT |= {"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "gelu"}
+QWEN3_NEXT = {**QWEN3_5, **EXPERTS, "shared_expert_intermediate_size": 4}
 ROBERTA = {**SIZES, "max_position_embeddings": 17, "type_vocab_size": 1, "pad_token_id": 0, "num_labels": 3}
 ROBERTA |= {"hidden_act": "relu"}
 DISTILBERT = {"vocab_size": V, "dim": 8, "hidden_dim": 12, "n_layers": 2, "n_heads": 4, "num_labels": 3}
@@ -112,6 +113,7 @@ MODELS = {
         "GptOssForCausalLM",
         {**GQA, **WINDOW, **LOCAL_EXPERTS, "head_dim": 6, "swiglu_limit": 0.5},
     ),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", QWEN3_5),
     "qwen3_next": ("Qwen3NextForCausalLM", QWEN3_NEXT),
     "deepseek_v2": (
         "DeepseekV2ForCausalLM",

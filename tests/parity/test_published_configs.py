@@ -26,6 +26,7 @@ CLASSES = {
     "gpt_oss": transformers.GptOssConfig,
     "deepseek_v2": transformers.DeepseekV2Config,
     "deepseek_v3": transformers.DeepseekV3Config,
+    "qwen3_5_text": transformers.Qwen3_5TextConfig,
     "qwen3_next": transformers.Qwen3NextConfig,
     "smollm3": transformers.SmolLM3Config,
     "gemma": transformers.GemmaConfig,

@@ -55,6 +55,24 @@ def test_the_language_model_of_texts_and_images(tmp_path):
     assert files.read_config(tmp_path)["eos_token_id"] == [1, 106]
 
 
+@pytest.mark.slow
+def test_the_language_model_of_qwen3_5(tmp_path):
+    """As published, with a model of images and its rotation in sections."""
+    rope = {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+    text = parity.QWEN3_5 | {"rope_parameters": rope | {"mrope_interleaved": True}}
+    vision = {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "out_hidden_size": 8}
+    sizes = {"text_config": text, "vision_config": vision, "tie_word_embeddings": False}
+    theirs = transformers.Qwen3_5ForConditionalGeneration(transformers.Qwen3_5Config(**sizes)).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path)
+    cfg, params = hf.load(tmp_path)
+    with torch.no_grad():
+        expected = theirs(torch.tensor(parity.TOKENS), attention_mask=torch.tensor(parity.REAL).int()).logits
+    assert_close(parity.shown(parity.run_ours(registry.build(cfg), params)), parity.shown(expected.numpy()), 1e-5)
+    assert len(files.image_arrays(tmp_path)) > 10
+
+
 ACTIVATIONS = [
     {"dense_act_fn": "silu", "feed_forward_proj": "relu", "is_gated_act": True},
     {"dense_act_fn": "gelu"},

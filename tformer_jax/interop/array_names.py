@@ -9,6 +9,9 @@ from tformer_jax.interop.files import StoredArrays
 WRAPPERS = ("base_model.model.", "_orig_mod.", "module.")
 """Name prefixes that PEFT, torch.compile and DistributedDataParallel give to all arrays."""
 
+LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
+"""Name prefix of a language model beside a model of images."""
+
 
 def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredArrays:
     """Renames gamma and beta of early checkpoints, adds the prefix that checkpoints of a base model omit, and removes
@@ -16,7 +19,7 @@ def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredAr
     """
     wrapped, base = _wrapper_length(arrays), is_base_model(arrays, architecture)
     names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
-    names = {old: re.sub(r"^(model\.)?language_model\.", "", new) for old, new in names.items()}
+    names = {old: LANGUAGE_MODEL.sub(r"\1", new) for old, new in names.items()}
     if base:
         names = {
             old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()
@@ -27,7 +30,7 @@ def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredAr
 def is_base_model(names: Collection[str], architecture: Architecture) -> bool:
     """Returns whether a checkpoint is of a base model alone, by the names of its arrays."""
     wrapped = _wrapper_length(names)
-    below = (re.sub(r"^(model\.)?language_model\.", "", name[wrapped:]) for name in names)
+    below = (LANGUAGE_MODEL.sub(r"\1", name[wrapped:]) for name in names)
     return not any(name.startswith(architecture.prefix) for name in below)
 
 

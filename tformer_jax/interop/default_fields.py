@@ -20,6 +20,18 @@ _QWEN = _LLAMA | {
     "max_window_layers": 28,
 }
 _QWEN_MOE = {"decoder_sparse_step": 1, "norm_topk_prob": False, "router_aux_loss_coef": 0.001}
+_GATED_DELTA = _LLAMA | {
+    **_UNTIED,
+    "max_position_embeddings": 32_768,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 _DEEPSEEK = _LLAMA | {
     **_UNTIED,
     "kv_lora_rank": 512,
@@ -85,20 +97,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.001,
     },
-    "qwen3_next": _LLAMA
-    | _UNTIED
+    "qwen3_5_text": _GATED_DELTA | {"num_key_value_heads": 4},
+    "qwen3_next": _GATED_DELTA
     | _QWEN_MOE
     | {
-        "max_position_embeddings": 32_768,
         "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
         "norm_topk_prob": True,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,

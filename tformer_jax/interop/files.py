@@ -33,7 +33,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _text_config(read_json(path))
 
 
-TEXT_MODELS = {"gemma3": "gemma3_text"}
+TEXT_MODELS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
 """`model_type` of the language model in models of texts and images, by their own one."""
 
 
@@ -51,7 +51,7 @@ def image_arrays(folder: Path) -> list[str]:
     return [name for name in read_arrays(folder) if re.match(IMAGES, name)]
 
 
-IMAGES = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
+IMAGES = r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*"
 """Pattern of names of arrays of images beside a language model."""
 
 

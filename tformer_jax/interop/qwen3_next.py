@@ -1,4 +1,6 @@
-"""Qwen3-Next: gated delta rule and gated attention, with experts beside a shared one."""
+"""Qwen3-Next and Qwen3.5: the gated delta rule and gated attention; Qwen3-Next has experts beside a shared one."""
+
+from typing import Any
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Settings, check, require, shortest_pattern
@@ -7,11 +9,13 @@ from tformer_jax.interop.decoders import (
     BUFFERS,
     GATED,
     PRE_NORMS,
+    llama_config,
     llama_like,
     llama_rules,
     llama_settings,
     read_layer_types,
 )
+from tformer_jax.interop.files import IMAGES
 from tformer_jax.interop.mapping import AFFINE, SAME, Fusions, Layout, Part, Rule, fused_rows, kernel, parts
 from tformer_jax.interop.mixtures import expert_parts, qwen_experts, qwen_moe_config
 from tformer_jax.interop.rotary import rotary_fields
@@ -26,16 +30,21 @@ _FIELDS = {
 }
 
 
-def _settings(hf: Settings) -> Settings:
-    """Returns our settings; layers have full attention by `layer_types`, or else every n-th one."""
-    require(hf, hidden_act="silu")
+def _dense_settings(hf: Settings) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else every n-th one.
+
+    `mrope_section` divides the rotation among the axes of images, which have one position in a text.
+    """
+    require(hf, hidden_act="silu", attn_output_gate=True)
+    if rope := hf.get("rope_parameters"):
+        hf["rope_parameters"] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
     every = hf["full_attention_interval"]
     kinds = [("linear" if (i + 1) % every else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
     kinds = read_layer_types(hf, kinds)
     check({*kinds} <= {*_LAYERS}, f"layer_types {sorted({*kinds} - {*_LAYERS})} are not supported")
     delta = {ours: hf[theirs] for theirs, ours in _FIELDS.items()}
     return llama_settings(hf, partial=True) | {
-        **qwen_experts(hf, shared=True),
+        "ffn_bias": False,
         "layer_pattern": shortest_pattern([_LAYERS[kind] for kind in kinds]),
         "gated_delta": delta | {"conv_kernel_size": hf["linear_conv_kernel_dim"]},
         "qk_norm": True,
@@ -44,17 +53,25 @@ def _settings(hf: Settings) -> Settings:
     }
 
 
-def _config(cfg: ModelConfig) -> Settings:
+def _next_settings(hf: Settings) -> Settings:
+    return _dense_settings(hf) | qwen_experts(hf, shared=True)
+
+
+def _dense_config(cfg: ModelConfig) -> Settings:
     names = {ours: theirs for theirs, ours in _LAYERS.items()}
     kinds = cfg.layer_kinds(cfg.decoder_layers)
     sizes = Sizes.resolve(cfg)
-    return qwen_moe_config(cfg) | {
+    return llama_config(cfg) | {
         **{theirs: getattr(sizes, ours) for theirs, ours in _FIELDS.items()},
-        "shared_expert_intermediate_size": cfg.moe.shared_dim,
         "linear_conv_kernel_dim": cfg.gated_delta.conv_kernel_size,
         "layer_types": [names.get(kind, kind) for kind in kinds],
         **rotary_fields(cfg.rotary, partial=True),
     }
+
+
+def _next_config(cfg: ModelConfig) -> Settings:
+    shared = {"shared_expert_intermediate_size": cfg.moe.shared_dim}
+    return qwen_moe_config(cfg) | _dense_config(cfg) | {"intermediate_size": cfg.moe.dense_dim or cfg.ffn_dim} | shared
 
 
 _CONVOLUTION = Layout(
@@ -89,25 +106,48 @@ def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
 
 
 def _fused(cfg: ModelConfig) -> Fusions:
+    """Returns the fusions of both: of queries and their gates, and of convolutions."""
     N, K, H, P = Sizes.resolve(cfg)
-    names = [f"linear_attn.{name}" for name in (*_CONVOLVED, "gate")]
     convolved = [f"linear_attn.conv_{name}" for name in _CONVOLVED]
     return {
         **fused_rows("self_attn.q_proj", "self_attn.q_proj", "self_attn.gate_proj", groups=cfg.num_heads),
-        **fused_rows("linear_attn.in_proj_qkvz", *names, sizes=(H, H, N // K * P, N // K * P), groups=K),
-        **fused_rows("linear_attn.in_proj_ba", "linear_attn.beta", "linear_attn.decay", groups=K),
         **fused_rows("linear_attn.conv1d", *convolved, sizes=(K * H, K * H, N * P)),
     }
 
 
+def _next_fused(cfg: ModelConfig) -> Fusions:
+    N, K, H, P = Sizes.resolve(cfg)
+    names = [f"linear_attn.{name}" for name in (*_CONVOLVED, "gate")]
+    return {
+        **_fused(cfg),
+        **fused_rows("linear_attn.in_proj_qkvz", *names, sizes=(H, H, N // K * P, N // K * P), groups=K),
+        **fused_rows("linear_attn.in_proj_ba", "linear_attn.beta", "linear_attn.decay", groups=K),
+    }
+
+
+def _dense_fused(cfg: ModelConfig) -> Fusions:
+    N, K, H, P = Sizes.resolve(cfg)
+    names = [f"linear_attn.{name}" for name in _CONVOLVED]
+    return {
+        **_fused(cfg),
+        **fused_rows("linear_attn.in_proj_qkv", *names, sizes=(K * H, K * H, N * P)),
+        **fused_rows("linear_attn.in_proj_z", "linear_attn.gate"),
+        **fused_rows("linear_attn.in_proj_b", "linear_attn.beta"),
+        **fused_rows("linear_attn.in_proj_a", "linear_attn.decay"),
+    }
+
+
+_OPTIONS: dict[str, Any] = {
+    "attentions": ("multi_head", "gated_delta"),
+    "ignored": (*BUFFERS, IMAGES, r"mtp\..*"),
+}
+"""Arrays of `mtp` predict further tokens, in training."""
+
 QWEN3_NEXT = {
     "qwen3_next": llama_like(
-        "Qwen3NextForCausalLM",
-        _settings,
-        _config,
-        _rules,
-        fused=_fused,
-        attentions=("multi_head", "gated_delta"),
-        ignored=(*BUFFERS, r"mtp\..*"),
-    )
+        "Qwen3NextForCausalLM", _next_settings, _next_config, _rules, fused=_next_fused, **_OPTIONS
+    ),
+    "qwen3_5_text": llama_like(
+        "Qwen3_5ForCausalLM", _dense_settings, _dense_config, _rules, fused=_dense_fused, **_OPTIONS
+    ),
 }
