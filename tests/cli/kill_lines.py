@@ -22,7 +22,8 @@ SECONDS_A_CHUNK = 0.01
 def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
     """Writes each line twice, slowly, like a model with chunks of four texts."""
     run = source.parent / "run"
-    options = argparse.Namespace(output=output, resume=resume, run=run, on_long_line="stop", field="text", step=None)
+    defaults = {"on_long_line": "stop", "field": "text", "step": None, "quantize": None}
+    options = argparse.Namespace(output=output, resume=resume, run=run, **defaults)
 
     def stream(texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[str]:
         def compute(texts: list[str]) -> Iterator[str]:

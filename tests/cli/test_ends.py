@@ -125,7 +125,8 @@ def test_ctrl_c_at_any_moment_of_a_translation(tmp_path):
     def translating(name: str, *flags: str):
         return commands.start([*command, "--output", str(tmp_path / name), *flags], tmp_path / "cache")
 
-    assert translating("expected.txt").communicate(timeout=300)[1] == ""
+    limited = "3,000 outputs end at decode.max_new_tokens=6 and may be incomplete\n"
+    assert translating("expected.txt").communicate(timeout=300)[1] == limited
     for moment in ["imports"] * 3 + ["at work"] * 9:
         with translating("out.txt", "--resume") as process:
             maps, partial = Path(f"/proc/{process.pid}/maps"), tmp_path / "out.txt.partial"
