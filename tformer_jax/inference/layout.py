@@ -1,7 +1,6 @@
 """Conversion of a model to the parameter layout that decodes fastest on this device."""
 
 import dataclasses
-import functools
 import weakref
 from typing import Any
 
@@ -16,6 +15,8 @@ from tformer_jax.nn.xla import decodes_with_fused_weights
 Key = tuple[Any, tuple[int, ...]]
 _converted: dict[Key, tuple[Any, Any]] = {}
 """Converted model and parameters by the model and the ids of its arrays; removed when a replaced array is freed."""
+
+_quantize = jax.jit(registry.quantized, static_argnums=0)
 
 
 def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
@@ -51,7 +52,7 @@ def _convert_for_decoding(model: Any, params: Any) -> tuple[Any, Any]:
             cfg, params = conversions.fused(cfg, params)
         model = type(model)(cfg)
     if model.cfg.quantization:
-        params = jax.jit(functools.partial(registry.quantized, model))(params)
+        params = _quantize(model, params)
     return model, params
 
 
@@ -63,7 +64,7 @@ def quantized_layout(model: Any, params: Any, quantization: str) -> tuple[Any, A
     """
     model, params = unroll_layers(model, params)
     model = registry.build(dataclasses.replace(model.cfg, quantization=quantization))
-    return model, jax.jit(functools.partial(registry.quantized, model))(params)
+    return model, _quantize(model, params)
 
 
 def unroll_layers(model: Any, params: Any) -> tuple[Any, Any]:
