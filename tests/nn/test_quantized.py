@@ -87,7 +87,7 @@ def test_a_step_is_that_of_rounded_kernels():
         cfg = settings(quantization=quantization)
         model, params = build(cfg.model)
         leaves, kernels = flatten_dict(params), registry.linear_kernels(model) if quantization is None else {}
-        for path, inputs in kernels.items():
+        for path, (inputs, _) in kernels.items():
             leaves[path] = jnp.float32(to_grid(leaves[path], tuple(range(inputs))))
         step = jax.jit(functools.partial(accumulated_gradients, model, batch=batch(), key=jax.random.key(0), cfg=cfg))
         found.append(step(unflatten_dict(leaves))[:3])

@@ -2,16 +2,19 @@
 
 import collections
 import dataclasses
+import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec
 
 from tests.helpers import assert_close, build, randomized, tiny
+from tests.nn.test_quantized import to_grid
 from tests.train.test_step import batch, settings
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ModelConfig, ParallelConfig, TrainConfig
@@ -22,7 +25,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.train import lora, optimizers, state
-from tformer_jax.train.step import jitted, make_train_step
+from tformer_jax.train.step import accumulated_gradients, jitted, make_train_step
 
 ALPHA, RANK = 6.0, 2
 MODELS = {
@@ -43,12 +46,13 @@ def low_rank(optim: dict | None = None, **train) -> Config:
 
 
 def adapted(cfg: ModelConfig, seed: int = 1, **train) -> lora.Adapted:
-    """Returns random parameters with random factors."""
+    """Returns random parameters with random factors; with `lora_base`, those of `registry.quantized`."""
     train = TrainConfig(**{"lora_rank": RANK, "lora_alpha": ALPHA, **train})
     model, params = build(cfg)
     shapes = registry.shapes(model)
-    start = jax.eval_shape(lambda: lora.adapt(train, shapes, params, jax.random.key(0)))
-    return start.replace(base=params, trainable=randomized(lora.trainable_shapes(train, shapes), seed))
+    start = jax.eval_shape(lambda: lora.adapt(train, model, params, jax.random.key(0)))
+    base = registry.quantized(model, params) if train.lora_base else params
+    return start.replace(base=base, trainable=randomized(lora.trainable_shapes(train, shapes), seed))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -96,7 +100,7 @@ def test_the_model_is_unchanged_at_first(dtype):
     train = TrainConfig(lora_rank=4)
     cfg = tiny("decoder_lm", ffn_dim=400, dim=100, param_dtype=dtype)
     model, params = build(cfg)
-    start = jax.jit(lambda params: lora.adapt(train, registry.shapes(model), params, jax.random.key(0)))(params)
+    start = jax.jit(lambda params: lora.adapt(train, model, params, jax.random.key(0)))(params)
     for path, leaf in flat(lora.merged(start)).items():
         assert leaf.dtype == dtype
         np.testing.assert_array_equal(leaf, flat(params)[path])
@@ -151,6 +155,47 @@ def test_a_step_computes_no_gradients_of_frozen_kernels():
     text = jax.jit(make_train_step(model, optimizer, cfg)).lower(abstract, batch()).compile().as_text()
     products = collections.Counter(re.findall(r"= f32\[(\d+,\d+)\]\S* dot\(", text))
     assert (products["8,8"], products["8,12"] + products["12,8"]) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["scanned, fused", "encoder-decoder, gated"])
+def test_a_base_of_int8_is_that_of_rounded_kernels(name):
+    """The step's loss and gradients equal those of a float32 base with the kernels rounded in NumPy."""
+    family = MODELS[name].family
+    cfg = settings(family, train={"lora_rank": RANK, "lora_alpha": ALPHA, "lora_base": "int8"})
+    cfg = dataclasses.replace(cfg, model=MODELS[name])
+    model, params = registry.build(cfg.model), adapted(MODELS[name], lora_base="int8")
+    kernels, (_, exact) = registry.linear_kernels(model), build(cfg.model)
+    plain, stored = flatten_dict(exact), flatten_dict(params.base)
+    for path, (inputs, outputs) in kernels.items():
+        first = plain[path].ndim - inputs - outputs
+        plain[path] = jnp.float32(to_grid(plain[path], tuple(range(first, first + inputs))))
+        assert stored[path].qvalue.dtype == "int8"
+    data = {key: np.random.default_rng(2).integers(4, 11, (4, 6)) for key in (*model.inputs, model.labels)}
+    step = jax.jit(functools.partial(accumulated_gradients, model, batch=data, key=jax.random.key(0), cfg=cfg))
+    rounded = params.replace(base=unflatten_dict(plain))
+    jax.tree.map(lambda one, two: assert_close(one, two, 1e-4), step(params)[:3], step(rounded)[:3])
+    merged, expected = (lora.merged(each) for each in (params, rounded))
+    jax.tree.map(lambda one, two: assert_close(one, two, 1e-5), merged, expected)
+
+
+def test_a_base_of_int8_is_created_sharded_and_saved(tmp_path):
+    cfg = low_rank(lora_base="int8")
+    cfg = dataclasses.replace(cfg, parallel=ParallelConfig(data=1, fsdp=2, tensor=2))
+    model, mesh = registry.build(cfg.model), make_mesh(cfg.parallel)
+    optimizer = optimizers.build(cfg, registry.shapes(model))
+    saved = state.create(model, optimizer, cfg, mesh)
+    kernel = saved.params.base["decoder"]["layers_0"]["self_attention"]["query"]["kernel"]
+    assert kernel.qvalue.sharding.spec == PartitionSpec("fsdp", "tensor", None)
+    assert (kernel.scale.shape, kernel.scale.sharding.spec) == ((1, 4, 2), PartitionSpec(None, "tensor", None))
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    checkpointer.save(1, saved, {})
+    checkpointer.wait()
+    found, _ = checkpointer.restore(state.abstract(model, optimizer, cfg, mesh))
+    checkpointer.close()
+    jax.tree.map(np.testing.assert_array_equal, found, saved)
+    final = weights.to_evaluate(cfg, found)
+    where = registry.sharded_shapes(model, mesh)
+    assert jax.tree.map(lambda leaf: leaf.sharding, final) == jax.tree.map(lambda leaf: leaf.sharding, where)
 
 
 def test_factors_and_their_moments_are_sharded_like_their_kernels():

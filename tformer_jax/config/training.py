@@ -126,6 +126,9 @@ class TrainConfig(Section):
     lora_kernels: tuple[str, ...] = setting(
         ("*",), "LoRA: globs of the kernels of layers that are updated, such as '*attention/*'"
     )
+    lora_base: str | None = setting(
+        None, "LoRA: dtype in which the kernels of layers are stored and stay frozen (QLoRA, 2023)", choices=("int8",)
+    )
     lora_whole: tuple[str, ...] = setting((), "LoRA: globs of parameters to train in full, such as 'head/*'")
 
     teacher: str | None = setting(

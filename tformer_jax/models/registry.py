@@ -1,7 +1,7 @@
 """Model families by name, and forward passes on batches."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -97,8 +97,8 @@ def shapes(model: nn.Module) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
-def linear_kernels(model: nn.Module) -> Mapping[tuple[str, ...], int]:
-    """Returns the paths of the kernels that `Linear` layers apply, and the number of their axes that are inputs.
+def linear_kernels(model: nn.Module) -> Mapping[tuple[str, ...], tuple[int, int]]:
+    """Returns the paths of the kernels that `Linear` layers apply, and their numbers of axes of inputs and outputs.
 
     Low-rank updates need not change them, and they can be stored as int8.
     """
@@ -106,7 +106,7 @@ def linear_kernels(model: nn.Module) -> Mapping[tuple[str, ...], int]:
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if isinstance(context.module, Linear):
-            found[*context.module.path, "kernel"] = len(context.module.inputs)
+            found[*context.module.path, "kernel"] = len(context.module.inputs), len(context.module.outputs)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
@@ -114,13 +114,19 @@ def linear_kernels(model: nn.Module) -> Mapping[tuple[str, ...], int]:
     return found
 
 
-def quantized(model: nn.Module, params: Any) -> Any:
-    """Returns the parameters with the kernels of unrolled layers stored as int8, for `cfg.quantization`."""
+def quantized(model: nn.Module, params: Any, kept: Collection[tuple[str, ...]] = ()) -> Any:
+    """Returns the parameters with the kernels of layers stored as int8, with scales of outputs and scanned layers.
+
+    Args:
+        kept: paths of kernels that keep their dtype.
+    """
     found = flatten_dict(params)
-    for path, inputs in linear_kernels(model).items():
-        if not is_quantized(found[path]):
-            kernel = found[path].astype(jnp.float32)
-            found[path] = quantize(kernel, range(inputs, kernel.ndim))
+    for path, (inputs, outputs) in linear_kernels(model).items():
+        kernel = found[path]
+        if path not in kept and not is_quantized(kernel):
+            first = kernel.ndim - inputs - outputs
+            axes = [*range(first), *range(first + inputs, kernel.ndim)]
+            found[path] = quantize(kernel.astype(jnp.float32), axes)
     return unflatten_dict(found)
 
 

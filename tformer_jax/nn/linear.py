@@ -203,12 +203,13 @@ class Linear(Module):
     @nn.nowrap
     def _product(self, x: jax.Array, matrix: Any, names: Names) -> jax.Array:
         """Computes `product`, rounded as `cfg.quantization` says; the matrix may be stored as int8."""
-        if self.cfg.quantization is None:
-            return product(x, matrix, names)
-        if not quantized.is_quantized(matrix):
+        if quantized.is_quantized(matrix):
             if self.cfg.quantization == "int8":
-                x = quantized.rounded(x, range(x.ndim - 1))
-            return product(x, quantized.rounded(matrix, range(1, 2)), names)
+                return quantized.integer_product(x, matrix)
+            # the backward pass converts the matrix again instead of keeping it
+            return jax.checkpoint(lambda x, stored: product(x, quantized.dequantize(stored), names))(x, matrix)
+        if self.cfg.quantization is not None:
+            matrix = quantized.rounded(matrix, range(1, 2))
         if self.cfg.quantization == "int8":
-            return quantized.integer_product(x, matrix)
-        return product(x, quantized.dequantize(matrix), names)
+            x = quantized.rounded(x, range(x.ndim - 1))
+        return product(x, matrix, names)

@@ -4,6 +4,7 @@ Each output of a kernel has a scale, and each token of inputs ("Quantization and
 Efficient Integer-Arithmetic-Only Inference", 2018). Gradients pass the rounding unchanged.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,10 +25,15 @@ def check_installed(cfg: ModelConfig) -> None:
 
 def is_quantized(parameter: Any) -> bool:
     """Returns whether a parameter is stored as int8."""
-    return not isinstance(parameter, jax.Array | jax.ShapeDtypeStruct)
+    return hasattr(parameter, "qvalue")
 
 
-def quantize(x: jax.Array, axes: range) -> Any:
+def stored_arrays(params: Any) -> Any:
+    """Returns parameters with the integers of those that are stored as int8 in their place."""
+    return jax.tree.map(lambda leaf: getattr(leaf, "qvalue", leaf), params, is_leaf=is_quantized)
+
+
+def quantize(x: jax.Array, axes: Sequence[int]) -> Any:
     """Returns x as a `qwix.QArray` of int8 with a scale, in the dtype of x, for each index of `axes`."""
     import qwix
 
@@ -41,7 +47,7 @@ def dequantize(x: Any) -> jax.Array:
     return qwix.dequantize(x)
 
 
-def rounded(x: jax.Array, axes: range) -> jax.Array:
+def rounded(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """Returns `dequantize(quantize(x, axes))`, with the gradient of x."""
     constant = jax.lax.stop_gradient(x)
     return dequantize(quantize(constant, axes)) + (x - constant)

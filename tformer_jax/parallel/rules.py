@@ -86,7 +86,8 @@ def state_shardings(
     """Returns a `NamedSharding` for each leaf of a training state.
 
     A leaf whose path ends with a parameter's path and which has its shape (a moment, a moving average) is sharded like
-    the parameter; with `zero1`, by `ZERO1` unless it is the parameter itself. Other leaves are replicated.
+    the parameter; with `zero1`, by `ZERO1` unless it is the parameter itself. So are the parts of a parameter that is
+    stored in several arrays, along the axes of its size. Other leaves are replicated.
 
     Args:
         boxed_params: parameter shapes, boxed with their logical axes.
@@ -109,6 +110,11 @@ def state_shardings(
             shape, spec = specs.get(path[start:], (None, None))
             if spec is not None and shape == leaf.shape:
                 return NamedSharding(mesh, spec)
+            whole = specs.get(path[start:-1])
+            if whole is not None and isinstance(path[-1], jax.tree_util.GetAttrKey):
+                shape, spec = whole
+                sides = zip(spec, shape, leaf.shape, strict=True)
+                return NamedSharding(mesh, PartitionSpec(*(side if size == own else None for side, size, own in sides)))
         return replicated(mesh)
 
     return jax.tree_util.tree_map_with_path(place, state)

@@ -15,6 +15,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax import config
+from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, is_remote, resolved
 from tformer_jax.config import Config
@@ -213,6 +214,8 @@ def _check(built: Experiment, *, resume: bool) -> None:
     """
     cfg, folder, start_from = built.cfg, built.folder, built.start_from
     optimizers.build(cfg, registry.shapes(built.model))  # raises
+    if cfg.train.lora_base is not None:
+        packages.require(f"train.lora_base={cfg.train.lora_base!r}", ("qwix",), "quantize")
     if start_from is not None:
         if built.finished is None and not (resume and run_folder.holds_checkpoint(folder)):
             check_start(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)

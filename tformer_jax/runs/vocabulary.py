@@ -38,7 +38,7 @@ TOKENIZER_SETTINGS = (
 )
 """Settings of `data` about the training of tokenizers."""
 START_SETTINGS = (
-    *("start_from", "start_from_step", "lora_rank", "lora_alpha", "lora_kernels", "lora_whole"),
+    *("start_from", "start_from_step", "lora_rank", "lora_alpha", "lora_kernels", "lora_base", "lora_whole"),
     *("teacher", "teacher_step", "teacher_weight", "teacher_temperature"),
 )
 """Settings of `train` about the runs that a run started from or learned from."""

@@ -3,7 +3,8 @@
 A kernel W [I, O] of a layer acts as `W + (alpha / r) A B` with A [I, r] and B [r, O]. Only A and B are trained, and
 gradients and optimizer states are only for them. They start with A from N(0, 1 / I) and B = 0, so that the model is
 unchanged. A step computes `x W + (x A) B`; only of experts' kernels, it computes the sums before the forward pass, and
-their full gradients. Weight decay is for the factors of the kernels that `optim.decayed` names.
+their full gradients. With `train.lora_base`, W is stored as int8 ("QLoRA", 2023, has 4 bits). Weight decay is for the
+factors of the kernels that `optim.decayed` names.
 """
 
 import dataclasses
@@ -19,6 +20,8 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax.config import TrainConfig
+from tformer_jax.models import registry
+from tformer_jax.nn.quantized import dequantize, is_quantized, stored_arrays
 from tformer_jax.train import globs
 from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
 
@@ -33,6 +36,8 @@ class Adapted:
     """`a` and `b` below the name of each adapted kernel, float32; and parameters that are trained as they are."""
     scale: float = flax.struct.field(pytree_node=False)
     """alpha / r."""
+    dtype: str = flax.struct.field(pytree_node=False, default="float32")
+    """Dtype of the kernels of the adapted model that are stored as int8."""
 
 
 def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
@@ -88,24 +93,24 @@ def kernel_name(name: str) -> str:
     return re.sub("/[ab]$", "", name)
 
 
-def adapt(train: TrainConfig, shapes: Any, params: Any, key: jax.Array) -> Any:
+def adapt(train: TrainConfig, model: nn.Module, params: Any, key: jax.Array) -> Any:
     """Returns parameters with initial factors that leave the model unchanged; `params` themselves without LoRA.
 
-    Args:
-        shapes: as for `trainable_shapes`.
+    `train.lora_base` rounds the kernels of layers.
     """
     if not train.lora_rank:
         return params
     given = flatten_dict(params)
     start = {}
-    for number, (path, box) in enumerate(flatten_dict(trainable_shapes(train, shapes)).items()):
+    for number, (path, box) in enumerate(flatten_dict(trainable_shapes(train, registry.shapes(model))).items()):
         if path in given:
             start[path] = given[path]
             continue
         draws = jax.random.normal(jax.random.fold_in(key, number), box.value.shape, box.value.dtype)
         inputs = [size for name, size in zip(box.names, draws.shape, strict=True) if name not in STACKED_AXES][:-1]
         start[path] = draws / math.sqrt(math.prod(inputs)) if path[-1] == "a" else jnp.zeros_like(draws)
-    return Adapted(params, unflatten_dict(start), train.lora_alpha / train.lora_rank)
+    base = registry.quantized(model, params, kept=start) if train.lora_base else params
+    return Adapted(base, unflatten_dict(start), train.lora_alpha / train.lora_rank, model.cfg.param_dtype)
 
 
 def trainable(params: Any) -> Any:
@@ -114,8 +119,8 @@ def trainable(params: Any) -> Any:
 
 
 def base(params: Any) -> Any:
-    """Returns the parameters of the model before it is adapted."""
-    return params.base if isinstance(params, Adapted) else params
+    """Returns the parameters of the model before it is adapted, as they are stored."""
+    return stored_arrays(params.base) if isinstance(params, Adapted) else params
 
 
 def with_trainable(params: Any, new: Any) -> Any:
@@ -127,6 +132,15 @@ def merged(params: Any) -> Any:
     """Returns the parameters of the adapted model; products and sums are in float32, leaves keep their dtypes."""
     if not isinstance(params, Adapted):
         return params
+    found = flatten_dict(_updated(params))
+    for path, leaf in found.items():
+        if is_quantized(leaf):
+            found[path] = dequantize(leaf).astype(params.dtype)
+    return unflatten_dict(found)
+
+
+def _updated(params: Adapted) -> Any:
+    """Returns the base with its updates; kernels without one keep how they are stored."""
     found, new = flatten_dict(params.base), flatten_dict(params.trainable)
     for path, leaf in new.items():
         if path in found:
@@ -134,7 +148,8 @@ def merged(params: Any) -> Any:
         elif path[-1] == "a":
             kernel = found[path[:-1]]
             update = params.scale * product(leaf, new[*path[:-1], "b"], kernel.ndim)
-            found[path[:-1]] = (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
+            whole, dtype = (dequantize(kernel), params.dtype) if is_quantized(kernel) else (kernel, kernel.dtype)
+            found[path[:-1]] = (whole.astype(jnp.float32) + update).astype(dtype)
     return unflatten_dict(found)
 
 
@@ -145,7 +160,7 @@ def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
         kernels: paths of kernels that a model updates itself (`registry.linear_kernels`).
 
     Returns:
-        As `merged`, and as `registry.forward` takes `low_rank`.
+        As `merged` but for int8, and as `registry.forward` takes `low_rank`.
     """
     if not isinstance(params, Adapted):
         return params, None
@@ -153,14 +168,14 @@ def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
     apart = {path: leaf for path, leaf in new.items() if path[:-1] in kernels and path[-1] in ("a", "b")}
     rest = dataclasses.replace(params, trainable=unflatten_dict({path: new[path] for path in new if path not in apart}))
     updates = {path: params.scale * leaf if path[-1] == "b" else leaf for path, leaf in apart.items()}
-    return merged(rest), unflatten_dict(updates)
+    return _updated(rest), unflatten_dict(updates)
 
 
 def merged_on_device(params: Any) -> Any:
     """Returns `merged`, compiled, with the shardings of the base."""
     if not isinstance(params, Adapted):
         return params
-    where = jax.tree.map(lambda leaf: leaf.sharding, params.base)
+    where = jax.tree.map(lambda leaf: leaf.sharding, base(params))
     return jax.jit(merged, out_shardings=where)(params)
 
 

@@ -50,8 +50,8 @@ def create(
 
 def initial_params(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> Any:
     """Creates the parameters of `create` without the rest of the state, and without those of LoRA."""
-    init, shardings = initializer(model, optimizer, cfg, mesh)
-    return _on_devices(lambda: lora.base(init().params), lora.base(shardings.params), mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, registry.sharded_shapes(model, mesh))
+    return _on_devices(lambda: nn.unbox(registry.init(model, jax.random.key(cfg.seed))), shardings, mesh)
 
 
 def _on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any) -> T:
@@ -82,7 +82,7 @@ def initializer(
     def init(params: Any = None) -> TrainState:
         if params is None:
             params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
-        params = lora.adapt(cfg.train, shapes, params, jax.random.split(jax.random.key(cfg.seed))[1])
+        params = lora.adapt(cfg.train, model, params, jax.random.split(jax.random.key(cfg.seed))[1])
         trainable, zero = lora.trainable(params), jnp.zeros((), jnp.int32)
         mean = None if cfg.train.ema_decay is None else optax.tree.cast(trainable, jnp.float32)
         return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trainable), ema=mean)

@@ -84,7 +84,7 @@ def estimate_placement(cfg: Config, sizes: Mapping[str, int]) -> Placement:
         parameters=parameters,
         optimizer=_device_bytes(placed.opt_state),
         mean=_device_bytes(placed.ema),
-        gradients=parameters + (FLOAT32 * numbers if micro_batches > 1 else 0),
+        gradients=_device_bytes(trainable) + (FLOAT32 * numbers if micro_batches > 1 else 0),
         activations=rows // micro_batches * length * _activation_bytes(cfg, sizes["tensor"]),
         checkpoint=cost.size_bytes(placed),
         rows=rows,
