@@ -60,7 +60,7 @@ def _new_state(
     cfg, model, mesh = experiment.cfg, experiment.model, experiment.mesh
     params = None
     if experiment.start_from is not None:
-        params = load_initial(experiment, state.initial_params(model, optimizer, cfg, mesh), say)
+        params = load_initial(experiment, state.initial_params(model, cfg, mesh), say)
     return state.create(model, optimizer, cfg, mesh, params)
 
 

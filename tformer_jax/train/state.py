@@ -48,7 +48,7 @@ def create(
     return _on_devices(init, shardings, mesh, params)
 
 
-def initial_params(model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh) -> Any:
+def initial_params(model: nn.Module, cfg: Config, mesh: Mesh) -> Any:
     """Creates the parameters of `create` without the rest of the state, and without those of LoRA."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, registry.sharded_shapes(model, mesh))
     return _on_devices(lambda: nn.unbox(registry.init(model, jax.random.key(cfg.seed))), shardings, mesh)
