@@ -130,6 +130,7 @@ def test_scores_of_answers(run, tmp_path):
             "line 1: the conversation has ... tokens, but",
         ),
         (score, {"x": 1}, [], "line 1: has no field 'messages'"),
+        (score, {"messages": chats.chat("a")}, [], "line 1: has no message of the assistant to score"),
         (generate, {"prompt": "a"}, ["--prefix-field", "b"], "--chat has no --prefix-field"),
     ],
 )

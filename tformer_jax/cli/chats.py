@@ -15,7 +15,7 @@ from tformer_jax.data.tokenizers.chats import template_of
 from tformer_jax.inference.encoding import TextError
 from tformer_jax.inference.requests import Request
 
-SETTINGS = ("chat", "system")
+SETTINGS = ("chat", "system", "field")
 """Options that determine the outputs."""
 NEW = "/new"
 """What begins a new conversation at the prompt."""
@@ -50,7 +50,10 @@ def read_records(records: Iterable[Any], field: str) -> Iterator[Chat]:
     """Yields the conversations of records; raises `TextError` for one that has none."""
     for index, record in enumerate(records):
         try:
-            yield chat_of(record, _names(field))
+            chat = chat_of(record, _names(field))
+            if not chat.answers:
+                raise UserError("has no message of the assistant to score")
+            yield chat
         except UserError as error:
             raise TextError(index, str(error)) from None
 
