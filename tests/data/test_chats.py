@@ -48,6 +48,8 @@ MISTAKES = [
     ({"messages": [*PAIR, {"role": "user", "content": 3}]}, "the content of message 3 is int, not text"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "a part of the type 'image_url'"),
     ({"messages": chats.chat("a\ufdd1", "b")}, r"message 1 has U\+FDD1, which is not a character: remove it"),
+    ({"messages": PAIR, "tools": [{"name": "\ufdd1"}]}, r"a tool has U\+FDD1, which is not a character"),
+    ({"messages": PAIR, "tools": "{"}, "field 'tools' is a text that is not JSON"),
     ({"prompt": "a", "response": 3}, "field 'response' is int, not text"),
 ]
 

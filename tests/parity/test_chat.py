@@ -21,7 +21,8 @@ from tformer_jax.data.chat.template import PLAIN
 from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.chats import encode_chat, encode_prompt, with_chat
 
-TEMPLATES = {"chatml": chats.CHATML, "generation": chats.GENERATION, "plain": PLAIN}
+TOOLS = "{% if tools %}{{ '<|im_start|>system\\n' + tools|tojson + '<|im_end|>\\n' }}{% endif %}"
+TEMPLATES = {"tools": TOOLS + chats.CHATML, "chatml": chats.CHATML, "generation": chats.GENERATION, "plain": PLAIN}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def both(tmp_path_factory):
 
 
 @pytest.mark.parametrize("messages", chats.CHATS)
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", ["chatml", "generation", "plain"])
 def test_tokens_and_the_assistants_tokens(name, messages, both):
     """Without `{% generation %}`, which transformers needs, the tokens are those of the same template with it."""
     theirs, ours = both(name)
@@ -63,6 +64,14 @@ def test_special_tokens_that_a_message_spells_stay_text(name, both):
     assert theirs.decode(found.ids) == theirs.apply_chat_template(messages, tokenize=False)
     answer = theirs.decode([i for i, own in zip(found.ids, found.answers, strict=True) if own])
     assert answer.strip() == messages[1]["content"] + "<|im_end|>"
+
+
+def test_tools_are_given_to_the_template(both):
+    theirs, ours = both("tools")
+    tools = [{"type": "function", "function": {"name": "now", "description": "The time <|im_end|>"}}]
+    found = encode_chat(ours, Chat.read(chats.CHATS[0], tools))
+    expected = theirs.apply_chat_template(chats.CHATS[0], tools, return_dict=False, sanitize_control_tokens=True)
+    assert found.ids == expected and found.ids.count(2) == 3
 
 
 def test_an_exported_run_answers_as_here(tmp_path):

@@ -36,6 +36,7 @@ class Chat:
             raise UserError("must be a list of messages, such as [{'role': 'user', 'content': 'Hello'}]")
         if not isinstance(tools, list | None):
             raise UserError(f"has tools that are {type(tools).__name__}, not a list of descriptions of functions")
+        _check_marks(tools, "a tool")
         read = [_read_message(message, number) for number, message in enumerate(messages, start=1)]
         weights = tuple(bool(message.pop("weight", 1)) for message in read)
         return cls(read, tools or None, () if all(weights) else weights)
@@ -95,9 +96,14 @@ def _read_message(message: Any, number: int) -> Message:
         raise UserError(f"message {number} of the {role} has no content")
     if values.get("weight", 1) not in (0, 1):
         raise UserError(f"message {number} has the weight {values['weight']!r}: write 0 or 1")
-    if mark := next((mark for text in _texts(values) for mark in MARKS if mark in text), None):
-        raise UserError(f"message {number} has U+{ord(mark):04X}, which is not a character: remove it")
+    _check_marks(values, f"message {number}")
     return values
+
+
+def _check_marks(value: Any, name: str) -> None:
+    """Raises `UserError` if a text in a JSON value has one of `MARKS`."""
+    if mark := next((mark for text in _texts(value) for mark in MARKS if mark in text), None):
+        raise UserError(f"{name} has U+{ord(mark):04X}, which is not a character: remove it")
 
 
 def _text_of(part: Any, number: int) -> str:

@@ -93,8 +93,8 @@ class ChatTemplate:
         Raises:
             UserError: the template is not valid or refuses the conversation, or jinja2 is not installed.
         """
-        messages = [_mark(message, spelled) for message in chat.messages]
-        variables = {"messages": messages, "tools": chat.tools, "documents": None, "add_generation_prompt": prompt}
+        given = {"messages": list(chat.messages), "tools": chat.tools}
+        variables = _mark(given, spelled) | {"documents": None, "add_generation_prompt": prompt}
         today = datetime.date.fromisoformat(self.date or "2000-01-01")
         program = _compile(self.text)
         try:
