@@ -17,12 +17,14 @@ from tformer_jax.inference.batching import run_in_chunks
 from tformer_jax.inference.encoding import LongTexts
 
 SECONDS_A_CHUNK = 0.01
+UNUSED = {"step": None, "quantize": None, "ensemble": ()}
+"""Options of the commands that choose other weights of the run."""
 
 
 def echo(source: Path, output: Path, *, resume: bool, sleep: float) -> None:
     """Writes each line twice, slowly, like a model with chunks of four texts."""
     run = source.parent / "run"
-    defaults = {"on_long_line": "stop", "field": "text", "step": None, "quantize": None}
+    defaults = {"on_long_line": "stop", "field": "text", **UNUSED}
     options = argparse.Namespace(output=output, resume=resume, run=run, **defaults)
 
     def stream(texts: Iterator[str], *, skip: int, long_texts: LongTexts) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cli.kill_lines import UNUSED
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import embed, lines, outputs
 from tformer_jax.cli.inputs import Source
@@ -36,7 +37,7 @@ def test_an_array_is_written_through_a_link(tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     target, link = tmp_path / "v.npy", tmp_path / "link.npy"
     link.symlink_to(target)
-    options = argparse.Namespace(output=link, run=tmp_path / "run", on_long_line="stop", field="text", step=None)
+    options = argparse.Namespace(output=link, run=tmp_path / "run", on_long_line="stop", field="text", **UNUSED)
     ones = lambda texts, **_: (np.ones(3, np.float32) for _ in texts)  # noqa: E731
     work = lines.Work(options, ones, embed.plain, embed.added, ())
     embed.write_array(Source(["a", "b"], None), work)

@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from rich.console import Console
 
-from tests.cli.kill_lines import echo
+from tests.cli.kill_lines import UNUSED, echo
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import lines
 from tformer_jax.cli.inputs import Source
@@ -27,7 +27,7 @@ def source(tmp_path):
 
 def options(source: Path, output: Path | None, action: str = "stop") -> argparse.Namespace:
     run = source.parent / "run"
-    return argparse.Namespace(output=output, resume=False, run=run, on_long_line=action, field="text", step=None)
+    return argparse.Namespace(output=output, resume=False, run=run, on_long_line=action, field="text", **UNUSED)
 
 
 def test_results_are_written_before_more_is_read(source, capsys):

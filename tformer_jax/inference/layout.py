@@ -46,12 +46,13 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
 
 def _convert_for_decoding(model: Any, params: Any) -> tuple[Any, Any]:
     model, params = unroll_layers(model, params)
+    stored = any(map(is_quantized, flatten_dict(params).values()))
     if decodes_with_fused_weights():
         cfg, params = conversions.untied(model.cfg, params)
-        if not any(map(is_quantized, flatten_dict(params).values())):
+        if not stored:
             cfg, params = conversions.fused(cfg, params)
         model = type(model)(cfg)
-    if model.cfg.quantization:
+    if model.cfg.quantization and not stored:
         params = _quantize(model, params)
     return model, params
 
