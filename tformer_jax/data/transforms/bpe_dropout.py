@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -91,12 +92,13 @@ class RandomMerges:
         return [self._ids[piece] for piece in pieces] if self._tokenizer.fallback_bytes else [UNK]
 
     def _merge(self, pieces: list[str], rng: random.Random) -> list[str]:
-        while len(pieces) > 1:
-            allowed = [rng.random() >= self._rate for _ in pieces[1:]]
-            pairs = itertools.pairwise(pieces)
-            candidates = [(self._ranks[pair], i) for i, pair in enumerate(pairs) if allowed[i] and pair in self._ranks]
-            if not candidates:
-                break
-            _, i = min(candidates)
-            pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
-        return pieces
+        """Returns the pieces of a word; a merge is drawn only if it would be the first by rank."""
+        while True:
+            lowest, place = math.inf, -1
+            for number, pair in enumerate(itertools.pairwise(pieces)):
+                rank = self._ranks.get(pair, math.inf)
+                if rank < lowest and rng.random() >= self._rate:
+                    lowest, place = rank, number
+            if place < 0:
+                return pieces
+            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
