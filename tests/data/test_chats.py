@@ -240,3 +240,19 @@ def test_a_template_survives_a_changed_vocabulary(checkpoint):
     assert changed.tokenizer.vocab_size < tokenizer.vocab_size
     after, before = (encode_chat(one, Chat.from_json(text)) for one in (changed.tokenizer, tokenizer))
     assert [changed.rows[i][0] for i in after.ids] == before.ids and after.answers == before.answers
+
+
+def test_where_a_template_is_looked_for(tmp_path):
+    """A list has names; the file chat_template.jinja counts before the field of tokenizer_config.json."""
+    folder = chats.write_tokenizer(tmp_path / "checkpoint")
+    path = folder / "tokenizer_config.json"
+    named = [{"name": "tool_use", "template": "other"}, {"name": "default", "template": chats.CHATML}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    assert template.read_template(path) == template.read_template(folder) == chats.CHATML
+    assert load_checkpoint_tokenizers(folder).target.chat.text == chats.CHATML
+    (folder / "chat_template.jinja").write_text(chats.GENERATION)
+    assert template.read_template(folder) == template.read_template(folder / "chat_template.jinja") == chats.GENERATION
+    assert load_checkpoint_tokenizers(folder).target.chat.text == chats.GENERATION
+    for name, problem in ({"missing": "does not exist", "config.json": "has no template"}).items():
+        with pytest.raises(UserError, match=rf"^data\.chat_template: .*{name} {problem}$"):
+            template.read_template(folder / name)
