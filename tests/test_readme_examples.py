@@ -67,6 +67,7 @@ ELSEWHERE = (
 )
 """Commands that install or test, as continuous integration does, or serve, as `test_the_server_answers_the_example`."""
 OF_PACKAGES = {
+    "flatbuffers": ("python scripts/export_steps.py",),
     "libtpu": ("python scripts/describe.py --preset gpt2 --topology",),
     "sacremoses": tuple(
         f"python scripts/train.py --config configs/translate_multi30k.py:{variant}"
@@ -97,12 +98,15 @@ def smaller(command: str) -> str:
     return command
 
 
-def example_commands() -> list[str]:
+def all_commands() -> list[str]:
     texts = (path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("**/README.md")))
-    found = [command for text in texts for command in commands(text)]
+    found = (command for text in texts for command in commands(text))
+    return [command for command in dict.fromkeys(found) if not command.startswith(ELSEWHERE)]
+
+
+def example_commands() -> list[str]:
     missing = [starts for package, starts in OF_PACKAGES.items() if importlib.util.find_spec(package) is None]
-    left_out = *ELSEWHERE, *itertools.chain(*missing)
-    return [command for command in dict.fromkeys(found) if not command.startswith(left_out)]
+    return [command for command in all_commands() if not command.startswith(tuple(itertools.chain(*missing)))]
 
 
 def made_corpora(folder: Path) -> None:
@@ -164,7 +168,7 @@ def shell(folder: Path, command: str) -> str:
 
 
 def test_the_blocks_are_found():
-    found = example_commands()
+    found = all_commands()
     shown = set(re.findall(r"scripts/(\w+)\.py", " ".join(found)))
     assert shown == {path.stem for path in (ROOT / "scripts").glob("*.py")} - {"serve", "xla_flags"}
 
