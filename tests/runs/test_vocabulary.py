@@ -70,7 +70,7 @@ def test_outputs_are_those_before_of_kept_tokens(folder, trimmed, settings):
     assert len(removed) > 20
     expected = with_suppressed(before, removed).translate(texts, **settings)
     assert after.translate(texts, **settings) == expected
-    assert len({*expected}) > 10
+    assert len({*expected}) > 5
 
 
 def kept_rows(before: tj.Run, after: tj.Run) -> tuple[dict[str, int], list[int]]:
