@@ -112,8 +112,9 @@ def save(folder: Path, config: dict) -> torch.nn.Module:
     model_class = getattr(transformers, CLASSES.get(kind, kind))
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    given = {key: value for key, value in config.items() if key not in ("model_type", "architectures", "torch_dtype")}
-    stored = getattr(torch, config.get("torch_dtype", "float32"))
+    loading = "model_type", "architectures", "torch_dtype", "dtype"
+    given = {key: value for key, value in config.items() if key not in loading}
+    stored = getattr(torch, config.get("torch_dtype", config.get("dtype", "float32")))
     checkpoints.save(folder, CLASSES.get(kind, kind), given).to(stored).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
