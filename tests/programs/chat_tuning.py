@@ -27,7 +27,7 @@ from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, OptimConfig, ParallelConfig
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.interop import adapters, hf
-from tformer_jax.runs import experiment, training
+from tformer_jax.runs import experiment, provenance, training
 from tformer_jax.special_tokens import IGNORED
 
 STEPS = 20
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--record", type=Path)
-    options = parser.parse_args()
+    options, revision = parser.parse_args(), provenance.collect()["git_revision"]
     cfg = read_config(f"configs/tune_chat.py:{options.run}")
     small = dataclasses.replace(cfg.data, batch_size=1, window=192)
     cfg = dataclasses.replace(cfg, optim=OPTIM, data=small, parallel=ParallelConfig(data=1))
@@ -115,7 +115,8 @@ def main() -> None:
     print(found["largest_relative_difference"])
     if options.record:
         packages = {"torch": torch.__version__}
-        commands.write_record(options.record, "tests.programs.chat_tuning", settings=packages, **found)
+        about = {"git_revision": revision, "settings": packages}
+        commands.write_record(options.record, "tests.programs.chat_tuning", **about, **found)
     raise SystemExit(found["largest_relative_difference"] > TOLERANCE)
 
 
