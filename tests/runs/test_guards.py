@@ -150,7 +150,7 @@ def explained(error: NotFinite) -> str:
     run = mock.MagicMock(spec=Training, cfg=Config(seed=3))
     for name in ("experiment", "trainer", "checkpointer", "watchdog"):
         setattr(run, name, mock.MagicMock())
-    run.trainer.state.params, run.watchdog.paused = {}, contextlib.nullcontext
+    run.trainer.state.params, run.watchdog.paused, run.teacher = {}, contextlib.nullcontext, None
     run.checkpointer.latest_step.return_value = 4
     return str(Training._explained(run, error))
 
@@ -163,7 +163,7 @@ def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(mon
         "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 4"
     )
     assert re.match(sentence, explained(not_finite_at_step_six()))
-    (_, _, batch, key, _), _ = looked_at.call_args
+    (_, _, batch, key, *_), _ = looked_at.call_args
     assert batch == {"step": 6}
     assert key == jax.random.fold_in(jax.random.key(3), 5)  # of the state before the step
 

@@ -313,8 +313,7 @@ class DataConfig(Section):
                     Direction.parse(text)
                 except ValueError as error:
                     raise self.error(name, str(error)) from error
-        listed = [Direction.parse(text) for text in self.directions]
-        read = [*listed, *(direction.reverse for direction in listed if self.both_directions)]
+        read = self.wanted_directions
         for text in dict.fromkeys(map(str, (*read, *map(Direction.parse, self.zero_shot)))):
             if (*map(str, read), *self.zero_shot).count(text) > 1:
                 raise self.error("directions", f"has {text!r} twice, with both_directions and zero_shot; write it once")
@@ -359,10 +358,8 @@ class DataConfig(Section):
             raise self.error("bucket_lengths", "must be lengths in ascending order, such as (16, 32, 64)")
         needed = self.bucket_lengths[-1] * self.batch_multiple
         if self.batching == "buckets" and self.batch_tokens < needed:
-            raise self.error(
-                "batch_tokens",
-                f"must be at least {needed}: {self.batch_multiple} (data.batch_multiple) rows of the longest bucket",
-            )
+            rows = f"{self.batch_multiple} (data.batch_multiple) rows"
+            raise self.error("batch_tokens", f"must be at least {needed}: {rows} of the longest bucket")
 
     @property
     def generated(self) -> bool:

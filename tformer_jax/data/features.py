@@ -14,8 +14,9 @@ from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.placeholders import mask_example
 from tformer_jax.data.tags import Tags, direction_column
-from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_chats
+from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.data.transforms.base import Transforms
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
@@ -233,12 +234,6 @@ class FeatureConverter:
             )
             self.reported = True
         return truncated
-
-
-def document_end(tokenizer: Tokenizer) -> int | None:
-    """Returns the token that ends documents; None if the vocabulary has none, as nanoGPT's characters have."""
-    end = tokenizer.special.eos[0]
-    return end if end < tokenizer.vocab_size else None
 
 
 def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:

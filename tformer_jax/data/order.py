@@ -13,8 +13,6 @@ from grain.experimental import index_shuffle
 
 DRAWS = 2**20
 """Sum of the weights of a mixture, which are rounded to whole numbers if they do not change."""
-EPOCHS = 2**20
-"""Epochs of stage n are numbered from n * `EPOCHS` if stages differ in their transforms."""
 SMALL = 1024
 """Number of examples below which a permutation of them is kept in memory."""
 

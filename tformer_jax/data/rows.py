@@ -9,9 +9,10 @@ import numpy as np
 from tformer_jax.config import DataConfig
 from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
-from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized, document_end
+from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized
 from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.data.transforms.base import Transforms
 from tformer_jax.special_tokens import EOS
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ModelConfig
-from tformer_jax.data.features import document_end
 from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.tokens import document_end
 
 ON_LONG = ("stop", "truncate", "skip")
 """What can be done with a text that is too long for the model."""

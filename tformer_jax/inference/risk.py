@@ -31,7 +31,7 @@ def chrf_matrix(texts: Sequence[str]) -> np.ndarray:
     precision, recall, orders = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     for n in range(1, ORDER + 1):
         counts = _count_ngrams(characters, n)
-        matches = np.stack([np.minimum(counts, row).sum(axis=1) for row in counts], axis=1)
+        matches = np.array([np.minimum(counts, row).sum(axis=1) for row in counts]).reshape(shape).T
         totals = counts.sum(axis=1)
         present = (totals[:, None] > 0) & (totals > 0)
         precision += np.where(present, matches / np.maximum(totals, 1)[:, None], 0)

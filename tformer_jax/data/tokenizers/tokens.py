@@ -57,6 +57,12 @@ def token_texts(tokenizer: Decoder, ids: Iterable[int]) -> list[str]:
     return [tokenizer.special.name(i) or tokenizer.decode([i]) for i in ids]
 
 
+def document_end(tokenizer: Tokenizer) -> int | None:
+    """Returns the token that ends documents; None if the vocabulary has none, as nanoGPT's characters have."""
+    end = tokenizer.special.eos[0]
+    return end if end < tokenizer.vocab_size else None
+
+
 def same_tokens(here: Tokenizer, there: Tokenizer) -> bool:
     """Returns whether the ids that two tokenizers share have the same texts."""
     ids = range(min(here.vocab_size, there.vocab_size))

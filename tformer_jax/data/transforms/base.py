@@ -9,7 +9,6 @@ from tformer_jax.config import DataConfig
 from tformer_jax.config.stages import read_stages
 from tformer_jax.config.transforms import Transform, format_source
 from tformer_jax.data.corpora import Corpus, Example
-from tformer_jax.data.order import EPOCHS
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 
 Change: TypeAlias = Callable[[Example, random.Random, int], Example]
@@ -18,6 +17,9 @@ IdChange: TypeAlias = Callable[[list[int], str, Tokenizer, random.Random], list[
 """Changes the ids of a text, without the special tokens around it."""
 WORD_BITS = 64
 """Bits of the seed, the epoch and the index in the seed of a generator."""
+
+EPOCHS = 2**20
+"""Epochs of stage n are numbered from n * `EPOCHS` if stages differ in their transforms."""
 
 
 class Training(NamedTuple):
