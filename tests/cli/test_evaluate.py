@@ -161,6 +161,7 @@ def test_evaluation_on_a_mesh(runs, tmp_path):
     assert found["metrics"] == pytest.approx(final["test"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_int8_kernels_change_the_loss_a_little_and_are_recorded(runs, tmp_path):
     run, record, output = runs["seq2seq"], tmp_path / "record.json", tmp_path / "output.txt"
     flags = ["--run", str(run), "--quantize", "int8"]

@@ -7,6 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from tests import chats
+from tests.helpers import rest_slow
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig
@@ -125,7 +126,7 @@ def test_an_answer_of_weight_0_is_not_learned(checkpoint, tmp_path):
     assert tokenizer.decode([i for i, own in zip(encoded.ids, encoded.answers, strict=True) if own]) == "yes"
 
 
-@pytest.mark.parametrize("policy", ["drop", "truncate"])
+@pytest.mark.parametrize("policy", rest_slow(["truncate", "drop"], 1))
 def test_long_conversations_are_counted(policy, checkpoint, tmp_path, caplog):
     """Truncated ones keep their prompt; one whose prompt fills the row is dropped, because nothing is left to learn."""
     long = chats.chat("the cat sat", "How are you? " * 20)

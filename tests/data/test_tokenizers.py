@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora import Corpus
@@ -159,7 +160,7 @@ print(json.dumps(trained("{kind}").to_json(), sort_keys=True))
 """
 
 
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+@pytest.mark.parametrize("kind", rest_slow(["bpe", "wordpiece"], 1))
 def test_every_process_trains_the_same_vocabulary(kind):
     """Regression test: WordPiece numbered its characters in the order of a hash table, another one in each process."""
     command = [sys.executable, "-c", TRAIN.format(kind=kind)]

@@ -48,7 +48,9 @@ def mean_log_probabilities(models, params, mean, rows):
     return np.log(joint / joint.sum())
 
 
-@pytest.mark.parametrize(("family", "mean"), [("seq2seq", MEANS[0]), ("decoder_lm", MEANS[1])])
+@pytest.mark.parametrize(
+    ("family", "mean"), [("seq2seq", MEANS[0]), pytest.param("decoder_lm", MEANS[1], marks=pytest.mark.slow)]
+)
 def test_greedy_outputs_and_scores_are_those_of_the_mean(family, mean):
     models, params = members(family)
     cfg, texts = setup(family), [text for text in TEXTS if text]
@@ -85,6 +87,7 @@ def test_outputs_of_beam_search_have_the_scores_of_full_passes():
         assert list(Translator(cfg, model, TOKENIZERS).stream(own, SOURCES, outputs=4)) != outputs
 
 
+@pytest.mark.slow
 def test_a_model_with_itself_is_the_model():
     (model, _), (params, _) = members("seq2seq")
     cfg = dataclasses.replace(setup("seq2seq"), decode=DecodeConfig(strategy="beam", beams=3, max_new_tokens=5))

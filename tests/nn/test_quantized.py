@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from tests.helpers import assert_close, build, tiny
+from tests.helpers import assert_close, build, rest_slow, tiny
 from tests.train.test_step import batch, settings
 from tformer_jax import axes
 from tformer_jax.base.errors import UserError
@@ -60,7 +60,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", rest_slow([*MODELS], 1))
 def test_stored_kernels_compute_what_training_does(name):
     """Those of `--quantize`, and of the layout in which a model that was trained with int8 decodes."""
     cfg = dataclasses.replace(MODELS[name], quantization="int8")

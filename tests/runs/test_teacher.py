@@ -32,6 +32,7 @@ def taught(first, corpus_folder, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_record_names_the_teacher(first, taught):
     result, folder = run_folder.read_result(taught), run_folder.read_json(taught / "teacher.json")
     assert result["teacher"] == folder
@@ -42,12 +43,14 @@ def test_the_record_names_the_teacher(first, taught):
         assert record["loss"] == pytest.approx(0.5 * record["nll"] + 0.5 * record["divergence"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_student_equals_an_uninterrupted_one(first, taught, corpus_folder, tmp_path):
     training.run(build(student(first, steps=2), tmp_path / "run", corpus_folder))
     training.run(build(student(first), tmp_path / "run", corpus_folder, resume=True))
     jax.tree.map(np.testing.assert_array_equal, *(load_trained(run).params for run in (tmp_path / "run", taught)))
 
 
+@pytest.mark.slow
 def test_a_changed_teacher_is_refused(first, taught, corpus_folder, tmp_path):
     teacher = shutil.copytree(first, tmp_path / "teacher")
     run = shutil.copytree(taught, tmp_path / "run")

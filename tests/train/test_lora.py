@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec
 
-from tests.helpers import assert_close, build, randomized, tiny
+from tests.helpers import assert_close, build, randomized, rest_slow, tiny
 from tests.nn.test_quantized import to_grid
 from tests.train.test_step import batch, settings
 from tformer_jax.base.errors import UserError
@@ -157,7 +157,7 @@ def test_a_step_computes_no_gradients_of_frozen_kernels():
     assert (products["8,8"], products["8,12"] + products["12,8"]) == (0, 1)
 
 
-@pytest.mark.parametrize("name", ["scanned, fused", "encoder-decoder, gated"])
+@pytest.mark.parametrize("name", rest_slow(["scanned, fused", "encoder-decoder, gated"], 1))
 def test_a_base_of_int8_is_that_of_rounded_kernels(name):
     """The step's loss and gradients equal those of a float32 base with the kernels rounded in NumPy."""
     family = MODELS[name].family
@@ -178,6 +178,7 @@ def test_a_base_of_int8_is_that_of_rounded_kernels(name):
     jax.tree.map(lambda one, two: assert_close(one, two, 1e-5), merged, expected)
 
 
+@pytest.mark.slow
 def test_a_base_of_int8_is_created_sharded_and_saved(tmp_path):
     cfg = low_rank(lora_base="int8")
     cfg = dataclasses.replace(cfg, parallel=ParallelConfig(data=1, fsdp=2, tensor=2))

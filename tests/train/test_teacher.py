@@ -69,6 +69,7 @@ def test_a_model_learns_nothing_from_itself():
     assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(gradients)) < 1e-5
 
 
+@pytest.mark.slow
 def test_steps_on_a_mesh_equal_those_on_one_device():
     """Also with micro-batches; the teacher is sharded by the rules of its own axes, and in no state."""
     found = []
