@@ -313,7 +313,8 @@ class DataConfig(Section):
                     Direction.parse(text)
                 except ValueError as error:
                     raise self.error(name, str(error)) from error
-        read = self.wanted_directions
+        listed = [Direction.parse(text) for text in self.directions]
+        read = [*listed, *(direction.reverse for direction in listed if self.both_directions)]
         for text in dict.fromkeys(map(str, (*read, *map(Direction.parse, self.zero_shot)))):
             if (*map(str, read), *self.zero_shot).count(text) > 1:
                 raise self.error("directions", f"has {text!r} twice, with both_directions and zero_shot; write it once")
@@ -390,9 +391,8 @@ class DataConfig(Section):
     @property
     def longest(self) -> int:
         """Maximum number of tokens per row, source or target."""
-        if self.batching == "buckets":
-            return self.bucket_lengths[-1]
-        return max(self.window, (self.batching == "packed" and self.source_window) or 0)
+        window = max(self.window, (self.batching == "packed" and self.source_window) or 0)
+        return self.bucket_lengths[-1] if self.batching == "buckets" else window
 
     @property
     def tokens_per_batch(self) -> int:
