@@ -14,11 +14,11 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference import batching
 from tformer_jax.inference.batching import pad_rows
-from tformer_jax.inference.encoding import LongTexts, start_of_text
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.engine import Engine
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.models import registry
-from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN, UNK, SpecialTokens
+from tformer_jax.special_tokens import BOS, EOS, PAD, UNK
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -212,55 +212,6 @@ def test_what_does_not_fit(family, kind, texts, sentence):
 def without_start(cfg: Config) -> Config:
     """Returns the config with documents in segments of their own, whose first tokens no other token precedes."""
     return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, batching="packed", bucket_lengths=(16, 32, 64)))
-
-
-def test_an_empty_prompt_continues_after_the_token_that_starts_texts():
-    """The end of the previous document, in training on windows; each token is the best one by a float64 pass."""
-    cfg = setup("decoder_lm")
-    model, params = build(cfg.model, seed=5)  # a seed for which other first tokens have other outputs
-    (text,) = TextGenerator(cfg, model, TOKENIZERS)(params, [""])
-    ids = LETTERS.encode(text)
-    read = np.array([[EOS, *ids]])
-    logits = oracles.decoder_lm(oracles.f64(params), cfg.model, read, read != PAD)[0]
-    logits[:, [PAD_TOKEN, BOS]] = -np.inf
-    assert logits.argmax(axis=-1).tolist() == [*ids, EOS]
-    assert ids
-
-
-class WithSpaces(CharacterTokenizer):
-    """Writes a space before each letter but the first, as SentencePiece does for words."""
-
-    special = dataclasses.replace(CharacterTokenizer.special, context=LETTERS.encode("a")[0])
-    separator = " "
-
-
-def test_an_output_of_an_empty_prompt_is_no_continuation():
-    cfg, tokenizer = setup("decoder_lm"), WithSpaces("abcdefg")
-    model, params = build(cfg.model, seed=5)
-    for stop in ((), ("gggg",)):  # at once, and as a stream
-        decode = dataclasses.replace(cfg.decode, stop=stop)
-        generate = TextGenerator(dataclasses.replace(cfg, decode=decode), model, Tokenizers(tokenizer, tokenizer))
-        empty, other = generate(params, ["", "a"])
-        assert empty and not empty.startswith(" ") and other.startswith(" ")
-
-
-@pytest.mark.parametrize(
-    ("special", "batching", "expected"),
-    [
-        (SpecialTokens(before=(7,)), "windows", (7,)),
-        (SpecialTokens(bos=5, suppressed=()), "windows", (5,)),
-        (SpecialTokens(bos=5, suppressed=()), "packed", (5,)),
-        (SpecialTokens(), "windows", (EOS,)),
-        (SpecialTokens(), "packed", ()),
-        (SpecialTokens(bos=None, eos=(11,)), "windows", ()),
-        (SpecialTokens(bos=11, eos=(11,), suppressed=()), "windows", ()),
-    ],
-)
-def test_the_token_that_starts_texts(special, batching, expected):
-    """The vocabulary has ids 0 to 10."""
-    cfg, tokenizer = setup("decoder_lm"), CharacterTokenizer("abcdefg")
-    tokenizer.special = special
-    assert start_of_text(cfg if batching == "windows" else without_start(cfg), tokenizer) == expected
 
 
 def test_evaluation_truncates_long_texts():

@@ -1,4 +1,4 @@
-"""What is checked when a run is built: other processes in its folder, the run that it starts from, and its sizes."""
+"""What is checked when a run is built: other processes in its folder, the run that it starts from, and its data."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import check_predictable
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.tokenizers.standalone import character_tokenizer
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import experiment, initial_state, run_folder
@@ -373,41 +373,3 @@ def test_documents_of_which_no_character_is_a_token_are_refused_before_training(
     corpus, tokenizer = load_corpus(cfg, tmp_path), character_tokenizer("abc")
     with pytest.raises(DataError, match="all examples of split train are empty or have no token"):
         check_predictable(cfg, corpus, Tokenizers(tokenizer, tokenizer))
-
-
-def test_tied_embeddings_need_one_vocabulary():
-    """Two vocabularies of equal size would pass for one."""
-    source, target = (CharacterTokenizer(letters) for letters in ("abc", "xyz"))
-    assert source.vocab_size == target.vocab_size
-    cfg = Config(model=ModelConfig(tie_embeddings="all"))
-    with pytest.raises(UserError, match="model.tie_embeddings='all': needs one vocabulary, but the tokenizers"):
-        experiment.with_data_sizes(cfg, Tokenizers(source, target), None)
-    experiment.with_data_sizes(cfg, Tokenizers(source, source), None)
-
-
-LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones
-TOKENIZERS = Tokenizers(LETTERS, LETTERS)
-
-
-def of_sizes(**sizes: int | None) -> Config:
-    return Config(model=tiny("classifier", **sizes), data=DataConfig(source="cldr_language", bucket_lengths=(8,)))
-
-
-def test_missing_sizes_are_those_of_the_data():
-    found = experiment.with_data_sizes(of_sizes(vocab_size=None, num_classes=None), TOKENIZERS, ["x", "y"]).model
-    assert (found.vocab_size, found.num_classes) == (11, 2)
-    found = experiment.with_data_sizes(of_sizes(vocab_size=16, num_classes=2), TOKENIZERS, ["x", "y"]).model
-    assert found.vocab_size == 16
-
-
-@pytest.mark.parametrize(
-    ("sizes", "sentence"),
-    [
-        ({"vocab_size": 10}, "model.vocab_size=10: is smaller than the 11 that the data has; leave it"),
-        ({"num_classes": 1}, "model.num_classes=1: is smaller than the 2 that the data has"),
-        ({"num_classes": 3}, "model.num_classes=3: must be 2, the number of classes in the data; leave it out"),
-    ],
-)
-def test_sizes_that_do_not_fit(sizes, sentence):
-    with pytest.raises(UserError, match=sentence):
-        experiment.with_data_sizes(of_sizes(**{"num_classes": 2, **sizes}), TOKENIZERS, ["x", "y"])
