@@ -95,6 +95,8 @@ def _joined(runs: Sequence["Run"], mean: str) -> "Run":
         UserError: the models do not decode, or differ in their tokens or in a setting that they must share.
     """
     first, *others = runs
+    if mean not in MEANS:
+        raise UserError(f"mean={mean!r}: must be {' or '.join(map(repr, MEANS))}")
     for other in others:
         check_member(first.config, other.config, str(other.path))
         pairs = (first.tokenizers.source, other.tokenizers.source), (first.tokenizers.target, other.tokenizers.target)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import tformer_jax as tj
 from tests.cli.finished_runs import finish
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, translate
@@ -78,3 +79,12 @@ def test_an_ensemble_needs_the_same_vocabulary(run, tmp_path):
     other = finish("seq2seq", tmp_path, DataConfig(source="tsv", train="pairs.tsv", **data, **sizes))
     with pytest.raises(UserError, match=r"has another vocabulary than .*: train it with data.tokenizer='file'"):
         translate.main(["--run", str(run), "--ensemble", str(other), "one"])
+
+
+def test_a_mean_needs_an_ensemble(run):
+    with pytest.raises(UserError, match="--mean is for an ensemble: add --ensemble DIR"):
+        translate.main(["--run", str(run), "--mean", "log_probabilities", "one"])
+    with pytest.raises(UserError, match="mean='sum': must be 'probabilities' or 'log_probabilities'"):
+        tj.load(run, ensemble=[run], mean="sum")
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        translate.main(["--run", str(run), "--ensemble", "nowhere", "one"])

@@ -91,7 +91,7 @@ def test_a_cache_takes_at_most_half_of_the_memory(memory, tokens, monkeypatch, c
     data = DataConfig(source="stdlib_text", batching="windows", window=64)
     cfg = Config(model=tiny("decoder_lm", **heads), data=data, decode=DecodeConfig(max_new_tokens=15))
     options = serve.parser().parse_args(["--run", "x", "--max-rows", "2"])
-    pages = serve.cache_pages(cfg, options)
+    pages = serve.cache_pages(cfg, [cfg.model], options)
     assert pages == (tokens and tokens // PAGE_SIZE)
     assert (f"Each KV cache has {tokens} tokens, because one for 2 rows of 64 tokens" in capsys.readouterr().out) == (
         tokens is not None

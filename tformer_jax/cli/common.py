@@ -88,7 +88,9 @@ def load_run(options: argparse.Namespace, *, needs_head: bool = True) -> "Run":
     import_modules(options.imports)
     run_in_calling_thread()
     names = {"quantize": "quantization", "ensemble": "ensemble", "mean": "mean"}
-    weights = {name: getattr(options, option) for option, name in names.items() if hasattr(options, option)}
+    weights = {name: given for option, name in names.items() if (given := getattr(options, option, None))}
+    if "mean" in weights and "ensemble" not in weights:
+        raise UserError("--mean is for an ensemble: add --ensemble DIR, or leave it out")
     run = tformer_jax.load(options.run, mesh=options.mesh, step=options.step, **weights)
     if needs_head:
         run.require_head("this command")
@@ -157,9 +159,7 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="decode together with this run, which has the same vocabulary (repeatable)",
     )
-    parser.add_argument(
-        "--mean", choices=MEANS, default=MEANS[0], help=f"what an ensemble averages at each token (default: {MEANS[0]})"
-    )
+    parser.add_argument("--mean", choices=MEANS, help=f"what an ensemble averages at each token (default: {MEANS[0]})")
     parser.add_argument(
         "--quantize",
         choices=QUANTIZATIONS,

@@ -178,7 +178,7 @@ def make_record(
         **provenance.collect(),
         "seed": cfg.seed,
         "weights": run_folder.weights_of(run.path, run.step),
-        **({"ensemble": {str(path): run_folder.weights_of(path) for path in run.ensemble}} if run.ensemble else {}),
+        **(ensemble_facts(run) if run.ensemble else {}),
         **facts,
         **({"quantization": cfg.model.quantization} if cfg.model.quantization else {}),
         "decode": to_dict(cfg.decode),
@@ -187,6 +187,13 @@ def make_record(
         "signatures": evaluation.signatures,
         "remarks": evaluation.remarks,
     }
+
+
+def ensemble_facts(run: "tj.Run") -> dict[str, Any]:
+    """Returns the weights of the further runs of an ensemble by folder, and what is averaged."""
+    from tformer_jax.runs import run_folder
+
+    return {"ensemble": {str(path): run_folder.weights_of(path) for path in run.ensemble}, "mean": run.model.mean}
 
 
 def output_lines(cfg: Config, samples: Sequence[Sample]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from tformer_jax.cli import outputs
 from tformer_jax.cli.common import add_weights, run_parser
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config.fields import flag
+from tformer_jax.config.layouts import MEANS
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
 from tformer_jax.runs import run_folder
 
@@ -146,7 +147,7 @@ def settings_facts(work: Work[Any]) -> outputs.Facts:
     facts = {"run": run_identity(work.options.run, work.options.step), "command": command, **work.facts}
     if work.options.ensemble:
         others = [run_identity(run) for run in work.options.ensemble]
-        facts["ensemble"] = {"mean": work.options.mean, "runs": others}
+        facts["ensemble"] = {"mean": work.options.mean or MEANS[0], "runs": others}
     return facts
 
 

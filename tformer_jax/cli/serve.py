@@ -14,7 +14,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
 from tformer_jax.cli.common import add_weights, format_size, integer, load_run, positive_seconds, run_parser
 from tformer_jax.cli.embed import add_pooling
-from tformer_jax.config import Config
+from tformer_jax.config import Config, ModelConfig
 from tformer_jax.config.fields import flag
 from tformer_jax.report import check_pages_installed
 
@@ -70,8 +70,10 @@ def attention_renderer(run: "tj.Run") -> Callable[[Any, str], str] | str:
 def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
     from tformer_jax.inference.engine import SMOOTH_SECONDS, Engine
+    from tformer_jax.models.ensemble import member_configs
 
-    parts, pages = (run.config, run.model, run.params, run.tokenizers), cache_pages(run.config, options)
+    parts = run.config, run.model, run.params, run.tokenizers
+    pages = cache_pages(run.config, member_configs(run.model), options)
     engine = Engine(*parts, max_rows=options.max_rows, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
     if limit := shared_output_limit(run.config, pages, options.max_rows):
         print(f"Outputs without a maximum number of tokens end at {limit:,} tokens, with their prompts", flush=True)
@@ -83,8 +85,8 @@ def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     return engine
 
 
-def cache_pages(cfg: Config, options: argparse.Namespace) -> int | None:
-    """Returns the number of pages of each KV cache; None: enough for all rows at full length.
+def cache_pages(cfg: Config, models: Sequence[ModelConfig], options: argparse.Namespace) -> int | None:
+    """Returns the number of pages of each KV cache of models; None: enough for all rows at full length.
 
     Raises:
         UserError: `--cache-tokens` is too small for one output.
@@ -99,7 +101,8 @@ def cache_pages(cfg: Config, options: argparse.Namespace) -> int | None:
             problem = f"must be at least {least * PAGE_SIZE} for one output"
             raise UserError(f"--cache-tokens {options.cache_tokens}: {problem}")
         return -(-options.cache_tokens // PAGE_SIZE)
-    full, memory = cache_bytes(cfg.model, rows, length, cfg.decode.cache_dtype), device_memory()
+    full = sum(cache_bytes(model, rows, length, cfg.decode.cache_dtype) for model in models)
+    memory = device_memory()
     if memory is None or full <= CACHE_SHARE * memory:
         return None
     pages = max(int(rows * length * CACHE_SHARE * memory / full) // PAGE_SIZE, least)

@@ -80,7 +80,7 @@ def first_member(model: Any, params: Any) -> tuple[Any, Any]:
 
 def member_configs(model: Any) -> list[ModelConfig]:
     """Returns the configs of the members of an ensemble, or of the only model."""
-    return [member.cfg for member in getattr(model, "members", (model,))]
+    return [member.cfg for member in (model.members if isinstance(model, Ensemble) else (model,))]
 
 
 def joined_caches(caches: Sequence[DecoderCache]) -> DecoderCache:
