@@ -38,6 +38,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_loader_processes_ignore_signals_and_end_with_the_run():
     """Also if the run is killed."""
     pipes = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}

@@ -91,6 +91,7 @@ def test_it_must_have_the_examples_of_the_task():
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("module", rest_slow([*FLAGS], 1))
+@pytest.mark.slow
 def test_commands_train_on_it_evaluate_and_prepare_it(module, tmp_path, capsys):
     write(tmp_path)
     (tmp_path / "own.py").write_text(CONFIG)

@@ -64,6 +64,7 @@ def test_the_text_is_normalized_and_the_vocabulary_extended():
     assert from_json(with_symbols.to_json()).decode([4, 8, 6]) == "ab<B>cd"
 
 
+@pytest.mark.slow
 def test_a_run_trains_with_it_and_every_command_loads_it(tmp_path, capsys):
     """The run names the module that registers the kind."""
     write_pairs(tmp_path)

@@ -70,6 +70,7 @@ def test_greedy_outputs_and_scores_are_those_of_the_mean(family, mean):
         assert output.score == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_outputs_of_beam_search_have_the_scores_of_full_passes():
     models, params = members("seq2seq", end=1.0)
     cfg = setup("seq2seq")

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow_datasets as tfds
 
 from tests.helpers import with_settings
@@ -34,6 +35,7 @@ def reviews(builder, *, split, **_):
     return Records(found)
 
 
+@pytest.mark.slow
 def test_the_imdb_config_learns_made_reviews(tmp_path):
     cfg = read_config(f"{CONFIG}:imdb")
     small = {"dim": 16, "num_heads": 2, "ffn_dim": 16, "encoder_layers": 1, "dropout": 0.0}

@@ -61,6 +61,7 @@ def trimmed(folder):
 
 
 @pytest.mark.parametrize("settings", rest_slow([{}, {"beams": 3, "renormalize": True}], 1))
+@pytest.mark.slow
 def test_outputs_are_those_before_of_kept_tokens(folder, trimmed, settings):
     """Also with random parameters, whose outputs would have any token."""
     before, after = trimmed
