@@ -97,4 +97,6 @@ def clean_whitespace(text: str) -> str:
 
 def is_blank(text: str) -> bool:
     """Returns whether a text has no visible character: only white space, control and format characters, and marks."""
+    if text[:1].isascii() and text[:1].isalnum():  # most texts, in a tenth of the time
+        return False
     return all(unicodedata.category(c) in INVISIBLE or c in FILLERS for c in text)

@@ -1,11 +1,12 @@
 """The directions of a corpus of many languages: which examples of a split have them, and in which order."""
 
+import array
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
-from tformer_jax.data.corpora.corpus import Joined
+from tformer_jax.data.corpora.corpus import Joined, Part
 from tformer_jax.data.corpora.example import DataError, Example
 
 OTHERS = "examples of other directions"
@@ -62,7 +63,7 @@ def direction_of(source: str, target: str) -> str:
         raise DataError(f"the languages {source!r} and {target!r} are no direction: {error}") from error
 
 
-def group_by_direction(cfg: DataConfig, examples: Iterable[Example]) -> tuple[Joined, dict[str, int]]:
+def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Joined, dict[str, int]]:
     """Returns the training examples by direction, and the number in each.
 
     The order is that of `data.directions`; of all that the data has, the alphabetic one.
@@ -70,15 +71,15 @@ def group_by_direction(cfg: DataConfig, examples: Iterable[Example]) -> tuple[Jo
     Raises:
         DataError: a direction has no example.
     """
-    groups: dict[str, list[Example]] = {str(direction): [] for direction in cfg.wanted_directions}
-    for example in examples:
-        groups.setdefault(example["direction"], []).append(example)
+    groups = {str(direction): array.array("q") for direction in cfg.wanted_directions}
+    for index, example in enumerate(examples):
+        groups.setdefault(example["direction"], array.array("q")).append(index)
     if missing := [name for name, group in groups.items() if not group]:
         raise DataError(f"data.train has no example of direction {missing[0]}: leave it out of data.directions")
     if not groups:
         raise DataError("split train has no valid example")
     order = list(groups) if cfg.directions else sorted(groups)
-    return Joined([groups[name] for name in order]), {name: len(groups[name]) for name in order}
+    return Joined([Part(examples, groups[name]) for name in order]), {name: len(groups[name]) for name in order}
 
 
 def fill(name: str, direction: Direction, side: str | None = None) -> str:

@@ -65,7 +65,7 @@ class FileSource(Source):
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:
-        """Loads the splits into memory."""
+        """Loads the splits: large ones memory-mapped, others in memory."""
         return splits.load(cls, cfg, root)
 
     @classmethod

@@ -58,7 +58,11 @@ class Filters:
     def _with_reasons(self, examples: Iterable[Example]) -> Iterator[tuple[Example, str | None]]:
         seen: set[bytes] = set()
         for example in examples:
-            reason = next((name for name, drops in self._rules.items() if drops(example)), None)
+            reason = None
+            for name, drops in self._rules.items():
+                if drops(example):
+                    reason = name
+                    break
             if reason is None and self._once:
                 digest = digest_of(example)
                 reason = "duplicates" if digest in seen else None
@@ -79,4 +83,4 @@ def length_ratio(pair: Example) -> float:
 
 
 def _has_blank_text(example: Example) -> bool:
-    return any(is_blank(text) for key, text in example.items() if key not in NO_TEXT)
+    return any(key not in NO_TEXT and is_blank(text) for key, text in example.items())

@@ -63,6 +63,19 @@ class BadLines:
             raise DataError(f"{path} is empty{self._advice}")
         self.reject(path, 1, "the file is empty")
 
+    def facts(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Returns by file and reason the number of skipped lines and the number of the first one, ready for JSON."""
+        return {
+            str(path): {problem: (count, self._first[path, problem]) for problem, count in counts.items()}
+            for path, counts in self._counts.items()
+        }
+
+    def restore(self, facts: dict[str, dict[str, tuple[int, int]]]) -> None:
+        """Takes the `facts` of an earlier reading of some files."""
+        for path, problems in facts.items():
+            self._counts[Path(path)] = collections.Counter({problem: count for problem, (count, _) in problems.items()})
+            self._first |= {(Path(path), problem): line for problem, (_, line) in problems.items()}
+
     def reasons(self) -> dict[str, int]:
         """Returns the number of skipped lines by reason."""
         return dict(sum(self._counts.values(), start=collections.Counter()))
@@ -96,13 +109,14 @@ def numbered_lines(path: Path, bad: BadLines, *, keep_ends: bool = False) -> Ite
     Raises:
         DataError: the file cannot be opened; or it is empty, damaged or not UTF-8, and malformed lines are not skipped.
     """
-    blank = True
     with contextlib.closing(open_binary(path)) as file:
-        for number, line in decoded_lines(file, path, bad, keep_ends=keep_ends):
-            blank = blank and line is not None and not line.strip()
+        lines = decoded_lines(file, path, bad, keep_ends=keep_ends)
+        for number, line in lines:
             yield number, line
-    if blank:
-        bad.reject_empty(path)
+            if line is None or line.strip():
+                yield from lines
+                return
+    bad.reject_empty(path)
 
 
 def decoded_lines(
@@ -152,14 +166,10 @@ def open_binary(path: Path) -> BinaryIO:
 
 def _raw_lines(file: BinaryIO, path: Path, bad: BadLines) -> Iterator[bytes]:
     number = 0
-    while True:
-        try:
-            raw = file.readline()
-        except DAMAGED as error:
-            kind = COMPRESSIONS.get(path.suffix, "readable")
-            bad.reject(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
-            return
-        if not raw:
-            return
-        number += 1
-        yield raw
+    try:
+        for raw in file:
+            number += 1
+            yield raw
+    except DAMAGED as error:
+        kind = COMPRESSIONS.get(path.suffix, "readable")
+        bad.reject(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")

@@ -2,26 +2,33 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from tformer_jax.base import user_cache
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Splits
+from tformer_jax.data.corpora import directions, filters, lines
+from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, DataError, Example, Joined, Part, Splits
 from tformer_jax.data.corpora.directions import DirectionFilter, fill, group_by_direction
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.corpora.locations import locate
+from tformer_jax.data.corpora.stored import hold
 
 NAMES = ("train", "validation", "test")
 SKIP = "data.on_bad_line='skip'"
 ENOUGH = 20
 """Held-out examples that do not have the same label by chance."""
+READING = ("source", "source_language", "target_language", "fields", "language_fields", "header")
+"""Settings that change what is read, of any source."""
 MANY_LABELS = 20
 """If a corpus has more labels than this, and most examples have one of their own, the labels are probably texts."""
 
@@ -54,33 +61,65 @@ class Stream:
         examples = self.filters(itertools.chain.from_iterable(map(self.reader.read_entry, self.names)))
         return itertools.islice(self.by_direction(examples), self.start, self.stop)
 
+    def facts(self) -> dict[str, Any]:
+        """Returns what the last pass has counted, ready for JSON."""
+        return {"dropped": self.filters.dropped, "malformed": self.reader.bad.facts()}
 
-def stream(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Splits:
-    """Opens the splits that `cfg.data` names as streams.
+    def restore(self, facts: dict[str, Any]) -> None:
+        """Takes the counts of an earlier pass."""
+        self.filters.dropped.clear()
+        self.filters.dropped.update(facts["dropped"])
+        self.reader.bad.restore(facts["malformed"])
+
+
+def open_streams(source: type[Any], cfg: Config, root: Path | None) -> dict[str, Stream]:
+    """Opens the splits that `cfg.data` names, which are read in each pass; warns about files of several splits.
 
     Raises:
-        DataError: a file is missing; or it is malformed and has to be read for its labels or its size.
+        DataError: a file is missing.
     """
     data = cfg.data
     skip = data.on_bad_line == "skip"
     bad = {name: BadLines(skip=skip, setting=SKIP) for name in NAMES if getattr(data, name)}
-    filters = {name: Filters(data.filters, training=name == "train") for name in bad}
     streams = {}
     for name in bad:
-        dropped = filters[name].dropped
+        drops = Filters(data.filters, training=name == "train")
+        dropped = drops.dropped
         reader = source(data, root, task_of(cfg).keys, bad[name], dropped, read_directions(data, name))
         by_direction = DirectionFilter(data, training=name == "train", dropped=dropped)
-        streams[name] = Stream(reader, filters[name], getattr(data, name), by_direction)
+        streams[name] = Stream(reader, drops, getattr(data, name), by_direction)
     _report_shared_files(data, root)
-    train = streams["train"]
-    train_split, validation = (train, streams["validation"]) if data.validation else _hold_out(cfg, train)
-    splits = Splits(train_split, validation, streams.get("test", validation), bad=bad, filters=filters)
+    return streams
+
+
+def stream(source: type[Any], cfg: Config, root: Path | None) -> Splits:
+    """Opens the splits as streams, which are read in each pass.
+
+    Raises:
+        DataError: a file is missing; or it is malformed and has to be read for its labels or its size.
+    """
+    streams = open_streams(source, cfg, root)
+    train, validation, test, labels = _divide(cfg, streams, streams["train"].reader.bad)
+    bad = {name: each.reader.bad for name, each in streams.items()}
+    return Splits(train, validation, test, labels, bad, {name: each.filters for name, each in streams.items()})
+
+
+def _divide(cfg: Config, read: Mapping[str, Any], bad: BadLines) -> tuple[Any, Any, Any, tuple[str, ...] | None]:
+    """Returns the three splits of the examples `read` for each setting, and the labels of a classifier.
+
+    Args:
+        bad: malformed lines of `data.train`, for messages.
+    """
+    train, validation = (
+        (read["train"], read["validation"]) if cfg.data.validation else _hold_out(cfg, read["train"], bad)
+    )
+    test = read.get("test", validation)
     if "label" not in task_of(cfg).keys:
-        return splits
-    labels = _labels(splits, named=bool(data.fields))
-    if not data.validation and len(labels) > 1:
-        check_not_sorted(splits.validation)
-    return dataclasses.replace(splits, labels=labels)
+        return train, validation, test, None
+    labels = _labels(train, (validation, test), named=bool(cfg.data.fields))
+    if not cfg.data.validation and len(labels) > 1:
+        check_not_sorted(validation)
+    return train, validation, test, labels
 
 
 def read_directions(data: DataConfig, split: str) -> tuple[Direction, ...]:
@@ -91,34 +130,39 @@ def read_directions(data: DataConfig, split: str) -> tuple[Direction, ...]:
     return tuple(map(Direction.parse, (*data.directions, *zero_shot)))
 
 
-def load(source: Callable[..., Reader], cfg: Config, root: Path | None) -> Corpus:
+def load(source: type[Any], cfg: Config, root: Path | None) -> Corpus:
     """Loads the splits that `cfg.data` names into memory; the entries of a mixture are kept as parts.
 
     Raises:
         DataError: a file is missing, empty or malformed, or a split has no example.
     """
-    splits = stream(source, cfg, root)
-    train: Iterable[Example] = splits.train
-    directions = None
+    streams = open_streams(source, cfg, root)
+    load_split = functools.partial(_load_split, source, cfg, root)
+    read: dict[str, Sequence[Example]] = {}
+    for name, each in streams.items():
+        in_parts = name == "train" and cfg.data.mixed and not cfg.data.multilingual
+        read[name] = _load_parts(load_split, each) if in_parts else load_split(each, name)
+    train, validation, test, labels = _divide(cfg, read, streams["train"].reader.bad)
+    sizes = None
     if cfg.data.multilingual:
-        train, directions = group_by_direction(cfg.data, train)
-    elif cfg.data.mixed:
-        assert isinstance(train, Stream)
-        train = _load_parts(train)
-    else:
-        train = _load_split(train, "train")
-    validation = _load_split(splits.validation, "validation")
-    test = validation if splits.test is splits.validation else _load_split(splits.test, "test")
-    for bad in splits.bad.values():
-        bad.report()
-    return Corpus(train, validation, test, splits.labels, directions, left_out=splits.left_out)
+        train, sizes = group_by_direction(cfg.data, train)
+    for name, examples in zip(NAMES, (train, validation, test), strict=True):
+        if not examples:
+            raise no_example(name, streams.get(name, streams["train"]))
+    for each in streams.values():
+        each.reader.bad.report()
+    left_out = {name: each.reader.bad.reasons() | each.filters.dropped for name, each in streams.items()}
+    return Corpus(train, validation, test, labels, sizes, left_out=left_out)
 
 
-def _load_parts(train: Stream) -> Joined:
+def _load_parts(load_split: Callable[[Stream, str], Sequence[Example]], train: Stream) -> Joined:
     """Loads each entry of a mixture; the filters count what they drop of all."""
     parts, dropped = [], collections.Counter[str]()
     for name in train.names:
-        parts.append(_load_split(dataclasses.replace(train, names=(name,)), name))
+        part = dataclasses.replace(train, names=(name,))
+        parts.append(load_split(part, name))
+        if not parts[-1]:
+            raise no_example(name, part)
         dropped += train.filters.dropped
     train.filters.dropped.update(dropped - train.filters.dropped)
     return Joined(parts)
@@ -128,9 +172,7 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
     """Warns if a file is read for training and for another split, as a glob may do unintentionally."""
 
     def paths(split: str) -> set[Path]:
-        entries = itertools.product(getattr(data, split), read_directions(data, split))
-        names = (fill(name, direction, direction.source) for name, direction in entries)
-        return {path.resolve() for name in names for path in locate(root, name)}
+        return {path.resolve() for path in _files(data, root, getattr(data, split), split)}
 
     train = paths("train")
     for split in ("validation", "test"):
@@ -143,11 +185,25 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
             )
 
 
-def _load_split(examples: Iterable[Example], name: str) -> list[Example]:
-    loaded = list(examples)
-    if not loaded:
-        raise no_example(name, examples)
-    return loaded
+def _files(data: DataConfig, root: Path | None, names: Iterable[str], split: str) -> list[Path]:
+    """Returns the files of some entries of a split, in both languages."""
+    entries = itertools.product(names, read_directions(data, split))
+    filled = dict.fromkeys(fill(name, direction, side) for name, direction in entries for side in direction)
+    return list(dict.fromkeys(path for name in filled for path in locate(root, name)))
+
+
+def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Stream, name: str) -> Sequence[Example]:
+    """Reads the examples of a split, or of the entry `name` of it."""
+    training = examples.filters.training
+    settings = {*READING, *source.settings} - {*FILE_SETTINGS}
+
+    def key() -> list[Any]:
+        modules = [sys.modules[each.__module__] for each in source.__mro__[:-1]] + [directions, filters, lines]
+        values = {setting: str(getattr(cfg.data, setting)) for setting in settings}
+        return [user_cache.source_digest(*modules), values, examples.names, task_of(cfg).keys, training]
+
+    files = _files(cfg.data, root, examples.names, "train" if training else name)
+    return hold(examples, files, key, examples.facts, examples.restore)
 
 
 def no_example(split: str, examples: Iterable[Example]) -> DataError:
@@ -158,16 +214,20 @@ def no_example(split: str, examples: Iterable[Example]) -> DataError:
     return DataError(f"split {split} has no valid example{explanation}")
 
 
-def _hold_out(cfg: Config, train: Stream) -> tuple[Iterable[Example], Iterable[Example]]:
+def _hold_out(cfg: Config, train: Any, bad: BadLines) -> tuple[Any, Any]:
     """Splits the training examples in two; a single document is split by characters."""
     if cfg.data.source == "text":
         documents = list(train)
         if len(documents) == 1:
             document = documents[0]["text"]
-            boundary = hold_out_from(cfg, len(document), train.reader.bad)
+            boundary = hold_out_from(cfg, len(document), bad)
             return [{"text": document[:boundary]}], [{"text": document[boundary:]}]
-    boundary = hold_out_from(cfg, sum(1 for _ in train), train.reader.bad)
-    return dataclasses.replace(train, stop=boundary), dataclasses.replace(train, start=boundary)
+    boundary = hold_out_from(cfg, len(train) if isinstance(train, Sequence) else sum(1 for _ in train), bad)
+    if isinstance(train, Stream):
+        return dataclasses.replace(train, stop=boundary), dataclasses.replace(train, start=boundary)
+    if isinstance(train, list):
+        return train[:boundary], train[boundary:]
+    return Part(train, range(boundary)), Part(train, range(boundary, len(train)))
 
 
 def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
@@ -189,9 +249,9 @@ def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
     return boundary
 
 
-def _labels(splits: Splits, *, named: bool) -> tuple[str, ...]:
+def _labels(train: Iterable[Example], others: Iterable[Iterable[Example]], *, named: bool) -> tuple[str, ...]:
     """Returns the labels of the training split; unless the fields are `named`, they must not look like texts."""
-    counts = collections.Counter(example["label"] for example in splits.train)
+    counts = collections.Counter(example["label"] for example in train)
     labels = tuple(sorted(counts))
     if not named and len(labels) > max(MANY_LABELS, counts.total() / 2):
         raise DataError(
@@ -204,7 +264,7 @@ def _labels(splits: Splits, *, named: bool) -> tuple[str, ...]:
         logging.getLogger(__name__).warning(
             "label %r has only one example in data.train; TSV files have no header line", min(once)
         )
-    for split in (splits.validation, splits.test):
+    for split in others:
         unknown = {example["label"] for example in split} - set(labels)
         if unknown:
             raise DataError(

@@ -159,7 +159,7 @@ def _load_directions(cfg: Config, builder: Any) -> Corpus:
         left_out[split] = filters.dropped
         return DirectionFilter(data, training=training, dropped=filters.dropped)(filters(examples(split)))
 
-    train, sizes = group_by_direction(data, read("train"))
+    train, sizes = group_by_direction(data, list(read("train")))
     validation = list(read("validation"))
     return Corpus(train, validation, list(read("test")) if data.test else validation, None, sizes, left_out=left_out)
 

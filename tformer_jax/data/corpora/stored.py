@@ -1,0 +1,142 @@
+"""Examples of large files: stored once in the user's cache folder, and memory-mapped by this and later runs."""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import pyarrow as pa
+
+from tformer_jax.base.user_cache import VARIABLE
+from tformer_jax.data.corpora.example import Example
+
+LARGE = 2**26
+"""Bytes of files from which on their examples are stored; those of smaller files are held in memory."""
+ROWS = 2**14
+"""Number of examples in a record batch."""
+MAX_FOLDERS = 8
+"""Maximum number of stored sequences; the least recently used ones are removed."""
+FORMAT = 1
+EXAMPLES, FACTS = "examples.arrow", "facts.json"
+
+
+class Stored(Sequence[Example]):
+    """Examples in a memory-mapped Arrow file, all with equal keys; a pickled copy maps the file again."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __len__(self) -> int:
+        return (len(self._batches) - 1) * ROWS + self._batches[-1].num_rows if self._batches else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number, row = divmod(range(len(self))[index], ROWS)
+        batch = self._batches[number]
+        return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+
+    def __iter__(self) -> Iterator[Example]:
+        return itertools.chain.from_iterable(batch.to_pylist() for batch in self._batches)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_path": self._path}
+
+    @functools.cached_property
+    def _batches(self) -> list[pa.RecordBatch]:
+        reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+def hold(
+    examples: Iterable[Example],
+    files: Sequence[Path],
+    key: Callable[[], Any],
+    facts: Callable[[], Any],
+    restore: Callable[[Any], None],
+) -> Sequence[Example]:
+    """Returns examples with random access: of large files stored, of others in memory.
+
+    Without `TFORMER_CACHE_DIR`, which commands set, or where it cannot be written, all are held in memory.
+
+    Args:
+        examples: are read once, or not at all if an earlier run has stored them.
+        files: where they come from; another size or time of change means other examples.
+        key: returns everything else that they depend on, ready for JSON; it raises an error if this cannot be told,
+            as of code in a notebook.
+        facts: returns what reading them has counted, ready for JSON.
+        restore: takes the facts of an earlier run.
+    """
+    folder = _folder(files, key)
+    if folder is None:
+        return list(examples)
+    with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+        stored = Stored(folder / EXAMPLES)
+        size, known = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        if len(stored) == size:
+            os.utime(folder)
+            restore(known)
+            return stored
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        return _store(folder, examples, facts)
+    except OSError as error:
+        logging.getLogger(__name__).warning(
+            "%s cannot be written (%s): the examples are held in memory", folder, error.strerror or error
+        )
+        return list(examples)
+
+
+def _folder(files: Sequence[Path], key: Callable[[], Any]) -> Path | None:
+    """Returns the folder of the examples of files; None if these are small, there is no cache, or no key."""
+    root, sizes = os.environ.get(VARIABLE), [path.stat() for path in files]
+    if not root or sum(size.st_size for size in sizes) < LARGE:
+        return None
+    read = [(str(path), size.st_size, size.st_mtime_ns) for path, size in zip(files, sizes, strict=True)]
+    with contextlib.suppress(OSError, TypeError):
+        named = json.dumps([FORMAT, read, key()], sort_keys=True)
+        return Path(root) / "examples" / hashlib.sha256(named.encode()).hexdigest()[:32]
+    return None
+
+
+def _store(folder: Path, examples: Iterable[Example], facts: Callable[[], Any]) -> Stored:
+    """Writes a folder, which appears when it is complete."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="new-", ignore_cleanup_errors=True) as name:
+        new = Path(name) / folder.name
+        new.mkdir()
+        size = _write(new / EXAMPLES, examples)
+        (new / FACTS).write_text(json.dumps([size, facts()]), encoding="utf-8")
+        if not folder.exists():  # another process may have been faster
+            new.rename(folder)
+    logging.getLogger(__name__).warning("%s examples are stored in %s, for this and later runs", f"{size:,}", folder)
+    complete = [path for path in folder.parent.iterdir() if (path / FACTS).exists()]
+    for old in sorted(complete, key=lambda path: path.stat().st_mtime)[:-MAX_FOLDERS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return Stored(folder / EXAMPLES)
+
+
+def _write(path: Path, examples: Iterable[Example]) -> int:
+    """Writes examples and returns their number."""
+    size, iterator = 0, iter(examples)
+    first = list(itertools.islice(iterator, ROWS))
+    schema = pa.schema([(name, pa.large_utf8()) for name in (first[0] if first else ())])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        rows = first
+        while rows:
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+            size += len(rows)
+            rows = list(itertools.islice(iterator, ROWS))
+    return size
