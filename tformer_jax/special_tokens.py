@@ -44,6 +44,8 @@ class SpecialTokens:
     """Tokens before each text."""
     after: tuple[int, ...] = ()
     """Tokens after each text; a source or target ends in `eos[0]` if there are none."""
+    bare_sides: bool = False
+    """A source ends in no token, and no token is between `start` and a target (T5Gemma)."""
     tags_last: bool = False
     """Tags of languages follow the end of a source, and that of a target is the decoder's first input (mBART, 2020);
     else a source begins with its tags, and those of a target follow `start`."""
@@ -52,8 +54,18 @@ class SpecialTokens:
 
     @property
     def after_side(self) -> tuple[int, ...]:
-        """Tokens after a source or target."""
+        """Tokens after a target, and after a source without `bare_sides`."""
         return self.after or self.eos[:1]
+
+    @property
+    def after_source(self) -> tuple[int, ...]:
+        """Tokens after a source."""
+        return self.after if self.bare_sides else self.after_side
+
+    @property
+    def before_target(self) -> tuple[int, ...]:
+        """Tokens before a target, after `start`."""
+        return () if self.bare_sides else self.before
 
     @property
     def added(self) -> int:
@@ -62,8 +74,9 @@ class SpecialTokens:
 
     @property
     def added_to_side(self) -> int:
-        """Number of tokens that `wrap_side` adds."""
-        return len(self.before) + len(self.after_side)
+        """Number of tokens that are added to a source or target, at most."""
+        added = (self.before, self.after_source), (self.before_target, self.after_side)
+        return max(len(before) + len(after) for before, after in added)
 
     @property
     def shown_unknown(self) -> int | None:
@@ -100,9 +113,9 @@ class SpecialTokens:
         return [*self.before, *ids, *self.after]
 
     def wrap_side(self, ids: Sequence[int], tags: Sequence[int] = ()) -> list[int]:
-        """Returns a source, which may have language tags, or a target as models read it after `start_target`."""
+        """Returns a source, which may have language tags, as models read it."""
         first, last = ((), tags) if self.tags_last else (tags, ())
-        return [*self.before, *first, *ids, *self.after_side, *last]
+        return [*self.before, *first, *ids, *self.after_source, *last]
 
     def start_target(self, tags: tuple[T, ...]) -> tuple[T | int, tuple[T, ...]]:
         """Returns the first input of the decoder, and those of a target's language tags that follow it."""

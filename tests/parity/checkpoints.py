@@ -26,7 +26,7 @@ def save(folder: Path, kind: str, config: dict, **generation) -> torch.nn.Module
     """Saves a model with random parameters, large enough to matter, and returns it."""
     model_class = getattr(transformers, kind)
     settings = model_class.config_class(**config)
-    untied = kind.startswith("T5") and not config.get("tie_word_embeddings", True)
+    untied = kind == "T5ForConditionalGeneration" and not config.get("tie_word_embeddings", True)
     if untied:
         settings.tie_word_embeddings = False  # which the class of the config replaces
     model = model_class(settings).eval()

@@ -185,12 +185,12 @@ class FeatureConverter:
         first, last = ((), source_tags) if self.source.tags_last else (source_tags, ())
         start, tags = self.target.start_target(tags)
         inputs, labels = (
-            ids["target"].surround([*self.target.before, *given], self.target.after_side)
+            ids["target"].surround([*self.target.before_target, *given], self.target.after_side)
             for given in (tags, [IGNORED] * len(tags))
         )
         target = self._truncate(labels, self.length, self.settings[0])
         return {
-            "source": source.surround([*self.source.before, *first], [*self.source.after_side, *last]),
+            "source": source.surround([*self.source.before, *first], [*self.source.after_source, *last]),
             "target_in": inputs.prepend(start).truncate(target.lengths),
             "target_out": target,
         }

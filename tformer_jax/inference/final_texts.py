@@ -108,7 +108,7 @@ class Finisher:
             places = places[1:]
         while places and ids[places[-1]] in tags:
             places = places[:-1]
-        return places[: max(len(places) - len(special.after_side), 0)]
+        return places[: max(len(places) - len(special.after_source), 0)]
 
     def _filled(self, output: Unfinished, weights: np.ndarray) -> str:
         source, special = self._tokenizers.source, self._tokenizers.target.special

@@ -95,7 +95,7 @@ class Scorer(TextProcessor[Sequence[Any] | Chat, Row, Scored]):
         source_tags, tags = self._languages.tags_of(index, request)
         sides = self.tokenizers.source.special, self.tokenizers.target.special
         start, tags = sides[1].start_target(tags)
-        given = [*sides[1].before, *tags]
+        given = [*sides[1].before_target, *tags]
         limits = max_length - sides[0].added_to_side - len(source_tags), max_length - len(given)
         text = self._languages.format_source(request.text)
         source_text, target_text = mask_pair(self.tokenizers.placeholders, text, pair[1])

@@ -152,7 +152,7 @@ def save(folder: Path, architecture: Architecture, cfg: ModelConfig, trained: An
 
 def _check_adaptable(theirs: str, architecture: Architecture, cfg: ModelConfig, *, whole: bool) -> None:
     """Raises `UserError` for an array that PEFT cannot adapt as a module of its own."""
-    tied = (architecture.shared, "lm_head.weight") if cfg.tie_embeddings in ("output", "all") else ()
+    tied = (architecture.shared, architecture.head) if cfg.tie_embeddings in ("output", "all") else ()
     if whole and theirs in tied:
         problem = "the model also uses it as its output head"
     elif "{e}" in theirs:

@@ -44,6 +44,10 @@ class Architecture:
     """Name prefixes of arrays outside of the base model."""
     shared: str = ""
     """Name of their token embedding, which other arrays may repeat."""
+    two_embeddings: bool = False
+    """Whether an encoder-decoder's sources have an embedding of their own."""
+    head: str = "lm_head.weight"
+    """Name of the output head of a language model."""
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of arrays that must equal another array if they are present, and the name of that array."""
     head_bias: str = "final_logits_bias"

@@ -44,7 +44,7 @@ def _wrapper_length(names: Collection[str]) -> int:
 
 def rename_copies(arrays: StoredArrays, architecture: Architecture, tied: bool) -> StoredArrays:
     """Renames copies whose original is absent; a `tied` head is a copy of the embedding."""
-    head = {"lm_head.weight": architecture.shared} if tied and architecture.shared else {}
+    head = {architecture.head: architecture.shared} if tied and architecture.shared else {}
     names = {name: name for name in arrays}
     for copy, original in {**architecture.copies, **head}.items():
         if copy in arrays and original not in names.values():

@@ -276,10 +276,13 @@ def mistral_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {"sliding_window": cfg.window}
 
 
-def layer_types(cfg: ModelConfig) -> list[str]:
-    """Returns their kind of each layer; ours for a kind that they lack, which reading the config back rejects."""
+def layer_types(cfg: ModelConfig, depth: int | None = None) -> list[str]:
+    """Returns their kind of each layer of a stack, by default of the decoder.
+
+    A kind that they lack keeps our name, which reading the config back rejects.
+    """
     names = {"window": "sliding_attention", "full": "full_attention"}
-    return [names.get(kind, kind) for kind in cfg.layer_kinds(cfg.decoder_layers)]
+    return [names.get(kind, kind) for kind in cfg.layer_kinds(depth or cfg.decoder_layers)]
 
 
 def windows_config(cfg: ModelConfig) -> Settings:

@@ -48,6 +48,11 @@ _GEMMA = _LLAMA | {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_GEMMA2 = _GEMMA | {
+    "max_position_embeddings": 8192,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 _BART = {
     "activation_function": "gelu",
     "max_position_embeddings": 1024,
@@ -217,12 +222,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "logits_scaling": 1.0,
         "attention_multiplier": 1.0,
     },
-    "gemma2": _GEMMA
-    | {
-        "max_position_embeddings": 8192,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
+    "gemma2": _GEMMA2,
+    "t5gemma": _GEMMA2 | {"is_decoder": True, "dropout_rate": 0.0, "tie_word_embeddings": True},
     "gemma3_text": _GEMMA
     | {
         "vocab_size": 262_208,

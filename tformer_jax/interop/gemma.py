@@ -1,7 +1,14 @@
-"""Gemma 1, 2 and 3: norms with a unit offset and scaled embeddings; since Gemma 2, norms on both sides."""
+"""Gemma 1, 2 and 3, and T5Gemma: norms with a unit offset and scaled embeddings; since Gemma 2, norms on both sides."""
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Settings, our_activation, require, transformers_activation
+from tformer_jax.interop.architecture import (
+    Architecture,
+    Settings,
+    check,
+    our_activation,
+    require,
+    transformers_activation,
+)
 from tformer_jax.interop.decoders import (
     ATTENTION,
     BUFFERS,
@@ -16,7 +23,7 @@ from tformer_jax.interop.decoders import (
     window_settings,
 )
 from tformer_jax.interop.files import IMAGES
-from tformer_jax.interop.mapping import NORM, parts
+from tformer_jax.interop.mapping import NORM, Part, Rule, attention_parts, kernel, parts, rules_below
 from tformer_jax.interop.rotary import rotary_fields_by_kind
 
 
@@ -73,6 +80,33 @@ def _gemma3_config(cfg: ModelConfig) -> Settings:
     return _sandwich_config(cfg) | fields | {"rope_local_base_freq": base}
 
 
+def _t5gemma_settings(hf: Settings) -> Settings:
+    """Returns our settings of stacks that have the same pattern of layers."""
+    require(hf, is_encoder_decoder=True, is_decoder=True, cross_attention_hidden_size=hf["hidden_size"])
+    depth = hf["encoder_num_hidden_layers"]
+    decoder = _gemma2_settings(hf)
+    encoder = _gemma2_settings(hf | {"num_hidden_layers": depth, "layer_types": hf["encoder_layer_types"]})
+    same = encoder.get("layer_pattern") == decoder.get("layer_pattern")
+    check(same, "layer_types of the encoder have another pattern than those of the decoder")
+    sizes = {"source_vocab_size": hf["vocab_size"], "encoder_layers": depth}
+    return decoder | sizes | {"family": "seq2seq", "dropout": hf["dropout_rate"]}
+
+
+def _t5gemma_config(cfg: ModelConfig) -> Settings:
+    stack = _sandwich_config(cfg) | {"model_type": "t5_gemma_module"}
+    tied = stack.pop("tie_word_embeddings")
+    encoder = {"num_hidden_layers": cfg.encoder_layers, "layer_types": layer_types(cfg, cfg.encoder_layers)}
+    return {
+        "encoder": stack | encoder,
+        "decoder": stack | {"is_decoder": True, "cross_attention_hidden_size": cfg.dim},
+        "is_encoder_decoder": True,
+        "vocab_size": cfg.vocab_size,
+        "tie_word_embeddings": tied,
+        "dropout_rate": cfg.dropout,
+        "attention_dropout": cfg.attention_dropout,
+    }
+
+
 _SANDWICH_NORMS = (
     *parts("self_attention_residual/norm", "input_layernorm", NORM),
     *parts("self_attention_residual/norm_after", "post_attention_layernorm", NORM),
@@ -80,6 +114,26 @@ _SANDWICH_NORMS = (
     *parts("ffn_residual/norm_after", "post_feedforward_layernorm", NORM),
 )
 
+
+def _t5gemma_norms(ours: str, theirs: str) -> tuple[Part, ...]:
+    before = parts(f"{ours}_residual/norm", f"pre_{theirs}_layernorm", NORM)
+    return (*before, *parts(f"{ours}_residual/norm_after", f"post_{theirs}_layernorm", NORM))
+
+
+_T5GEMMA_SELF = (*ATTENTION, *_t5gemma_norms("self_attention", "self_attn"))
+_T5GEMMA_CROSS = (
+    *attention_parts("cross_attention", (f"cross_attn.{name}_proj" for name in "qkvo")),
+    *_t5gemma_norms("cross_attention", "cross_attn"),
+)
+_T5GEMMA_FFN = (*GATED, *_t5gemma_norms("ffn", "feedforward"))
+_T5GEMMA = (
+    Rule("source_embedding/embedding", "model.encoder.embed_tokens.weight"),
+    Rule("target_embedding/embedding", "model.decoder.embed_tokens.weight"),
+    Rule("head/kernel", "lm_head.out_proj.weight", kernel()),
+    *(rule for stack in ("encoder", "decoder") for rule in rules_below(f"{stack}/norm/", f"model.{stack}.norm.", NORM)),
+    *rules_below("encoder/layers_{i}/", "model.encoder.layers.{i}.", (*_T5GEMMA_SELF, *_T5GEMMA_FFN)),
+    *rules_below("decoder/layers_{i}/", "model.decoder.layers.{i}.", (*_T5GEMMA_SELF, *_T5GEMMA_CROSS, *_T5GEMMA_FFN)),
+)
 
 _SANDWICH = llama_rules(*ATTENTION, *GATED, *_SANDWICH_NORMS)
 
@@ -89,4 +143,17 @@ GEMMA = {
     "gemma3_text": llama_like(
         "Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH, ignored=(*BUFFERS, IMAGES)
     ),
+}
+T5GEMMA = {
+    "t5gemma": Architecture(
+        "T5GemmaForConditionalGeneration",
+        _t5gemma_settings,
+        _t5gemma_config,
+        lambda cfg: _T5GEMMA,
+        BUFFERS,
+        "model.",
+        shared="model.decoder.embed_tokens.weight",
+        two_embeddings=True,
+        head="lm_head.out_proj.weight",
+    )
 }

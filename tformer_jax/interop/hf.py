@@ -25,11 +25,12 @@ from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.deepseek import DEEPSEEK
 from tformer_jax.interop.default_fields import DEFAULTS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
-from tformer_jax.interop.gemma import GEMMA
+from tformer_jax.interop.fields import STACKS, Fields
+from tformer_jax.interop.gemma import GEMMA, T5GEMMA
 from tformer_jax.interop.heads import NoHeadError, random_head
 from tformer_jax.interop.llama_like import LLAMA_LIKE
 from tformer_jax.interop.mixtures import MIXTURES
-from tformer_jax.interop.published_fields import ALIASES, UNREAD, UNREAD_BY, UNSUPPORTED
+from tformer_jax.interop.published_fields import UNSUPPORTED
 from tformer_jax.interop.qwen3_next import QWEN3_NEXT
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
@@ -39,7 +40,7 @@ _DECODERS = DECODERS | LLAMA_LIKE | GEMMA | MIXTURES | DEEPSEEK | QWEN3_NEXT
 CLASSIFIERS = BERTS | {"albert": albert.CLASSIFIER}
 """Architectures of classifiers by `model_type`."""
 MASKED_LMS = BERT_MASKED_LMS | {"albert": albert.MASKED_LM}
-ARCHITECTURES: dict[str, Architecture] = _DECODERS | ENCODER_DECODERS | CLASSIFIERS
+ARCHITECTURES: dict[str, Architecture] = _DECODERS | ENCODER_DECODERS | T5GEMMA | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
 OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}
 """Architectures of a model type's further families, likewise."""
@@ -49,48 +50,6 @@ PRETRAINED = {
     *(architecture.name for architecture in MASKED_LMS.values()),
 }
 """`architectures` of config.json whose checkpoints are read as masked language models by default."""
-
-
-class Fields(dict[str, Any]):
-    """The fields of a config.json, with the defaults of its `model_type`; remembers which ones were read.
-
-    Raises:
-        UserError: a field and another name of it have different values.
-    """
-
-    def __init__(self, hf: dict[str, Any]):
-        kind = hf["model_type"]
-        super().__init__(DEFAULTS[kind] | _resolve_aliases(hf, ALIASES.get(kind, {})))
-        self._read: set[str] = set()
-        self._unread = UNREAD.union(UNREAD_BY.get(kind, ()), ALIASES.get(kind, {}))
-
-    def __getitem__(self, name: str) -> Any:
-        self._read.add(name)
-        if name not in self:
-            raise UserError(f"config.json has no {name!r}")
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns a field, or the default."""
-        self._read.add(name)
-        return super().get(name, default)
-
-    def check_all_read(self) -> None:
-        """Raises `UserError` for a field that has a value, was not read, and may change what the model computes."""
-        for name in sorted(self.keys() - self._read - self._unread):
-            value = super().__getitem__(name)
-            if value not in (None, False, "", [], {}):
-                raise UserError(f"{UNREADABLE}the field {name}={value!r} is not supported")
-
-
-def _resolve_aliases(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
-    """Returns the fields of a config.json, with those that it has by another name."""
-    fields = dict(hf)
-    for alias, name in aliases.items():
-        value = hf.get(alias)
-        if value is not None and fields.setdefault(name, value) != value:
-            raise UserError(f"{UNREADABLE}{alias}={value!r} differs from {name}={fields[name]!r}: delete one of them")
-    return fields
 
 
 def labels(config: dict[str, Any]) -> list[str]:
@@ -151,7 +110,8 @@ def load(
     stored = mxfp4.dequantized(stored)
     arrays = rename_copies(standard_names(stored, architecture), architecture, tied)
     if adapter is not None:
-        shared = (architecture.shared, "lm_head.weight") if tied or "lm_head.weight" not in arrays else ()
+        head = architecture.head
+        shared = (architecture.shared, head) if tied or head not in arrays else ()
         arrays = adapters.merge(arrays, adapter, shared)
     base = is_base_model(stored, architecture)
     read = _read_settings(hf, arrays, architecture, headless=headless, base=base)
@@ -197,8 +157,11 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
         arrays, fields = mapping.to_theirs(architecture.rules(cfg), params), architecture.config(cfg)
     except UserError as error:
         raise _unfit_error(model_type, str(error)) from error
-    hf = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
+    hf: dict[str, Any] = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
     hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | fields | theirs
+    for stack in STACKS.get(model_type, ()):
+        ids = (f"{name}_token_id" for name in ("pad", "bos", "eos"))
+        hf[stack] |= {name: hf[name] for name in ids if hf[name] is not None}
     _check_exact(cfg, hf, arrays, architecture)
     arrays = mapping.join_fused(arrays, architecture.fused(cfg))
     if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
@@ -324,9 +287,9 @@ def _read_settings(
         raise UserError(f"config.json has a field of the wrong type or value: {error}") from error
     fields.check_all_read()
     untied = not _family(read).classifies and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
-    if untied and "lm_head.weight" not in arrays and not headless:
+    if untied and architecture.head not in arrays and not headless:
         _check_whole(hf, _family(read), base=base)
-        raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no lm_head.weight")
+        raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no {architecture.head}")
     read["tie_embeddings"] = _remove_tied(_family(read), arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
     if _family(read).classifies:
@@ -375,11 +338,11 @@ def _remove_tied(family: type[Family], arrays: MutableMapping[str, Any], archite
             del arrays[name]
     if family.classifies:
         return "none"
-    own_head = "lm_head.weight" in arrays
-    if own_head and _arrays_equal(arrays, "lm_head.weight", architecture.shared):
-        del arrays["lm_head.weight"]
+    own_head = architecture.head in arrays
+    if own_head and _arrays_equal(arrays, architecture.head, architecture.shared):
+        del arrays[architecture.head]
         own_head = False
-    if family.reads_source:
+    if family.reads_source and not architecture.two_embeddings:
         return "inputs" if own_head else "all"
     return "none" if own_head else "output"
 

@@ -228,7 +228,7 @@ class ServedModel:
             ids = [] if is_blank(text) else self.tokenizer.encode(read)
             return tuple(self.add_special_tokens([*tags, *ids]) if ids else ())
         self.check_ids(field, text)
-        closing = self.tokenizer.special.after_side if self.translates else ()
+        closing = self.tokenizer.special.after_source if self.translates else ()
         return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
 
     def decode_all(self, ids: Sequence[int], *, named: bool = False) -> str:

@@ -25,8 +25,11 @@ class Vocabulary:
         """Returns `source`, `target_in` and `target_out`, int32, with the special tokens around them."""
         special = self._tokenizer.special
         read, output = (
-            np.concatenate([special.before, ids, special.after_side], dtype=np.int32, casting="unsafe")
-            for ids in (source, target)
+            np.concatenate([before, ids, after], dtype=np.int32, casting="unsafe")
+            for before, ids, after in (
+                (special.before, source, special.after_source),
+                (special.before_target, target, special.after_side),
+            )
         )
         return {"source": read, "target_in": np.append(np.int32(special.start), output[:-1]), "target_out": output}
 

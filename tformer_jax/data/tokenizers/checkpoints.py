@@ -36,9 +36,9 @@ from tformer_jax.special_tokens import SpecialTokens
 
 Ends = tuple[tuple[int, ...], tuple[int, ...]]
 """The tokens before and after a text."""
-BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text")
+BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text", "t5gemma")
 """Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
-PAIRS = ("bart", "mbart", "marian", "m2m_100", "t5", "mt5", "umt5")
+PAIRS = ("bart", "mbart", "marian", "m2m_100", "t5", "mt5", "umt5", "t5gemma")
 """Model types of encoder-decoders."""
 T5S = ("t5", "mt5", "umt5")
 """Model types whose SentencePiece tokenizers are T5's."""
@@ -329,6 +329,7 @@ def _special_tokens(settings: Settings, names: Mapping[int, str], ends: Ends, un
         forced=forced,
         before=before,
         after=after,
+        bare_sides=settings.get("model_type") == "t5gemma",
     )
 
 
