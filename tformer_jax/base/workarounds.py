@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 
 def silence_orbax() -> None:
     """Hides the warnings of Orbax 0.12, which it logs as absl's, about options that are set on purpose."""
@@ -106,6 +104,8 @@ def remove_unfinished_programs(folder: Path) -> None:
         OSError: the folder cannot be written.
     """
     entry, used = "-cache", "-atime"
+    import filelock  # loads in a tenth of a second, which --help can do without
+
     with contextlib.suppress(filelock.Timeout), filelock.FileLock(folder / ".lockfile", timeout=0):
         names = {path.name for path in folder.iterdir()}
         for name in names:

@@ -21,7 +21,6 @@ from tformer_jax.data.corpora.directions import DirectionFilter, fill, group_by_
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.corpora.locations import locate
-from tformer_jax.data.corpora.stored import hold
 
 NAMES = ("train", "validation", "test")
 SKIP = "data.on_bad_line='skip'"
@@ -194,6 +193,8 @@ def _files(data: DataConfig, root: Path | None, names: Iterable[str], split: str
 
 def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Stream, name: str) -> Sequence[Example]:
     """Reads the examples of a split, or of the entry `name` of it."""
+    from tformer_jax.data.corpora.stored import hold  # loads pyarrow
+
     training = examples.filters.training
     settings = {*READING, *source.settings} - {*FILE_SETTINGS}
 
