@@ -5,11 +5,14 @@ import math
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from tformer_jax.runs.progress import Figures, describe_classes, with_prefix
+from tformer_jax.runs import progress
+from tformer_jax.runs.progress import Figures, ProgressView, describe_classes, with_prefix
 from tformer_jax.train import meter
+from tformer_jax.train.compilation import compile_seconds
 from tformer_jax.train.meter import Meter
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
@@ -17,7 +20,7 @@ from tformer_jax.train.step_metrics import StepMetrics, pack
 class Clock:
     """A clock that tests set."""
 
-    now = 100.0
+    now, compiled = 100.0, 0.0
 
     def perf_counter(self) -> float:
         return self.now
@@ -26,7 +29,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(meter, "time", found)
+    for module in (meter, progress):
+        monkeypatch.setattr(module, "time", found)
+        monkeypatch.setattr(module, "compile_seconds", lambda: found.compiled)
     return found
 
 
@@ -68,6 +73,29 @@ def test_time_before_a_restart_does_not_count(clock):
     found.add(step(1.0, 1, tokens=10), waited=0.5)
     found.fetch_all()
     assert found.read()["data_wait_percent"] == 25.0
+
+
+def test_the_time_of_compilation_is_in_no_rate_and_no_estimate(clock, capsys):
+    clock.compiled = 50.0  # before training
+    view, found = ProgressView(steps=30), Meter()
+    view.begin(0)
+    clock.now, clock.compiled = clock.now + 12, clock.compiled + 10
+    found.add(step(1.0, 1, tokens=10), waited=1)
+    found.fetch_all()
+    metrics = found.read()
+    assert (metrics["tokens_per_second"], metrics["data_wait_percent"]) == (5.0, 50.0)
+    view.update(Figures(10, metrics | {"learning_rate": 1.0}, 0, None, None))
+    assert capsys.readouterr().out.endswith("0:00:04 left\n")
+    clock.now += 3  # of the next interval, without a compilation
+    found.add(step(1.0, 1, tokens=12), waited=0)
+    found.fetch_all()
+    assert found.read()["tokens_per_second"] == 4.0
+
+
+def test_a_compilation_is_timed():
+    before, size = compile_seconds(), jnp.ones(17)
+    jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x))(size)
+    assert compile_seconds() > before
 
 
 def test_skipped_steps_are_counted_and_left_out():

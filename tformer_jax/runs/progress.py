@@ -12,6 +12,7 @@ from tformer_jax.base.numbers import GIB
 from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.runs.console import RunConsole
 from tformer_jax.tasks.evaluators.split import Sample
+from tformer_jax.train.compilation import compile_seconds
 
 SHOWN_WAIT_PERCENT = 5
 """The wait for data is shown if it exceeds this percentage of the time."""
@@ -90,7 +91,7 @@ class ProgressView:
 
     def begin(self, step: int) -> None:
         """Starts the estimate of the remaining time at `step`."""
-        self._first_step, self._started = step, time.perf_counter()
+        self._first_step, self._started, self._compiled = step, time.perf_counter(), compile_seconds()
 
     def update(self, figures: Figures) -> None:
         """Updates the bar; without a terminal, prints a line instead."""
@@ -117,6 +118,6 @@ class ProgressView:
                     self.say(f"    {name:<9} {text}")
 
     def _remaining(self, step: int) -> datetime.timedelta:
-        elapsed = time.perf_counter() - self._started
+        elapsed = time.perf_counter() - self._started - (compile_seconds() - self._compiled)
         done = max(step - self._first_step, 1)
         return datetime.timedelta(seconds=round(elapsed / done * (self._steps - step)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.train.compilation import compile_seconds
 from tformer_jax.train.step_metrics import StepMetrics, fetch
 
 STEPS_AHEAD = 2
@@ -79,15 +80,16 @@ class Meter:
 
     def restart(self) -> None:
         """Starts a new interval for the rates that `read` returns."""
-        self._since = time.perf_counter()
+        self._since, self._compiled = time.perf_counter(), compile_seconds()
         self._before = (self.tokens, self.flops, self._waited)
 
     def read(self) -> Values:
         """Returns averages and rates over the steps since the last `read`; call `fetch_all` first.
 
-        Losses are averaged over labels. Skipped steps count only in `skipped_steps`.
+        Rates leave out the time of compilation. Losses are averaged over labels. Skipped steps count only in
+        `skipped_steps`.
         """
-        elapsed = time.perf_counter() - self._since
+        elapsed = time.perf_counter() - self._since - (compile_seconds() - self._compiled)
         tokens, flops, waited = self._before
         values = _averages(self._done) | {
             "tokens_per_second": (self.tokens - tokens) / elapsed,
