@@ -17,6 +17,7 @@ COMMANDS = {
     "classify": "label texts",
     "fill_mask": "fill the masked tokens of texts",
     "score": "print log-probabilities of given texts",
+    "rerank": "choose among the outputs of n-best lists",
     "evaluate": "evaluate a run on a split of its data",
     "embed": "embed texts as vectors",
     "serve": "serve a run over HTTP",

@@ -4,7 +4,7 @@
 Approximations to Minimum Bayes Risk Decoding for Neural Machine Translation", 2022.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,16 +12,26 @@ ORDER, BETA = 6, 2
 """Maximum length of n-grams of chrF, and weight of recall; sacreBLEU's defaults."""
 
 
+Utility = Callable[[Sequence[str]], np.ndarray]
+"""Returns the similarity of each text to each text as the reference: float64 [N, N]."""
+
+
 def rank_by_risk(texts: Sequence[str]) -> list[int]:
     """Returns the indices of the texts, the one with the highest mean chrF against all texts first.
 
     A text that occurs several times counts as often, and equal texts stay together, in order.
     """
+    values = expected_utilities(texts, chrf_matrix)
+    firsts = {text: place for place, text in reversed([*enumerate(texts)])}
+    return sorted(range(len(texts)), key=lambda index: (-values[index], firsts[texts[index]]))
+
+
+def expected_utilities(texts: Sequence[str], utility: Utility) -> np.ndarray:
+    """Returns the mean similarity of each text to all texts, of which a repeated one counts as often: float64 [N]."""
     unique = list(dict.fromkeys(texts))
     places = {text: place for place, text in enumerate(unique)}
-    counts = np.bincount([places[text] for text in texts], minlength=len(unique))
-    utilities = chrf_matrix(unique) @ counts / max(len(texts), 1)
-    return sorted(range(len(texts)), key=lambda index: (-utilities[places[texts[index]]], places[texts[index]]))
+    order = [places[text] for text in texts]
+    return (utility(unique) @ np.bincount(order, minlength=len(unique)) / max(len(texts), 1))[order]
 
 
 def chrf_matrix(texts: Sequence[str]) -> np.ndarray:

@@ -1,0 +1,128 @@
+"""What rerank.py chooses, against sacreBLEU's scores of one pair at a time, and against score.py."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sacrebleu
+
+import tformer_jax as tj
+from tests.cli.finished_runs import finish
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import rerank
+from tformer_jax.config import DataConfig
+
+TEXTS = ["eins", "zwei", "drei"]
+REFERENCES = ["the cat sat on the mat", "a dog ran home", "we eat"]
+FIRST = [
+    ["the cat sat", "the cat sat on a mat", "the cat sat"],
+    ["dog", "a dog ran", "dog ran home"],
+    ["we", "eat", ""],
+]
+SECOND = [["a cat sat", "the cat sat", "cats"], ["a dog home", "dog", "dogs ran"], ["we eat", "we eat it", "we"]]
+
+
+def write(path: Path, outputs, **columns) -> str:
+    rows = [
+        dict(zip(("text", "outputs", *columns), row, strict=True))
+        for row in zip(TEXTS, outputs, *columns.values(), strict=True)
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def nbest(tmp_path) -> list[str]:
+    scores = [[-1.0, -2.0, -3.0]] * 3
+    others = [[1.0, 5.0, 1.0], [2.0, 3.0, 9.0], [0.0, 1.0, -1.0]]
+    return [
+        write(tmp_path / "a.jsonl", FIRST, scores=scores, other=others),
+        write(tmp_path / "b.jsonl", SECOND, scores=[[-4.0, -5.0, -0.5]] * 3, other=others),
+    ]
+
+
+def best_by(similarity, rows):
+    return [max(row, key=lambda text: np.mean([similarity(text, other) for other in row])) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("metric", "similarity"),
+    [
+        ("chrf", lambda text, other: sacrebleu.CHRF().sentence_score(text, [other]).score),
+        ("ter", lambda text, other: -sacrebleu.TER().sentence_score(text, [other]).score),
+    ],
+)
+def test_the_outputs_of_several_lists_have_the_least_expected_risk(nbest, capsys, metric, similarity):
+    rerank.main([*nbest, "--metric", metric])
+    pooled = [first + second for first, second in zip(FIRST, SECOND, strict=True)]
+    assert capsys.readouterr().out.splitlines() == best_by(similarity, pooled)
+    rerank.main([nbest[1], "--metric", metric])
+    assert capsys.readouterr().out.splitlines() == best_by(similarity, SECOND)
+
+
+def test_tuned_weights_are_stored_and_applied(nbest, tmp_path, capsys):
+    weights, references, output = (tmp_path / name for name in ("weights.json", "references.txt", "best.jsonl"))
+    references.write_text("".join(f"{text}\n" for text in REFERENCES))
+    features = ["--feature", "scores", "--feature", "length", "--feature", "other", "--feature", "risk"]
+    rerank.main([*nbest, *features, "--metric", "bleu", "--tune", str(weights), "--references", str(references)])
+    saved, told = json.loads(weights.read_text()), capsys.readouterr()
+    assert not told.out
+    assert list(saved["weights"]) == ["scores", "length", "other", "risk"]
+    assert f"bleu {saved['scores']['tuned']:.2f}  tuned\n" in told.err
+    rerank.main([*nbest, "--weights", str(weights), "--output", str(output)])
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    chosen = [record["output"] for record in records]
+    found = {"tuned": sacrebleu.BLEU().corpus_score(chosen, [REFERENCES]).score}
+    for name in ("scores", "length", "other", "risk"):
+        rerank.main([*nbest, "--feature", name])
+        alone = capsys.readouterr().out.splitlines()
+        found[name] = sacrebleu.BLEU().corpus_score(alone, [REFERENCES]).score
+        assert found[name] <= found["tuned"]
+    assert saved["scores"] | {"risk": 0} == pytest.approx(found | {"risk": 0})  # here chosen by chrF, there by BLEU
+    assert records[0]["features"]["length"] == len(chosen[0])
+    assert records[1]["text"] == "zwei"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--feature", "scores", "--feature", "length"], "several features need weights: tune them by --tune FILE"),
+        (["--feature", "lm"], "--feature lm: must be forward=RUN, reverse=RUN, lm=RUN, length, risk, or the name"),
+        (["--feature", "absent"], r"a.jsonl, line 1: has no number for each output in the field 'absent'"),
+        (["--tune", "w.json"], "--tune FILE and --references FILE belong together"),
+        (["--feature", "risk", "--weights", "w.json"], "--weights names the features, too: leave out --feature"),
+    ],
+)
+def test_mistakes_are_told(nbest, flags, problem):
+    with pytest.raises(UserError, match=problem):
+        rerank.main([nbest[0], *flags])
+
+
+def test_lists_of_other_texts_are_refused(nbest, tmp_path):
+    (tmp_path / "short.jsonl").write_text(Path(nbest[0]).read_text().splitlines()[0] + "\n")
+    with pytest.raises(UserError, match=r"short.jsonl has 1 texts and .*a.jsonl 3: give lists of the same texts"):
+        rerank.main([nbest[0], str(tmp_path / "short.jsonl")])
+    (tmp_path / "plain.jsonl").write_text('{"text": "eins"}\n')
+    with pytest.raises(UserError, match=r"plain.jsonl, line 1: has no list of texts in the field 'outputs'"):
+        rerank.main([str(tmp_path / "plain.jsonl")])
+    with pytest.raises(UserError, match=r"references.txt has 1 lines, but there are 3 texts"):
+        (tmp_path / "references.txt").write_text("a\n")
+        rerank.main([nbest[0], "--tune", str(tmp_path / "w.json"), "--references", str(tmp_path / "references.txt")])
+
+
+@pytest.mark.slow
+def test_runs_score_outputs_given_texts_and_texts_given_outputs(tmp_path):
+    pairs = [("one", "a b"), ("two", "b"), ("three", "c a")]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a} {b}\t{b} {a}\n" for a, b in pairs))
+    sizes = {"bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
+    data = DataConfig(source="tsv", train="pairs.tsv", tokenizer="words", shared_vocab=False, **sizes)
+    folder = finish("seq2seq", tmp_path, data)
+    path = write(tmp_path / "n.jsonl", [["a b", "b a", "a b"], ["b"], ["c", "a c"]])
+    pools = rerank.read_pools([Path(path)], "text")
+    found = rerank.compute_features(pools, [f"forward={folder}", f"reverse={folder}"], rerank.Metric("chrf"))
+    run = tj.load(folder)
+    for text, rows, outputs in zip(TEXTS, found, [["a b", "b a"], ["b"], ["c", "a c"]], strict=True):
+        forward = [each.total for each in run.score([(text, output) for output in outputs])]
+        reverse = [each.total for each in run.score([(output, text) for output in outputs])]
+        np.testing.assert_allclose(rows, np.transpose([forward, reverse]), rtol=1e-5)

@@ -1,0 +1,319 @@
+"""`scripts/rerank.py`: chooses among the outputs of n-best lists, of one run or of several."""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.json_files import read_json
+from tformer_jax.base.paths import write_text
+from tformer_jax.cli import lines, outputs
+from tformer_jax.cli.common import check_writable, new_parser
+from tformer_jax.cli.inputs import Source
+from tformer_jax.config import Config, EvalConfig
+from tformer_jax.config.metrics import lower_is_better
+from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
+from tformer_jax.inference.risk import Utility, chrf_matrix, expected_utilities
+
+METRICS = ("chrf", "bleu", "chrf++", "ter")
+RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
+    "forward": lambda text, output: (text, output),
+    "reverse": lambda text, output: (output, text),
+    "lm": lambda _, output: (output,),
+}
+"""What the run of a feature scores, given a text and an output."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A metric of sacreBLEU, the higher the better."""
+
+    name: str
+    language: str = "en"
+    """Of the outputs."""
+
+    @functools.cached_property
+    def scorer(self) -> Any:
+        """The object of sacreBLEU."""
+        from tformer_jax.tasks.evaluators.scores import text_metrics
+
+        further = (self.name,) if self.name in METRICS[2:] else ()
+        return text_metrics(Config(eval=EvalConfig(metrics=further)), self.language)[self.name]
+
+    @property
+    def sign(self) -> int:
+        """-1 if lower values of sacreBLEU are better, else 1."""
+        return -1 if lower_is_better(self.name) else 1
+
+    @property
+    def utility(self) -> Utility:
+        """The similarity of texts."""
+        return chrf_matrix if self.name == "chrf" else self._compare_all
+
+    def _compare_all(self, texts: Sequence[str]) -> np.ndarray:
+        scores = [[self.scorer.sentence_score(text, [other]).score for other in texts] for text in texts]
+        return self.sign * np.array(scores).reshape(len(texts), len(texts))
+
+    def statistics(self, texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
+        """Returns the statistics of each of some outputs with the same references, float64 [N, S]."""
+        found = self.scorer._extract_corpus_statistics(texts, [[each] * len(texts) for each in references])
+        return np.array(found, float)
+
+    def score(self, sums: np.ndarray) -> float:
+        """Returns the score of a corpus with these sums of statistics."""
+        value: float = self.scorer._aggregate_and_compute([sums.tolist()]).score
+        return self.sign * value
+
+
+@dataclasses.dataclass
+class Pool:
+    """The outputs of one text in all n-best lists."""
+
+    text: str
+    record: dict[str, Any]
+    """Of the first list."""
+    place: str
+    """Where it stands, for messages."""
+    written: list[str] = dataclasses.field(default_factory=list)
+    """All outputs, of which some may be equal."""
+    numbers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The values of each output in the fields of its record that are lists of as many values."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Adds the outputs of a record.
+
+        Raises:
+            UserError: it has no list of texts in `outputs`.
+        """
+        texts = record.get("outputs")
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            command = "translate.py --n-best N --output NAME.jsonl"
+            raise UserError(f"{self.place}: has no list of texts in the field 'outputs': write it by {command}")
+        columns = {name: row for name, row in record.items() if isinstance(row, list) and len(row) == len(texts)}
+        self.written += texts
+        self.numbers += [{name: row[place] for name, row in columns.items()} for place in range(len(texts))]
+
+    @functools.cached_property
+    def candidates(self) -> list[int]:
+        """The places of the different outputs, where each occurs first."""
+        return [place for place, text in enumerate(self.written) if text not in self.written[:place]]
+
+    def column(self, name: str) -> list[float]:
+        """Returns the number of each candidate in a field.
+
+        Raises:
+            UserError: the field has no number for it.
+        """
+        values = [value for place in self.candidates if isinstance(value := self.numbers[place].get(name), int | float)]
+        if len(values) < len(self.candidates):
+            problem = f"has no number for each output in the field {name!r}: leave out the feature, or the text"
+            raise UserError(f"{self.place}: {problem}")
+        return values
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes the best output of each text; with `--tune`, also the weights of the features."""
+    options = parser().parse_args(argv)
+    check_options(options)
+    saved = read_json(options.weights) if options.weights else {}
+    weights = feature_weights(options, saved)
+    metric = Metric(saved.get("metric", options.metric), saved.get("language", options.language))
+    pools = read_pools(options.nbest, options.field)
+    features = compute_features(pools, list(weights), metric)
+    if options.tune:
+        weights = tune_weights(options, pools, features, list(weights), metric)
+    if options.output or not options.tune:
+        write_best(options.output, pools, features, weights)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raises `UserError` if options contradict each other or a file cannot be written."""
+    if options.tune and options.weights:
+        raise UserError("--tune writes weights and --weights reads them: leave out one of them")
+    if bool(options.tune) != bool(options.references):
+        raise UserError("--tune FILE and --references FILE belong together: write both, or neither")
+    if options.weights and options.feature:
+        raise UserError("--weights names the features, too: leave out --feature")
+    outputs.check_output(options.output)
+    if options.tune:
+        check_writable(options.tune, "--tune")
+
+
+def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the weights by feature; those of `--feature` are 1 until they are tuned.
+
+    Raises:
+        UserError: there are several features without weights, or a name is not valid.
+    """
+    if options.weights and not isinstance(saved.get("weights"), dict):
+        raise UserError(f"{options.weights} has no weights: make it by --tune")
+    weights: dict[str, float] = saved.get("weights") or dict.fromkeys(options.feature or ["risk"], 1.0)
+    if len(weights) > 1 and not options.tune and not saved:
+        raise UserError("several features need weights: tune them by --tune FILE --references FILE")
+    for name in weights:
+        kind, equals, run = name.partition("=")
+        if (kind in RUNS) != bool(equals and run):
+            runs = ", ".join(f"{kind}=RUN" for kind in RUNS)
+            raise UserError(f"--feature {name}: must be {runs}, length, risk, or the name of a field")
+    return weights
+
+
+def read_pools(paths: Sequence[Path], field: str) -> list[Pool]:
+    """Reads n-best lists of the same texts.
+
+    Raises:
+        UserError: a file is missing or malformed, or has other texts than the first one.
+    """
+    pools: list[Pool] = []
+    for path in paths:
+        source, count = Source((), path), 0
+        for count, line in enumerate(source.lines({"--field": field}), start=1):
+            place = source.location(count - 1)
+            if path is paths[0]:
+                pools.append(Pool(line.texts[0], line.record, place))
+            elif count > len(pools) or pools[count - 1].text != line.texts[0]:
+                raise UserError(f"{place}: has another text than {paths[0]}: give n-best lists of the same texts")
+            pools[count - 1].place = place
+            pools[count - 1].add(line.record)
+        if count < len(pools):
+            raise UserError(f"{path} has {count:,} texts and {paths[0]} {len(pools):,}: give lists of the same texts")
+    return pools
+
+
+def compute_features(pools: Sequence[Pool], names: Sequence[str], metric: Metric) -> list[np.ndarray]:
+    """Returns the features of the candidates of each text, float64 [N, F].
+
+    Raises:
+        UserError: a run cannot be loaded or cannot score an output, or a field has no numbers.
+    """
+    columns = [compute_feature(pools, name, metric) for name in names]
+    return [np.array(rows, float).T for rows in zip(*columns, strict=True)]
+
+
+def compute_feature(pools: Sequence[Pool], name: str, metric: Metric) -> list[Sequence[float]]:
+    """Returns a feature of the candidates of each text; arguments are as for `compute_features`."""
+    kind, _, run = name.partition("=")
+    if kind in RUNS:
+        return run_scores(pools, kind, run)
+    if name == "length":
+        return [[len(pool.written[place]) for place in pool.candidates] for pool in pools]
+    if name == "risk":
+        return [expected_utilities(pool.written, metric.utility)[pool.candidates].tolist() for pool in pools]
+    return [pool.column(name) for pool in pools]
+
+
+def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[float]]:
+    """Returns the log-probability that a run computes for each candidate of each text; see `RUNS`."""
+    import tformer_jax
+    from tformer_jax.inference.encoding import TextError
+
+    loaded = tformer_jax.load(run)
+    owners = [(pool, RUNS[kind](pool.text, pool.written[place])) for pool in pools for place in pool.candidates]
+    try:
+        scored = loaded.scorer().stream(loaded.params, [example for _, example in owners])
+        totals = iter([each.total for each in scored])
+    except TextError as error:
+        place = owners[error.index][0].place
+        raise UserError(f"{place}: {kind}={run} cannot score an output: {error.problem}") from None
+    return [list(itertools.islice(totals, len(pool.candidates))) for pool in pools]
+
+
+def tune_weights(
+    options: argparse.Namespace,
+    pools: Sequence[Pool],
+    features: Sequence[np.ndarray],
+    names: Sequence[str],
+    metric: Metric,
+) -> dict[str, float]:
+    """Tunes the weights on references, writes them to `--tune`, prints their score and returns them.
+
+    Raises:
+        UserError: a file of references is missing or has another number of lines.
+    """
+    references = [read_references(path, len(pools)) for path in options.references]
+    lists = [
+        NBest(rows, metric.statistics([pool.written[place] for place in pool.candidates], own))
+        for pool, rows, own in zip(pools, features, zip(*references, strict=True), strict=True)
+    ]
+    alone = [evaluate(lists, metric.score, unit).score for unit in np.eye(len(names))]
+    tuned = tune(lists, metric.score)
+    weights = dict(zip(names, tuned.weights.tolist(), strict=True))
+    scores = {"tuned": metric.sign * tuned.score}
+    scores |= {name: metric.sign * score for name, score in zip(names, alone, strict=True)}
+    record = {"weights": weights, "metric": metric.name, "language": metric.language, "scores": scores}
+    write_text(options.tune, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    for name, score in scores.items():
+        print(f"{metric.name} {score:.2f}  {name}", file=sys.stderr)
+    return weights
+
+
+def read_references(path: Path, count: int) -> list[str]:
+    """Returns the lines of a file of references; raises `UserError` if there are not `count`."""
+    found = [line.texts[0] for line in Source((), path).lines({"--references": "text"})]
+    if len(found) != count:
+        raise UserError(f"{path} has {len(found):,} lines, but there are {count:,} texts: name their references")
+    return found
+
+
+def write_best(
+    path: Path | None, pools: Sequence[Pool], features: Sequence[np.ndarray], weights: Mapping[str, float]
+) -> None:
+    """Writes the best output of each text, or in `.jsonl` its record with the best output and its features."""
+    values = np.array([*weights.values()])
+
+    def chosen() -> Iterator[str]:
+        for pool, rows in zip(pools, features, strict=True):
+            best = choose(rows, values)
+            output = pool.written[pool.candidates[best]]
+            found = {"output": output, "features": dict(zip(weights, rows[best].tolist(), strict=True))}
+            yield outputs.format_record(pool.record | found) if outputs.is_json(path) else outputs.join_lines(output)
+
+    if path is None:
+        print(*chosen(), sep="\n")
+    else:
+        write_text(path, "".join(f"{line}\n" for line in chosen()))
+
+
+def parser() -> argparse.ArgumentParser:
+    result = new_parser(
+        "rerank",
+        "Chooses the best output of each text among the outputs of n-best lists, by default by minimum Bayes risk: the "
+        "output that is most similar to all outputs, of which a repeated one counts as often.",
+    )
+    result.add_argument(
+        "nbest",
+        type=Path,
+        nargs="+",
+        metavar="NBEST",
+        help=".jsonl of translate.py --n-best N, of one run or of several",
+    )
+    result.add_argument(
+        "--feature",
+        action="append",
+        metavar="NAME",
+        help="what outputs are ranked by (repeatable): risk (mean similarity to all outputs), length (characters), "
+        "forward=RUN (log-probability of the output given the text), reverse=RUN (of the text given the output), "
+        "lm=RUN (of the output), or a field with a number for each output, such as scores (default: risk)",
+    )
+    result.add_argument(
+        "--tune", type=Path, metavar="FILE", help="tune the weights of the features, and write this file"
+    )
+    result.add_argument(
+        "--references", type=Path, nargs="+", metavar="FILE", help="references to tune on, one file for each set"
+    )
+    result.add_argument("--weights", type=Path, metavar="FILE", help="features and weights of --tune")
+    result.add_argument(
+        "--metric", choices=METRICS, default="chrf", help="similarity of risk, and what is tuned (default: chrf)"
+    )
+    result.add_argument("--language", default="en", metavar="CODE", help="language of outputs, for BLEU (default: en)")
+    result.add_argument("--output", type=Path, metavar="FILE", help="text or .jsonl (default: standard output)")
+    lines.add_field(result)
+    return result
