@@ -12,7 +12,7 @@ from tests.train.test_step import batch, settings
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ModelConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
-from tformer_jax.models.losses import Teacher, batch_loss, divergence
+from tformer_jax.models.losses import Teacher, TopLogits, batch_loss, divergence
 from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -36,6 +36,26 @@ def test_the_divergence_and_its_gradient_are_those_of_the_formulas():
     proves = "train.teacher", "NumPy float64"
     assert_close(found, TEMPERATURE**2 * (p * np.log(p / q)).sum(), 1e-5, proves=proves)
     assert_close(gradient, TEMPERATURE * (q - p), 1e-5, proves=proves)
+
+
+@pytest.mark.parametrize("top", [3, 7])
+def test_the_divergence_from_the_top_tokens_is_that_of_the_formula(top):
+    """T^2 sum p ln(p / q) over the top tokens, whose p sum to 1, and T (q - p); all tokens give the whole one."""
+    draw = np.random.default_rng(1)
+    student, teacher = (3 * draw.normal(size=(4, 7)) for _ in range(2))
+    ids = np.argsort(-teacher)[:, :top]
+    log_p = np.take_along_axis(np.log(oracles.softmax(teacher)), ids, axis=1)
+    best = np.take_along_axis(teacher, ids, axis=1)
+    q, p = oracles.softmax(student / TEMPERATURE), np.zeros_like(student)
+    np.put_along_axis(p, ids, oracles.softmax(best / TEMPERATURE), axis=1)
+    expected = TEMPERATURE**2 * (p * np.log(np.where(p, p, 1) / q)).sum()
+    stored = TopLogits(ids.astype("i4"), log_p.astype("f4"))
+    value, gradient = jax.value_and_grad(lambda x: divergence(x, stored, TEMPERATURE).sum())(student.astype("f4"))
+    proves = "train.teacher, stored distributions", "NumPy float64"
+    assert_close(value, expected, 1e-5, proves=proves)
+    assert_close(gradient, TEMPERATURE * (q - p), 1e-5, proves=proves)
+    if top == 7:
+        assert_close(value, divergence(student, teacher, TEMPERATURE).sum(), 1e-5)
 
 
 @pytest.mark.parametrize("chunk", [None, 4])

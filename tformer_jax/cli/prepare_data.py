@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import add_data, check_writable_folder, integer, new_parser
+from tformer_jax.cli.common import add_data, check_writable_folder, integer, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import load_corpus
@@ -21,6 +21,9 @@ from tformer_jax.data.prepare import Summary, is_prepared, prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.transforms.show import TRIED, show_changes
 from tformer_jax.runs.guards import FolderLock
+
+TOP = 64
+"""Default of `--top`."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("add --output DIR, the folder to which the prepared data is written")
     if options.manual and not options.download:
         raise UserError("--manual needs --download")
+    if options.top is not None and options.teacher is None:
+        raise UserError("--top needs --teacher RUN, whose distributions are stored")
+    if options.teacher is not None and options.output is not None:
+        store_distributions(cfg, options)
+        return
     if options.output is not None:
         check_output_folder(options.output, overwrite=options.overwrite)
     if options.download:
@@ -40,12 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.output is None:
         return
     tokenizers = _tokenizers(options.tokenizers) if options.tokenizers else None
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} examples"), TimeElapsedColumn())
-    hidden = sys.stderr is None or not sys.stderr.isatty()
-    with contextlib.ExitStack() as on_exit:
-        on_exit.callback(FolderLock(options.output, flag="--output").release)
-        bar = on_exit.enter_context(Progress(*columns, console=console, disable=hidden, transient=True))
+    with locked_progress(options.output) as bar:
         tasks = {split: bar.add_task(split, total=None) for split in ("train", "validation", "test")}
         summaries = prepare(
             cfg,
@@ -56,6 +59,45 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress=lambda split, count: bar.advance(tasks[split], count),
         )
     Console().print(summary_table(options.output, summaries))
+
+
+@contextlib.contextmanager
+def locked_progress(output: Path) -> Iterator[Progress]:
+    """Context that locks the folder to write; yields a bar for numbers of examples, which only a terminal shows."""
+    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} examples"), TimeElapsedColumn())
+    hidden = sys.stderr is None or not sys.stderr.isatty()
+    with contextlib.ExitStack() as on_exit:
+        on_exit.callback(FolderLock(output, flag="--output").release)
+        yield on_exit.enter_context(Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True))
+
+
+def store_distributions(cfg: Config, options: argparse.Namespace) -> None:
+    """Stores the distributions of the run `--teacher`, or continues where an earlier command was interrupted.
+
+    Raises:
+        UserError: as `stored_teacher.store`, or the folder cannot be written.
+    """
+    if options.tokenizers or options.shards > 1:
+        raise UserError("--tokenizers and --shards are for examples: leave them out with --teacher")
+    check_writable_folder(options.output, "--output")
+    from tformer_jax.runs import stored_teacher  # imports JAX
+
+    cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, teacher=str(options.teacher)))
+    with locked_progress(options.output) as bar:
+        if options.overwrite:
+            stored_teacher.remove(options.output)
+        task = bar.add_task("train", total=None)
+        facts = stored_teacher.store(
+            cfg,
+            options.data,
+            options.output,
+            options.top or TOP,
+            lambda size, count: bar.update(task, total=size, advance=count),
+        )
+    print(
+        f"{options.output}: distributions of {facts['teacher']['run']} for {facts['labels']:,} labels; the "
+        f"{facts['top']:,} stored tokens of a label have a probability of {facts['mass']:.4f} on average"
+    )
 
 
 def _tokenizers(folder: Path) -> Tokenizers:
@@ -75,7 +117,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
-    result.add_argument("--overwrite", action="store_true", help="replace the prepared data in --output")
+    result.add_argument("--overwrite", action="store_true", help="replace what was written to --output before")
     result.add_argument("--shards", type=integer(1), default=1, metavar="N", help="files per split (default: 1)")
     result.add_argument(
         "--tokenizers",
@@ -89,6 +131,19 @@ def parser() -> argparse.ArgumentParser:
         type=integer(1),
         metavar="N",
         help="print N training examples before and after each transform of data.transforms; needs no --output",
+    )
+    result.add_argument(
+        "--teacher",
+        type=run_path,
+        metavar="RUN",
+        help="store the distributions of this run for the training examples of a config that reads prepared data, for "
+        "train.teacher=OUTPUT; the same command continues after an interruption",
+    )
+    result.add_argument(
+        "--top",
+        type=integer(1),
+        metavar="K",
+        help=f"--teacher: number of most probable tokens to store of each label (default: {TOP})",
     )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
     result.add_argument("--manual", type=Path, metavar="DIR", help="folder of manually downloaded files")

@@ -132,7 +132,9 @@ class TrainConfig(Section):
     lora_whole: tuple[str, ...] = setting((), "LoRA: globs of parameters to train in full, such as 'head/*'")
 
     teacher: str | None = setting(
-        None, "run folder of a model with the same vocabulary whose distributions are learned beside the labels"
+        None,
+        "run folder of a model with the same vocabulary whose distributions are learned beside the labels, or the "
+        "folder of its stored distributions",
     )
     teacher_step: int | None = setting(
         None, "teacher: step of the checkpoint to take; None: the final weights, or the newest checkpoint", low=0

@@ -12,14 +12,14 @@ from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
-from tformer_jax.data.pending import PendingExample, PendingExamples
+from tformer_jax.data.pending import TAUGHT, PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import RowReader, Shards, bucket_sizes
 from tformer_jax.data.stages import count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
-LABELS = ("target_out", "targets", "label")
+LABELS = ("target_out", "targets", "label", TAUGHT)
 """Batch keys padded with IGNORED; others are padded with PAD."""
 ORDER = "order"
 """Batch key of evaluations: the index in the split of each row that is not padding, int64 [<= rows]."""
@@ -121,7 +121,8 @@ class BucketIterator(grain.DatasetIterator):
                 self._buckets[length] = []
                 count_batch(self._stages, bucket)
                 own = self._reader.own(bucket)
-                return _bucket_batch(self._reader.ids(own), len(own), length, example.lengths)
+                batch = _bucket_batch(self._reader.ids(own), len(own), length, example.lengths)
+                return self._reader.complete(batch)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state between two batches; `pending.jsonable` converts it to JSON."""

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import grain
 
@@ -28,6 +28,9 @@ from tformer_jax.data.rows import (
 from tformer_jax.data.stages import StagedOrder, example_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import Training, build
+
+if TYPE_CHECKING:
+    from tformer_jax.data.distributions import Distributions
 
 DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
@@ -75,12 +78,22 @@ def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shard
         weights = example_weights(cfg, corpus, tokenizers)
     order = index_blocks if transforms is None else numbered_blocks
     blocks = order(corpus.sizes, weights, cfg.seed, block, stages)
-    rows = RowReader(reader, convert, shards)
+    taught = _distributions(cfg, corpus, tokenizers)
+    rows = RowReader(reader, convert, shards, taught)
     if not isinstance(reader, Tokenized):
-        lengths = blocks.map(LengthReader(reader, convert))
+        lengths = blocks.map(LengthReader(reader, convert, taught))
         return TrainingExamples(LoadedBlocks(lengths, 0, stages), rows, stages)
     loaded = LoadedBlocks(blocks.map(BlockReader(reader, convert)), cfg.data.workers, stages)
     return TrainingExamples(loaded.map(split_block), rows, stages)
+
+
+def _distributions(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> "Distributions | None":
+    """Opens the distributions of a teacher, if `train.teacher` names a folder of them."""
+    if cfg.train.teacher is None:
+        return None
+    from tformer_jax.data.distributions import Distributions, is_stored
+
+    return Distributions(cfg, corpus, tokenizers) if is_stored(cfg.train.teacher) else None
 
 
 def _smallest_batch(cfg: DataConfig) -> int:

@@ -119,9 +119,10 @@ def pack_rows(
     segments = np.concatenate([np.arange(1, len(row) + 1, dtype=np.int32) for row in rows])
     examples = list(itertools.chain.from_iterable(rows))
     batch = {}
+    *_, last = capacity.values()  # of targets, and of `TAUGHT`
     for key in keys:
         column = Column.of([example[key] for example in examples])
-        length = capacity[OWNER.get(key, key)]
+        length = capacity.get(OWNER.get(key, key), last)
         ends = np.cumsum(column.lengths)
         before_row = np.concatenate([[0], ends])[np.searchsorted(row_of, np.arange(len(rows)))]
         indices = np.arange(len(column.ids)) + np.repeat(
@@ -210,4 +211,5 @@ def _own_rows(rows: list[list[PendingExample]], capacity: dict[str, int], reader
     """Packs this process's rows of a batch."""
     own = reader.own(rows)
     ids = iter(reader.ids(list(itertools.chain.from_iterable(own))))
-    return pack_rows([list(itertools.islice(ids, len(row))) for row in own], capacity, list(rows[0][0].lengths))
+    packed = pack_rows([list(itertools.islice(ids, len(row))) for row in own], capacity, list(rows[0][0].lengths))
+    return reader.complete(packed)

@@ -7,6 +7,11 @@ import numpy as np
 
 from tformer_jax.data.columns import Block, TokenIds, split_examples
 
+TAUGHT = "taught"
+"""Key of the places of labels among the distributions of a teacher (`distributions.py`)."""
+TAUGHT_IDS, TAUGHT_LOG_P = "taught_ids", "taught_log_p"
+"""Keys of these distributions in a batch."""
+
 
 class PendingExample(NamedTuple):
     """An example that waits for its batch: its lengths, and its ids or where to read them."""

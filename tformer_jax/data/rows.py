@@ -11,6 +11,7 @@ from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized
 from tformer_jax.data.pending import PendingExample, split_block
+from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.data.transforms.base import Transforms
@@ -18,6 +19,7 @@ from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:
     from tformer_jax.data.corpora.prepared import StoredIds
+    from tformer_jax.data.distributions import Distributions
 
 T = TypeVar("T")
 
@@ -70,8 +72,8 @@ class IndexedReader(IdReader, Protocol):
 class LengthReader:
     """Turns indices into pending examples by their lengths alone, without reading ids."""
 
-    def __init__(self, reader: IndexedReader, convert: FeatureConverter):
-        self._reader, self._convert = reader, convert
+    def __init__(self, reader: IndexedReader, convert: FeatureConverter, taught: "Distributions | None" = None):
+        self._reader, self._convert, self._taught = reader, convert, taught
 
     def __call__(self, indices: Sequence[int]) -> list[PendingExample]:
         sizes = self._reader.lengths(indices)
@@ -80,15 +82,23 @@ class LengthReader:
         pieces = self._convert.pieces(sizes)
         owners = np.repeat(indices, pieces).tolist()
         numbers = (np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)).tolist()
-        lengths = (dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True))
+        lengths = [dict(zip(features, row, strict=True)) for row in zip(*features.values(), strict=True)]
+        if self._taught is not None:
+            lengths = [self._taught.with_lengths(row) for row in lengths]
         return [PendingExample(row, None, *place) for row, *place in zip(lengths, owners, numbers, strict=True)]
 
 
 class RowReader:
-    """Reads the ids of the rows that one process prepares."""
+    """Reads the ids of the rows that one process prepares, and the distributions of their labels if they are stored."""
 
-    def __init__(self, reader: IndexedReader | Tokenized, convert: FeatureConverter, shards: Shards):
-        self._reader, self._convert, self._shards = reader, convert, shards
+    def __init__(
+        self,
+        reader: IndexedReader | Tokenized,
+        convert: FeatureConverter,
+        shards: Shards,
+        taught: "Distributions | None" = None,
+    ):
+        self._reader, self._convert, self._shards, self._taught = reader, convert, shards, taught
 
     def own(self, rows: Sequence[T]) -> list[T]:
         """Selects the rows of a global batch that this process prepares."""
@@ -96,6 +106,17 @@ class RowReader:
 
     def ids(self, examples: Sequence[PendingExample]) -> list[TokenIds]:
         """Returns the ids of the features of examples, reading them if necessary."""
+        ids = self._ids(examples)
+        if self._taught is None:
+            return ids
+        rows = zip(examples, ids, strict=True)
+        return [self._taught.with_places(example, row, self._convert.length) for example, row in rows]
+
+    def complete(self, batch: Batch) -> Batch:
+        """Returns a batch of examples, with the distributions of their labels if they are stored."""
+        return batch if self._taught is None else self._taught.look_up(batch)
+
+    def _ids(self, examples: Sequence[PendingExample]) -> list[TokenIds]:
         if isinstance(self._reader, Tokenized):
             return [example.ids for example in examples if example.ids is not None]
         if examples and "targets" in examples[0].lengths:

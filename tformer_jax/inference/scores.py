@@ -169,6 +169,21 @@ def score_rows(model: nn.Module, params: Any, rows: Sequence[Row], batch_size: i
     return itertools.starmap(_scored, zip(rows, scores, strict=True))
 
 
+def top_rows(
+    model: nn.Module, params: Any, rows: Sequence[Mapping[str, Sequence[int]]], batch_size: int, top: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the largest log-probabilities at the labels of each row, and their tokens, best first: [T, top] each.
+
+    Args:
+        rows: inputs and labels by batch key (see `registry`).
+    """
+    function = functools.partial(_label_scores, top=top)
+    scores = compute_rows(function, model, params, rows, batch_size)
+    for row, (_, log_p, ids) in zip(rows, scores, strict=True):
+        labels = len(row[model.labels])
+        yield log_p[:labels], ids[:labels]
+
+
 def _scored(row: Row, scores: tuple[np.ndarray, ...]) -> Scored:
     """Returns the scores of a row, given results of `_label_scores`, [T] and [T, top]."""
     labels = np.array(row.labels, np.int32)

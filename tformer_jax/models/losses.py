@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer_jax.data.pending import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.models import registry
 from tformer_jax.nn.linear import LOW_RANK
 from tformer_jax.special_tokens import IGNORED
@@ -38,11 +39,19 @@ def zero_sums() -> Sums:
 class Teacher(NamedTuple):
     """A model whose distributions another one learns, beside the labels."""
 
-    model: nn.Module
+    model: nn.Module | None
+    """None: batches have the distributions, as `TopLogits`."""
     params: Any
     weight: float
     """The loss is `(1 - weight) * cross-entropy + weight * divergence`."""
     temperature: float
+
+
+class TopLogits(NamedTuple):
+    """The k largest logits of a teacher, up to a constant: int32 ids and float32 logits [..., k]."""
+
+    ids: jax.Array
+    logits: jax.Array
 
 
 def masked_cross_entropy(
@@ -71,12 +80,16 @@ def masked_cross_entropy(
     return Sums(loss, nll, z, counted.sum(dtype=jnp.int32), jnp.zeros(()))
 
 
-def divergence(logits: jax.Array, teacher: jax.Array, temperature: float) -> jax.Array:
+def divergence(logits: jax.Array, teacher: jax.Array | TopLogits, temperature: float) -> jax.Array:
     """Computes `T^2 KL(p || q)` with `p = softmax(teacher / T)` and `q = softmax(logits / T)`: [..., V] -> [...].
 
-    T^2 keeps the size of the gradients ("Distilling the Knowledge in a Neural Network", 2015, section 2).
+    T^2 keeps the size of the gradients ("Distilling the Knowledge in a Neural Network", 2015, section 2). Of
+    `TopLogits`, p is the softmax over the k tokens: the probability of all others is 0.
     """
-    p, q = (jax.nn.log_softmax(side.astype(jnp.float32) / temperature, axis=-1) for side in (teacher, logits))
+    theirs = teacher.logits if isinstance(teacher, TopLogits) else teacher
+    p, q = (jax.nn.log_softmax(side.astype(jnp.float32) / temperature, axis=-1) for side in (theirs, logits))
+    if isinstance(teacher, TopLogits):
+        q = jnp.take_along_axis(q, teacher.ids, axis=-1)
     return temperature**2 * (jnp.exp(p) * (p - q)).sum(axis=-1)
 
 
@@ -100,17 +113,21 @@ def batch_loss(
         chunk: maximum number of positions per row whose logits are in memory at once, also in the backward pass; None:
             all. Results are equal up to the order of summation.
         dropout_key, low_rank: as `registry.forward` takes them.
-        teacher: a model with the same arguments and vocabulary; it is run without dropout.
+        teacher: a model with the same arguments and vocabulary, which is run without dropout; or one without a model.
     """
     method = "__call__" if chunk is None else "features"
     values, labels, auxiliary_loss = registry.forward(
         model, params, batch, train=True, dropout_key=dropout_key, low_rank=low_rank, method=method
     )
-    taught = teacher and registry.forward(teacher.model, teacher.params, batch, method=method).values
+    taught: Any = None
+    if teacher is not None and teacher.model is None:
+        taught = TopLogits(batch[TAUGHT_IDS], batch[TAUGHT_LOG_P])
+    elif teacher is not None and teacher.model is not None:
+        taught = registry.forward(teacher.model, teacher.params, batch, method=method).values
 
-    def sums(logits: jax.Array, labels: jax.Array, taught: jax.Array | None) -> Sums:
+    def sums(logits: jax.Array, labels: jax.Array, taught: Any) -> Sums:
         own = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
-        if teacher is None or taught is None:
+        if teacher is None:
             return own
         distance = jnp.where(labels >= 0, divergence(logits, taught, teacher.temperature), 0).sum()
         loss = (1 - teacher.weight) * own.loss + teacher.weight * distance
@@ -122,11 +139,12 @@ def batch_loss(
     # the scan over chunks sums the gradients of the parameters in their dtype
     in_float32 = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
 
-    def sums_of_chunk(features: tuple[jax.Array, jax.Array | None], labels: jax.Array) -> Sums:
+    def sums_of_chunk(features: tuple[jax.Array, Any], labels: jax.Array) -> Sums:
         own, taught = features
         logits: Any = model.apply({"params": in_float32, LOW_RANK: low_rank or {}}, own, method="logits")
-        theirs: Any = teacher and teacher.model.apply({"params": teacher.params}, taught, method="logits")
-        return sums(logits, labels, theirs)
+        if teacher is not None and teacher.model is not None:
+            taught = teacher.model.apply({"params": teacher.params}, taught, method="logits")
+        return sums(logits, labels, taught)
 
     return sum_over_chunks(sums_of_chunk, (values, taught), labels, chunk), auxiliary_loss
 

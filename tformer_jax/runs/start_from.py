@@ -137,8 +137,18 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
 def check_run(cfg: config.Config) -> None:
     """Raises `UserError` if `train.start_from` or `train.teacher` does not name the folder of a trained run."""
     for setting in ("start_from", "teacher"):
-        if (run := getattr(cfg.train, setting)) is not None:
+        run = getattr(cfg.train, setting)
+        if run is not None and not (setting == "teacher" and has_distributions(cfg.train)):
             _check_run(cfg.train, setting, as_path(run))
+
+
+def has_distributions(train: TrainConfig) -> bool:
+    """Returns whether `train.teacher` names a folder of stored distributions."""
+    if train.teacher is None:
+        return False
+    from tformer_jax.data.distributions import is_stored
+
+    return is_stored(train.teacher)
 
 
 def _check_run(train: TrainConfig, setting: str, run: Path) -> None:

@@ -1,4 +1,4 @@
-"""The teacher of a run: another run whose distributions it learns. Its parameters are in no checkpoint."""
+"""The teacher of a run: another run whose distributions it learns, in memory or stored; it is in no checkpoint."""
 
 import hashlib
 import json
@@ -29,6 +29,10 @@ def check(cfg: Config, tokenizers: Tokenizers, mesh: Mesh) -> None:
     """
     assert cfg.train.teacher is not None
     train, run = cfg.train, as_path(cfg.train.teacher)
+    if start_from.has_distributions(train):  # the batches have been compared with them
+        if train.teacher_step is not None:
+            raise train.error("teacher_step", "is of a run, and train.teacher has stored distributions: leave it out")
+        return
     start_from.check_weights(train, "teacher", run)
     theirs, others = config.load(run / "config.json"), Tokenizers.load(run / "tokenizers")
     sides = ("source", "target") if cfg.model.model_class.reads_source else ("target",)
@@ -54,6 +58,8 @@ def abstract(train: TrainConfig, mesh: Mesh) -> Teacher | None:
     """Returns the teacher with the shapes, dtypes and shardings of its parameters on a mesh; None without one."""
     if train.teacher is None:
         return None
+    if start_from.has_distributions(train):
+        raise train.error("teacher", "has stored distributions: name the run of the teacher")
     model = registry.build(config.load(as_path(train.teacher) / "config.json").model)
     return Teacher(model, registry.sharded_shapes(model, mesh), train.teacher_weight, train.teacher_temperature)
 
@@ -62,6 +68,8 @@ def load(train: TrainConfig, mesh: Mesh, group: ProcessGroup) -> Teacher | None:
     """Loads the teacher, sharded like any model on this mesh; None without one."""
     if train.teacher is None:
         return None
+    if start_from.has_distributions(train):
+        return Teacher(None, (), train.teacher_weight, train.teacher_temperature)
     trained = load_trained(as_path(train.teacher), mesh, group, step=train.teacher_step)
     return Teacher(trained.model, trained.params, train.teacher_weight, train.teacher_temperature)
 
@@ -70,6 +78,12 @@ def facts(cfg: Config) -> dict[str, Any]:
     """Returns what a run records of its teacher: its folder, its weights and their checksum."""
     assert cfg.train.teacher is not None
     run = as_path(cfg.train.teacher)
+    if start_from.has_distributions(cfg.train):
+        from tformer_jax.data import distributions
+
+        stored = distributions.read_facts(run)
+        digest = hashlib.blake2b(json.dumps(stored).encode(), digest_size=16).hexdigest()
+        return {**stored["teacher"], "stored": str(run), "top": stored["top"], "mass": stored["mass"], "digest": digest}
     found = run_folder.weights_of(run, cfg.train.teacher_step)
     folder = run / weights.FOLDER
     if found["kind"] == "checkpoint":
