@@ -76,16 +76,15 @@ def test_the_command_and_a_resumed_student(first, folder, tmp_path, capsys):
     with pytest.raises(UserError, match="another value of top, 5 instead of 4: write them again with --overwrite"):
         prepare_data.main([*arguments[:-1], "4"])
     prepare_data.main([*arguments[:-1], "4", "--overwrite"])
+    (tmp_path / "pairs.tsv").write_text("ab\tcd\n" * 30)
+    text = ["--config.data.source=tsv", f"--config.data.train={tmp_path / 'pairs.tsv'}"]
     for wrong, sentence in (
-        (["--shards", "2"], "--tokenizers and --shards are for examples"),
-        (["--config.data.source=tsv"], "data.source='tsv': must be 'prepared'"),
-        (["--teacher", str(tmp_path / "top")], "has stored distributions: name the run of the teacher"),
+        ([*arguments, "--shards", "2"], "--tokenizers and --shards are for examples"),
+        ([*arguments, *text], "data.source='tsv': must be 'prepared'"),
+        ([*arguments[:4], "--teacher", str(tmp_path / "top")], "has stored distributions: name the run of the teacher"),
     ):
-        if "tsv" in sentence:
-            wrong = [*wrong, f"--config.data.train={first.parent / 'pairs.tsv'}"]
-            (first.parent / "pairs.tsv").write_text("ab\tcd\n" * 30)
         with pytest.raises(UserError, match=sentence):
-            prepare_data.main([*arguments, *wrong])
+            prepare_data.main(wrong)
     with pytest.raises(UserError, match="--top needs --teacher RUN"):
         prepare_data.main([*arguments[:4], "--top", "5"])
     with pytest.raises(UserError, match="train.teacher_step=3: is of a run"):
