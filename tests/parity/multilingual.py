@@ -131,6 +131,8 @@ def make(folder: Path, name: str) -> torch.nn.Module:
         torch.nn.init.normal_(parameter, mean=mean, std=0.1 if parameter.ndim == 1 else 0.4)
         if "encoder_attn.out_proj.weight" in key:
             parameter.data *= 4  # outputs depend on the source
+        if key.endswith("Attention.q.weight"):
+            parameter.data *= config["d_kv"] ** -0.5  # as T5's initializer, since its scores are not scaled
     if hasattr(model, "model"):
         torch.nn.init.normal_(model.model.shared.weight)
         model.model.decoder.layer_norm.weight.data *= -1  # or the most probable token is the one that is read
