@@ -25,11 +25,13 @@ from tformer_jax.train.step import make_train_step
 
 flatbuffers = pytest.importorskip("flatbuffers")
 ROWS, LENGTH = 2, 8
+NEW = 6
 SAVE = """
 import sys
 from safetensors.numpy import save_file
 assert "tformer_jax" not in sys.modules
 results = {"logits": np.asarray(logits), **{f"metrics/{name}": np.asarray(x) for name, x in metrics.items()}}
+results["outputs"] = np.stack(outputs, axis=1)
 save_file(results | {name: np.asarray(x) for name, x in state.items()}, "results.safetensors")
 """
 
@@ -39,7 +41,7 @@ def test_another_process_computes_the_same(name, tmp_path):
     folder = tmp_path / "out"
     run = tj.load(own_runs.make(tmp_path / "run", name))
     trains = name != "llama"  # whose train step takes long to compile
-    flags = ("--rows", str(ROWS), "--length", str(LENGTH), *(["--train"] if trains else []))
+    flags = ("--rows", str(ROWS), "--length", str(LENGTH), "--decode", str(NEW), *(["--train"] if trains else []))
     export_steps.main(["--run", str(run.path), str(folder), *flags])
     rng = np.random.default_rng(0)
     batch = {
@@ -47,15 +49,18 @@ def test_another_process_computes_the_same(name, tmp_path):
         for key, ids in registry.example_batch(run.config.model, ROWS, LENGTH).items()
     }
     batch[run.model.inputs[0]][1, 5:] = -1
+    given, expected = greedy_outputs(run)
     save_file(batch, folder / "batch.safetensors")
+    save_file(given, folder / "given.safetensors")
     program = "\n".join(re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL))
-    program = re.sub(r"(?m)^batch = .*$", 'batch = load_file("batch.safetensors")', program)
+    program = re.sub(r"(?m)^(batch|given) = .*$", r'\1 = load_file("\1.safetensors")', program)
     keys, read = sorted(run.model.inputs), 'load_file("batch.safetensors")[key]'
     program = re.sub(r"(?m)^inputs = .*$", f"inputs = {{key: {read} for key in {keys}}}", program)
     environment = {**os.environ, "PYTHONPATH": str(Path(flatbuffers.__file__).parents[1])}
     program += SAVE if trains else "state, metrics = {}, {}\n" + SAVE
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, env=environment)
     found = load_file(folder / "results.safetensors")
+    assert [outputs_text(run, row) for row in found["outputs"]] == expected
     arrays = {key: jnp.asarray(ids) for key, ids in batch.items()}
     logits = run.model.apply({"params": run.params}, **run.model.arguments({key: arrays[key] for key in keys}))
     assert_close(found["logits"], logits, 1e-5)
@@ -70,6 +75,44 @@ def test_another_process_computes_the_same(name, tmp_path):
     assert found["step"] == 1
     for path, leaf in named_leaves(new.params):
         assert_close(found[f"params/{path}"], leaf, 1e-4)
+
+
+def greedy_outputs(run: tj.Run) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the inputs of `start.bin` for texts of two lengths, and the run's outputs."""
+    tokenizer, texts = run.tokenizers.source, ("the cat", "a dog")
+    pair, special = run.model.reads_source, tokenizer.special
+    wrap = special.wrap_side if pair else special.wrap_text
+    rows = np.full((ROWS, LENGTH), -1, np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        ids = wrap(tokenizer.encode(text))
+        row[slice(len(ids)) if pair else slice(LENGTH - len(ids), None)] = ids
+    settings = {"strategy": "greedy", "max_new_tokens": NEW}
+    if pair:
+        return {"source": rows, "tokens": np.full((ROWS, 1), special.start, np.int32)}, run.translate(texts, **settings)
+    return {"tokens": rows}, run.generate(texts, **settings)
+
+
+def outputs_text(run: tj.Run, ids: np.ndarray) -> str:
+    """Returns the text of an output up to its end."""
+    ends = [place for place, token in enumerate(ids) if token in run.tokenizers.target.special.eos]
+    return run.tokenizers.target.decode(ids[: ends[0] if ends else None].tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "problem"),
+    [
+        (
+            "llama",
+            ("--length", "30", "--decode", "3"),
+            "--decode 3: after 30 tokens, the model writes 2; write at most",
+        ),
+        ("bert", ("--length", "8", "--decode", "3"), "--decode is for translators and language models"),
+    ],
+)
+def test_decoding_that_the_model_cannot_do_is_refused(name, flags, problem, tmp_path):
+    run = own_runs.make(tmp_path / "run", name)
+    with pytest.raises(UserError, match=problem):
+        export_steps.main(["--run", str(run), str(tmp_path / "out"), *flags])
 
 
 def test_a_length_beyond_the_model_is_refused(tmp_path):

@@ -36,7 +36,7 @@ LAB_COMMANDS = {
     "describe": "show what a model costs before it runs",
     "doctor": "check the machine, the mesh and the data before a run",
     "benchmark": "measure training, decoding, caches, attention, data and growth",
-    "export_steps": "write the forward pass and the train step of a run as StableHLO",
+    "export_steps": "write the forward pass, the train step and greedy decoding of a run as StableHLO",
     "xla_flags": "print XLA flags for a mesh axis",
 }
 """Modules of `tformer_jax.lab.commands`, with what they do."""

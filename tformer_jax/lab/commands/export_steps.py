@@ -1,4 +1,4 @@
-"""`scripts/export_steps.py`: writes the forward pass and the train step of a run as StableHLO, for programs without us.
+"""`scripts/export_steps.py`: writes the forward pass, the train step and decoding of a run as StableHLO.
 
 https://docs.jax.dev/en/latest/export/export.html describes the files, which any process with JAX can call.
 """
@@ -15,7 +15,7 @@ from tformer_jax.cli.common import check_writable_folder, integer, load_run, run
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 README = """# {name}
 
-The forward pass{train} of a model of tformer_jax, as StableHLO for {platforms}: batches of {rows} rows of {length}
+The forward pass{more} of a model of tformer_jax, as StableHLO for {platforms}: batches of {rows} rows of {length}
 tokens, ids in int32, and {pad} for padding.
 
 ```python
@@ -37,6 +37,21 @@ batch = {{{batch}}}
 state, metrics = train_step.call(state, batch)
 ```
 """
+DECODING = """
+`start.bin` reads {read}, and `step.bin` one more token per row. Both return the logits of the next token, -inf for
+tokens that the run never generates, and the cache, which has room for {new} of them. `outputs` are those of greedy
+decoding without penalties; each ends at one of the tokens {eos}.
+
+```python
+start, step = (export.deserialize(open(f"{{name}}.bin", "rb").read()) for name in ("start", "step"))
+given = {{{given}}}
+next_logits, cache = start.call(params, given)
+outputs = []
+for _ in range({new}):
+    outputs.append(np.argmax(next_logits, axis=-1).astype(np.int32))
+    next_logits, cache = step.call(params, outputs[-1], cache)
+```
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     longest = run.config.model.max_length
     if options.length > longest:
         raise UserError(f"--length {options.length}: the model reads {longest} tokens; write at most that")
+    if options.decode:
+        _check_decoding(run, options.decode, 1 if run.model.reads_source else options.length)
     from tformer_jax.models import registry
     from tformer_jax.special_tokens import PAD
 
@@ -60,11 +77,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     _write_forward(folder, run, inputs, options.platforms)
     if options.train:
         _write_train_step(folder, run, batch, options.platforms)
+    given = _write_decoding(folder, run, inputs, options) if options.decode else {}
     sizes = {"rows": options.rows, "length": options.length, "pad": PAD, "platforms": ", ".join(options.platforms)}
-    text = README + (TRAIN_STEP if options.train else "")
-    train = " and the train step" if options.train else ""
-    given = {"inputs": _zeros(inputs), "batch": _zeros(batch)}
-    readme = text.format(name=run.config.name, train=train, **sizes, **given)
+    parts = {TRAIN_STEP: ("the train step", options.train), DECODING: ("decoding", options.decode)}
+    text = README + "".join(part for part, (_, wanted) in parts.items() if wanted)
+    more = "".join(f" and {what}" for what, wanted in parts.values() if wanted)
+    special = run.tokenizers.target.special
+    sources = f"sources and the decoder's first inputs, {special.start}"
+    read = sources if run.model.reads_source else "prompts, with padding before them"
+    tokens = {"new": options.decode, "read": read, "eos": list(special.eos)}
+    arrays = {"inputs": _zeros(inputs), "batch": _zeros(batch), "given": _zeros(given)}
+    readme = text.format(name=run.config.name, more=more, **sizes, **tokens, **arrays)
     (folder / "README.md").write_text(readme, encoding="utf-8")
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
@@ -72,14 +95,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     result = run_parser(
         "export_steps",
-        "Writes the forward pass of a run (parameters and ids -> logits) as StableHLO, which any process with JAX can "
-        "call without this package, with its parameters.",
+        "Writes the forward pass of a run (parameters and ids -> logits), and more with --decode and --train, as "
+        "StableHLO, which any process with JAX can call without this package, with its parameters.",
     )
     result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
     for flag, default, meaning in (("--rows", 8, "rows of a batch"), ("--length", 64, "tokens of a row, with padding")):
         result.add_argument(
             flag, type=integer(1), default=default, metavar="N", help=f"{meaning} (default: %(default)s)"
         )
+    result.add_argument(
+        "--decode",
+        type=integer(1),
+        metavar="N",
+        help="write greedy decoding of N tokens, too: the pass over prompts or sources, and a step with its cache",
+    )
     result.add_argument("--train", action="store_true", help="write the train step and its initial state, too")
     result.add_argument(
         "--platforms",
@@ -123,15 +152,86 @@ def _write_train_step(folder: Path, run: Any, batch: dict[str, Any], platforms: 
     mesh = make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
     start = state.initializer(model, optimizer, cfg, mesh)[0](run.params)
     step = make_train_step(model, optimizer, cfg)
-    paths, structure = jax.tree_util.tree_flatten_with_path(start)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
 
     def train_step(arrays: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        new, metrics = step(jax.tree.unflatten(structure, [arrays[name] for name in names]), batch)
-        return dict(zip(names, jax.tree.leaves(new), strict=True)), metrics
+        new, metrics = step(_restored(arrays, start), batch)
+        return _named(new), metrics
 
-    arrays = dict(zip(names, (leaf for _, leaf in paths), strict=True))
-    _write(folder, "train_step", "state", train_step, arrays, batch, platforms)
+    _write(folder, "train_step", "state", train_step, _named(start), batch, platforms)
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    """Returns the arrays of a tree by name."""
+    import jax
+
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+
+
+def _restored(arrays: dict[str, Any], tree: Any) -> Any:
+    """Inverts `_named`, for a tree like another one."""
+    import jax
+
+    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in _named(tree)])
+
+
+def _check_decoding(run: Any, new: int, read: int) -> None:
+    """Raises `UserError` if a model does not decode, or has no room for `new` tokens after the `read` first ones."""
+    if not run.model.decodes:
+        raise UserError(
+            f"--decode is for translators and language models, but {run.path} is a {run.config.model.family}"
+        )
+    room = run.config.model.max_length - read
+    if new > room:
+        raise UserError(f"--decode {new}: after {read} tokens, the model writes {room}; write at most that")
+
+
+def _write_decoding(folder: Path, run: Any, inputs: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Writes `start.bin` and `step.bin`; returns example inputs of the first one.
+
+    Both return float32 logits [B, V] and the cache, arrays by name, which the step takes after tokens, int32 [B].
+    """
+    import jax
+    import jax.numpy as jnp
+    from flax.traverse_util import unflatten_dict
+
+    from tformer_jax.inference.constraints import Constraints, forbid
+    from tformer_jax.inference.model_step import step_fn
+    from tformer_jax.nn.module import named_leaves
+    from tformer_jax.special_tokens import PAD
+
+    model, decode = run.model, run.config.decode
+    constraints = Constraints.from_config(decode, run.tokenizers.target)
+    params = dict(named_leaves(run.params))
+
+    def advance(params: dict[str, Any], tokens: jax.Array, cache: Any) -> tuple[jax.Array, dict[str, Any]]:
+        logits, cache = step_fn(model, unflatten_dict(params, sep="/"))(tokens, cache)
+        return forbid(logits[:, 0], constraints), _named(cache)
+
+    def make_cache(params: dict[str, Any], inputs: dict[str, jax.Array]) -> Any:
+        variables, tokens = {"params": unflatten_dict(params, sep="/")}, inputs["tokens"]
+        first: tuple[Any, ...] = (len(tokens),)
+        last: tuple[Any, ...] = ((tokens != PAD).sum(axis=1),)
+        if model.reads_source:
+            mask = inputs["source"] != PAD
+            first, last = (model.apply(variables, inputs["source"], mask, method="encode"), mask), ()
+        length = tokens.shape[1] + options.decode
+        return model.apply(variables, *first, length, *last, dtype=decode.cache_dtype, method="init_cache")
+
+    def start(params: dict[str, Any], inputs: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
+        return advance(params, inputs["tokens"], make_cache(params, inputs))
+
+    def step(params: dict[str, Any], tokens: jax.Array, arrays: dict[str, Any]) -> tuple[jax.Array, dict[str, Any]]:
+        return advance(params, tokens[:, None], _restored(arrays, cache))
+
+    given = {name: ids for name, ids in inputs.items() if name != "target_in"}
+    if model.reads_source:
+        given["tokens"] = jnp.zeros((options.rows, 1), jnp.int32)
+    cache = jax.eval_shape(make_cache, params, given)
+    tokens = jax.ShapeDtypeStruct((options.rows,), jnp.int32)
+    _write_program(folder, "start", start, (params, given), options.platforms)
+    _write_program(folder, "step", step, (params, tokens, _named(cache)), options.platforms)
+    return given
 
 
 def _write(
@@ -146,14 +246,23 @@ def _write(
     """Writes a function of arrays by name and of a batch, and the arrays."""
     import jax
     import numpy as np
-    from jax import export
     from safetensors.numpy import save_file
 
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (arrays, batch))
-    exported = export.export(jax.jit(function), platforms=list(platforms))(*shapes)
-    (folder / f"{name}.bin").write_bytes(exported.serialize())
+    _write_program(folder, name, function, (arrays, batch), platforms)
     contiguous = {name: np.asarray(leaf, order="C") for name, leaf in jax.device_get(arrays).items()}
     save_file(contiguous, folder / f"{arrays_name}.safetensors")
+
+
+def _write_program(
+    folder: Path, name: str, function: Callable[..., Any], arguments: Any, platforms: Sequence[str]
+) -> None:
+    """Writes a function of arguments with these shapes and dtypes."""
+    import jax
+    from jax import export
+
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+    exported = export.export(jax.jit(function), platforms=list(platforms))(*shapes)
+    (folder / f"{name}.bin").write_bytes(exported.serialize())
 
 
 def _zeros(batch: dict[str, Any]) -> str:
