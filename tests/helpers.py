@@ -74,7 +74,8 @@ def normal(*shape: int, seed: int = 0) -> jax.Array:
 def on_platform(name: str) -> Iterator[None]:
     """Context in which programs are traced for a device of the given platform."""
     device = jax.sharding.AbstractDevice(device_kind=name, num_cores=None, platform=name)
-    mesh = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+    types = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("data",), axis_types=types, abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
         yield
 

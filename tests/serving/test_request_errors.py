@@ -8,6 +8,8 @@ import pytest
 from tests.serving.fake_engine import FakeEngine, served
 from tests.serving.live import around, live, until
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.serving import json_body
+from tformer_jax.serving.errors import RequestError
 
 COMPLETE, TRANSLATE = "/v1/completions", "/translate"
 
@@ -146,12 +148,19 @@ def test_log_probabilities_that_do_not_exist(translator):
         (b'{"prompt": "a", "temperature": 1e999}', "has the number 1e999"),
         (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", "which is out of range"),
         (b'{"prompt": "a", "prompt": "b"}', "has a duplicate field"),
-        (b"[" * 9000, "nested too deeply"),
     ],
 )
 def test_bodies_that_are_not_strict_json(lm, raw, sentence):
     response = lm.client.post(COMPLETE, content=raw, headers={"Content-Type": "application/json"})
     refused(response, 400, sentence)
+
+
+def test_a_body_may_not_be_nested_deeper_than_python_reads(lm):
+    with pytest.raises(RequestError, match="nested too deeply"):
+        json_body.parse(b"[" * 200_000)
+    body = b'{"prompt": ' + b"[" * 4900 + b"]" * 4900 + b"}"
+    response = lm.client.post(COMPLETE, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and lm.post(COMPLETE, prompt="ab").status_code == 200
 
 
 def test_the_wrong_content_type_route_method_family_or_model(lm, translator):

@@ -46,8 +46,12 @@ def resolved(path: Path) -> Path:
     Raises:
         UserError: symbolic links form a loop.
     """
+    if is_remote(path):
+        return path
     try:
-        return path if is_remote(path) else path.resolve()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            path.stat()  # since Python 3.13, `resolve` ignores a loop
+        return path.resolve()
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path} cannot be resolved ({error}): name another path") from error
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+import tformer_jax
 from tformer_jax import config
 from tformer_jax.base.errors import UserError, one_line
 from tformer_jax.cli.common import add_imports
 from tformer_jax.config import Config
-from tformer_jax.config.fields import Section
+from tformer_jax.config.fields import Section, nearest
 from tformer_jax.config.kinds import import_modules
 
 EXPECTED = {
@@ -31,8 +32,9 @@ EXPECTED = {
 
 
 def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
-    """Reads and validates the config of a file, `FILE[:VARIANT]`, with `--config.SECTION.SETTING=VALUE` overrides.
+    """Reads and validates the config of `FILE[:VARIANT]` with `--config.SECTION.SETTING=VALUE` overrides.
 
+    Without such a file, `FILE` is the name of a config of the package.
     `--import MODULE` among the overrides imports a module that registers kinds, and adds it to `imports`.
 
     Raises:
@@ -40,10 +42,7 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
             registers a kind of other code.
     """
     name, colon, variant = location.partition(":")
-    path = Path(name)
-    if not path.is_file():
-        problem = "is a folder; name a file in it" if path.is_dir() else f"does not exist{_available_configs(path)}"
-        raise UserError(f"config file {path} {problem}")
+    path = config_path(name)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_imports(parser)
     options, overrides = parser.parse_known_args(overrides)
@@ -167,6 +166,30 @@ def mistakes_in(path: Path) -> Iterator[None]:
         raise UserError(f"{where}: {type(error).__name__}: {reason}") from error
 
 
+def config_path(name: str) -> Path:
+    """Returns the path of a config file, or of the config of this name in the package.
+
+    Raises:
+        UserError: there is neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if shipped := shipped_configs().get(name.removesuffix(".py")):
+        return shipped
+    problem = "is a folder; name a file in it" if path.is_dir() else f"does not exist{_available_configs(path)}"
+    raise UserError(f"config file {path} {problem}")
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Returns the config files of the package by their names: in a wheel those of `shipped`, else of `configs`."""
+    package = Path(tformer_jax.__file__).parent
+    files = [*package.glob("shipped/*.py")] or package.parent.glob("configs/*.py")
+    return {file.stem: file for file in sorted(files)}
+
+
 def _available_configs(path: Path) -> str:
+    if len(path.parts) == 1:
+        return f"{nearest(path.stem, shipped_configs())}; `tformer configs` lists those of the package"
     files = sorted(str(file) for file in path.parent.glob("*.py"))
     return f"; in {path.parent} are {', '.join(files)}" if files else ""

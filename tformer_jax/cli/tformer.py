@@ -12,6 +12,7 @@ from tformer_jax.config.fields import nearest
 
 COMMANDS = {
     "train": "train a config, or resume a run",
+    "configs": "list the configs that come with the package",
     "translate": "translate texts",
     "generate": "continue prompts",
     "classify": "label texts",

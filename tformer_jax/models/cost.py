@@ -124,7 +124,10 @@ def _traced(cfg: ModelConfig, batch: Any, *, all_scores: bool, method: str = "__
 def _on_tpu() -> contextlib.AbstractContextManager[Any]:
     """Context of programs for a TPU; only those for CPUs skip scores."""
     device = jax.sharding.AbstractDevice(device_kind="tpu", num_cores=None, platform="tpu")
-    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device))
+    types = (jax.sharding.AxisType.Auto,)  # JAX 0.12 has no explicit sharding of ragged products, the default there
+    return jax.sharding.use_abstract_mesh(
+        jax.sharding.AbstractMesh((1,), ("data",), axis_types=types, abstract_device=device)
+    )
 
 
 def by_module(shapes: Any, depth: int = 3) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax.core.meta import is_axis_metadata
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from tformer_jax.config import Config
 from tformer_jax.data.rows import bucket_sizes
@@ -70,7 +70,7 @@ def estimate_placement(cfg: Config, sizes: Mapping[str, int]) -> Placement:
         UserError: the model or the optimizer cannot be built.
     """
     rows, length = _batch(cfg)
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, attention_backend="reference"))  # runs anywhere
     model = registry.build(cfg.model)
     boxed = registry.shapes(model)

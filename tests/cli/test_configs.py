@@ -1,0 +1,41 @@
+"""The configs that come with the package are listed, and found by name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import configs
+from tformer_jax.cli.config_file import read_config
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "configs"
+
+
+def test_every_config_is_listed_with_what_it_does(capsys):
+    configs.main([])
+    listed = dict(re.findall(r"^(\w+) +(.+)\.$", capsys.readouterr().out, re.MULTILINE))
+    assert listed.keys() == {path.stem for path in FOLDER.glob("*.py")}
+    assert listed["lm_tiny_shakespeare"] == "Character-level language model of Tiny Shakespeare"
+
+
+@pytest.mark.parametrize("name", ["lm_tiny_shakespeare", "lm_tiny_shakespeare.py"])
+def test_a_config_is_found_by_name_unless_a_file_has_it(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert read_config(f"{name}:cpu") == read_config(f"{FOLDER}/lm_tiny_shakespeare.py:cpu")
+    own = "from tformer_jax.config import Config, to_config_dict\n"
+    Path(name).write_text(f"{own}def get_config():\n    return to_config_dict(Config(name='own'))\n")
+    assert read_config(name).name == "own"
+
+
+def test_a_misspelled_name_is_refused():
+    sentence = "translate_cdlr does not exist; did you mean 'translate_cldr'.*; `tformer configs` lists"
+    with pytest.raises(UserError, match=sentence):
+        read_config("translate_cdlr")
+
+
+def test_each_library_has_one_oldest_version():
+    """`.ci/run` installs the lower bounds together."""
+    bounds = re.findall(r'"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert len(dict(bounds)) == len(set(bounds)) > 40
