@@ -46,6 +46,7 @@ from tformer_jax.models import registry
 from tformer_jax.models.ensemble import Ensemble, check_member
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.runs import run_folder
 from tformer_jax.runs.trained import load_trained
 
 
@@ -79,7 +80,7 @@ def load(
         device_mesh = make_mesh(parallel)
         trained = load_trained(as_path(path), device_mesh, step=step)
         rules.check_model(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
-    cfg, model, params = trained.cfg, trained.model, trained.params
+    cfg, model, params = run_folder.with_chosen_head(as_path(path), trained.cfg), trained.model, trained.params
     if quantization is not None:
         model, params = quantized_layout(model, params, quantization)
         cfg = dataclasses.replace(cfg, model=model.cfg)

@@ -122,6 +122,31 @@ def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
+def test_the_head_that_aligns_best_is_recorded(run, tmp_path, monkeypatch, capsys):
+    object.__setattr__(run, "path", tmp_path)
+    pairs, links = tmp_path / "pairs.tsv", tmp_path / "links"
+    pairs.write_text("ab c\tc b\na b\tb\n")
+    links.write_text("0-1 1-0\n1-0\n")
+    attention.main(["--run", "runs/x", "--batch", str(pairs), "--links", str(links)])
+    *heads, path = capsys.readouterr().out.splitlines()
+    assert len(heads) == 10
+    assert re.fullmatch(
+        r"alignment error rate 0\.\d{3}: layer 0, (head \d|mean of the heads), read where it (reads|predicts) a token",
+        heads[0],
+    )
+    recorded = json.loads((tmp_path / "alignment.json").read_text())
+    assert path == str(tmp_path / "alignment.json")
+    assert {"layer", "head", "query", "error_rate", "pairs", "links"} == {*recorded}
+    assert f"{recorded['error_rate']:.3f}" in heads[0]
+    links.write_text("0-1\n")
+    with pytest.raises(UserError, match="links has 1 lines for 2 pairs: write one for each"):
+        attention.main(["--run", "runs/x", "--batch", str(pairs), "--links", str(links)])
+    pairs.write_text("ab c\n")
+    with pytest.raises(UserError, match="--links needs a translation model, and source<tab>target in each line"):
+        attention.main(["--run", "runs/x", "--batch", str(pairs), "--links", str(links)])
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -129,6 +154,7 @@ def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
         (["a", "--batch", "in.txt", "--npz", "x"], "write one text, or name a file"),
         (["--batch", "in.txt"], "--batch needs --npz FILE"),
         (["--batch", "in.txt", "--npz", "x", "--layer", "0"], "--layer is for the page of one text"),
+        (["a\tb", "--links", "x"], "--links needs --batch FILE with source<tab>target in each line"),
         (["a\tb", "--layer", "1"], "--layer 1: the model has layers 0 to 0"),
         (["a\tb", "--head", "4"], "--head 4: the model has heads 0 to 3"),
         (["a\tb", "--output", "."], "--output .: cannot be written, because it is a folder; name a file"),

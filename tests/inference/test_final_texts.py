@@ -128,10 +128,10 @@ def test_words_are_copied_from_their_place_after_the_tags_of_languages():
     tags, text = (tagged.id_of("<2en>"), tagged.id_of("<2de>")), "a zebra c"
     output = Unfinished(DecodeConfig(), [*tags, *tagged.encode(text), EOS], BOS, text, text=UNKNOWN_MARK, tokens=[UNK])
     weights = np.array([[0.3, 0.2, 0.1, 0.25, 0.15, 0.0]])  # of tags, words and the end
-    assert finisher._filled(output, weights) == "zebra"
+    assert finisher._filled(output, output.text, weights) == "zebra"
     source = [*tagged.encode("a zebra"), EOS, tags[0]]  # of which the last word did not fit
     output = Unfinished(DecodeConfig(), source, tags[1], text, text=UNKNOWN_MARK, tokens=[UNK])
-    assert finisher._filled(output, np.array([[0.1, 0.2, 0.4, 0.3]])) == "zebra"
+    assert finisher._filled(output, output.text, np.array([[0.1, 0.2, 0.4, 0.3]])) == "zebra"
 
 
 DATA = DataConfig(normalize=("moses",), tokenizer="words", target_language="en", shared_vocab=False)

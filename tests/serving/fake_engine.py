@@ -49,6 +49,8 @@ class Row:
     def __init__(self, number: int, sample: int, request: Request) -> None:
         self.number, self.sample, self.tokens = number, sample, 0
         self.text, self.finish = expected(request, sample)
+        words = range(len(self.text.split()))
+        self.alignment = tuple(zip(words, reversed(words), strict=True)) if request.decode.alignments else None
 
     def step(self) -> Event:
         """Returns the next letter; the finish reason comes with the last one."""
@@ -56,7 +58,8 @@ class Row:
         self.tokens += 1
         done = self.tokens >= len(self.text)
         finish = self.finish if done else None
-        return Event(self.number, self.sample, new, finish, None, self.tokens, tuple(BYTES.encode(new)))
+        event = Event(self.number, self.sample, new, finish, None, self.tokens, tuple(BYTES.encode(new)))
+        return event._replace(alignment=self.alignment) if done else event
 
 
 class FakeEngine:

@@ -269,6 +269,19 @@ def test_a_model_without_attention_weights(translator):
         assert (found["attention"], found["no_attention"]) == (False, "it has a state")
 
 
+def test_words_are_aligned_at_the_end_of_each_translation(translator):
+    body = {"text": ["ab c", "d"], "n_best": 2, "beams": 2, "alignments": True}
+    (first, _), (second, _) = translator.post("/translate", **body).json()["translations"]
+    assert (first["alignment"], second["alignment"]) == ("0-1 1-0", "0-0")
+    for scores in ({}, {"logprobs": 1}):
+        pieces = translator.stream("/translate", **body, **scores)
+        ends = [piece for piece in pieces if piece["finish_reason"]]
+        found = sorted((one["index"], one["alignment"]) for one in ends if one["rank"] == 0)
+        assert found == [(0, "0-1 1-0"), (1, "0-0")]
+        assert not any("alignment" in piece for piece in pieces if piece not in ends)
+    assert "alignment" not in translator.post("/translate", text="ab c").json()["translations"][0][0]
+
+
 def test_unknown_tokens_and_detokenization_are_settings_of_a_request(translator):
     translator.post("/translate", text=["abc", [97, 98]], unknown="copy", detokenize=True)
     first, second = translator.engine.seen[-2:]

@@ -41,6 +41,13 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--npz", type=Path, metavar="FILE", help="write all arrays, such as 0/weights/encoder of the first text"
     )
+    result.add_argument(
+        "--links",
+        type=Path,
+        metavar="FILE",
+        help="choose the head whose cross-attention aligns the words of the pairs of --batch best, and record it in "
+        "the run; FILE has the links of each pair as fast_align and eflomal write them, 0-0 1-2 (0p1: possible)",
+    )
     lines.add_field(result)
     languages.add_languages(result, by_line=False)
     return result
@@ -55,14 +62,17 @@ def check_flags(options: argparse.Namespace) -> None:
     """Raises `UserError` if the flags do not fit each other, or a package is missing."""
     if (options.text is None) == (options.batch is None):
         raise UserError("write one text, or name a file of texts with --batch")
+    if options.links is not None and options.batch is None:
+        raise UserError("--links needs --batch FILE with source<tab>target in each line")
     if options.batch is None:
         if options.npz is not None and resolved(options.npz) == resolved(page_path(options)):
             raise UserError(f"--npz {options.npz}: is the page's file; name another file for the arrays")
         check_pages_installed("this command")
         return
-    if options.npz is None:
-        raise UserError("--batch needs --npz FILE, to which the arrays are written")
-    if options.npz.exists() and options.batch.exists() and options.npz.samefile(options.batch):
+    if options.npz is None and options.links is None:
+        raise UserError("--batch needs --npz FILE, to which the arrays are written, or --links FILE")
+    both_exist = options.npz is not None and options.npz.exists() and options.batch.exists()
+    if both_exist and options.npz.samefile(options.batch):
         raise UserError(f"{options.npz} is both --batch and --npz: name another file for the arrays")
     for name in ("output", "layer", "head"):
         if getattr(options, name) is not None:

@@ -18,10 +18,15 @@ from tformer_jax.cli.common import load_run, reporting_writes
 from tformer_jax.cli.inputs import Source
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import token_texts
+from tformer_jax.data.word_links import read_references
+from tformer_jax.inference.alignment import head_error_rates
 from tformer_jax.inference.requests import as_request
 from tformer_jax.inference.watch import Watched
 from tformer_jax.report import attention
+from tformer_jax.runs import run_folder
 
+SHOWN = 10
+"""Number of heads whose error rates are printed."""
 EMPTY = "the text is empty: write at least one character"
 
 
@@ -32,6 +37,8 @@ def write_outputs(options: argparse.Namespace, page: Path) -> None:
     run = load_run(options)
     languages.check_languages(options, run.config.model)
     examples = complete_examples(run, texts, functools.partial(languages.make_request, options))
+    if options.links:
+        choose_head(options.links, run, texts, examples)
     if options.npz:
         with reporting_writes(options.npz), replacing(options.npz) as partial:
             write_arrays(partial, run, run.watch(examples))
@@ -41,6 +48,26 @@ def write_outputs(options: argparse.Namespace, page: Path) -> None:
         with reporting_writes(page):
             write_text(page, text)
         print(page)
+
+
+def choose_head(path: Path, run: tj.Run, lines: Sequence[str], pairs: Sequence[Any]) -> None:
+    """Prints the alignment error rates of the best heads by the links of a file, and records the best one in the run.
+
+    Raises:
+        UserError: the file is no file of links with a line for each pair.
+    """
+    if not run.model.reads_source or not all("\t" in line for line in lines):
+        raise UserError("--links needs a translation model, and source<tab>target in each line of --batch")
+    references = read_references(path)
+    if len(references) != len(pairs):
+        raise UserError(f"{path} has {len(references):,} lines for {len(pairs):,} pairs: write one for each")
+    rates = head_error_rates(run.tokenizers, pairs, run.watch(pairs), references)
+    for head, rate in list(rates.items())[:SHOWN]:
+        name = "mean of the heads" if head.head is None else f"head {head.head}"
+        print(f"alignment error rate {rate:.3f}: layer {head.layer}, {name}, read where it {head.query} a token")
+    best, rate = next(iter(rates.items()))
+    facts = {"error_rate": rate, "pairs": len(pairs), "links": path.name}
+    print(run_folder.write_chosen_head(run.path, best, facts))
 
 
 def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[[str], Any] = str) -> list[Any]:

@@ -14,9 +14,11 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import chats, interrupt, languages, lines
 from tformer_jax.cli.common import integer, load_run
 from tformer_jax.cli.inputs import Line, check_argument
+from tformer_jax.cli.outputs import join_lines
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import allowed_types, flag
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.word_links import format_links
 from tformer_jax.inference.encoding import LongTexts
 
 if TYPE_CHECKING:
@@ -206,7 +208,7 @@ class Generation:
 
         def plain(line: Line, outputs: list["Output"]) -> list[str]:
             text = line.texts[0] if line.texts else ""
-            return [self._with_score(output, format_output(text, output)) for output in outputs]
+            return [self._annotated(output, format_output(text, output)) for output in outputs]
 
         def added(_: Line, outputs: list["Output"]) -> dict[str, Any]:
             values = {
@@ -214,13 +216,15 @@ class Generation:
                 "finish_reasons": [output.finish_reason for output in outputs],
                 "unknown_tokens": [output.unknown for output in outputs],
                 "placeholders_kept": [output.placeholders_kept for output in outputs],
+                "alignments": [None if each.alignment is None else format_links(each.alignment) for each in outputs],
                 "scores": [output.score for output in outputs],
             }
             return {name: values[name] for name in names}
 
         placeholders = ["placeholders_kept"] if self.model.tokenizers.placeholders else []
         scores = ["scores"] if self.options.scores else []
-        names = ("outputs", "finish_reasons", "unknown_tokens", *placeholders, *scores)
+        alignments = ["alignments"] if self.decode.alignments else []
+        names = ("outputs", "finish_reasons", "unknown_tokens", *placeholders, *alignments, *scores)
         facts = {"decode": dataclasses.asdict(self.decode), **languages.given_languages(self.options)}
         how: Any = {"facts": facts, "lines_per_text": self.options.outputs}
         if self.chats is None:
@@ -229,8 +233,9 @@ class Generation:
             how |= {"fields": self.chats.fields, "settings": (*SETTINGS, *chats.SETTINGS)}
         return lines.Work(self.options, self.stream, plain, added, names, **how)
 
-    def _with_score(self, output: "Output", text: str) -> str:
-        """Returns `text` after the output's score, if scores are requested and the output has one."""
+    def _annotated(self, output: "Output", text: str) -> str:
+        """Returns `text` between the output's score and its alignment, as far as they are requested and known."""
+        text = text if output.alignment is None else f"{join_lines(text)}\t{format_links(output.alignment)}"
         return f"{output.score:.4f}\t{text}" if self.options.scores and output.score is not None else text
 
 

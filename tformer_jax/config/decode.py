@@ -2,13 +2,21 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from tformer_jax.config.fields import INT32_MAX, SAME_TRAINING, ConfigError, Section, setting
+from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, ConfigError, Section, setting
 from tformer_jax.config.layouts import DTYPES
 
 SAMPLING = {"strategy": ("sample",)}
 BEAM_SEARCH = {"strategy": ("beam",)}
+
+
+class AlignmentHead(NamedTuple):
+    """The cross-attention that aligns words: the settings `alignment_...`."""
+
+    layer: int | None
+    head: int | None
+    query: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +112,26 @@ class DecodeConfig(Section):
         False,
         "translation: undo the step moses of data.normalize in outputs, which appear only when they are complete",
     )
+    alignments: bool = setting(False, "translation: align the words of outputs with those of their sources")
+    alignment_layer: int | None = setting(
+        None,
+        "decoder layer, from 0, whose cross-attention aligns words; None: the last, or the choice of align.py",
+        low=0,
+        resumable=OTHER_TRAINING,
+    )
+    alignment_head: int | None = setting(
+        None,
+        "head of that layer, from 0; None: the mean of all, or the choice of align.py",
+        low=0,
+        resumable=OTHER_TRAINING,
+    )
+    alignment_query: str = setting(
+        "predicts",
+        "where the cross-attention of a token is read: at the step that predicts it, or at the next, which reads it "
+        '("Accurate Word Alignment Induction from Neural Machine Translation", 2020)',
+        choices=("predicts", "reads"),
+        resumable=OTHER_TRAINING,
+    )
     stop: tuple[str, ...] = setting(
         (),
         "end an output before the first of these texts; beam search ranks and scores the whole outputs, then cuts them",
@@ -124,6 +152,17 @@ class DecodeConfig(Section):
                     raise self.error(
                         name, f"{text!r} occurs in decode.prefix={self.prefix!r}; remove it from one of them"
                     )
+
+    def check_alignment(self, layers: int, heads: int) -> None:
+        """Raises `ConfigError` if a decoder of `layers` layers has no such layer, or no such head."""
+        for name, count in (("alignment_layer", layers), ("alignment_head", heads)):
+            if (getattr(self, name) or 0) >= count:
+                raise self.error(name, f"must be less than the model's number of {name.split('_')[1]}s, {count}")
+
+    @property
+    def aligning(self) -> AlignmentHead:
+        """The cross-attention that aligns words."""
+        return AlignmentHead(self.alignment_layer, self.alignment_head, self.alignment_query)
 
     @property
     def width(self) -> int:

@@ -1,29 +1,29 @@
-"""What changes the text of a complete output: copied words of the source, and detokenization."""
+"""What is known of a complete output alone: copied words of the source, detokenization, and alignments of words."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.data.placeholders import restore
+from tformer_jax.data.placeholders import mask, restore
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
-from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.normalization import detokenizer
 from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
-from tformer_jax.inference.batching import compute_rows
-from tformer_jax.inference.watch import check, watch
-from tformer_jax.models import registry
-from tformer_jax.nn.sharding import replicate
+from tformer_jax.data.word_links import Links, word_spans
+from tformer_jax.inference.alignment import cross_attention, source_ranges, text_places, word_links, written_ranges
+from tformer_jax.inference.detokenization import output_decoder
+from tformer_jax.inference.watch import check
+
+NO_WEIGHTS = np.zeros((0, 0), np.float32)
 
 
 @dataclasses.dataclass
 class Unfinished:
-    """A translation whose text is reported at its end."""
+    """A translation that its end changes."""
 
     decode: DecodeConfig
     source: Sequence[int]
@@ -31,7 +31,7 @@ class Unfinished:
     start: int
     """First input of the decoder."""
     source_text: str
-    """The text of `source`, with symbols for placeholders; empty: only its ids are known."""
+    """The text of `source`; empty: only its ids are known."""
     originals: tuple[str, ...] | None = None
     """The placeholders of the source text; None: there are none."""
     text: str = ""
@@ -42,6 +42,19 @@ class Unfinished:
 def is_withheld(decode: DecodeConfig) -> bool:
     """Returns whether outputs with these settings are reported only when they are complete."""
     return decode.unknown == "copy" or decode.detokenize
+
+
+def is_changed(decode: DecodeConfig) -> bool:
+    """Returns whether the ends of outputs with these settings change them."""
+    return is_withheld(decode) or decode.alignments
+
+
+class Finished(NamedTuple):
+    """The whole text of an output."""
+
+    text: str
+    alignment: Links | None
+    """As in `outputs.Output`."""
 
 
 class Finisher:
@@ -58,16 +71,34 @@ class Finisher:
         """Raises `UserError` if the model's outputs cannot be finished as the settings say."""
         if decode.detokenize:
             self._detokenize  # noqa: B018
-        if decode.unknown == "copy":
-            self._copies  # noqa: B018
+        if decode.unknown == "copy" or decode.alignments:
+            self._attends  # noqa: B018
+            decode.check_alignment(self._model.cfg.decoder_layers, self._model.cfg.num_heads)
 
-    def __call__(self, outputs: Sequence[Unfinished]) -> list[str]:
-        """Returns the text of each output."""
-        texts = self._with_copied_words(outputs)
-        return [
-            restore(self._detokenize(text) if output.decode.detokenize else text, output.originals)
-            for text, output in zip(texts, outputs, strict=True)
-        ]
+    def __call__(self, outputs: Sequence[Unfinished]) -> list[Finished]:
+        """Returns the text of each output, and its alignment."""
+        attended = [output for output in outputs if output.decode.alignments or UNKNOWN_MARK in output.text]
+        weights = {id(output): found for output, found in zip(attended, self._weights(attended), strict=True)}
+        return [self._finished(output, weights.get(id(output), NO_WEIGHTS)) for output in outputs]
+
+    def _weights(self, outputs: Sequence[Unfinished]) -> list[np.ndarray]:
+        """Returns the weights of the cross-attention that aligns each output: float32 [T, S] each."""
+        rows = [(output.source, [output.start, *output.tokens[:-1]]) for output in outputs]
+        return cross_attention(self._model, self._params, rows, [o.decode for o in outputs], self._batch_size)
+
+    def _finished(self, output: Unfinished, weights: np.ndarray) -> Finished:
+        def finish(text: str) -> str:
+            text = self._filled(output, text, weights) if UNKNOWN_MARK in text else text
+            return restore(self._detokenize(text) if output.decode.detokenize else text, output.originals)
+
+        text = finish(output.text)
+        if not output.decode.alignments:
+            return Finished(text, None)
+        decoder = output_decoder(self._tokenizers.target, output.decode.unknown, continues=False)
+        ends = [finish(decoder.decode(output.tokens[:count])) for count in range(1, len(output.tokens))]
+        target = written_ranges(text, ends, word_spans(text))
+        source = source_ranges(self._tokenizers.source, output.source, output.source_text)
+        return Finished(text, word_links(weights, source, target))
 
     @functools.cached_property
     def _detokenize(self) -> Callable[[str], str]:
@@ -75,8 +106,8 @@ class Finisher:
         return detokenizer(target.steps, target.language)
 
     @functools.cached_property
-    def _copies(self) -> bool:
-        """Whether words are copied, which needs attention weights."""
+    def _attends(self) -> bool:
+        """Whether words are copied or aligned, which needs attention weights."""
         check(self._model)
         return True
 
@@ -85,62 +116,19 @@ class Finisher:
         """Whether an unknown token stands for a word, as opposed to a character."""
         return unknown_per_word(self._tokenizers.target) == 1
 
-    def _with_copied_words(self, outputs: Sequence[Unfinished]) -> list[str]:
-        """Returns the texts with the word of the source that each unknown token attends to most.
+    def _filled(self, output: Unfinished, text: str, weights: np.ndarray) -> str:
+        """Returns the text with the word of the source that each unknown token is aligned with.
 
-        Weights are means over the heads of the last layer's cross-attention, where the token is predicted. Without
-        the text of the source, the name of the token stands for the word.
+        Without the text of the source, the name of the token stands for the word.
         """
-        marked = [output for output in outputs if UNKNOWN_MARK in output.text]
-        weights = cross_attention(self._model, self._params, *self._rows(marked), self._batch_size) if marked else []
-        filled = iter([self._filled(*pair) for pair in zip(marked, weights, strict=True)])
-        return [next(filled) if UNKNOWN_MARK in output.text else output.text for output in outputs]
-
-    def _rows(self, outputs: Sequence[Unfinished]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-        return [output.source for output in outputs], [[output.start, *output.tokens[:-1]] for output in outputs]
-
-    def _word_places(self, ids: Sequence[int]) -> range:
-        """Returns the places of the tokens of a source between its language tags and special tokens."""
-        source = self._tokenizers.source
-        special, tags = source.special, {*languages_of(source).values()}
-        places = range(len(special.before), len(ids))
-        while places and ids[places[0]] in tags:
-            places = places[1:]
-        while places and ids[places[-1]] in tags:
-            places = places[:-1]
-        return places[: max(len(places) - len(special.after_source), 0)]
-
-    def _filled(self, output: Unfinished, weights: np.ndarray) -> str:
         source, special = self._tokenizers.source, self._tokenizers.target.special
-        words = copied_words(source, output.source_text, whole_words=self._whole_words) if output.source_text else []
-        eligible = {place: word for place, word in zip(self._word_places(output.source), words, strict=False) if word}
+        masked = mask(self._tokenizers.placeholders, output.source_text).text
+        words = copied_words(source, masked, whole_words=self._whole_words) if masked else []
+        eligible = {place: word for place, word in zip(text_places(source, output.source), words, strict=False) if word}
         copied = [
             eligible[max(eligible, key=lambda place: row[place])] if eligible else special.unknown_name
             for token, row in zip(output.tokens, weights, strict=True)
             if token == special.shown_unknown
         ]
-        before, *after = output.text.split(UNKNOWN_MARK)
+        before, *after = text.split(UNKNOWN_MARK)
         return before + "".join(word + part for word, part in zip(copied, after, strict=False))
-
-
-def cross_attention(
-    model: nn.Module, params: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], batch_size: int
-) -> list[np.ndarray]:
-    """Returns the mean weights, over heads, of cross-attention in the last layer of a `Seq2Seq` model.
-
-    Args:
-        sources: token ids of each source.
-        targets: inputs of the decoder.
-
-    Returns:
-        float32 [T, S] for each pair, without padding.
-    """
-    rows = [{"source": source, "target_in": target} for source, target in zip(sources, targets, strict=True)]
-    weights = compute_rows(_mean_weights, model, params, rows, batch_size)
-    return [x[: len(row["target_in"]), : len(row["source"])] for x, row in zip(weights, rows, strict=True)]
-
-
-@functools.partial(jax.jit, static_argnames="model")
-def _mean_weights(model: nn.Module, params: Any, batch: registry.Batch) -> jax.Array:
-    """Returns the mean weights of the last layer, float32 [B, T, S]; XLA omits what `watch` computes besides."""
-    return replicate(watch(model, params, batch).weights["cross"][:, -1].mean(axis=1))

@@ -11,6 +11,7 @@ from flax import linen as nn
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders, mask, symbols_of
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.word_links import Links
 from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
 from tformer_jax.inference.engine.pool import max_new_tokens
@@ -36,6 +37,8 @@ class Output(NamedTuple):
     """Number of unknown tokens."""
     placeholders_kept: bool | None = None
     """Whether it has exactly the placeholders of its source, each as often; None: without `data.placeholders`."""
+    alignment: Links | None = None
+    """Pairs of numbers, from 0, of a word of the source and one of the text; None: without `decode.alignments`."""
 
     @property
     def finish_reason(self) -> str:
@@ -139,9 +142,9 @@ class RowDecoder:
                         text, tokens = "".join(pieces.pop(key)), ids.pop(key)
                         exact = self._keeps_placeholders(rows[key[0]].text, text, tokens)
                         unknown = self._special.count_unknown(tokens)
-                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown, exact)
+                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown, exact, event.alignment)
             row_outputs = finished.pop(n, {})
-            yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [Output("", None)] * outputs
+            yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank()] * outputs
 
     def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit.
@@ -157,8 +160,12 @@ class RowDecoder:
             for event in engine.step():
                 limit = self._limit(len(row.ids)) if event.finish == "length" else None
                 unknown = self._special.count_unknown(event.ids)
-                if event.text or limit or unknown:
-                    yield Output(event.text, event.score, limit, unknown)
+                if event.text or limit or unknown or event.alignment:
+                    yield Output(event.text, event.score, limit, unknown, alignment=event.alignment)
+
+    def _blank(self) -> Output:
+        """Returns the output of an empty row."""
+        return Output("", None, alignment=() if self._cfg.decode.alignments else None)
 
     def _keeps_placeholders(self, source: str, output: str, ids: Sequence[int]) -> bool | None:
         """Returns whether an output has exactly the placeholders of its source, and no symbol for another one."""

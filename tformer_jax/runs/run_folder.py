@@ -11,10 +11,11 @@ events.jsonl     starts, spikes, interruptions  outputs/                      of
 model.json       parameters by module, backends report.html                   written if train.report is set
 data.json        statistics of the data, and warnings
 vocabulary.json  the run whose vocabulary was changed
-teacher.json     the run that taught this one
+teacher.json     the run that taught this one   alignment.json                the head that aligns words
 """
 
 import contextlib
+import dataclasses
 import json
 import re
 import uuid
@@ -26,13 +27,16 @@ from typing import Any
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import finite, is_remote, replacing_folder, write_text
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.config.decode import AlignmentHead
 from tformer_jax.config.metrics import GENERATED, base_metric
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.runs import provenance
 
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
+CHOSEN_HEAD = "alignment.json"
+"""File with the cross-attention that aligns words, chosen by given links."""
 TEACHER = "teacher.json"
 """File that names the teacher of a run, its weights and their checksum."""
 MIXTURE, TRANSFORMS = "the order of the mixture", "the draws of transforms"
@@ -46,7 +50,7 @@ EARLIER = {
 FILES = (
     *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
     *("events.jsonl", "model.json", "data.json", "metrics.jsonl", "weights.json", "result.json"),
-    *("vocabulary.json", TEACHER),
+    *("vocabulary.json", TEACHER, CHOSEN_HEAD),
 )
 FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
 """The files and folders of a run that no other output may replace."""
@@ -301,6 +305,22 @@ def read_result(run: Path) -> dict[str, Any]:
 def run_id(run: Path) -> str:
     """Returns the random identifier that `create` assigned."""
     return read_json(run / "provenance.json")["run_id"]
+
+
+def write_chosen_head(run: Path, head: AlignmentHead, facts: Mapping[str, Any]) -> Path:
+    """Records the cross-attention that aligns words, with how it was chosen, and returns the path of the record."""
+    write_json(path := run / CHOSEN_HEAD, {**head._asdict(), **facts})
+    return path
+
+
+def with_chosen_head(run: Path, cfg: Config) -> Config:
+    """Returns a config with the recorded choice of the cross-attention that aligns words, unless it names one."""
+    path, default = run / CHOSEN_HEAD, DecodeConfig().aligning
+    if cfg.decode.aligning != default or not path.exists():
+        return cfg
+    chosen = read_json(path)
+    settings = {f"alignment_{name}": chosen.get(name, value) for name, value in default._asdict().items()}
+    return dataclasses.replace(cfg, decode=dataclasses.replace(cfg.decode, **settings))
 
 
 def load_labels(run: Path) -> tuple[str, ...] | None:

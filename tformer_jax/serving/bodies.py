@@ -130,6 +130,7 @@ class Translation(DirectedBody):
         None, "what to write for unknown tokens (default: the run's)", choices=("show", "copy", "omit")
     )
     detokenize: bool | None = setting(None, "undo the tokenization by Moses (default: the run's)")
+    alignments: bool | None = setting(None, "align words of outputs and sources (default: the run's)")
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
 
@@ -146,7 +147,7 @@ class Translation(DirectedBody):
         Raises:
             UserError: settings contradict each other.
         """
-        written = {"unknown": self.unknown, "detokenize": self.detokenize}
+        written = {name: getattr(self, name) for name in ("unknown", "detokenize", "alignments")}
         changes: dict[str, Any] = {name: value for name, value in written.items() if value is not None}
         beams = self.beams or (saved.beams if saved.strategy == "beam" else 1)
         if self.beams or self.n_best > 1:

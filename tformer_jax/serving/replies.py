@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from tformer_jax.data.word_links import Links, format_links
 from tformer_jax.inference.detokenization import has_text, output_decoder
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.languages import TagIds
@@ -36,12 +37,14 @@ class AccumulatedOutput:
     score: float | None = None
     tokens: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)
+    alignment: Links | None = None
 
     def add(self, event: Event) -> None:
         """Adds an event of this output."""
         self.text += event.text
         self.ids += event.ids
         self.finish, self.score, self.tokens = event.finish, score_or_none(event.score), event.tokens
+        self.alignment = event.alignment
 
 
 Outputs = Sequence[Sequence[AccumulatedOutput]]
@@ -141,9 +144,15 @@ class TranslationReply(Reply):
         self._scores = scores
 
     def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
-        """Returns `{"translations": [[{"text", "score", "finish_reason"}, ...], ...]}`; if requested, "logprobs"."""
+        """Returns `{"translations": [[{"text", "score", "finish_reason"}, ...], ...]}`.
+
+        If requested, they have "alignment" and "logprobs".
+        """
         rows: list[list[dict[str, Any]]] = [
-            [{"text": output.text, "score": output.score, "finish_reason": output.finish} for output in row]
+            [
+                {"text": output.text, "score": output.score, "finish_reason": output.finish, **aligned(output)}
+                for output in row
+            ]
             for row in outputs
         ]
         for row, named in zip(rows, result or (), strict=False):
@@ -157,13 +166,15 @@ class TranslationReply(Reply):
             event = event._replace(finish=None, score=None)
         if not event.text and event.finish is None:
             return None
-        return translation_chunk(event.request, event.sample, event.text, event.finish, score_or_none(event.score))
+        chunk = translation_chunk(event.request, event.sample, event.text, event.finish, score_or_none(event.score))
+        return {**chunk, **aligned(event)} if event.finish else chunk
 
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields the end of each translation with its "logprobs", if they are requested."""
         for index, named in enumerate(result or ()):
             for rank, (output, scores) in enumerate(zip(outputs[index], named, strict=True)):
-                yield {**translation_chunk(index, rank, "", output.finish, output.score), "logprobs": scores}
+                end = translation_chunk(index, rank, "", output.finish, output.score)
+                yield {**end, **aligned(output), "logprobs": scores}
 
 
 class CompletionReply(Reply):
@@ -309,6 +320,11 @@ def attention_page(render: Callable[[], str]) -> ComputedReply:
 def translation_chunk(index: int, rank: int, text: str, finish: str | None, score: float | None) -> dict[str, Any]:
     """Returns a chunk of a translation."""
     return {"index": index, "rank": rank, "text": text, "finish_reason": finish, "score": score}
+
+
+def aligned(output: AccumulatedOutput | Event) -> dict[str, str]:
+    """Returns the field with the links between words in Pharaoh's format; {} if they are not requested."""
+    return {} if output.alignment is None else {"alignment": format_links(output.alignment)}
 
 
 def usage(rows: Sequence[Sequence[int]]) -> dict[str, int]:

@@ -40,6 +40,7 @@ class Translation(TokenPrediction):
         if cfg.decode.detokenize and "moses" not in cfg.data.normalize and "file" not in cfg.data.tokenizer_kinds:
             problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
             raise cfg.decode.error("detokenize", problem)
+        cfg.decode.check_alignment(cfg.model.decoder_layers, cfg.model.num_heads)
 
     def without_effect(self, cfg: Config) -> Iterator[str]:
         """Says which language is assumed where the data does not name one."""

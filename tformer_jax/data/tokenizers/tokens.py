@@ -1,9 +1,10 @@
 """What tokens stand for: in texts, and in the vocabularies of two tokenizers."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers.base import Decoder, Tokenizer
 from tformer_jax.data.tokenizers.language_tags import languages_of, matching_languages
 
@@ -89,6 +90,19 @@ def copied_words(tokenizer: Tokenizer, text: str, *, whole_words: bool) -> list[
             start, stop = next(((a, b) for a, b in words if a < stop and start < b), (start, stop))
         parts.append(text[start:stop].strip())
     return parts
+
+
+def token_ranges(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> list[range]:
+    """Returns the places of the tokens of each span of characters of a text, which may be empty.
+
+    Spans that a token joins share their tokens.
+    """
+    texts = [text, *(text[:stop] for _, stop in spans)]
+    ids, *beginnings = tokenizer.encode_batch([mask(tokenizer.placeholders, part).text for part in texts])
+    ends = [len(some) if some == ids[: len(some)] else None for some in beginnings]
+    starts = [max((end for end in ends[:n] if end is not None), default=0) for n in range(len(ends))]
+    stops = [min((end for end in ends[n:] if end is not None), default=len(ids)) for n in range(len(ends))]
+    return [*map(range, starts, stops)]
 
 
 def unknown_per_word(tokenizer: Tokenizer) -> int:

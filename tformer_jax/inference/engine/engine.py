@@ -27,7 +27,7 @@ from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_ne
 from tformer_jax.inference.engine.rows import NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
-from tformer_jax.inference.final_texts import Finisher, Unfinished, is_withheld
+from tformer_jax.inference.final_texts import Finisher, Unfinished, is_changed, is_withheld
 from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.models.ensemble import first_member
@@ -252,7 +252,9 @@ class Engine:
                 num_outputs=request.num_outputs,
                 scored=request.scored,
                 masked=masked,
-                unfinished=Unfinished(decode, tokens, prompt[0], *masked) if is_withheld(decode) else None,
+                unfinished=Unfinished(decode, tokens, prompt[0], request.text, masked.originals)
+                if is_changed(decode)
+                else None,
             )
             for sample in range(1 if decode.strategy == "beam" else request.num_outputs)
         ]
@@ -347,24 +349,26 @@ class Engine:
             events = list(beam_events(running, decoder, *lane.hypotheses(row))) if new.done else []
         output = running.unfinished
         if output is not None:
-            return [self._withhold_text(output, event) for event in events]
+            for event in events:
+                self._collect(output, event)
+        if output is not None and is_withheld(output.decode):
+            return [event._replace(text="") for event in events]  # `_finish_texts` adds it to the last one
         if running.masked.originals is None:
             return events
         return [event._replace(text=restore(event.text, running.masked.originals)) for event in events]
 
-    def _withhold_text(self, empty: Unfinished, event: Event) -> Event:
-        """Returns the event without its text, which `_finish_texts` adds to the last event of the output."""
+    def _collect(self, empty: Unfinished, event: Event) -> None:
         output = self._unfinished.setdefault(event[:2], dataclasses.replace(empty, tokens=[]))
         output.text += event.text
         output.tokens += event.ids
-        return event._replace(text="")
 
     def _finish_texts(self, events: list[Event]) -> list[Event]:
-        """Returns the events with the texts of withheld outputs that have ended."""
+        """Returns the events with the alignments of outputs that have ended, and the texts of withheld ones."""
         ended = [n for n, event in enumerate(events) if event.finish and event[:2] in self._unfinished]
-        texts = self._finish([self._unfinished.pop(events[n][:2]) for n in ended]) if ended else []
-        for n, text in zip(ended, texts, strict=True):
-            events[n] = events[n]._replace(text=text)
+        outputs = [self._unfinished.pop(events[n][:2]) for n in ended]
+        for n, output, (text, alignment) in zip(ended, outputs, self._finish(outputs), strict=True):
+            text = text if is_withheld(output.decode) else events[n].text
+            events[n] = events[n]._replace(text=text, alignment=alignment)
         return events
 
 

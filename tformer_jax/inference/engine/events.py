@@ -9,6 +9,7 @@ import numpy as np
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.placeholders import symbols_of
 from tformer_jax.data.tokenizers import Decoder
+from tformer_jax.data.word_links import Links
 from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.detokenization import TextStream, cut
 from tformer_jax.inference.engine.rows import NewTokens, RequestRow
@@ -60,6 +61,8 @@ class Event(NamedTuple):
     """Number of tokens generated for this output so far."""
     ids: tuple[int, ...] = ()
     """New tokens, with EOS and the tokens of a stop sequence."""
+    alignment: Links | None = None
+    """In the last event: the links between words of the source and of the output; None: not requested."""
 
 
 def token_event(running: RequestRow, new: NewTokens) -> Event:

@@ -111,7 +111,8 @@ function asked(text) {
   const common = { stream: true, logprobs: info.logprobs ? TOP : null, ...languages() };
   const [n, length] = [number("count"), number("length")];
   if (info.family === "seq2seq") {
-    return ["translate", { text, n_best: n, beams: number("beams"), max_new_tokens: length, ...common }];
+    const aligned = info.attention ? { alignments: true } : {};
+    return ["translate", { text, n_best: n, beams: number("beams"), max_new_tokens: length, ...aligned, ...common }];
   }
   if (info.chat) {
     const shown = info.logprobs ? { logprobs: true, top_logprobs: TOP } : { logprobs: false };
@@ -145,6 +146,7 @@ function show(event) {
     if (piece.logprobs) showTokens(output, piece.logprobs.content ? byToken(piece.logprobs.content) : piece.logprobs);
     else output.line.textContent = output.text;
     if (typeof piece.score === "number") output.score.textContent = `score ${piece.score.toFixed(4).replace("-", "−")}`;
+    if (piece.alignment) showSources(output, piece.alignment);
     if (piece.finish_reason === "length") output.cut.textContent = "truncated at the maximum length";
   }
 }
@@ -209,6 +211,21 @@ function showTokens(output, { tokens, token_logprobs: scores, top_logprobs: top 
   if (output === outputs[0]) select(output, least);
   else output.steps[least].node.tabIndex = 0;
   at("legend").hidden = false;
+}
+
+/** Shows the source below an output, and marks its words that are aligned with the word under the pointer. */
+function showSources(output, alignment) {
+  const links = alignment.split(" ").map((link) => link.split("-").map(Number));
+  const words = at("text").value.split(/\s+/).filter(Boolean).map((textContent) => make("span", { textContent }));
+  output.item.append(make("p", { className: "muted sources" }, ...words.flatMap((word) => [word, " "])));
+  for (const { node, before, token } of output.steps ?? []) {
+    const place = (before + token).trim().split(/\s+/).length - 1;
+    const mark = () => {
+      words.forEach((word, n) => word.classList.toggle("aligned", links.some(([source, target]) => source === n && target === place)));
+    };
+    node.addEventListener("mouseenter", mark);
+    node.addEventListener("focus", mark);
+  }
 }
 
 const level = (p) => (p >= 0.9 ? "p0" : p >= 0.5 ? "p1" : p >= 0.1 ? "p2" : "p3");

@@ -1,0 +1,71 @@
+"""Links between the words of a source and those of its target."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.data.corpora.example import DataError
+from tformer_jax.data.corpora.lines import BadLines, numbered_lines
+
+Links = tuple[tuple[int, int], ...]
+"""Pairs of numbers, from 0, of a word of the source and a word of the target, in order."""
+WORD = re.compile(r"\S+")
+LINK = re.compile(r"(\d+)([-p?])(\d+)")
+
+
+class Reference(NamedTuple):
+    """The links of a pair by a person, or by another program."""
+
+    sure: frozenset[tuple[int, int]]
+    possible: frozenset[tuple[int, int]]
+    """Includes the sure links."""
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Returns start and end of each word, which spaces separate, as aligners of corpora expect."""
+    return [match.span() for match in WORD.finditer(text)]
+
+
+def format_links(links: Links) -> str:
+    """Returns links in Pharaoh's format, such as "0-0 1-2"."""
+    return " ".join(f"{source}-{target}" for source, target in links)
+
+
+def read_links(line: str) -> Reference:
+    """Reads a line of Pharaoh's format, as fast_align, eflomal and awesome-align write it; 0p1 and 0?1 are possible.
+
+    Raises:
+        UserError: a part of the line is no link.
+    """
+    sure: set[tuple[int, int]] = set()
+    possible: set[tuple[int, int]] = set()
+    for part in line.split():
+        if (match := LINK.fullmatch(part)) is None:
+            raise UserError(f"{part!r} is no link: write the number of a word of each side, from 0, such as 0-1")
+        (sure if match[2] == "-" else possible).add((int(match[1]), int(match[3])))
+    return Reference(frozenset(sure), frozenset(sure | possible))
+
+
+def read_references(path: Path) -> list[Reference]:
+    """Reads a file of links; raises `DataError` for the first line that has something else."""
+    references = []
+    for number, line in numbered_lines(path, BadLines()):
+        try:
+            references.append(read_links(line or ""))
+        except UserError as error:
+            raise DataError(f"{path}, line {number}: {error}") from None
+    return references
+
+
+def error_rate(found: Iterable[Iterable[tuple[int, int]]], references: Iterable[Reference]) -> float:
+    """Returns the alignment error rate, `1 - (|A & S| + |A & P|) / (|A| + |S|)` (Och and Ney, 2003), of all pairs.
+
+    A are the links of `found`, S the sure links and P the possible ones; 0 without any link.
+    """
+    agreed = total = 0
+    for links, (sure, possible) in zip(map(frozenset, found), references, strict=True):
+        agreed += len(links & sure) + len(links & possible)
+        total += len(links) + len(sure)
+    return 1 - agreed / total if total else 0.0
