@@ -44,7 +44,6 @@ STAND_INS = {" DIR": " corpora", "configs/x.py": "configs/translate_cldr.py", "n
 """Values for the placeholders of the examples."""
 SMALLER = {
     "train.py": f"{SHORT} --overwrite",
-    "train.py --config configs/translate_multi30k.py:diversified": AVERAGED,
     "train.py --config configs/translate_multi30k.py:bidirectional": AVERAGED,
     "sweep.py": SHORT,
     "benchmark.py train --record": "--case lm_small --rounds 1 --steps 1",
@@ -62,16 +61,18 @@ ELSEWHERE = (
     "export ",
     "curl ",
     "python scripts/serve.py",
+    "python scripts/pipeline.py",
     "python -m venv",
     "python3 -m venv",
 )
-"""Commands that install or test, as continuous integration does, or serve, as `test_the_server_answers_the_example`."""
+"""Commands that install or test, as continuous integration does, serve, as `test_the_server_answers_the_example`, or
+run others, as `tests/cli/test_pipeline.py` does."""
 OF_PACKAGES = {
     "flatbuffers": ("python scripts/export_steps.py",),
     "libtpu": ("python scripts/describe.py --preset gpt2 --topology",),
     "sacremoses": tuple(
         f"python scripts/train.py --config configs/translate_multi30k.py:{variant}"
-        for variant in ("diversified", "both_directions", "bidirectional")
+        for variant in ("both_directions", "bidirectional")
     ),
 }
 """Beginnings of commands that need a package."""
@@ -170,7 +171,7 @@ def shell(folder: Path, command: str) -> str:
 def test_the_blocks_are_found():
     found = all_commands()
     shown = set(re.findall(r"scripts/(\w+)\.py", " ".join(found)))
-    assert shown == {path.stem for path in (ROOT / "scripts").glob("*.py")} - {"serve", "xla_flags"}
+    assert shown == {path.stem for path in (ROOT / "scripts").glob("*.py")} - {"serve", "xla_flags", "pipeline"}
 
 
 @pytest.mark.slow

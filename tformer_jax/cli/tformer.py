@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "show runs in one HTML file",
     "compare": "compare two runs",
     "sweep": "train a config for each combination of settings",
+    "pipeline": "run the commands of a file in order, and continue after an interruption",
     "prepare_data": "tokenize a corpus once",
     "import_hf": "import a Hugging Face checkpoint as a run",
     "vocabulary": "make a run with fewer or more tokens",
