@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -161,3 +162,20 @@ def test_what_cannot_be_copied_or_detokenized_is_refused(model):
     cfg = config(DecodeConfig(detokenize=True), model[0], normalize=("moses",))
     with pytest.raises(UserError, match="decode.detokenize=True: outputs are not tokens of Moses"):
         Translator(cfg, model[0], TOKENIZERS)(model[1], ["a"])
+
+
+@pytest.mark.parametrize("strategy", rest_slow([*DECODINGS], 1))
+def test_markup_is_taken_out_and_put_back(model, strategy):
+    decode = dataclasses.replace(DECODINGS[strategy], unknown="omit")
+    texts = ["a <b>b c</b> {0}", "<i>d</i>", "%s<br/>"]
+    keeping = Translator(config(decode, model[0]), model[0], TOKENIZERS)
+    aligning = dataclasses.replace(decode, markup="align")
+    translate = Translator(config(aligning, model[0]), model[0], TOKENIZERS)
+    plain = keeping.outputs(model[1], ["a b c", "d", ""])
+    found = translate.outputs(model[1], texts)
+    marks = re.compile(r"<[^>]*>|\{0\}|%s")
+    for output, other, text in zip(found, plain, texts, strict=True):
+        assert marks.sub("", output.text).split() == other.text.split()
+        assert sorted(marks.findall(output.text)) == sorted(marks.findall(text))
+        assert output.placeholders_kept
+    assert found[2].text == "%s<br/>"

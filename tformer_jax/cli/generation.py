@@ -221,7 +221,8 @@ class Generation:
             }
             return {name: values[name] for name in names}
 
-        placeholders = ["placeholders_kept"] if self.model.tokenizers.placeholders else []
+        has_placeholders = self.model.tokenizers.placeholders or self.decode.markup == "align"
+        placeholders = ["placeholders_kept"] if has_placeholders else []
         scores = ["scores"] if self.options.scores else []
         alignments = ["alignments"] if self.decode.alignments else []
         names = ("outputs", "finish_reasons", "unknown_tokens", *placeholders, *alignments, *scores)

@@ -112,6 +112,13 @@ class DecodeConfig(Section):
         False,
         "translation: undo the step moses of data.normalize in outputs, which appear only when they are complete",
     )
+    markup: str = setting(
+        "keep",
+        "translation: tags (<b>) and placeholders ({0}, %s) that data.placeholders does not name: keep them in texts "
+        "that the model reads, or align: take them out, and put them into outputs by the alignment of words; outputs "
+        "then appear only when they are complete",
+        choices=("keep", "align"),
+    )
     alignments: bool = setting(False, "translation: align the words of outputs with those of their sources")
     alignment_layer: int | None = setting(
         None,
@@ -142,6 +149,8 @@ class DecodeConfig(Section):
             raise self.error("candidates", "needs decode.strategy='sample' or 'beam': greedy decoding has one output")
         if self.strategy == "beam" and self.candidates > self.beams:
             raise self.error("candidates", f"must not exceed decode.beams={self.beams}")
+        if self.alignments and self.markup == "align":
+            raise self.error("alignments", "numbers words of texts without markup: write decode.markup='keep'")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
         for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):

@@ -87,8 +87,9 @@ class Task:
         self.check_metric(cfg)
         if cfg.decode.unknown == "copy" and not self.pairs:
             raise cfg.decode.error("unknown", f"must be 'show' or 'omit' for {by}, which has no source")
-        if cfg.decode.alignments and not self.pairs:
-            raise cfg.decode.error("alignments", f"must be False for {by}, which has no source")
+        for name, default in (("alignments", False), ("markup", "keep")):
+            if getattr(cfg.decode, name) != default and not self.pairs:
+                raise cfg.decode.error(name, f"must be {default!r} for {by}, which has no source")
         self.check_translation_settings(cfg)
 
     def check_metric(self, cfg: Config) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,10 +33,19 @@ def text_places(tokenizer: Tokenizer, ids: Sequence[int]) -> range:
     return places[: max(len(places) - len(special.after_source), 0)]
 
 
-def source_ranges(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[range]:
-    """Returns the places of the tokens of each word of a source, whose `ids` are as the model reads them."""
+def source_ranges(
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    text: str,
+    spans: Callable[[str], list[tuple[int, int]]] = word_spans,
+) -> list[range]:
+    """Returns the places of the tokens of each word of a source, whose `ids` are as the model reads them.
+
+    Args:
+        spans: returns start and end of each word of a text.
+    """
     places = text_places(tokenizer, ids)
-    return [places[part.start : part.stop] for part in token_ranges(tokenizer, text, word_spans(text))]
+    return [places[part.start : part.stop] for part in token_ranges(tokenizer, text, spans(text))]
 
 
 def written_ranges(text: str, beginnings: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[range]:

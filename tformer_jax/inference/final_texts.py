@@ -9,6 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.markup import Segment, put_back, unit_spans
 from tformer_jax.data.placeholders import mask, restore
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.normalization import detokenizer
@@ -31,9 +32,11 @@ class Unfinished:
     start: int
     """First input of the decoder."""
     source_text: str
-    """The text of `source`; empty: only its ids are known."""
+    """The text of `source`, without its markup if `decode.markup` is "align"; empty: only its ids are known."""
     originals: tuple[str, ...] | None = None
     """The placeholders of the source text; None: there are none."""
+    segment: Segment | None = None
+    """What is put back into the output; None: `decode.markup` is "keep"."""
     text: str = ""
     """With `UNKNOWN_MARK` for each unknown token that a word is copied for."""
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -41,7 +44,7 @@ class Unfinished:
 
 def is_withheld(decode: DecodeConfig) -> bool:
     """Returns whether outputs with these settings are reported only when they are complete."""
-    return decode.unknown == "copy" or decode.detokenize
+    return decode.unknown == "copy" or decode.detokenize or decode.markup == "align"
 
 
 def is_changed(decode: DecodeConfig) -> bool:
@@ -71,13 +74,13 @@ class Finisher:
         """Raises `UserError` if the model's outputs cannot be finished as the settings say."""
         if decode.detokenize:
             self._detokenize  # noqa: B018
-        if decode.unknown == "copy" or decode.alignments:
+        if decode.unknown == "copy" or decode.alignments or decode.markup == "align":
             self._attends  # noqa: B018
             decode.check_alignment(self._model.cfg.decoder_layers, self._model.cfg.num_heads)
 
     def __call__(self, outputs: Sequence[Unfinished]) -> list[Finished]:
         """Returns the text of each output, and its alignment."""
-        attended = [output for output in outputs if output.decode.alignments or UNKNOWN_MARK in output.text]
+        attended = [o for o in outputs if o.decode.alignments or o.segment or UNKNOWN_MARK in o.text]
         weights = {id(output): found for output, found in zip(attended, self._weights(attended), strict=True)}
         return [self._finished(output, weights.get(id(output), NO_WEIGHTS)) for output in outputs]
 
@@ -92,13 +95,18 @@ class Finisher:
             return restore(self._detokenize(text) if output.decode.detokenize else text, output.originals)
 
         text = finish(output.text)
-        if not output.decode.alignments:
+        if not output.decode.alignments and output.segment is None:
             return Finished(text, None)
         decoder = output_decoder(self._tokenizers.target, output.decode.unknown, continues=False)
         ends = [finish(decoder.decode(output.tokens[:count])) for count in range(1, len(output.tokens))]
-        target = written_ranges(text, ends, word_spans(text))
-        source = source_ranges(self._tokenizers.source, output.source, output.source_text)
-        return Finished(text, word_links(weights, source, target))
+
+        def links(spans: Callable[[str], list[tuple[int, int]]]) -> Links:
+            source = source_ranges(self._tokenizers.source, output.source, output.source_text, spans)
+            return word_links(weights, source, written_ranges(text, ends, spans(text)))
+
+        if output.segment is not None:
+            return Finished(put_back(output.segment, text, links(unit_spans)), None)
+        return Finished(text, links(word_spans))
 
     @functools.cached_property
     def _detokenize(self) -> Callable[[str], str]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 
 from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.data.characters import is_blank
+from tformer_jax.data.markup import keeps_markup, take_out
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders, mask, symbols_of
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.word_links import Links
@@ -36,7 +38,7 @@ class Output(NamedTuple):
     unknown: int = 0
     """Number of unknown tokens."""
     placeholders_kept: bool | None = None
-    """Whether it has exactly the placeholders of its source, each as often; None: without `data.placeholders`."""
+    """Whether it has exactly the placeholders and the markup of its source; None: no setting asks for it."""
     alignment: Links | None = None
     """Pairs of numbers, from 0, of a word of the source and one of the text; None: without `decode.alignments`."""
 
@@ -75,7 +77,7 @@ def describe_unknown(outputs: int, total: int, decode: DecodeConfig) -> str:
 def describe_placeholders(outputs: int, total: int) -> str:
     """Returns a sentence about `outputs` of `total` outputs that have other placeholders than their source."""
     have = "output has" if total == 1 else "outputs have"
-    return f"{outputs:,} of {total:,} {have} other placeholders (data.placeholders) than the source"
+    return f"{outputs:,} of {total:,} {have} other placeholders or markup than the source"
 
 
 class RowDecoder:
@@ -144,7 +146,7 @@ class RowDecoder:
                         unknown = self._special.count_unknown(tokens)
                         finished[key[0]][key[1]] = Output(text, event.score, limit, unknown, exact, event.alignment)
             row_outputs = finished.pop(n, {})
-            yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank()] * outputs
+            yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank(row.text)] * outputs
 
     def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit.
@@ -163,15 +165,19 @@ class RowDecoder:
                 if event.text or limit or unknown or event.alignment:
                     yield Output(event.text, event.score, limit, unknown, alignment=event.alignment)
 
-    def _blank(self) -> Output:
-        """Returns the output of an empty row."""
+    def _blank(self, text: str) -> Output:
+        """Returns the output of an empty row, which is the text if that has only markup to put back."""
+        if self._cfg.decode.markup == "align" and is_blank(take_out(text, self._parts[2].placeholders).plain):
+            return Output(text, None, placeholders_kept=True)
         return Output("", None, alignment=() if self._cfg.decode.alignments else None)
 
     def _keeps_placeholders(self, source: str, output: str, ids: Sequence[int]) -> bool | None:
         """Returns whether an output has exactly the placeholders of its source, and no symbol for another one."""
         names, target = self._parts[2].placeholders, self._parts[2].target
+        if self._cfg.decode.markup == "align" and not keeps_markup(source, output, names):
+            return False
         if not names or not source:
-            return None
+            return True if self._cfg.decode.markup == "align" else None
         written, originals = {*symbols_of(target.decode(ids))}, mask(names, source).originals or ()
         return written <= {*NUMBERED[: len(originals)]} and has_same_placeholders(names, source, output)
 

@@ -14,6 +14,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.chat.messages import Chat
+from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask, mask_target
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_prompt
@@ -165,7 +166,8 @@ class Translator(_Generator):
     def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:
         source_tags, tags = self.languages.tags_of(index, request)
         names = self.tokenizers.placeholders
-        text, originals = mask(names, self.languages.format_source(request.text))
+        text = take_out(request.text, names).plain if self.cfg.decode.markup == "align" else request.text
+        text, originals = mask(names, self.languages.format_source(text))
         prefix = request.prefix and mask_target(names, request.prefix, originals)
         if prefix:
             self._first_tokens(index, prefix, tags)  # raises

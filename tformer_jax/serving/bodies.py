@@ -170,7 +170,7 @@ class Translation(DirectedBody):
                 **common,
             )
             if ids
-            else Empty(self.n_best, "stop")
+            else Empty(self.n_best, "stop", text_or_empty(text).strip() if decode.markup == "align" else "")
             for number, (ids, decode, (_, own_tags), text) in enumerate(parts)
         ]
 

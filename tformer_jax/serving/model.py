@@ -14,6 +14,7 @@ from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.languages import english_name
+from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_prompt
@@ -223,6 +224,7 @@ class ServedModel:
         if isinstance(text, str) and not self.translates:
             return tuple(wrap_prompt(self.tokenizer, text, self.tokenizer.encode(text), self.start))
         if isinstance(text, str):
+            text = take_out(text, self.tokenizers.placeholders).plain if self.decode.markup == "align" else text
             formatted = text if self.languages is None else self.languages.format_source(text)
             read = mask(self.tokenizers.placeholders, formatted).text
             ids = [] if is_blank(text) else self.tokenizer.encode(read)

@@ -28,11 +28,13 @@ class Load:
 
 
 class Empty(NamedTuple):
-    """A request for empty outputs, which the engine does not see."""
+    """A request for outputs without words, which the engine does not see."""
 
     num_outputs: int
     finish: str
     """Finish reason of the outputs."""
+    text: str = ""
+    """The text of the outputs, of markup alone."""
 
 
 class Job:
@@ -228,7 +230,9 @@ class EngineThread(Worker):
         try:
             for index, request in enumerate(job.requests):
                 if isinstance(request, Empty):
-                    events = [Event(index, n, "", request.finish, None, 0) for n in range(request.num_outputs)]
+                    events = [
+                        Event(index, n, request.text, request.finish, None, 0) for n in range(request.num_outputs)
+                    ]
                     self._send([(job, event) for event in events])
                 else:
                     self._accepted[self._engine.submit(request)] = job, index

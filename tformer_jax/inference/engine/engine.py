@@ -16,6 +16,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask, mask_target, restore
 from tformer_jax.data.tokenizers import Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
@@ -225,7 +226,10 @@ class Engine:
         self._finish.check(request.decode)
         tokens, decode = list(request.ids), request.decode
         translates = self._cfg.model.model_class.reads_source
-        masked = mask(self._tokenizers.placeholders if translates else (), request.text)
+        known, text = self._tokenizers.placeholders, request.text
+        segment = take_out(text, known) if decode.markup == "align" else None
+        text = text if segment is None else segment.plain
+        masked = mask(known if translates else (), text)
         start, tags = self._tokenizers.target.special.start_target(request.tags)
         prompt, source = ([start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
@@ -252,7 +256,7 @@ class Engine:
                 num_outputs=request.num_outputs,
                 scored=request.scored,
                 masked=masked,
-                unfinished=Unfinished(decode, tokens, prompt[0], request.text, masked.originals)
+                unfinished=Unfinished(decode, tokens, prompt[0], text, masked.originals, segment)
                 if is_changed(decode)
                 else None,
             )

@@ -1,0 +1,102 @@
+"""Markup is taken out of texts and put back by alignments: exhaustively over short texts, and against an XML parser."""
+
+import collections
+import itertools
+import random
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from tformer_jax.data.markup import keeps_markup, put_back, take_out, unit_spans
+
+PIECES = ("a", "bc", " ", ".", "<b>", "</b>", "<i>", "</i>", "<br/>", "{0}")
+MARK = re.compile(r"<[^>]*>|\{0\}")
+
+
+def is_well_formed(text: str) -> bool:
+    try:
+        ElementTree.fromstring(f"<r>{text}</r>")
+    except ElementTree.ParseError:
+        return False
+    return True
+
+
+def check(text: str, draw: random.Random) -> None:
+    """Puts the markup of a text into a translation of random words with random links."""
+    segment = take_out(text)
+    assert not MARK.search(segment.plain)
+    assert "".join(segment.plain.split()) == "".join(MARK.sub("", text).split())
+    output = " ".join(draw.choice(["x", "yz", "u."]) for _ in range(draw.randrange(4)))
+    sources, targets = len(unit_spans(segment.plain)), len(unit_spans(output))
+    every = [*itertools.product(range(sources), range(targets))]
+    links = draw.sample(every, draw.randint(0, len(every)))
+    found = put_back(segment, output, links)
+    assert collections.Counter(MARK.findall(found)) == collections.Counter(MARK.findall(text)), (text, output, links)
+    assert "".join(MARK.sub("", found).split()) == "".join(output.split())
+    if is_well_formed(text):
+        assert is_well_formed(found), (text, output, links, found)
+    assert keeps_markup(text, found)
+
+
+@pytest.mark.parametrize(
+    "length", [0, 1, 2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
+)
+def test_no_mark_is_lost_or_invented_and_nesting_stays(length):
+    draw = random.Random(length)
+    for pieces in itertools.product(PIECES, repeat=length):
+        check("".join(pieces), draw)
+
+
+def test_an_equal_translation_gets_the_text_back():
+    """Words are single, so that spaces alone could differ."""
+    texts = (
+        "Click <b>here</b> now.",
+        "Delete <i><b>all</b> {0} files</i>, please.",
+        "{0} of %s: <a href='x y'>the page</a>",
+        "end {name}",
+        "<p>{0}</p>",
+        "",
+        "नमस्ते <b>दुनिया</b>",
+        "我<b>喜欢</b>猫",
+    )
+    for text in texts:
+        segment = take_out(text)
+        links = [(n, n) for n in range(len(unit_spans(segment.plain)))]
+        assert put_back(segment, segment.plain, links) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "output", "links", "expected"),
+    [
+        ("a <b>red</b> car", "une voiture rouge", [(0, 0), (1, 2), (2, 1)], "une voiture <b>rouge</b>"),
+        ("Delete {0} files", "Dateien löschen", [(0, 1), (1, 0)], "{0} Dateien löschen"),
+        ("<b>one</b> two <i>three</i>", "C B A", [(0, 2), (1, 1), (2, 0)], "<i>C</i> B <b>A</b>"),
+        ("<i>not <b>seen</b></i> it", "X Y Z", [(0, 0), (1, 2), (2, 1)], "<i>X Y <b>Z</b></i>"),
+        ("<b>a</b> <i>b</i>", "X", [(0, 0), (1, 0)], "<i></i><b>X</b>"),  # one word for both
+        ("<b>a</b> b", "X Y", [(1, 0), (1, 1)], "<b></b>X Y"),  # aligned with nothing
+        ("a<br/>b", "X Y", [(0, 0), (1, 1)], "X<br/> Y"),
+        ("</b> a <b>", "X", [(0, 0)], "</b> X <b>"),
+        ("a %d.", "5.", [(0, 0), (1, 1)], "5 %d."),
+        ("<b>a b c</b> d", "W X Y Z V U", [(0, 0), (1, 1), (2, 5), (3, 2), (3, 3), (3, 4)], "<b>W X Y Z V U</b>"),
+        ("<b>a b</b> d", "W X Y Z V U", [(0, 0), (1, 5), (2, 2), (2, 3), (2, 4)], "<b>W</b> X Y Z V U"),
+    ],
+)
+def test_marks_go_to_the_aligned_words(text, output, links, expected):
+    assert put_back(take_out(text), output, links) == expected
+
+
+def test_texts_without_markup_are_as_they_were():
+    for text in ("100 % sure, 3 < 4 > 2", " a  b ", "{", "%", "a\tb"):
+        segment = take_out(text)
+        assert segment == (text, [])
+        assert put_back(segment, "x  y ", []) == "x  y "
+
+
+def test_placeholders_that_the_model_reads_stay():
+    text = "<b>{0}</b> of %s"
+    assert take_out(text, ("braces",)).plain == "{0} of"
+    assert take_out(text, ("braces", "tags", "percent")) == (text, [])
+    assert keeps_markup(text, "<b></b> %s", ("braces",))
+    assert not keeps_markup(text, "<b></b> %s")
+    assert not keeps_markup("a", "a {0}")
