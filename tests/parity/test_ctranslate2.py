@@ -124,7 +124,7 @@ def test_quantized_weights_are_smaller_and_only_described(tmp_path, capsys):
 
 
 def test_what_cannot_be_converted_is_refused_and_not_written(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="--quantization is for --format ctranslate2: add it, or leave"):
+    with pytest.raises(UserError, match="--quantization is for --format ctranslate2 or run: add it, or leave"):
         export_hf.main(["--run", str(tmp_path), str(tmp_path / "out"), "--quantization", "int8"])
     run = own_runs.make(tmp_path / "run", "arcee")
     with pytest.raises(UserError, match="CTranslate2 cannot convert this model .No conversion is registered"):

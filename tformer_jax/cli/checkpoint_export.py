@@ -1,6 +1,7 @@
 """Writes a run as a checkpoint of Hugging Face or CTranslate2, or as an adapter, for `scripts/export_hf.py`."""
 
 import argparse
+import dataclasses
 import json
 import shutil
 import sys
@@ -9,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import tformer_jax as tj
+from tformer_jax import config
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.paths import as_path
 from tformer_jax.cli import export_checks, model_card
 from tformer_jax.cli.checkpoint_import import IMPORTED
-from tformer_jax.cli.common import load_run
+from tformer_jax.cli.common import format_size, load_run
 from tformer_jax.config import ModelConfig
+from tformer_jax.config.layouts import QUANTIZATIONS
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
 from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf
+from tformer_jax.models import cost, registry
 from tformer_jax.parallel.placement import mesh_of
-from tformer_jax.runs import run_folder
-from tformer_jax.runs.trained import load_adapted
+from tformer_jax.runs import run_folder, vocabulary
+from tformer_jax.runs.trained import Trained, load_adapted
 
 
 def save_run(options: argparse.Namespace) -> None:
@@ -32,6 +36,9 @@ def save_run(options: argparse.Namespace) -> None:
         UserError: no architecture, or not `options.model_type`, computes the same as the model, or transformers
             computes something else from the written files; or safetensors is not installed.
     """
+    if options.format == "run":
+        save_quantized(options)
+        return
     hf.arrays_writer()  # raises before the run is loaded
     if options.format == "ctranslate2":
         ctranslate2_models.check_installed()
@@ -57,6 +64,25 @@ def save_run(options: argparse.Namespace) -> None:
         print(line)
     for note in notes:
         print(note, file=sys.stderr)
+
+
+def save_quantized(options: argparse.Namespace) -> None:
+    """Saves the run `options.run` as a run whose kernels of layers are stored as int8, and prints the sizes.
+
+    Raises:
+        UserError: the model does not support it, or qwix is not installed.
+    """
+    own = config.load(options.run / "config.json").model.quantization
+    options.quantize = options.quantization or own or QUANTIZATIONS[0]
+    run = load_run(options, needs_head=False)
+    plain = registry.build(dataclasses.replace(run.config.model, quantization=None))
+    sizes = {"before": cost.size_bytes(registry.shapes(plain)), "after": cost.size_bytes(run.params)}
+    trained = Trained(run.config, run.model, run.params, run.tokenizers, run.labels)
+    facts = {"quantization": options.quantize, "bytes": sizes}
+    vocabulary.save(options.folder, run.path, trained, "quantized", facts, run_folder.QUANTIZED)
+    before, after = map(format_size, sizes.values())
+    multiplied = " and multiplied in int8" if options.quantize == "int8" else ""
+    print(f"{options.folder}: kernels of layers stored as int8{multiplied}; parameters {before} -> {after}")
 
 
 NOT_CHECKED = "not checked: --no-check"

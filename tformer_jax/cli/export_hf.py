@@ -1,4 +1,4 @@
-"""`scripts/export_hf.py`: saves a run as a checkpoint of Hugging Face or CTranslate2, or as an adapter of PEFT."""
+"""`scripts/export_hf.py`: saves a run for Hugging Face, CTranslate2 or PEFT, or as a run with weights of int8."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,10 +6,13 @@ from pathlib import Path
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import check_writable_folder, run_parser
-from tformer_jax.interop.ctranslate2_models import QUANTIZATIONS
+from tformer_jax.config.layouts import QUANTIZATIONS
+from tformer_jax.interop import ctranslate2_models
 from tformer_jax.interop.default_fields import DEFAULTS
 
-FORMATS = ("huggingface", "ctranslate2", "peft")
+FORMATS = ("huggingface", "ctranslate2", "peft", "run")
+TYPES = {"ctranslate2": ctranslate2_models.QUANTIZATIONS, "run": QUANTIZATIONS}
+"""Values of `--quantization` by format."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -17,12 +20,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
         raise UserError(f"{options.folder} already exists: name a new folder")
-    for flag, value, kind in (
-        ("--quantization", options.quantization, FORMATS[1]),
-        ("--base", options.base, FORMATS[2]),
-    ):
-        if value and options.format != kind:
-            raise UserError(f"{flag} is for --format {kind}: add it, or leave {flag} out")
+    if options.base and options.format != FORMATS[2]:
+        raise UserError(f"--base is for --format {FORMATS[2]}: add it, or leave --base out")
+    if options.quantization and options.format not in TYPES:
+        raise UserError(f"--quantization is for --format {' or '.join(TYPES)}: add it, or leave --quantization out")
+    if options.quantization and options.quantization not in TYPES[options.format]:
+        raise UserError(f"--quantization must be {', '.join(TYPES[options.format])} for --format {options.format}")
     check_writable_folder(options.folder, "FOLDER")
     from tformer_jax.cli import checkpoint_export
 
@@ -32,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parser() -> argparse.ArgumentParser:
     result = run_parser(
         "export_hf",
-        "Saves a run in the format of Hugging Face, CTranslate2 or PEFT, with its tokenizer and a model card. "
-        "Only a model that transformers computes identically is saved.",
+        "Saves a run in the format of Hugging Face, CTranslate2 or PEFT, with its tokenizer and a model card, or as a "
+        "run with weights of int8. For others, only a model that transformers computes identically is saved.",
     )
     result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
     result.add_argument(
@@ -46,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
         choices=FORMATS,
         default=FORMATS[0],
         help="files to write: config.json and model.safetensors, or CTranslate2's model.bin, each with the tokenizer; "
-        "or the adapter of a run of train.lora_rank (default: %(default)s)",
+        "or the adapter of a run of train.lora_rank; or a run folder whose kernels are stored as int8 "
+        "(default: %(default)s)",
     )
     result.add_argument(
         "--base",
@@ -56,8 +60,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--quantization",
-        choices=QUANTIZATIONS,
-        help="type of the weights in CTranslate2's model.bin (default: the parameters' own)",
+        choices=sorted({*ctranslate2_models.QUANTIZATIONS, *QUANTIZATIONS}),
+        help="type of the weights in CTranslate2's model.bin (default: the parameters' own); --format run: "
+        "int8_weights, the default, or int8, to multiply in int8 as well",
     )
     result.add_argument(
         "--license",

@@ -140,6 +140,17 @@ def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
     )
 
 
+def quantized_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
+    """Returns the shapes, dtypes and shardings of the parameters of `quantized` on a mesh."""
+    boxed = shapes(model)
+    stored = jax.eval_shape(functools.partial(quantized, model), nn.unbox(boxed))
+    return jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        stored,
+        rules.state_shardings(mesh, boxed, stored),
+    )
+
+
 class Outputs(NamedTuple):
     """Results of a forward pass."""
 

@@ -11,6 +11,7 @@ events.jsonl     starts, spikes, interruptions  outputs/                      of
 model.json       parameters by module, backends report.html                   written if train.report is set
 data.json        statistics of the data, and warnings
 vocabulary.json  the run whose vocabulary was changed
+quantized.json   the run whose kernels are stored as int8
 teacher.json     the run that taught this one   alignment.json                the head that aligns words
 """
 
@@ -39,6 +40,8 @@ CHOSEN_HEAD = "alignment.json"
 """File with the cross-attention that aligns words, chosen by given links."""
 TEACHER = "teacher.json"
 """File that names the teacher of a run, its weights and their checksum."""
+QUANTIZED = "quantized.json"
+"""File of a run with kernels of int8 that names the run from which it was exported."""
 MIXTURE, TRANSFORMS = "the order of the mixture", "the draws of transforms"
 """Names of facts of corpora that are mixed unequally, and of transformed ones."""
 EARLIER = {
@@ -50,7 +53,7 @@ EARLIER = {
 FILES = (
     *("config.json", "provenance.json", "corpus.json", "labels.json", "start_from.json", "imported.json"),
     *("events.jsonl", "model.json", "data.json", "metrics.jsonl", "weights.json", "result.json"),
-    *("vocabulary.json", TEACHER, CHOSEN_HEAD),
+    *("vocabulary.json", TEACHER, CHOSEN_HEAD, QUANTIZED),
 )
 FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
 """The files and folders of a run that no other output may replace."""

@@ -166,6 +166,8 @@ def check_weights(train: TrainConfig, setting: str, run: Path) -> None:
         UserError: `run` is not the folder of a trained run, has no weights or damaged ones.
     """
     _check_run(train, setting, run)
+    if weights.are_quantized(run):
+        raise train.error(setting, "has kernels of int8: name the run from which it was exported")
     latest, step = run_folder.latest_step(run), getattr(train, f"{setting}_step")
     if step is not None:
         run_folder.check_step(run, step)

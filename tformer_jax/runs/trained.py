@@ -69,7 +69,7 @@ def _first_device() -> Mesh:
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup, step: int | None) -> Any:
-    abstract = registry.sharded_shapes(model, mesh)
+    abstract = (registry.quantized_shapes if weights.are_quantized(run) else registry.sharded_shapes)(model, mesh)
     if not run_folder.checkpoints(run).is_dir():
         return weights.load(run, abstract, None)
     with contextlib.closing(Checkpointer(run_folder.checkpoints(run), group=group)) as checkpointer:

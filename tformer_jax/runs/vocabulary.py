@@ -18,6 +18,7 @@ from tformer_jax.config import Config, DataConfig, TrainConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.surgery import Changed, needed_tokens, trim
 from tformer_jax.models import cost, registry
+from tformer_jax.nn.quantized import stored_arrays
 from tformer_jax.runs import hardware, run_folder, weights
 from tformer_jax.runs.shared_rows import side_of, tables
 from tformer_jax.runs.trained import Trained
@@ -103,13 +104,13 @@ def take_rows(table: np.ndarray, axis: int, rows: Sequence[Sequence[int]]) -> np
     return np.moveaxis(new, 0, axis)
 
 
-def save(output: Path, run: Path, trained: Trained, kind: str, facts: Mapping[str, Any]) -> None:
+def save(output: Path, run: Path, trained: Trained, kind: str, facts: Mapping[str, Any], record: str = RECORD) -> None:
     """Writes a run folder, which appears when it is complete; training then starts from its tokenizers.
 
     Args:
-        run: the run whose vocabulary was changed.
+        run: the run that was changed.
         kind: what the weights are called.
-        facts: what `vocabulary.json` holds besides the run.
+        facts: what the file `record` holds besides the run.
     """
     cfg = dataclasses.replace(
         trained.cfg,
@@ -125,7 +126,7 @@ def save(output: Path, run: Path, trained: Trained, kind: str, facts: Mapping[st
             if (run / name).exists():
                 (folder / name).write_bytes((run / name).read_bytes())
         run_folder.write_json(folder / "model.json", _model_facts(cfg, trained.params))
-        run_folder.write_json(folder / RECORD, {**origin, **facts})
+        run_folder.write_json(folder / record, {**origin, **facts})
         weights.save(folder, trained.params, kind, [], 0)
 
 
@@ -142,7 +143,7 @@ def _defaults(section: type, names: Iterable[str]) -> dict[str, Any]:
 def _model_facts(cfg: Config, params: Any) -> dict[str, Any]:
     """Returns the contents of `model.json`."""
     return {
-        "parameters": cost.by_module(params),
+        "parameters": cost.by_module(stored_arrays(params)),
         "attention_backends": registry.attention_backends(cfg.model, cfg.data.longest),
         "peak_flops": hardware.peak_flops(jax.local_devices()[:1]),
     }

@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from tformer_jax.base.errors import RunError, UserError, cause_of_failed_write, first_line
 from tformer_jax.base.paths import resolved
 from tformer_jax.config import Config, TrainConfig
+from tformer_jax.nn.quantized import is_quantized
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder
 from tformer_jax.runs.checkpoint import Checkpointer
@@ -25,7 +26,7 @@ from tformer_jax.train.state import TrainState
 FOLDER = "weights"
 LAST_STEP = ("last", "ema")
 """Choices of `train.weights` that evaluations during training use as well."""
-UNTRAINED = ("imported", "trimmed", "extended")
+UNTRAINED = ("imported", "trimmed", "extended", "quantized")
 """Kinds of weights of runs that another command than `train.py` made."""
 
 
@@ -154,7 +155,14 @@ def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, g
     if not group.first:
         return
     facts = {"weights": kind, "steps": steps, "at_step": saved_step, "checksums": checksums(run / FOLDER)}
-    write_json(weights_json(run), facts)
+    stored = any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized)))
+    write_json(weights_json(run), {**facts, "kernels": "int8"} if stored else facts)
+
+
+def are_quantized(run: Path) -> bool:
+    """Returns whether the final weights of a run have kernels that are stored as int8."""
+    path = weights_json(run)
+    return path.exists() and run_folder.read_json(path).get("kernels") == "int8"
 
 
 def load(run: Path, abstract: Any, latest_step: int | None) -> Any | None:
