@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import Config, ModelConfig
 from tformer_jax.models import registry
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
+from tformer_jax.tasks.evaluators.scores import measure_texts, score_rows, text_metrics
 
 TINY: dict[str, Any] = {
     "dim": 8,
@@ -143,3 +145,10 @@ def assert_close(
 def with_settings(cfg: ModelConfig, **changes: Any) -> ModelConfig:
     """Returns a copy of the config with some settings changed."""
     return dataclasses.replace(cfg, **changes)
+
+
+def score_texts(outputs, references, cfg: Config, language: str) -> Evaluation:
+    """Returns BLEU, chrF, exact match and the metrics of a config of outputs in a language."""
+    metrics, sources = text_metrics(cfg, language), [""] * len(outputs)
+    rows = measure_texts({language: metrics}, [language] * len(outputs), sources, outputs, references)
+    return score_rows(rows, metrics)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.helpers import build, tiny
+from tests.helpers import build, score_texts, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig
 from tformer_jax.data.tokenizers import Tokenizers, normalizer, train_tokenizers
@@ -16,7 +16,6 @@ from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.data.transforms.bpe_dropout import RandomMerges
 from tformer_jax.inference.outputs import Output
 from tformer_jax.tasks.evaluators.evaluation import Segment
-from tformer_jax.tasks.evaluators.scores import score_texts
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
 STEPS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
@@ -137,5 +136,5 @@ def test_a_run_that_cleans_white_space_is_not_continued_without(tmp_path):
 
 
 def test_white_space_does_not_decide_whether_texts_match():
-    scores = score_texts(["3:33 PM", "a b"], [("3:33\u202fPM ",), ("a c",)], {})
+    scores = score_texts(["3:33 PM", "a b"], [("3:33\u202fPM ",), ("a c",)], Config(), "en")
     assert scores.metrics["exact_match"] == 50

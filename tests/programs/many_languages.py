@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from tests import commands
+from tests.helpers import score_texts
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.tasks.evaluators.directions import by_direction, with_means
-from tformer_jax.tasks.evaluators.scores import score_texts, target_language, text_metrics
+from tformer_jax.tasks.evaluators.scores import target_language
 
 METRICS = ("chrf", "bleu")
 SYSTEMS = {"many": "one model", "alone": "each alone", "torch": "`nn.Transformer`"}
@@ -117,8 +118,7 @@ def score_rows(config: str, rows: Sequence[Mapping[str, str]]) -> Scores:
     cfg, parts = read_config(config), {}
     for direction, places in by_direction([row["direction"] for row in rows]).items():
         outputs, references = ([rows[place][key] for place in places] for key in ("output", "target"))
-        metrics = text_metrics(cfg, target_language(cfg, direction))
-        found = score_texts(outputs, [(text,) for text in references], metrics).metrics
+        found = score_texts(outputs, [(text,) for text in references], cfg, target_language(cfg, direction)).metrics
         parts[str(direction)] = {name: found[name] for name in METRICS}
     return with_means(parts, all_directions(config))
 

@@ -130,10 +130,10 @@ def test_which_metrics_a_family_has(outputs):
 
 
 def test_the_tokenizer_is_that_of_the_signature():
-    assert bleu_of(SIGNATURES).tokenizer.signature() == "13a"
-    assert bleu_of({"bleu": "nrefs:1|tok:zh|smooth:exp"}).tokenizer.signature() == "zh"
+    assert bleu_of(SIGNATURES).scorer.tokenizer.signature() == "13a"
+    assert bleu_of({"bleu": "nrefs:1|tok:zh|smooth:exp"}).scorer.tokenizer.signature() == "zh"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sacrebleu, "BLEU", lambda tokenize, force: tokenize)
         for version, name in (("ja-mecab-0.996-IPA", "ja-mecab"), ("ko-mecab-0.996/ko-0.9.2-KO", "ko-mecab")):
-            assert bleu_of({"bleu": f"nrefs:1|tok:{version}|smooth:exp"}) == name
+            assert bleu_of({"bleu": f"nrefs:1|tok:{version}|smooth:exp"}).scorer == name
     assert bleu_of({}) is None

@@ -13,7 +13,7 @@ import pytest
 import sacrebleu
 
 from tests import oracles
-from tests.helpers import build, rest_slow, tiny
+from tests.helpers import build, rest_slow, score_texts, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, kinds
@@ -30,12 +30,11 @@ from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
-from tformer_jax.tasks.evaluators.bleu import bleu_metric, unsplit
 from tformer_jax.tasks.evaluators.continuations import ContinuationEvaluator
 from tformer_jax.tasks.evaluators.evaluation import Segment
-from tformer_jax.tasks.evaluators.scores import score_texts, text_metrics
 from tformer_jax.tasks.evaluators.split import Evaluation, evaluators_for
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
+from tformer_jax.tasks.metrics.bleu import Bleu, unsplit
 
 LETTERS = CharacterTokenizer("abcdefg")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)
@@ -269,7 +268,7 @@ def scores(outputs, references, **settings) -> dict[str, float]:
 
 
 def scored(outputs, references, cfg: Config) -> Evaluation:
-    return score_texts(outputs, [[text] for text in references], text_metrics(cfg, cfg.data.target_language))
+    return score_texts(outputs, [[text] for text in references], cfg, cfg.data.target_language)
 
 
 def translating(language: str, **settings) -> Config:
@@ -356,13 +355,13 @@ class TestTranslationMetrics:
             return real(tokenize="char")
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
-        bleu_metric(translating("de"), language)
+        Bleu(translating("de"), language)
         assert made == [f"{language[:2]}-mecab"] + ([] if installed else ["char"])
 
     @pytest.mark.parametrize("language", ["zh", "zho_Hans", "cmn", "zh-TW", "yue_Hant", "Chinese", "zho", "chi"])
     def test_every_code_of_a_language_selects_its_tokenizer(self, language):
-        assert bleu_metric(translating("de"), language).tokenizer.signature() == "zh"
-        assert bleu_metric(translating("de"), "zh_Latn").tokenizer.signature() == "13a"
+        assert Bleu(translating("de"), language).scorer.tokenizer.signature() == "zh"
+        assert Bleu(translating("de"), "zh_Latn").scorer.tokenizer.signature() == "13a"
 
     @pytest.mark.parametrize(
         ("texts", "tokenize", "better"),
@@ -391,4 +390,4 @@ class TestTranslationMetrics:
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
         with pytest.raises(UserError, match=r"eval.bleu_tokenize='ja-mecab': Missing. pip install sacrebleu\[ja\]"):
-            bleu_metric(translating("ja", bleu_tokenize="ja-mecab"), "ja")
+            Bleu(translating("ja", bleu_tokenize="ja-mecab"), "ja")

@@ -7,10 +7,10 @@ import sys
 import pytest
 import sacrebleu
 
+from tests.helpers import score_texts
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig
-from tformer_jax.tasks.evaluators.evaluation import Sample
-from tformer_jax.tasks.evaluators.scores import score_texts, sentence_scores, text_metrics
+from tformer_jax.tasks.evaluators.scores import text_metrics
 
 OUTPUTS = ["the cat sat on a mat", "two dogs run on the beach", "he reads"]
 REFERENCES = [
@@ -25,7 +25,7 @@ def config(**settings) -> Config:
 
 
 def score(outputs, references, **settings):
-    return score_texts(outputs, references, text_metrics(config(**settings), "en"))
+    return score_texts(outputs, references, config(**settings), "en")
 
 
 def test_several_references_equal_the_sacrebleu_command(tmp_path):
@@ -79,16 +79,17 @@ def test_spbleu_is_bleu_of_the_pieces_of_the_given_model(tmp_path):
 
 
 def test_scores_of_each_sentence():
-    samples = [
-        Sample("", each[0], output, more_references=each[1:], direction="de-en")
-        for output, each in zip(OUTPUTS, REFERENCES, strict=True)
-    ]
-    for sample, found in zip(samples, sentence_scores(config(metrics=("ter",)), samples), strict=True):
-        assert found == {
-            "bleu": sacrebleu.sentence_bleu(sample.output, sample.references).score,
-            "chrf": sacrebleu.sentence_chrf(sample.output, sample.references).score,
-            "ter": sacrebleu.sentence_ter(sample.output, sample.references).score,
-        }
+    metrics = text_metrics(config(metrics=("ter", "chrf++")), "en")
+    found = {name: metric.score_texts(["", "", ""], OUTPUTS, REFERENCES) for name, metric in metrics.items()}
+    assert found == {
+        "bleu": [sacrebleu.sentence_bleu(*pair).score for pair in zip(OUTPUTS, REFERENCES, strict=True)],
+        "chrf": [sacrebleu.sentence_chrf(*pair).score for pair in zip(OUTPUTS, REFERENCES, strict=True)],
+        "chrf++": [
+            sacrebleu.sentence_chrf(*pair, word_order=2).score for pair in zip(OUTPUTS, REFERENCES, strict=True)
+        ],
+        "ter": [sacrebleu.sentence_ter(*pair).score for pair in zip(OUTPUTS, REFERENCES, strict=True)],
+        "exact_match": [0, 0, 100],
+    }
 
 
 def test_settings_of_metrics_that_contradict_others():

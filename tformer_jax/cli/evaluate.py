@@ -3,9 +3,8 @@
 import argparse
 import dataclasses
 import hashlib
-import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ from tformer_jax.base.paths import write_text
 from tformer_jax.cli import generation, test_sets
 from tformer_jax.cli.common import add_data, add_weights, check_writable, load_run, reporting_writes, run_parser
 from tformer_jax.cli.outputs import format_record
-from tformer_jax.config import Config, read_mesh, to_dict
+from tformer_jax.config import Config, kinds, read_mesh, to_dict
 from tformer_jax.config.fields import flag
-from tformer_jax.config.metrics import FURTHER, base_metric, group_of_metric
+from tformer_jax.config.metrics import base_metric, group_of_metric
 from tformer_jax.config.task import task_of
 from tformer_jax.tasks.evaluators.directions import signatures_of
 from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Sample, Segment
@@ -57,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_folder.write_json(options.record, result)
     if options.output:
         with reporting_writes(options.output):
-            write_text(options.output, "".join(f"{line}\n" for line in output_lines(cfg, evaluation.outputs)))
+            write_text(options.output, "".join(f"{line}\n" for line in output_lines(evaluation.outputs)))
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -95,7 +94,7 @@ def change_metrics(cfg: Config, options: argparse.Namespace) -> Config:
     Raises:
         UserError: the model has no such metrics.
     """
-    given = {"metrics": options.metrics, "spbleu_model": options.spbleu_model}
+    given = {"metrics": options.metrics, "spbleu_model": options.spbleu_model, "command": options.metric_command}
     added = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, **added))
 
@@ -196,14 +195,10 @@ def ensemble_facts(run: "tj.Run") -> dict[str, Any]:
     return {"ensemble": {str(path): run_folder.weights_of(path) for path in run.ensemble}, "mean": run.model.mean}
 
 
-def output_lines(cfg: Config, samples: Sequence[Sample]) -> Iterator[str]:
+def output_lines(samples: Sequence[Sample]) -> Iterator[str]:
     """Yields the record of each output as JSON, with the scores of each translation alone."""
-    scores: Iterable[dict[str, float]] = itertools.repeat({})
-    if task_of(cfg).references == "texts":
-        from tformer_jax.tasks.evaluators.scores import sentence_scores
-
-        scores = sentence_scores(cfg, samples)
-    return (format_record(sample.to_record() | found) for sample, found in zip(samples, scores, strict=False))
+    records = (sample.to_record() for sample in samples)
+    return (format_record(record | record.pop("metrics", {})) for record in records)
 
 
 def metric_tables(result: dict[str, Any]) -> Iterator[Table]:
@@ -251,8 +246,9 @@ def parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help="also write each output and its scores to this .jsonl file"
     )
     result.add_argument(
-        "--metrics", nargs="+", metavar="NAME", help=f"further metrics of translations: {', '.join(FURTHER)}"
+        "--metrics", nargs="+", metavar="NAME", help=f"further metrics of translations, of {', '.join(kinds.METRICS)}"
     )
+    result.add_argument("--metric-command", metavar="COMMAND", help="program of the metric command or command_error")
     result.add_argument("--spbleu-model", metavar="FILE", help="SentencePiece model of the metric spbleu")
     add_data(result)
     test_sets.add_test_set(result)

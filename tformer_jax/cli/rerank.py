@@ -18,12 +18,11 @@ from tformer_jax.base.paths import write_text
 from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import check_writable, new_parser
 from tformer_jax.cli.inputs import Source
-from tformer_jax.config import Config, EvalConfig
-from tformer_jax.config.metrics import lower_is_better
+from tformer_jax.config import Config, EvalConfig, kinds, metrics
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
-from tformer_jax.inference.risk import Utility, chrf_matrix, expected_utilities
+from tformer_jax.inference.risk import chrf_matrix, expected_utilities
 
-METRICS = ("chrf", "bleu", "chrf++", "ter")
+METRICS = tuple(name for name in kinds.METRICS if name not in ("spbleu", "off_target"))
 RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
     "forward": lambda text, output: (text, output),
     "reverse": lambda text, output: (output, text),
@@ -34,43 +33,56 @@ RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric of sacreBLEU, the higher the better."""
+    """A metric of `kinds.METRICS`, the higher the better."""
 
     name: str
     language: str = "en"
     """Of the outputs."""
+    command: str | None = None
+    """As `eval.command`."""
 
     @functools.cached_property
-    def scorer(self) -> Any:
-        """The object of sacreBLEU."""
-        from tformer_jax.tasks.evaluators.scores import text_metrics
-
-        further = (self.name,) if self.name in METRICS[2:] else ()
-        return text_metrics(Config(eval=EvalConfig(metrics=further)), self.language)[self.name]
+    def scorer(self) -> metrics.Metric:
+        """The metric itself."""
+        cfg = Config(eval=EvalConfig(metrics=(self.name,), command=self.command))
+        return metrics.build_metric(cfg, self.name, self.language)
 
     @property
     def sign(self) -> int:
-        """-1 if lower values of sacreBLEU are better, else 1."""
-        return -1 if lower_is_better(self.name) else 1
+        """-1 if lower values are better, else 1."""
+        return -1 if metrics.lower_is_better(self.name) else 1
 
-    @property
-    def utility(self) -> Utility:
-        """The similarity of texts."""
-        return chrf_matrix if self.name == "chrf" else self._compare_all
+    def risks(self, pools: Sequence["Pool"]) -> list[Sequence[float]]:
+        """Returns the expected similarity of each candidate of each text to all outputs of the text."""
+        if self.name == "chrf":
+            return [expected_utilities(pool.written, chrf_matrix)[pool.candidates].tolist() for pool in pools]
+        texts = [[pool.written[place] for place in pool.candidates] for pool in pools]
+        triples = [
+            (pool.text, output, (other,))
+            for pool, unique in zip(pools, texts, strict=True)
+            for output in unique
+            for other in unique
+        ]
+        scores = iter(np.array(self.scorer.score_texts(*zip(*triples, strict=True))) * self.sign)
+        matrices = [np.array(list(itertools.islice(scores, len(row) ** 2))).reshape(len(row), -1) for row in texts]
+        return [
+            expected_utilities(pool.written, lambda _, matrix=matrix: matrix)[pool.candidates].tolist()  # type: ignore[misc]
+            for pool, matrix in zip(pools, matrices, strict=True)
+        ]
 
-    def _compare_all(self, texts: Sequence[str]) -> np.ndarray:
-        scores = [[self.scorer.sentence_score(text, [other]).score for other in texts] for text in texts]
-        return self.sign * np.array(scores).reshape(len(texts), len(texts))
-
-    def statistics(self, texts: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """Returns the statistics of each of some outputs with the same references, float64 [N, S]."""
-        found = self.scorer._extract_corpus_statistics(texts, [[each] * len(texts) for each in references])
-        return np.array(found, float)
+    def statistics(self, pools: Sequence["Pool"], references: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """Returns the statistics of the candidates of each text, float64 [N, S], given its references."""
+        triples = [
+            (pool.text, pool.written[place], own)
+            for pool, own in zip(pools, references, strict=True)
+            for place in pool.candidates
+        ]
+        rows = self.scorer.statistics(*zip(*triples, strict=True))
+        return np.split(rows, np.cumsum([len(pool.candidates) for pool in pools])[:-1])
 
     def score(self, sums: np.ndarray) -> float:
         """Returns the score of a corpus with these sums of statistics."""
-        value: float = self.scorer._aggregate_and_compute([sums.tolist()]).score
-        return self.sign * value
+        return self.sign * self.scorer.score(sums)
 
 
 @dataclasses.dataclass
@@ -125,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_options(options)
     saved = read_json(options.weights) if options.weights else {}
     weights = feature_weights(options, saved)
-    metric = Metric(saved.get("metric", options.metric), saved.get("language", options.language))
+    named = saved.get("metric", options.metric), saved.get("language", options.language)
+    metric = Metric(*named, options.metric_command)
     pools = read_pools(options.nbest, options.field)
     features = compute_features(pools, list(weights), metric)
     if options.tune:
@@ -206,7 +219,7 @@ def compute_feature(pools: Sequence[Pool], name: str, metric: Metric) -> list[Se
     if name == "length":
         return [[len(pool.written[place]) for place in pool.candidates] for pool in pools]
     if name == "risk":
-        return [expected_utilities(pool.written, metric.utility)[pool.candidates].tolist() for pool in pools]
+        return metric.risks(pools)
     return [pool.column(name) for pool in pools]
 
 
@@ -239,10 +252,8 @@ def tune_weights(
         UserError: a file of references is missing or has another number of lines.
     """
     references = [read_references(path, len(pools)) for path in options.references]
-    lists = [
-        NBest(rows, metric.statistics([pool.written[place] for place in pool.candidates], own))
-        for pool, rows, own in zip(pools, features, zip(*references, strict=True), strict=True)
-    ]
+    statistics = metric.statistics(pools, list(zip(*references, strict=True)))
+    lists = [NBest(*rows) for rows in zip(features, statistics, strict=True)]
     alone = [evaluate(lists, metric.score, unit).score for unit in np.eye(len(names))]
     tuned = tune(lists, metric.score)
     weights = dict(zip(names, tuned.weights.tolist(), strict=True))
@@ -313,6 +324,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--metric", choices=METRICS, default="chrf", help="similarity of risk, and what is tuned (default: chrf)"
     )
+    result.add_argument("--metric-command", metavar="COMMAND", help="program of the metric command or command_error")
     result.add_argument("--language", default="en", metavar="CODE", help="language of outputs, for BLEU (default: en)")
     result.add_argument("--output", type=Path, metavar="FILE", help="text or .jsonl (default: standard output)")
     lines.add_field(result)

@@ -6,7 +6,8 @@ Functions take and return settings by their full names, such as `data.train`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tformer_jax.config.metrics import GENERATED, PER_TOKEN, base_metric
+from tformer_jax.config import kinds
+from tformer_jax.config.metrics import PER_TOKEN, base_metric
 from tformer_jax.config.task import task_of_settings
 
 Settings = Mapping[str, Any]
@@ -25,7 +26,7 @@ def difference(a: Settings, b: Settings) -> str | None:
         (held_out_examples, "differs, and with it the held-out examples"),
     ]
     metric = base_metric(a["train.metric"])
-    if metric in GENERATED:
+    if metric in kinds.METRICS:
         rules.append((references, f"differs, and with it what train.metric={a['train.metric']!r} compares with"))
     if task_of_settings(a).references != "labels" and metric in PER_TOKEN:
         per_token = f"differs, and with it the labels that train.metric={a['train.metric']!r} is averaged over"
@@ -47,7 +48,8 @@ def held_out_examples(settings: Settings) -> dict[str, Any]:
 def references(settings: Settings) -> dict[str, Any]:
     """Returns the settings that determine the references of generated texts, and their tokens in BLEU."""
     normalized = ("data.normalize", "decode.detokenize") if settings["eval.references"] == "normalized" else ()
-    return _named(settings, ("eval.references", "eval.bleu_tokenize", "eval.spbleu_model", *normalized))
+    names = ("eval.references", "eval.bleu_tokenize", "eval.spbleu_model", *normalized)
+    return _named(settings, names) | {"eval.command": settings.get("eval.command")}
 
 
 def target_tokens(settings: Settings) -> dict[str, Any]:

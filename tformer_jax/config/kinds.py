@@ -170,6 +170,20 @@ OBJECTIVES = Kinds(
     denoising="tformer_jax.data.objectives.denoising:Denoising",
 )
 """Pre-training objectives; see `data.objectives.Objective`."""
+METRICS = Kinds(
+    **{
+        "bleu": "tformer_jax.tasks.metrics.bleu:Bleu",
+        "chrf": "tformer_jax.tasks.metrics.sacre:Chrf",
+        "chrf++": "tformer_jax.tasks.metrics.sacre:ChrfPlusPlus",
+        "ter": "tformer_jax.tasks.metrics.sacre:Ter",
+        "spbleu": "tformer_jax.tasks.metrics.bleu:SpBleu",
+        "exact_match": "tformer_jax.tasks.metrics.exact_match:ExactMatch",
+        "off_target": "tformer_jax.tasks.metrics.off_target:OffTarget",
+        "command": "tformer_jax.tasks.metrics.command:Command",
+        "command_error": "tformer_jax.tasks.metrics.command:CommandError",
+    }
+)
+"""Metrics of texts; see `config.metrics.Metric`."""
 POOLINGS = ("mean", "first", "last")
 """Poolings over the tokens of a text."""
 EMBEDDING_POOLINGS = (*POOLINGS, "max", "mean_sqrt", "weighted_mean")

@@ -1,12 +1,91 @@
-"""Names of metrics: `chrf`, or `chrf:en-de` and `chrf:to-en` for a direction of translation or a group of them."""
+"""Metrics: their names, such as `chrf`, or `chrf:to-en` for a group of directions; and the kinds that score texts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tformer_jax.config import kinds
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 """Metrics of predicted tokens."""
-FURTHER = ("chrf++", "ter", "spbleu", "off_target")
-"""Metrics of translations that `eval.metrics` adds."""
-GENERATED = ("bleu", "chrf", "exact_match", *FURTHER)
-"""Metrics of generated texts, compared with references."""
-LOWER_IS_BETTER = ("loss", "perplexity", "ter", "off_target", "unknown_outputs")
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "unknown_outputs")
+"""Metrics that are no kinds, and of which lower values are better."""
+DEFAULT = ("bleu", "chrf", "exact_match")
+"""Metrics of all translations."""
+
+Config = Any
+"""A `config.schema.Config`, whose module imports this one."""
+References = Sequence[Sequence[str]]
+"""One or several of each output."""
+
+
+class Metric:
+    """A kind of `kinds.METRICS`: compares outputs in one language with references.
+
+    Args:
+        languages: those of all directions that are evaluated.
+    """
+
+    lower_is_better: ClassVar[bool] = False
+    bounds: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))
+    """Smallest and largest possible value."""
+    by_language: ClassVar[bool] = False
+    """Whether the scores depend on the language; otherwise, outputs in all languages are scored by one call."""
+    stored: ClassVar[bool] = True
+    """Whether a run stores the scores of its texts, which comparisons read; otherwise, they compute them again."""
+    signature: str = ""
+    """What determines the scores, if that is more than the name."""
+
+    def __init__(self, cfg: Config, language: str, languages: Sequence[str] = ()):
+        self.cfg, self.language, self.languages = cfg, language, languages
+
+    @property
+    def applies(self) -> bool:
+        """Whether the metric has a value for the language."""
+        return True
+
+    def score_texts(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> Sequence[float]:
+        """Returns the score of each output alone."""
+        return [self.score_alone(row) for row in self.statistics(sources, outputs, references)]
+
+    def statistics(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> np.ndarray:
+        """Returns numbers of each output, whose sums over texts determine the score of these: float64 [N, S]."""
+        scores = np.asarray(self.score_texts(sources, outputs, references), np.float64)
+        return np.stack([scores, np.ones(len(scores))], axis=1)
+
+    def score(self, sums: np.ndarray) -> float:
+        """Returns the score of texts, given the sums of their `statistics`, float64 [S]; here the mean."""
+        return float(sums[0] / sums[1])
+
+    def score_alone(self, row: np.ndarray) -> float:
+        """Returns the score of one text, given its `statistics`, float64 [S]."""
+        return self.score(row)
+
+    def problem(self, references: Sequence[str]) -> str | None:
+        """Returns a sentence about references that the metric does not fit, for a warning."""
+        return None
+
+    def remarks(self, references: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        """Returns sentences about the values, given each language with a reference in it."""
+        return ()
+
+
+class FunctionMetric(Metric):
+    """A kind that is a function `(sources, outputs, references) -> scores`; the score of a corpus is their mean."""
+
+    def __init__(self, function: Callable[..., Sequence[float]]):
+        self.score_texts = function  # type: ignore[method-assign]
+
+
+def build_metric(cfg: Config, name: str, language: str, languages: Sequence[str] = ()) -> Metric:
+    """Returns the metric `name` of `kinds.METRICS`; the other arguments are as for `Metric`.
+
+    Raises:
+        UserError: a package or file that it needs is missing.
+    """
+    kind = kinds.load(kinds.METRICS, name)
+    return kind(cfg, language, languages) if isinstance(kind, type) else FunctionMetric(kind)
 
 
 def base_metric(name: str) -> str:
@@ -21,4 +100,7 @@ def group_of_metric(name: str) -> str:
 
 def lower_is_better(name: str) -> bool:
     """Returns whether lower values of a metric are better."""
-    return base_metric(name) in LOWER_IS_BETTER
+    base = base_metric(name)
+    if base in kinds.METRICS:
+        return bool(getattr(kinds.load(kinds.METRICS, base), "lower_is_better", False))
+    return base in LOWER_IS_BETTER

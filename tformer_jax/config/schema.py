@@ -9,7 +9,6 @@ from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, coerce, section, setting
-from tformer_jax.config.metrics import FURTHER
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.task import task_of
@@ -47,18 +46,27 @@ class EvalConfig(Section):
     )
     metrics: tuple[str, ...] = setting(
         (),
-        "further metrics of translations: chrf++, ter (slow), spbleu, and off_target, the percentage of outputs in "
-        "another language than the target's (extra: languages)",
-        choices=FURTHER,
+        "further metrics of translations, besides bleu, chrf and exact_match: chrf++, ter (slow), spbleu, off_target, "
+        "the percentage of outputs in another language than the target's (extra: languages), command, or "
+        "command_error, whose lower values are better",
+        choices=kinds.METRICS,
     )
     spbleu_model: str | None = setting(
-        None, "spbleu: file of its SentencePiece model, such as https://tinyurl.com/flores200sacrebleuspm"
+        None,
+        "spbleu: file of its SentencePiece model, such as https://tinyurl.com/flores200sacrebleuspm",
+        used_by="metrics",
     )
+    command: str | None = setting(
+        None,
+        "program and arguments, run without a shell, that reads JSONL (source, output, references) and writes a score "
+        "per line or a JSON list of scores",
+        used_by="metrics",
+    )
+    command_seconds: int = setting(3600, "seconds after which the command fails", low=1, used_by="metrics")
 
-    def check(self) -> None:
-        if ("spbleu" in self.metrics) != (self.spbleu_model is not None):
-            problem = "must name the file of a SentencePiece model where eval.metrics has 'spbleu', and only there"
-            raise self.error("spbleu_model", problem)
+    def values_of(self, switch: str) -> tuple[Any, ...]:
+        """As `Section.values_of`; `metrics` has several."""
+        return (switch == "metrics" and self.metrics) or super().values_of(switch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,20 +4,20 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import sacrebleu
 from sacrebleu.significance import estimate_ci
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, EvalConfig, kinds
+from tformer_jax.config.metrics import Metric, build_metric
 from tformer_jax.config.task import Task
 from tformer_jax.report.outputs import Outputs
-from tformer_jax.tasks.evaluators.bleu import bleu_tokenizing
+from tformer_jax.tasks.metrics.bleu import Bleu
 
 RESAMPLES = 1000
 PERCENT = 100.0
-TRANSLATION_METRICS = ("bleu", "chrf", "chrf++", "exact_match")
-"""Metrics of translations that are resampled; TER would take minutes."""
 SEED = 12345
 """sacreBLEU's seed."""
 ROUNDING = 1e-9
@@ -26,20 +26,22 @@ ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A metric of one system, with its 95 % interval: `mean - half` to `mean + half`, within 0 to `highest`."""
+    """A metric of one system, with its 95 % interval: `mean - half` to `mean + half`, within `lowest` to `highest`."""
 
     score: float
     mean: float
     half: float
     p_value: float | None = None
     """Of the difference from the baseline, two-sided; None for the baseline."""
+    lowest: float = 0.0
+    """Smallest possible value."""
     highest: float = math.inf
     """Largest possible value."""
 
     @property
     def low(self) -> float:
         """The lower end of the interval."""
-        return max(self.mean - self.half, 0.0)
+        return max(self.mean - self.half, self.lowest)
 
     @property
     def high(self) -> float:
@@ -48,7 +50,7 @@ class Estimate:
 
 
 def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES) -> dict[str, list[Estimate]]:
-    """Returns the loss, and BLEU, chrF and exact match of translations, or the accuracy of labels, for each system.
+    """Returns the loss, and the metrics of translations or the accuracy of labels, for each system.
 
     Translations in several directions have metrics of each direction, such as `chrf:en-de`, and their means.
 
@@ -72,10 +74,9 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
         direction: _of_translations([system.of_direction(direction) for system in systems], direction, resamples)
         for direction in directions
     }
-    shared = [name for name in TRANSLATION_METRICS if all(name in part for part in parts.values())]
-    means = {name: _compared(*_mean([part[name] for part in parts.values()])) for name in shared}
-    exact = {"exact_match": means.pop("exact_match")}
-    results = means | results | exact
+    for name in next(iter(parts.values())):
+        if all(name in part for part in parts.values()):
+            results[name] = _compared(*_mean([part[name] for part in parts.values()]))
     for direction, part in parts.items():
         if direction is not None:
             results |= {f"{name}:{direction}": _compared(*found) for name, found in part.items()}
@@ -89,49 +90,63 @@ class Sampled(NamedTuple):
     """float64 [systems]."""
     samples: np.ndarray
     """float64 [systems, resamples]."""
+    lowest: float = 0.0
+    """Smallest possible value."""
     highest: float = PERCENT
     """Largest possible value."""
 
 
 def _of_translations(systems: Sequence[Outputs], direction: str | None, resamples: int) -> dict[str, Sampled]:
-    """Returns the metrics of translations in one direction by name; BLEU and chrF++ if they have a signature."""
-    signatures = systems[0].signatures
-    metrics: dict[str, Any] = {"chrf": sacrebleu.CHRF()}
-    if bleu := bleu_of(signatures, direction):
-        metrics["bleu"] = bleu
-    if "chrf++" in signatures:
-        metrics["chrf++"] = sacrebleu.CHRF(word_order=2)
-    found = {name: _by_sacrebleu(systems, metric, resamples) for name, metric in metrics.items()}
-    hits = [PERCENT * system.hits for system in systems]
-    return found | {"exact_match": _ratio(hits, np.ones(len(hits[0])), resamples, PERCENT)}
+    """Returns the metrics of translations in one direction by name, in the order of `kinds.METRICS`.
+
+    They are those that all systems stored, those that need no signature, and those that the baseline has.
+    """
+    measured: dict[str, Sampled] = {}
+    stored = set.intersection(*({*row} for system in systems for row in system.metrics or [{}]))
+    for name in dict.fromkeys([*kinds.METRICS, *sorted(stored)]):
+        if name in stored:
+            values = [np.array([row[name] for row in system.metrics], np.float64) for system in systems]
+            kind = kinds.load(kinds.METRICS, name) if name in kinds.METRICS else Metric
+            measured[name] = _ratio(values, np.ones(len(values[0])), resamples, *getattr(kind, "bounds", Metric.bounds))
+        elif metric := _recomputed(name, systems[0].signatures, direction):
+            rows = [
+                metric.statistics(system.sources, system.texts, [(text,) for text in system.references])
+                for system in systems
+            ]
+            measured[name] = _by_metric(rows, metric, resamples)
+    return measured
+
+
+def _recomputed(name: str, signatures: dict[str, str], direction: str | None) -> Metric | None:
+    """Returns a metric that is computed again; None if a signature says too little, or the run did not have it."""
+    if name == "bleu":
+        return bleu_of(signatures, direction)
+    known = name in signatures or f"{name}:{direction}" in signatures
+    if name in ("chrf", "exact_match") or (known and name in ("chrf++", "ter")):
+        return build_metric(Config(), name, "")
+    return None
 
 
 def _mean(parts: Sequence[Sampled]) -> Sampled:
     """Returns the mean over directions."""
     scores = np.mean([part.scores for part in parts], axis=0)
-    return Sampled(scores, np.mean([part.samples for part in parts], axis=0))
+    return parts[0]._replace(scores=scores, samples=np.mean([part.samples for part in parts], axis=0))
 
 
-def _by_sacrebleu(systems: Sequence[Outputs], metric: Any, resamples: int) -> Sampled:
-    extracted = [metric._extract_corpus_statistics(system.texts, [systems[0].references]) for system in systems]
-    scores = [metric._aggregate_and_compute(statistics).score for statistics in extracted]
-    arrays = [np.array(statistics, np.float32) for statistics in extracted]
-
-    def score_sample(statistics: np.ndarray) -> float:
-        return metric._compute_score_from_stats(statistics.sum(0)).score
-
-    drawn = _draws(len(systems[0].texts), resamples)
-    sampled = np.array([[score_sample(array[row]) for array in arrays] for row in drawn])
-    return Sampled(np.array(scores), sampled.T)
+def _by_metric(systems: Sequence[np.ndarray], metric: Metric, resamples: int) -> Sampled:
+    """Returns the scores of systems, given the statistics of their texts: float64 [N, S] each."""
+    drawn = _draws(len(systems[0]), resamples)
+    sampled = np.array([[metric.score(rows[places].sum(axis=0)) for rows in systems] for places in drawn])
+    return Sampled(np.array([metric.score(rows.sum(axis=0)) for rows in systems]), sampled.T, *metric.bounds)
 
 
-def bleu_of(signatures: dict[str, str], direction: str | None = None) -> sacrebleu.BLEU | None:
+def bleu_of(signatures: dict[str, str], direction: str | None = None) -> Metric | None:
     """Returns BLEU with the tokenizer that a signature names; None without a signature or the tokenizer's package."""
     signature = signatures.get(f"bleu:{direction}") or signatures.get("bleu", "")
     tokenizer = re.search(r"tok:(ja-mecab|ko-mecab|[\w-]+)", signature)
     try:
-        return bleu_tokenizing(tokenizer[1]) if tokenizer else None
-    except (RuntimeError, ImportError, OSError):
+        return Bleu(Config(eval=EvalConfig(bleu_tokenize=tokenizer[1])), "") if tokenizer else None
+    except UserError:
         return None
 
 
@@ -154,13 +169,13 @@ def ratio(
         counts: denominators, int or float [examples].
         highest: largest possible value.
     """
-    return _compared(*_ratio(systems, counts, resamples, highest))
+    return _compared(*_ratio(systems, counts, resamples, 0.0, highest))
 
 
-def _ratio(systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int, highest: float) -> Sampled:
+def _ratio(systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int, lowest: float, highest: float) -> Sampled:
     drawn = _draws(len(counts), resamples)
     sampled = np.array([[values[row].sum() / counts[row].sum() for values in systems] for row in drawn])
-    return Sampled(np.array([values.sum() / counts.sum() for values in systems]), sampled.T, highest)
+    return Sampled(np.array([values.sum() / counts.sum() for values in systems]), sampled.T, lowest, highest)
 
 
 def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
@@ -170,7 +185,7 @@ def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
         yield rng.choice(size, size=size, replace=True)
 
 
-def _compared(scores: np.ndarray, sampled: np.ndarray, highest: float) -> list[Estimate]:
+def _compared(scores: np.ndarray, sampled: np.ndarray, lowest: float, highest: float) -> list[Estimate]:
     """Returns the estimate of each system from its score and its resamples' scores, tested against the first.
 
     Args:
@@ -181,7 +196,7 @@ def _compared(scores: np.ndarray, sampled: np.ndarray, highest: float) -> list[E
     for number, (score, samples) in enumerate(zip(scores, sampled, strict=True)):
         mean, half = estimate_ci(samples)
         p_value = two_sided(samples - sampled[0], score - scores[0]) if number else None
-        result.append(Estimate(float(score), float(mean), float(half), p_value, highest))
+        result.append(Estimate(float(score), float(mean), float(half), p_value, lowest, highest))
     return result
 
 

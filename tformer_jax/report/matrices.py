@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tformer_jax.config import kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.metrics import base_metric, lower_is_better
 from tformer_jax.report.charts import order_metrics
@@ -10,7 +11,6 @@ from tformer_jax.report.comparison import Comparison
 from tformer_jax.report.run import RunFiles
 from tformer_jax.report.sections import format_difference, format_metric
 
-SHOWN = ("bleu", "chrf", "chrf++", "spbleu", "ter", "off_target")
 LEVEL = 0.05
 """Differences with a smaller p-value are marked."""
 
@@ -34,13 +34,18 @@ class Matrix(NamedTuple):
     """By source language; None for a direction that is not evaluated."""
 
 
+def _shown() -> set[str]:
+    """Returns the metrics that have matrices."""
+    return {*kinds.METRICS} - {"exact_match"}
+
+
 def of_run(run: RunFiles) -> list[Matrix]:
     """Returns the matrices of the split that represents a run; none if it has one direction."""
     if run.split is None:
         return []
     directions = [name for name in dict.fromkeys(run.outputs[run.split].directions) if name]
     series, matrices = run.group(run.split), []
-    for metric in order_metrics({base_metric(name) for name in series.columns} & {*SHOWN}):
+    for metric in order_metrics({base_metric(name) for name in series.columns} & _shown()):
         values = {name: series.last(f"{metric}:{name}") for name in directions}
         finite = {name: value for name, value in values.items() if value is not None}
         low, high = min(finite.values(), default=0.0), max(finite.values(), default=0.0)
@@ -54,8 +59,8 @@ def of_comparison(comparison: Comparison) -> list[Matrix]:
     """Returns the matrices of differences of the second run from the first."""
     found = comparison.by_direction
     matrices = []
-    for metric in order_metrics({name for part in found.values() for name in part} & {*SHOWN}):
-        pairs = {direction: part[metric] for direction, part in found.items()}
+    for metric in order_metrics({name for part in found.values() for name in part} & _shown()):
+        pairs = {direction: part[metric] for direction, part in found.items() if metric in part}
         most = max(abs(b.score - a.score) for a, b in pairs.values()) or 1.0
         cells = {}
         for direction, (a, b) in pairs.items():

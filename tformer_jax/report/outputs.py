@@ -36,6 +36,8 @@ class Outputs:
     """int64 [parts]: numbers of labels."""
     directions: list[str | None]
     """The direction of translation of each output; None if there is only one."""
+    metrics: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    """The scores of each output that the run stored, by metric."""
 
     @classmethod
     def from_json(cls, contents: dict[str, Any]) -> "Outputs":
@@ -46,12 +48,13 @@ class Outputs:
         losses = contents.get("losses", {"nll": [], "labels": []})
         nll, labels = np.array(losses["nll"], np.float64), np.array(losses["labels"], np.int64)
         step, signatures = contents.get("step", 0), contents.get("signatures", {})
-        return cls(step, signatures, sources, references, texts, scores, nll, labels, directions)
+        metrics = [row.get("metrics", {}) for row in rows]
+        return cls(step, signatures, sources, references, texts, scores, nll, labels, directions, metrics)
 
     def of_direction(self, direction: str | None) -> "Outputs":
         """Returns the outputs of one direction, without losses."""
         places = [place for place, name in enumerate(self.directions) if name == direction]
-        names = ("sources", "references", "texts", "scores", "directions")
+        names = ("sources", "references", "texts", "scores", "directions", "metrics")
         columns: dict[str, Any] = {name: [getattr(self, name)[place] for place in places] for name in names}
         return dataclasses.replace(self, **columns, nll=np.zeros(0), labels=np.zeros(0, np.int64))
 

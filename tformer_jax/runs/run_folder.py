@@ -28,9 +28,9 @@ from typing import Any
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import finite, is_remote, replacing_folder, write_text
-from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.config.decode import AlignmentHead
-from tformer_jax.config.metrics import GENERATED, base_metric
+from tformer_jax.config.metrics import base_metric
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.runs import provenance
 
@@ -266,8 +266,8 @@ def score_settings(cfg: Config) -> dict[str, Any]:
     """Returns the settings, by full name, that change the value of `train.metric` in a resumed run."""
     settings = config.flat(cfg)
     names = ["eval.examples"]
-    if base_metric(cfg.train.metric) in GENERATED:
-        names += ["eval.references", "eval.bleu_tokenize", "eval.spbleu_model"]
+    if base_metric(cfg.train.metric) in kinds.METRICS:
+        names += ["eval.references", "eval.bleu_tokenize", "eval.spbleu_model", "eval.command"]
         names += (name for name in settings if name.startswith("decode."))
     weights = "ema" if cfg.train.weights == "ema" else "last"  # others are not evaluated during training
     return {name: settings[name] for name in names} | {"train.weights": weights}

@@ -71,12 +71,9 @@ class Translation(TokenPrediction):
 
     def check_installed(self, cfg: Config) -> None:
         """Raises `UserError` if a metric needs a package or file that is missing."""
-        from tformer_jax.base import packages
         from tformer_jax.tasks.evaluators.scores import text_metrics
 
         text_metrics(cfg, cfg.data.target_language)
-        if "off_target" in cfg.eval.metrics:
-            packages.require("eval.metrics: off_target", ("lingua",), "languages")
 
 
 TRANSLATION = Translation()

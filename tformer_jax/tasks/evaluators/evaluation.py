@@ -38,6 +38,8 @@ class Sample:
     more_references: tuple[str, ...] = ()
     direction: str | None = None
     document: str | None = None
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Scores of the output alone, of metrics that a run stores."""
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -46,7 +48,7 @@ class Sample:
 
     def to_record(self) -> dict[str, Any]:
         """Returns the fields, those from `more_references` on only if they have a value."""
-        optional = ("more_references", "direction", "document")
+        optional = ("more_references", "direction", "document", "metrics")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 
 

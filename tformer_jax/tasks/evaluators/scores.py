@@ -1,37 +1,29 @@
-"""Scores of translations against one or several references, computed by sacreBLEU."""
+"""Scores of translations against one or several references."""
 
-import copy
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import sacrebleu
+import numpy as np
 
-from tformer_jax.config import Config
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, kinds
 from tformer_jax.config.directions import Direction
-from tformer_jax.data.characters import clean_whitespace
-from tformer_jax.tasks.evaluators.bleu import bleu_metric, spbleu_metric
-from tformer_jax.tasks.evaluators.evaluation import Evaluation, Sample
+from tformer_jax.config.metrics import DEFAULT, Metric, References, build_metric
+from tformer_jax.tasks.evaluators.evaluation import Evaluation
 
-Metrics = Mapping[str, Any]
-"""Metrics of sacreBLEU by name."""
+Metrics = Mapping[str, Metric]
+"""Metrics of texts in one language, by name."""
+Row = dict[str, np.ndarray]
+"""`Metric.statistics` of one text by metric: float64 [S] each."""
 
 
-def text_metrics(cfg: Config, language: str) -> dict[str, Any]:
-    """Returns BLEU, chrF and those of `eval.metrics` for outputs in a language.
+def text_metrics(cfg: Config, language: str, languages: Sequence[str] = ()) -> dict[str, Metric]:
+    """Returns BLEU, chrF, exact match and those of `eval.metrics`; arguments are as for `Metric`.
 
     Raises:
         UserError: a package or file that a metric needs is missing.
     """
-    metrics: dict[str, Any] = {"bleu": bleu_metric(cfg, language), "chrf": sacrebleu.CHRF()}
-    if "chrf++" in cfg.eval.metrics:
-        metrics["chrf++"] = sacrebleu.CHRF(word_order=2)
-    if "ter" in cfg.eval.metrics:
-        metrics["ter"] = sacrebleu.TER()
-    if "spbleu" in cfg.eval.metrics:
-        metrics["spbleu"] = spbleu_metric(Path(cfg.eval.spbleu_model or "").expanduser())
-    return metrics
+    names = {*DEFAULT, *cfg.eval.metrics}
+    return {name: build_metric(cfg, name, language, languages) for name in kinds.METRICS if name in names}
 
 
 def target_language(cfg: Config, direction: str | None) -> str:
@@ -39,36 +31,39 @@ def target_language(cfg: Config, direction: str | None) -> str:
     return cfg.data.target_language if direction is None else Direction.parse(direction).target
 
 
-def score_texts(outputs: Sequence[str], references: Sequence[Sequence[str]], metrics: Metrics) -> Evaluation:
-    """Computes corpus scores with sacreBLEU's signatures, and `exact_match`, the percentage of exact matches.
-
-    Exact matches have the same characters as a reference after `clean_whitespace`, as BLEU does not compare white space
-    either.
+def measure_texts(
+    metrics: Mapping[str, Metrics],
+    languages: Sequence[str],
+    sources: Sequence[str],
+    outputs: Sequence[str],
+    references: References,
+) -> list[Row]:
+    """Returns the statistics of each text, for the metrics that apply to its language.
 
     Args:
-        references: one or several of each output.
+        metrics: metrics by language.
+        languages: the language of each output.
+
+    Raises:
+        UserError: a metric fails, or does not have a score of each output.
     """
-    sets = list(itertools.zip_longest(*references))
-    found = {name: metric.corpus_score(outputs, sets).score for name, metric in metrics.items()}
-    exact = sum(
-        clean_whitespace(output) in map(clean_whitespace, each)
-        for output, each in zip(outputs, references, strict=True)
-    )
-    found["exact_match"] = 100 * exact / len(references)
-    return Evaluation(found, signatures={name: str(metric.get_signature()) for name, metric in metrics.items()})
+    groups: dict[tuple[str, str | None], list[int]] = {}
+    for place, language in enumerate(languages):
+        for name, metric in metrics[language].items():
+            if metric.applies:
+                groups.setdefault((name, language if metric.by_language else None), []).append(place)
+    rows: list[Row] = [{} for _ in outputs]
+    for (name, _), places in groups.items():
+        columns = ([texts[place] for place in places] for texts in (sources, outputs, references))
+        statistics = metrics[languages[places[0]]][name].statistics(*columns)  # type: ignore[arg-type]
+        if len(statistics) != len(places):
+            raise UserError(f"the metric {name!r} has {len(statistics):,} scores of {len(places):,} outputs")
+        for place, values in zip(places, statistics, strict=True):
+            rows[place][name] = values
+    return rows
 
 
-def sentence_scores(cfg: Config, samples: Iterable[Sample]) -> Iterator[dict[str, float]]:
-    """Yields the scores of each output alone; BLEU counts only n-grams of lengths that the output has."""
-    by_language: dict[str, Metrics] = {}
-    for sample in samples:
-        language = target_language(cfg, sample.direction)
-        if language not in by_language:
-            metrics = text_metrics(cfg, language)
-            by_language[language] = {name: copy.copy(metric) for name, metric in metrics.items()}
-            for name in by_language[language].keys() & {"bleu", "spbleu"}:
-                by_language[language][name].effective_order = True
-        yield {
-            name: metric.sentence_score(sample.output, sample.references).score
-            for name, metric in by_language[language].items()
-        }
+def score_rows(rows: Sequence[Row], metrics: Metrics) -> Evaluation:
+    """Returns the scores of texts in one language, given the statistics of each, and what determines them."""
+    scores = {name: metrics[name].score(np.sum([row[name] for row in rows], axis=0)) for name in rows[0]}
+    return Evaluation(scores, signatures={name: text for name in scores if (text := metrics[name].signature)})

@@ -1,6 +1,5 @@
 """Evaluation of translations."""
 
-import collections
 import dataclasses
 import functools
 import logging
@@ -18,11 +17,9 @@ from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import Output, count_limits, describe_limits
 from tformer_jax.inference.requests import directed_request
 from tformer_jax.inference.text import Translator
-from tformer_jax.tasks.evaluators.bleu import unsplit
 from tformer_jax.tasks.evaluators.directions import by_direction, evaluate_directions
 from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Sample, Segment
-from tformer_jax.tasks.evaluators.off_target import LanguageIdentifier, off_target_percentage
-from tformer_jax.tasks.evaluators.scores import score_texts, target_language, text_metrics
+from tformer_jax.tasks.evaluators.scores import Row, measure_texts, score_rows, target_language, text_metrics
 
 
 class TranslationEvaluator:
@@ -30,7 +27,7 @@ class TranslationEvaluator:
 
     Args:
         trained: the directions of the training examples; () if they have none.
-        scored: compute the model's score of each output, also where decoding does not need it.
+        scored: compute the model's score of each output, also where decoding does not need it, and store all scores.
     """
 
     def __init__(
@@ -49,7 +46,8 @@ class TranslationEvaluator:
         self._tokenized = MOSES in tokenizers.target.steps and not cfg.decode.detokenize
         directions = by_direction([segment.direction for segment in segments])
         languages = dict.fromkeys(target_language(cfg, direction) for direction in directions)
-        self._metrics = {language: text_metrics(cfg, language) for language in languages}
+        spoken = _languages(cfg, [*trained, *filter(None, directions)])
+        self._metrics = {language: text_metrics(cfg, language, spoken) for language in languages}
         normalizers = {language: normalizer(self._steps, language) for language in languages}
         self._segments = [
             segment._replace(references=tuple(map(normalizers[language], segment.references)))
@@ -57,13 +55,10 @@ class TranslationEvaluator:
             for language in [target_language(cfg, segment.direction)]
         ]
         self._warn(directions)
-        self._identifier = None
-        if "off_target" in cfg.eval.metrics:
-            self._identifier = LanguageIdentifier(_languages(cfg, [*trained, *filter(None, directions)]))
         self._translate = Translator(cfg, model, tokenizers)
 
     def _warn(self, directions: Mapping[str | None, Sequence[int]]) -> None:
-        """Warns if BLEU compares tokens with texts, or texts whose words its tokenizer does not split."""
+        """Warns if outputs are tokens and references are not, or if a metric does not fit the references."""
         if self._tokenized and self._cfg.eval.references == "raw":
             logging.getLogger(__name__).warning(
                 "outputs are tokens of Moses, but references are not, which lowers BLEU: set decode.detokenize=True, "
@@ -71,14 +66,9 @@ class TranslationEvaluator:
             )
         for direction, places in directions.items():
             references = [text for place in places for text in self._segments[place].references]
-            language = target_language(self._cfg, direction)
-            used = self._metrics[language]["bleu"].tokenizer.signature()
-            if better := unsplit(references, used):
-                logging.getLogger(__name__).warning(
-                    "BLEU's tokenizer %s does not split the words of most references; set eval.bleu_tokenize=%r, or "
-                    "data.target_language (now %r)",
-                    *(used, better, language),
-                )
+            for metric in self._metrics[target_language(self._cfg, direction)].values():
+                if problem := metric.problem(references):
+                    logging.getLogger(__name__).warning(problem)
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `bleu`, `chrf`, `exact_match` and those of `eval.metrics`, with all translations.
@@ -90,10 +80,11 @@ class TranslationEvaluator:
         requests = [directed_request(segment.source, segment.direction) for segment in self._segments]
         outputs = self._translate.outputs(params, requests, scores=self._scored, long_texts=LongTexts("truncate"))
         directions = [segment.direction for segment in self._segments]
+        rows = self._measure(outputs)
         counts_unknown = self._unknown or any(output.unknown for output in outputs)
 
         def evaluate(direction: str | None, places: Sequence[int]) -> Evaluation:
-            chosen = [self._segments[place] for place in places], [outputs[place] for place in places]
+            chosen = [outputs[place] for place in places], [rows[place] for place in places]
             return self._evaluate(*chosen, target_language(self._cfg, direction), counts_unknown=counts_unknown)
 
         found = evaluate_directions(directions, self._trained, evaluate)
@@ -108,40 +99,45 @@ class TranslationEvaluator:
                 segment.references[1:],
                 segment.direction,
                 segment.document,
+                self._scores(row, target_language(self._cfg, segment.direction)),
             )
-            for segment, output in zip(self._segments, outputs, strict=True)
+            for segment, output, row in zip(self._segments, outputs, rows, strict=True)
         ]
         return dataclasses.replace(
             found,
             outputs=samples,
             signatures=found.signatures | {"references": signature(self._steps)},
-            remarks=(*limits, *self._identifier_remarks),
+            remarks=(*limits, *self._metric_remarks),
         )
 
     @functools.cached_property
-    def _identifier_remarks(self) -> tuple[str, ...]:
-        """Sentences about the languages and the errors of the identifier of languages."""
-        if self._identifier is None:
-            return ()
-        left_out, by_language = self._identifier.unknown, collections.defaultdict(list)
-        remarks = [f"off_target leaves out languages that lingua does not know: {left_out}"] if left_out else []
-        for segment in self._segments:
-            by_language[target_language(self._cfg, segment.direction)].append(segment.references[0])
-        known = {language: texts for language, texts in by_language.items() if self._identifier.knows(language)}
-        if total := sum(map(len, known.values())):
-            wrong = sum(
-                len(texts) * off_target_percentage(self._identifier.identify(texts), language)
-                for language, texts in known.items()
-            )
-            remarks.append(f"of the references themselves, {wrong / total:.3g} % are off-target for lingua")
-        return tuple(remarks)
+    def _metric_remarks(self) -> tuple[str, ...]:
+        """What the metrics say of the references, which do not change."""
+        references = [
+            (target_language(self._cfg, segment.direction), segment.references[0]) for segment in self._segments
+        ]
+        metrics = next(iter(self._metrics.values()), {})
+        return tuple(remark for metric in metrics.values() for remark in metric.remarks(references))
+
+    def _measure(self, outputs: Sequence[Output]) -> list[Row]:
+        """Returns the statistics of each output."""
+        languages = [target_language(self._cfg, segment.direction) for segment in self._segments]
+        sources = [segment.source for segment in self._segments]
+        texts, references = [output.text for output in outputs], [segment.references for segment in self._segments]
+        return measure_texts(self._metrics, languages, sources, texts, references)
+
+    def _scores(self, row: Row, language: str) -> dict[str, float]:
+        """Returns the scores of one output that are stored."""
+        metrics = {name: self._metrics[language][name] for name in row}
+        return {
+            name: metric.score_alone(row[name]) for name, metric in metrics.items() if metric.stored or self._scored
+        }
 
     def _evaluate(
-        self, segments: Sequence[Segment], outputs: Sequence[Output], language: str, *, counts_unknown: bool
+        self, outputs: Sequence[Output], rows: Sequence[Row], language: str, *, counts_unknown: bool
     ) -> Evaluation:
         """Returns the metrics of outputs in one language."""
-        texts = [output.text for output in outputs]
-        found = score_texts(texts, [segment.references for segment in segments], self._metrics[language])
+        found = score_rows(rows, self._metrics[language])
         metrics, signatures = found.metrics, found.signatures
         if self._tokenized:
             signatures = {name: f"{text}|{TOKENIZED}" for name, text in signatures.items()}
@@ -151,10 +147,6 @@ class TranslationEvaluator:
         if self._translate.tokenizers.placeholders:
             exact = sum(output.placeholders_kept is not False for output in outputs)
             metrics = metrics | {"placeholders_kept": 100 * exact / len(outputs)}
-        if self._identifier and self._identifier.knows(language):
-            identified = self._identifier.identify(texts)
-            metrics = metrics | {"off_target": off_target_percentage(identified, language)}
-            signatures = signatures | {"off_target": self._identifier.signature}
         return Evaluation(metrics, signatures=signatures)
 
 

@@ -11,8 +11,9 @@ import sacrebleu
 
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError, one_line
-from tformer_jax.config import Config
+from tformer_jax.config import EvalConfig
 from tformer_jax.data.languages import read_language
+from tformer_jax.tasks.metrics.sacre import SacreMetric
 
 BY_SCRIPT = {"Hans": "zh", "Hant": "zh", "Hani": "zh", "Jpan": "ja-mecab", "Kore": "ko-mecab", "Hang": "ko-mecab"}
 """SacreBLEU's tokenizers of scripts that its default, 13a, does not split into words."""
@@ -29,22 +30,33 @@ FLORES200 = "https://tinyurl.com/flores200sacrebleuspm"
 """The SentencePiece model of sacreBLEU's tokenizer flores200."""
 
 
-def bleu_metric(cfg: Config, language: str) -> sacrebleu.BLEU:
-    """Returns BLEU with the tokenizer `eval.bleu_tokenize`; if None, sacreBLEU's choice for the script of `language`.
+class Bleu(SacreMetric):
+    """BLEU with the tokenizer `eval.bleu_tokenize`; if None, sacreBLEU's choice for the script of the language.
 
     Japanese and Korean are tokenized into characters if MeCab is not installed.
 
     Raises:
         UserError: `eval.bleu_tokenize` needs a package or file that is not installed.
     """
-    target = read_language(language)
-    by_script = BY_SCRIPT.get((target and target.script) or "", "13a")
-    try:
-        return bleu_tokenizing(cfg.eval.bleu_tokenize or by_script)
-    except (RuntimeError, ImportError, OSError) as error:
-        if cfg.eval.bleu_tokenize is None:
-            return sacrebleu.BLEU(tokenize="char")
-        raise cfg.eval.error("bleu_tokenize", one_line(error, None)) from error
+
+    def build_scorer(self) -> sacrebleu.BLEU:
+        target, chosen = read_language(self.language), self.cfg.eval.bleu_tokenize
+        by_script = BY_SCRIPT.get((target and target.script) or "", "13a")
+        try:
+            return bleu_tokenizing(chosen or by_script)
+        except (RuntimeError, ImportError, OSError) as error:
+            if chosen is None:
+                return sacrebleu.BLEU(tokenize="char")
+            raise self.cfg.eval.error("bleu_tokenize", one_line(error, None)) from error
+
+    def problem(self, references: Sequence[str]) -> str | None:
+        used = self.scorer.tokenizer.signature()
+        if better := unsplit(references, used):
+            return (
+                f"BLEU's tokenizer {used} does not split the words of most references; set "
+                f"eval.bleu_tokenize={better!r}, or data.target_language (now {self.language!r})"
+            )
+        return None
 
 
 def bleu_tokenizing(tokenize: str) -> sacrebleu.BLEU:
@@ -52,27 +64,38 @@ def bleu_tokenizing(tokenize: str) -> sacrebleu.BLEU:
     return sacrebleu.BLEU(tokenize=tokenize, force=tokenize == "none")
 
 
-def spbleu_metric(path: Path) -> sacrebleu.BLEU:
-    """Returns BLEU of the pieces of a SentencePiece model (Goyal et al., 2022), whose checksum the signature has.
+class SpBleu(SacreMetric):
+    """BLEU of the pieces of a SentencePiece model (Goyal et al., 2022), whose checksum the signature has.
 
     Raises:
         UserError: the file is not such a model, or sentencepiece is not installed.
     """
-    packages.require("spbleu", ("sentencepiece",), "tokenizers")
-    import sentencepiece
 
-    try:
-        content = path.read_bytes()
-        model = sentencepiece.SentencePieceProcessor(model_proto=content)
-    except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"eval.spbleu_model={str(path)!r}: is not a SentencePiece model that can be read; name the file "
-            f"{FLORES200}, from which sacreBLEU computes spBLEU"
-        ) from error
-    metric = bleu_tokenizing("none")
-    metric.tokenizer = _Pieces(model, f"spm-{hashlib.sha256(content).hexdigest()[:8]}")
-    metric.tokenizer_signature = metric.tokenizer.signature()
-    return metric
+    settings = ("spbleu_model",)
+
+    @staticmethod
+    def check(section: EvalConfig) -> None:
+        """Requires the model."""
+        if section.spbleu_model is None:
+            raise section.error("spbleu_model", "must name the file of a SentencePiece model for eval.metrics='spbleu'")
+
+    def build_scorer(self) -> sacrebleu.BLEU:
+        packages.require("spbleu", ("sentencepiece",), "tokenizers")
+        import sentencepiece
+
+        path = Path(self.cfg.eval.spbleu_model).expanduser()
+        try:
+            content = path.read_bytes()
+            model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"eval.spbleu_model={str(path)!r}: is not a SentencePiece model that can be read; name the file "
+                f"{FLORES200}, from which sacreBLEU computes spBLEU"
+            ) from error
+        metric = bleu_tokenizing("none")
+        metric.tokenizer = _Pieces(model, f"spm-{hashlib.sha256(content).hexdigest()[:8]}")
+        metric.tokenizer_signature = metric.tokenizer.signature()
+        return metric
 
 
 class _Pieces(NamedTuple):

@@ -1,9 +1,14 @@
 """Outputs in another language than the target's, identified by lingua."""
 
+import collections
+import functools
+import statistics
 from collections.abc import Iterable, Sequence
 from importlib import metadata
+from typing import Any
 
 from tformer_jax.base import packages
+from tformer_jax.config.metrics import Metric, References
 from tformer_jax.data.languages import read_language
 
 
@@ -47,7 +52,40 @@ def language_code(name: str) -> str:
     return language.code if language else name
 
 
-def off_target_percentage(languages: Sequence[str | None], target: str) -> float:
-    """Returns the percentage of outputs that are identified as another language than the target's."""
-    wrong = sum(language not in (None, language_code(target)) for language in languages)
-    return 100 * wrong / len(languages)
+class OffTarget(Metric):
+    """The percentage of outputs that are identified as another language than the target's."""
+
+    lower_is_better, by_language = True, True
+    bounds = (0.0, 100.0)
+
+    def __init__(self, cfg: Any, language: str, languages: Sequence[str] = ()):
+        super().__init__(cfg, language, languages)
+        self._identifier = _identifier_of(tuple(languages))
+        self.signature = self._identifier.signature
+
+    @property
+    def applies(self) -> bool:
+        return self._identifier.knows(self.language)
+
+    def score_texts(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> Sequence[float]:
+        expected = (None, language_code(self.language))
+        return [100.0 * (language not in expected) for language in self._identifier.identify(outputs)]
+
+    def remarks(self, references: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        """Returns sentences about the languages that are left out, and about the errors of the identification."""
+        unknown, by_language = self._identifier.unknown, collections.defaultdict(list)
+        wrong: list[float] = []
+        for language, text in references:
+            by_language[language].append(text)
+        for language, texts in by_language.items():
+            metric = OffTarget(self.cfg, language, self.languages)
+            wrong += metric.score_texts((), texts, ()) if metric.applies else ()
+        sentences = [f"off_target leaves out languages that lingua does not know: {unknown}"] if unknown else []
+        if wrong:
+            sentences.append(f"of the references themselves, {statistics.fmean(wrong):.3g} % are off-target for lingua")
+        return tuple(sentences)
+
+
+@functools.cache
+def _identifier_of(languages: tuple[str, ...]) -> LanguageIdentifier:
+    return LanguageIdentifier(languages)

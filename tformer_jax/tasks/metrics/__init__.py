@@ -1,0 +1,1 @@
+"""Metrics of texts; `kinds.METRICS` names them."""

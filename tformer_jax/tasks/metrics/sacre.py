@@ -1,0 +1,68 @@
+"""Metrics that sacreBLEU computes."""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import sacrebleu
+
+from tformer_jax.config.metrics import Metric, References
+
+
+class SacreMetric(Metric):
+    """A metric of sacreBLEU; a subclass returns its object from `build_scorer`."""
+
+    bounds = (0.0, 100.0)
+    by_language, stored = True, False
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.scorer = self.build_scorer()
+
+    def build_scorer(self) -> Any:
+        """Returns the object of sacreBLEU."""
+        raise NotImplementedError
+
+    def statistics(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> np.ndarray:
+        sets = list(itertools.zip_longest(*references))
+        return np.array(self.scorer._extract_corpus_statistics(outputs, sets), np.float64)
+
+    def score(self, sums: np.ndarray) -> float:
+        return float(self.scorer._compute_score_from_stats(sums.tolist()).score)
+
+    def score_alone(self, row: np.ndarray) -> float:
+        """As `Metric.score_alone`; BLEU counts only n-grams of lengths that the output has."""
+        alone = copy.copy(self.scorer)
+        alone.effective_order = True
+        return float(alone._compute_score_from_stats(row.tolist()).score)
+
+    @property
+    def signature(self) -> str:  # type: ignore[override]
+        """SacreBLEU's signature, which knows the number of references after `statistics`."""
+        return str(self.scorer.get_signature())
+
+
+class Chrf(SacreMetric):
+    """chrF ("chrF: character n-gram F-score for automatic MT evaluation", 2015)."""
+
+    def build_scorer(self) -> sacrebleu.CHRF:
+        return sacrebleu.CHRF()
+
+
+class ChrfPlusPlus(SacreMetric):
+    """chrF++, which also counts words and pairs of them ("chrF++: words helping character n-grams", 2017)."""
+
+    def build_scorer(self) -> sacrebleu.CHRF:
+        return sacrebleu.CHRF(word_order=2)
+
+
+class Ter(SacreMetric):
+    """Translation edit rate ("A Study of Translation Edit Rate with Targeted Human Annotation", 2006)."""
+
+    lower_is_better = True
+    bounds = (0.0, float("inf"))
+
+    def build_scorer(self) -> sacrebleu.TER:
+        return sacrebleu.TER()
