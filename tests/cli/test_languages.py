@@ -102,3 +102,25 @@ def test_generate_has_no_languages(capsys):
     with pytest.raises(SystemExit):
         generate.main(["--run", "run", "--to", "de"])
     assert "--to" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_lines_have_constraints(run, tmp_path, capsys):
+    """By field and by column; records say whether they are met, and a wrong one is located."""
+    records, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given = [["ba", ["c", "cc"]], None, "ab"]
+    records.write_text("".join(json.dumps({"text": "abc", "must": each}) + "\n" for each in given))
+    flags = ["--run", str(run), "--to", "de", "--from", "en", "--beams", "3", "--constraints-field", "must"]
+    translate.main([*flags, "--input", str(records), "--output", str(out)])
+    written = list(map(json.loads, out.read_text().splitlines()))
+    requests = [tj.Request("abc", "de", "en", constraints=each or ()) for each in given]
+    expected = tj.load(run).outputs(requests, 1, beams=3)
+    assert [record["outputs"][0] for record in written] == [output.text for (output,) in expected]
+    assert [record["constraints_met"][0] for record in written] == [output.constraints_met for (output,) in expected]
+    assert [output.constraints_met for (output,) in expected][1:] == [None, True]
+    capsys.readouterr()
+    translate.main([*flags, "abc\tab", "abc\t"])
+    assert capsys.readouterr().out.splitlines() == [expected[2][0].text, expected[1][0].text]
+    records.write_text('{"text": "a", "must": [[]]}\n')
+    with pytest.raises(UserError, match="line 1: constraints must be a text, or a list of texts"):
+        translate.main([*flags, "--input", str(records)])

@@ -94,7 +94,8 @@ class Chats:
                 raise UserError("--system is used only with --chat: add it")
             return None
         if languages.given_fields(options):
-            raise UserError("--chat has no --prefix-field: write --prefix, the beginning of every answer")
+            problem = "--prefix-field, nor --constraints-field: write --prefix, the beginning of every answer"
+            raise UserError(f"--chat has no {problem}")
         template_of(tokenizer)
         return cls(() if _has_records(options) else ("field",), _names(options.field), options.system)
 

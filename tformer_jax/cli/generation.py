@@ -1,9 +1,9 @@
 """What `translate.py` and `generate.py` share: decoding flags, the outputs of texts, and the interactive prompt."""
 
 import argparse
-import collections
 import contextlib
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -22,7 +22,7 @@ from tformer_jax.data.word_links import format_links
 from tformer_jax.inference.encoding import LongTexts
 
 if TYPE_CHECKING:
-    from tformer_jax.inference.outputs import Output
+    from tformer_jax.inference.outputs import Output, OutputCounts
     from tformer_jax.inference.text import TextGenerator, Translator
 
 with contextlib.suppress(ImportError):  # line editing and history, if available
@@ -127,16 +127,15 @@ class Generation:
     params: Any
     decode: DecodeConfig
     model: "Translator | TextGenerator"
-    limits: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-    """Number of outputs so far that each limit ended."""
-    unknown: int = 0
-    """Number of outputs so far that have unknown tokens."""
-    other_placeholders: int = 0
-    """Number of outputs so far that have other placeholders than their source."""
-    outputs: int = 0
-    """Number of outputs so far."""
     chats: "chats.Chats | None" = None
     """Makes the conversations of `--chat`."""
+
+    @functools.cached_property
+    def counts(self) -> "OutputCounts":
+        """Numbers of outputs so far."""
+        from tformer_jax.inference.outputs import OutputCounts
+
+        return OutputCounts()
 
     def stream(self, texts: Iterator[Any], *, skip: int, long_texts: LongTexts) -> Iterator[list["Output"]]:
         """Yields the outputs of each text, or tuple of a text and its fields, after the first `skip`, in order."""
@@ -145,32 +144,17 @@ class Generation:
         lines_of_texts = (languages.make_request(self.options, text, fields) for text, *fields in whole)
         requests = lines_of_texts if self.chats is None else self.chats.requests(texts)
         for outputs in self.model.stream(self.params, requests, **wanted, skip=skip, long_texts=long_texts):
-            self._count(outputs)
+            self.counts.add(outputs)
             yield outputs
 
-    def _count(self, outputs: list["Output"]) -> None:
-        from tformer_jax.inference.outputs import count_limits
-
-        self.limits += count_limits(outputs)
-        self.unknown += sum(output.unknown > 0 for output in outputs)
-        self.other_placeholders += sum(output.placeholders_kept is False for output in outputs)
-        self.outputs += len(outputs)
-
     def report(self, before: int = 0) -> None:
-        """Prints the numbers of outputs that each limit ended, and of those with unknown tokens, to stderr.
+        """Prints the numbers of `OutputCounts` to stderr.
 
         Args:
             before: number of texts whose outputs the interrupted command has written.
         """
-        from tformer_jax.inference.outputs import describe_limits, describe_placeholders, describe_unknown
-
         after = f", after {before:,} texts of the interrupted command" if before else ""
-        sentences = list(describe_limits(self.limits, self.model.cfg))
-        if self.unknown:
-            sentences.append(describe_unknown(self.unknown, self.outputs, self.decode))
-        if self.other_placeholders:
-            sentences.append(describe_placeholders(self.other_placeholders, self.outputs))
-        for sentence in sentences:
+        for sentence in self.counts.describe(self.model.cfg):
             print(f"{sentence}{after}", file=sys.stderr)
 
     def answer(self, text: str, number: int) -> Iterator[str]:
@@ -193,15 +177,15 @@ class Generation:
         unknown, written = 0, ""
         try:
             for output in pieces:
-                self.limits += count_limits([output])
+                self.counts.limits += count_limits([output])
                 unknown += output.unknown
                 written += output.text
                 yield output.text
         finally:  # also if it is interrupted
             if self.chats is not None:
                 self.chats.keep(written)
-        self.unknown += unknown > 0
-        self.outputs += 1
+        self.counts.unknown += unknown > 0
+        self.counts.outputs += 1
 
     def work(self, format_output: Callable[[str, "Output"], str]) -> lines.Work[list["Output"]]:
         """Returns what `lines.process_lines` needs; `format_output` formats an input and an output as plain text."""
@@ -217,15 +201,21 @@ class Generation:
                 "unknown_tokens": [output.unknown for output in outputs],
                 "placeholders_kept": [output.placeholders_kept for output in outputs],
                 "alignments": [None if each.alignment is None else format_links(each.alignment) for each in outputs],
+                "constraints_met": [output.constraints_met for output in outputs],
+                "sentences": outputs[0].sentences,
                 "scores": [output.score for output in outputs],
             }
             return {name: values[name] for name in names}
 
         has_placeholders = self.model.tokenizers.placeholders or self.decode.markup == "align"
-        placeholders = ["placeholders_kept"] if has_placeholders else []
-        scores = ["scores"] if self.options.scores else []
-        alignments = ["alignments"] if self.decode.alignments else []
-        names = ("outputs", "finish_reasons", "unknown_tokens", *placeholders, *alignments, *scores)
+        optional = {
+            "placeholders_kept": has_placeholders,
+            "alignments": self.decode.alignments,
+            "constraints_met": self.options.constraints_field or self.decode.glossary,
+            "sentences": self.decode.split_sentences,
+            "scores": self.options.scores,
+        }
+        names = ("outputs", "finish_reasons", "unknown_tokens", *(name for name, used in optional.items() if used))
         facts = {"decode": dataclasses.asdict(self.decode), **languages.given_languages(self.options)}
         how: Any = {"facts": facts, "lines_per_text": self.options.outputs}
         if self.chats is None:

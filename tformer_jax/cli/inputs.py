@@ -25,7 +25,9 @@ HASHED_BYTES = 2**20
 
 Fields = Mapping[str, str]
 """JSON field of each text of a line, by the flag that sets it."""
-OPTIONAL = ("--to-field", "--from-field", "--prefix-field")
+CONSTRAINTS = "--constraints-field"
+"""Flag of a field that may have any value."""
+OPTIONAL = ("--to-field", "--from-field", "--prefix-field", CONSTRAINTS)
 """Flags of fields that a JSON object need not have; their texts are then empty."""
 
 
@@ -160,10 +162,14 @@ def read_record(text: str, fields: Fields) -> Line:
     if not isinstance(record, dict):
         raise ValueError("is not a JSON object")
     present = {
-        flag: "" if flag in OPTIONAL and record.get(field) is None else text_in(record, flag, field)
+        flag: "" if flag in OPTIONAL and record.get(field) is None else _value_of(record, flag, field)
         for flag, field in fields.items()
     }
     return Line(tuple(present.values()), record)
+
+
+def _value_of(record: Mapping[str, Any], flag: str, field: str) -> Any:
+    return (value_in if flag == CONSTRAINTS else text_in)(record, flag, field)
 
 
 def _finite(text: str) -> float:

@@ -10,7 +10,12 @@ from tformer_jax.config import ModelConfig
 if TYPE_CHECKING:
     from tformer_jax.inference.requests import Request
 
-FIELDS = {"to_field": "target_language", "from_field": "source_language", "prefix_field": "prefix"}
+FIELDS = {
+    "to_field": "target_language",
+    "from_field": "source_language",
+    "prefix_field": "prefix",
+    "constraints_field": "constraints",
+}
 """Fields of `Request` that lines may have after their texts, by the option that names them."""
 
 LANGUAGES = {"to": "target_language", "source_language": "source_language"}
@@ -32,8 +37,10 @@ def add_languages(parser: argparse.ArgumentParser, *, by_line: bool = True) -> N
 
 
 def add_prefix(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag for the text that the outputs of each line start with."""
+    """Adds the flags for texts that the outputs of each line start with, and that they must contain."""
     _add_field(parser, "--prefix-field", "the text that outputs of each line start with", "decode.prefix")
+    phrases = 'phrases that outputs of beam search must contain, in .jsonl a list such as ["x", ["this", "or this"]]'
+    _add_field(parser, "--constraints-field", phrases, "none")
 
 
 def given_fields(options: argparse.Namespace) -> tuple[str, ...]:

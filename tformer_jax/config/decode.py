@@ -102,6 +102,16 @@ class DecodeConfig(Section):
     )
     forbidden: tuple[str, ...] = setting((), "texts that outputs must not contain, as tokenized alone or after a space")
     prefix: str = setting("", "text that every output starts with; scores and their lengths do not count its tokens")
+    glossary: str = setting(
+        "",
+        "file with a term, a tab and its translations on each line: the output for a text with a term must have one of "
+        "its translations",
+        used_by=BEAM_SEARCH,
+    )
+    split_sentences: bool = setting(
+        False,
+        "translation: translate each sentence of a text separately, and keep the spaces and blank lines between them",
+    )
     unknown: str = setting(
         "show",
         "unknown tokens in outputs: show their name, such as <unk>; copy the word of the source that each attends to "
@@ -151,6 +161,8 @@ class DecodeConfig(Section):
             raise self.error("candidates", f"must not exceed decode.beams={self.beams}")
         if self.alignments and self.markup == "align":
             raise self.error("alignments", "numbers words of texts without markup: write decode.markup='keep'")
+        if self.alignments and self.split_sentences:
+            raise self.error("alignments", "numbers words of whole texts: write decode.split_sentences=False")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
         for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):

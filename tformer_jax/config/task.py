@@ -115,6 +115,8 @@ class Task:
             raise cfg.eval.error("metrics", f"must be () for {by}, which has no translation metrics")
         if cfg.eval.references != "raw":
             raise cfg.eval.error("references", f"must be 'raw' for {by}, which has no translation metrics")
+        if cfg.decode.split_sentences:
+            raise cfg.decode.error("split_sentences", f"must be False for {by}: only texts to translate are split")
         if cfg.decode.detokenize:
             problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
             raise cfg.decode.error("detokenize", problem)

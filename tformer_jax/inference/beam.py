@@ -1,7 +1,7 @@
 """Beam search with a KV cache: searches for the most probable outputs instead of the most probable next tokens."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -86,12 +86,14 @@ class BeamState(DecodingState):
         cfg: DecodeConfig,
         history: jax.Array | None = None,
         forced: ForcedTokens | None = None,
+        **others: Any,
     ) -> "BeamState":
         """Returns the initial state.
 
         Args:
             last, counts, max_new_tokens, forced, history: as in `SamplingState.start`; None: L is 0.
             length: size of the token arrays; `extended` makes them longer before an output exceeds it.
+            others: fields of a subclass.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
         first = jnp.arange(k) == 0
@@ -111,6 +113,7 @@ class BeamState(DecodingState):
             forced=forced or ForcedTokens.from_rows([FirstTokens()] * B),
             cfg=cfg,
             constraints=constraints,
+            **others,
         )
 
     def next_tokens(self) -> tuple[jax.Array, BeamAncestry]:
@@ -127,9 +130,9 @@ class BeamState(DecodingState):
         grown = jnp.where(now, tokens[..., None], take_per_row(self.running, parents))
         generated = self.generated + ~self.done
         ends = sampling.among(tokens, self.constraints.eos) | (generated >= self.max_new_tokens)[:, None]
-        continued, order = sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
+        continued, order = self._best_running(sums, ends)
         continued = jnp.where(self._used(), continued, UNUSED)
-        finished = self._finish(grown, sums, ends, generated)
+        finished = self._finish(grown, sums, ends, generated, self._may_finish(sums, ends, parents, tokens))
         can_improve = self._can_improve(continued[:, 0], finished.scores, generated)
         ancestors = take_per_row(self.ancestry.ancestors, take_per_row(parents, order))
         own = jnp.arange(self.cfg.beams)[:, None]
@@ -141,6 +144,7 @@ class BeamState(DecodingState):
             sums=continued,
             ancestry=BeamAncestry(jnp.where(now, own, ancestors), self.ancestry.start),
             finished=finished,
+            **self._carried(parents, tokens, order),
         )
 
     @property
@@ -172,11 +176,7 @@ class BeamState(DecodingState):
         A row of width w < k has n w of them; the others are `UNUSED`.
         """
         k, n = self.cfg.beams, 1 + len(self.constraints.eos)
-        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        allowed = self._allowed(logits, total)
-        if self.cfg.renormalize:
-            total = jax.nn.logsumexp(allowed, axis=-1, keepdims=True)
-            total = jnp.where(jnp.isfinite(total), total, 0)  # no token is allowed
+        allowed, total = self._log_weights(logits)
         values, tokens = sampling.top_k(allowed, min(n * k, logits.shape[-1]))
         B, _, width = values.shape
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
@@ -184,6 +184,27 @@ class BeamState(DecodingState):
         best = jnp.where(jnp.arange(n * k) < n * self.settings.beams[:, None], best, UNUSED)
         tokens = jnp.take_along_axis(tokens.reshape(B, k * width), indices, axis=1)
         return self._with_forced(best, indices // width, tokens)
+
+    def _log_weights(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns logits, -inf for excluded tokens, and what log-probabilities are less: [B, k, V] and [B, k, 1]."""
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        allowed = self._allowed(logits, total)
+        if self.cfg.renormalize:
+            total = jax.nn.logsumexp(allowed, axis=-1, keepdims=True)
+            total = jnp.where(jnp.isfinite(total), total, 0)  # no token is allowed
+        return allowed, total
+
+    def _best_running(self, sums: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns the sums of the k candidates that continue, best first, and their places, int [B, k]."""
+        return sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
+
+    def _may_finish(self, sums: jax.Array, ends: jax.Array, parents: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Returns which candidates are outputs if they end, bool [B, n k]."""
+        return jnp.arange(ends.shape[1]) < self.settings.beams[:, None]
+
+    def _carried(self, parents: jax.Array, tokens: jax.Array, order: jax.Array) -> dict[str, Any]:
+        """Returns the new fields of a subclass, given the candidates and the places of the beams."""
+        return {}
 
     def _with_forced(
         self, sums: jax.Array, parents: jax.Array, tokens: jax.Array
@@ -216,11 +237,12 @@ class BeamState(DecodingState):
         own = jnp.take_along_axis(self.running, jnp.clip(columns, 0, self.length - 1), axis=2)
         return jnp.where(columns < 0, self.history[:, None], own)
 
-    def _finish(self, grown: jax.Array, sums: jax.Array, ends: jax.Array, generated: jax.Array) -> Hypotheses:
-        """Returns the finished hypotheses, and the k best candidates that end in this step."""
+    def _finish(
+        self, grown: jax.Array, sums: jax.Array, ends: jax.Array, generated: jax.Array, may_finish: jax.Array
+    ) -> Hypotheses:
+        """Returns the k best of the finished hypotheses and of the candidates that end in this step."""
         k = self.cfg.beams
-        among_best = jnp.arange(ends.shape[1]) < self.settings.beams[:, None]
-        counts = ends & (sums > WORST / 2) & among_best & ~self.done[:, None]
+        counts = ends & (sums > WORST / 2) & may_finish & ~self.done[:, None]
         scores = jnp.where(counts, sums / self._penalty(generated)[:, None], WORST)
         best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         best = jnp.where(self._used(), best, WORST)

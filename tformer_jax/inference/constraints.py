@@ -32,6 +32,10 @@ class Constraints:
     """Symbols of placeholders by number: a row has the first `RowSettings.placeholders` of them."""
     vocab_size: int | None = None
     """Number of tokens of the tokenizer: later rows of a padded vocabulary are never generated, except `eos`."""
+    phrase_sizes: tuple[int, int, int] = (0, 0, 0)
+    """C, A and P of the phrases that outputs must contain; see `constrained_beam.Phrases`. 0: there are none."""
+    word_edges: bytes = b""
+    """As `phrases.word_edges` returns it; empty without phrases."""
 
     @classmethod
     def from_config(cls, cfg: DecodeConfig, tokenizer: Tokenizer) -> "Constraints":

@@ -114,14 +114,14 @@ def _encode_prefix(cfg: DecodeConfig, tokenizer: Tokenizer, *, continues: bool) 
         raise cfg.error("prefix", "cannot be encoded with this vocabulary; choose other words")
     decoder = output_decoder(tokenizer, continues=continues)
     if (written := decoder.decode(ids)).startswith(" ") and not cfg.prefix.startswith(" "):
-        encoded = (_encode_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
+        encoded = (encode_continuation(tokenizer, cfg.prefix, text) for text in CONTEXTS)
         ids = next((tokens for tokens in encoded if decoder.decode(tokens) == written[1:]), ())
         if not ids:
             raise cfg.error("prefix", f"outputs of this tokenizer can only start with {written!r}; write that")
     return ids
 
 
-def _encode_continuation(tokenizer: Tokenizer, text: str, context: str) -> tuple[int, ...]:
+def encode_continuation(tokenizer: Tokenizer, text: str, context: str) -> tuple[int, ...]:
     """Encodes a text after another one, without the space that some tokenizers put before texts."""
     before, whole = (tuple(tokenizer.encode(joined)) for joined in (context, context + text))
     return whole[len(before) :] if whole[: len(before)] == before else ()

@@ -68,6 +68,13 @@ class Languages:
         except UserError as error:
             raise TextError(index, str(error)) from None
 
+    def language_of_source(self, request: Request) -> str:
+        """Returns the code of the language of a text, `en` if it is not known."""
+        own = own_direction(self._data)
+        name = request.source_language or (own.source if own else self._tokenizers.source.language)
+        language = read_language(name or "en")
+        return language.code if language else "en"
+
     def format_source(self, source: str) -> str:
         """Returns a source in the formats of `data.transforms`; a blank one as it is."""
         return source if is_blank(source) else format_source(self._data.transforms, source)

@@ -3,12 +3,13 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flax import linen as nn
 
-from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.markup import keeps_markup, take_out
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders, mask, symbols_of
@@ -19,6 +20,9 @@ from tformer_jax.inference.engine import Engine, Request, pool_pages
 from tformer_jax.inference.engine.pool import max_new_tokens
 from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.risk import rank_by_risk
+
+UNSPACED = re.compile("[\u0e00-\u0eff\u3000-\u30ff\u3400-\u9fff\uff00-\uffef\U00020000-\U0003ffff]\\Z")
+"""Last characters of sentences after which no space is written: Chinese, Japanese, Thai and Lao."""
 
 
 class Output(NamedTuple):
@@ -41,6 +45,10 @@ class Output(NamedTuple):
     """Whether it has exactly the placeholders and the markup of its source; None: no setting asks for it."""
     alignment: Links | None = None
     """Pairs of numbers, from 0, of a word of the source and one of the text; None: without `decode.alignments`."""
+    constraints_met: bool | None = None
+    """Whether it has a phrase of each constraint, as whole words; None: without constraints."""
+    sentences: int = 1
+    """Number of sentences that were translated separately."""
 
     @property
     def finish_reason(self) -> str:
@@ -67,17 +75,45 @@ def describe_limits(limits: Mapping[str, int], cfg: Config, total: int | None = 
         yield f"{outputs} at {name}={getattr(getattr(cfg, section), setting)} and may be incomplete"
 
 
-def describe_unknown(outputs: int, total: int, decode: DecodeConfig) -> str:
-    """Returns a sentence about `outputs` of `total` outputs that have unknown tokens."""
-    done = {"show": "shown by name", "copy": "replaced by words of the source", "omit": "left out"}[decode.unknown]
-    have = "output has" if total == 1 else "outputs have"
-    return f"{outputs:,} of {total:,} {have} unknown tokens, {done} (decode.unknown={decode.unknown!r})"
+@dataclasses.dataclass
+class OutputCounts:
+    """Numbers of outputs that are incomplete or not as requested."""
 
+    outputs: int = 0
+    texts: int = 0
+    sentences: int = 0
+    limits: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Number of outputs that each limit ended."""
+    unknown: int = 0
+    """Number of outputs with unknown tokens."""
+    other_placeholders: int = 0
+    """Number of outputs with other placeholders than their source."""
+    lacking: int = 0
+    """Number of outputs that lack a phrase of their constraints."""
 
-def describe_placeholders(outputs: int, total: int) -> str:
-    """Returns a sentence about `outputs` of `total` outputs that have other placeholders than their source."""
-    have = "output has" if total == 1 else "outputs have"
-    return f"{outputs:,} of {total:,} {have} other placeholders or markup than the source"
+    def add(self, outputs: Sequence[Output]) -> None:
+        """Counts the outputs of a text."""
+        self.outputs += len(outputs)
+        self.texts, self.sentences = self.texts + 1, self.sentences + outputs[0].sentences
+        self.limits += count_limits(outputs)
+        self.unknown += sum(output.unknown > 0 for output in outputs)
+        self.other_placeholders += sum(output.placeholders_kept is False for output in outputs)
+        self.lacking += sum(output.constraints_met is False for output in outputs)
+
+    def describe(self, cfg: Config, limits_of: int | None = None) -> Iterator[str]:
+        """Yields sentences about the numbers that are not 0; `limits_of` is the total that those of limits mention."""
+        yield from describe_limits(self.limits, cfg, limits_of)
+        unknown = cfg.decode.unknown
+        done = {"show": "shown by name", "copy": "replaced by words of the source", "omit": "left out"}[unknown]
+        yield from self._of_all(self.unknown, f"unknown tokens, {done} (decode.unknown={unknown!r})")
+        yield from self._of_all(self.other_placeholders, "other placeholders or markup than the source")
+        yield from self._of_all(self.lacking, "not all phrases of their constraints, for lack of room or of a token")
+        if self.sentences > self.texts:
+            yield f"{self.texts:,} texts were translated as {self.sentences:,} sentences (decode.split_sentences)"
+
+    def _of_all(self, count: int, what: str) -> Iterator[str]:
+        if count:
+            yield f"{count:,} of {self.outputs:,} {'output has' if self.outputs == 1 else 'outputs have'} {what}"
 
 
 class RowDecoder:
@@ -128,7 +164,8 @@ class RowDecoder:
         order = [n for start in starts for n in longest_first(lengths, start, min(start + window, len(rows)))]
         requests = {}
         for n in order:
-            options: dict[str, Any] = {"index": (first + n) * outputs, "num_outputs": outputs, "scored": scores}
+            index = rows[n].sample_index or first + n
+            options: dict[str, Any] = {"index": index * outputs % 2**31, "num_outputs": outputs, "scored": scores}
             requests[engine.submit(self._request(rows[n], seed=seed, streamed=False, **options))] = n
         pieces: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
         ids: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
@@ -144,7 +181,10 @@ class RowDecoder:
                         text, tokens = "".join(pieces.pop(key)), ids.pop(key)
                         exact = self._keeps_placeholders(rows[key[0]].text, text, tokens)
                         unknown = self._special.count_unknown(tokens)
-                        finished[key[0]][key[1]] = Output(text, event.score, limit, unknown, exact, event.alignment)
+                        finished[key[0]][key[1]] = Output(
+                            *(text, event.score, limit, unknown, exact, event.alignment),
+                            constraints_met=self._meets_constraints(rows[key[0]], text),
+                        )
             row_outputs = finished.pop(n, {})
             yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank(row.text)] * outputs
 
@@ -181,11 +221,18 @@ class RowDecoder:
         written, originals = {*symbols_of(target.decode(ids))}, mask(names, source).originals or ()
         return written <= {*NUMBERED[: len(originals)]} and has_same_placeholders(names, source, output)
 
+    def _meets_constraints(self, row: EncodedRequest, text: str) -> bool | None:
+        if not row.constraints:
+            return None
+        from tformer_jax.inference.phrases import are_met
+
+        return are_met(row.constraints, text)
+
     def _request(self, row: EncodedRequest, **options: Any) -> Request:
         decode = self._cfg.decode
         if row.prefix is not None:
             decode = dataclasses.replace(decode, prefix=row.prefix)
-        return Request(tuple(row.ids), decode, tags=row.tags, text=row.text, **options)
+        return Request(tuple(row.ids), decode, tags=row.tags, text=row.text, constraints=row.constraints, **options)
 
     def _limit(self, length: int) -> str:
         """Returns the setting that limits the outputs of a row of `length` tokens."""
@@ -210,3 +257,62 @@ class RowDecoder:
 def longest_first(lengths: Sequence[int], start: int, stop: int) -> list[int]:
     """Returns the indices of the rows from `start` to `stop` that are not empty, longer rows first."""
     return sorted((n for n in range(start, stop) if lengths[n]), key=lengths.__getitem__, reverse=True)
+
+
+def gap_after(text: str, gap: str) -> str:
+    """Returns what to write after an output where its source has `gap`; a space for none, if the language has any."""
+    return gap or ("" if not text or UNSPACED.search(text) else " ")
+
+
+def join_texts(texts: Sequence[str], gaps: Sequence[str]) -> str:
+    """Returns outputs of sentences as a text, given the white space before, between and after the sentences."""
+    joined = gaps[0] + texts[0]
+    for gap, text in zip(gaps[1:-1], texts[1:], strict=True):
+        joined += gap_after(joined, gap) + text
+    return joined + gaps[-1]
+
+
+class Parts(NamedTuple):
+    """The sentences of a text, or the whole text, and the white space around them."""
+
+    rows: tuple[EncodedRequest, ...]
+    gaps: tuple[str, ...] = ("", "")
+
+    def join(self, outputs: Sequence[list[Output]]) -> list[Output]:
+        """Returns the outputs of the text: the first of each sentence, the second of each, ..., given all of each.
+
+        Scores are sums.
+        """
+        return [self._join(sentences) for sentences in zip(*outputs, strict=True)]
+
+    def pieces(self, decode: Callable[[EncodedRequest], Iterator[Output]]) -> Iterator[Output]:
+        """Yields the pieces of the output, given those of each sentence."""
+        written = self.gaps[0]
+        for number, row in enumerate(self.rows):
+            if before := gap_after(written, self.gaps[number]) if number else written:
+                yield Output(before, None)
+            for piece in decode(row):
+                written += piece.text
+                yield piece
+        if self.gaps[-1]:
+            yield Output(self.gaps[-1], None)
+
+    def _join(self, sentences: Sequence[Output]) -> Output:
+        if len(sentences) == 1:
+            return sentences[0]
+        scores = [output.score for output in sentences if output.score is not None]
+        return Output(
+            join_texts([output.text for output in sentences], self.gaps),
+            sum(scores) if len(scores) == len(sentences) else None,
+            next((output.limit for output in sentences if output.limit), None),
+            sum(output.unknown for output in sentences),
+            _all_true(output.placeholders_kept for output in sentences),
+            constraints_met=_all_true(output.constraints_met for output in sentences),
+            sentences=len(sentences),
+        )
+
+
+def _all_true(values: Iterator[bool | None]) -> bool | None:
+    """Returns whether all values are true, of those that are not None; None if there are none."""
+    given = [value for value in values if value is not None]
+    return all(given) if given else None

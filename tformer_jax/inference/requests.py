@@ -1,10 +1,27 @@
 """Texts to translate or to continue, with their languages and the beginning of their outputs; and their tokens."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.chat.messages import Chat
+
+Constraint = tuple[str, ...]
+"""Phrases of which an output must contain at least one."""
+
+
+class PhraseTokens(NamedTuple):
+    """The tokens of a phrase, as they are written at one kind of place."""
+
+    ids: tuple[int, ...]
+    glued: bool
+    """Whether they must not follow a letter, with which they would form another word."""
+    open: bool
+    """Whether no letter must follow them."""
+
+
+TokenConstraints = tuple[tuple[PhraseTokens, ...], ...]
+"""The constraints of an output: for each, tokens of which it must contain some."""
 
 
 class Request(NamedTuple):
@@ -19,6 +36,8 @@ class Request(NamedTuple):
     """Text that the output starts with; None: `decode.prefix`."""
     chat: Chat | None = None
     """Conversation to answer; None: `text` is continued, or translated."""
+    constraints: Any = ()
+    """Phrases that outputs of beam search must contain: a text, or a list of texts, or of lists of alternatives."""
 
 
 class EncodedRequest(NamedTuple):
@@ -32,6 +51,9 @@ class EncodedRequest(NamedTuple):
     """Language tags with which the output starts."""
     prefix: str | None = None
     """As in `Request`."""
+    constraints: tuple[Constraint, ...] = ()
+    sample_index: int = 0
+    """Index on which samples depend; 0: that of the row among all rows."""
 
 
 def as_request(text: str | Request) -> Request:

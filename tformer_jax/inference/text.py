@@ -22,15 +22,8 @@ from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, 
 from tformer_jax.inference.encoding import NO_START, LongTexts, TextError, no_tokens, start_of_text, wrap_prompt
 from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.languages import Languages
-from tformer_jax.inference.outputs import (
-    Output,
-    RowDecoder,
-    count_limits,
-    describe_limits,
-    describe_placeholders,
-    describe_unknown,
-)
-from tformer_jax.inference.requests import EncodedRequest, Request, as_request
+from tformer_jax.inference.outputs import Output, OutputCounts, Parts, RowDecoder
+from tformer_jax.inference.requests import Constraint, EncodedRequest, Request, as_request
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.special_tokens import PAD
@@ -51,18 +44,16 @@ class _Generator:
     ) -> list[str]:
         """Returns the output of each text, in order.
 
-        Logs the numbers of those that a limit ended, and of those with unknown tokens, as warnings.
+        Logs the numbers of `OutputCounts` as warnings.
 
         Raises:
             TextError: as in `stream`, but before anything is decoded.
         """
         outputs = self.outputs(params, texts, seed=seed, long_texts=long_texts)
-        sentences = list(describe_limits(count_limits(outputs), self.cfg, len(outputs)))
-        if unknown := sum(output.unknown > 0 for output in outputs):
-            sentences.append(describe_unknown(unknown, len(outputs), self.cfg.decode))
-        if others := sum(output.placeholders_kept is False for output in outputs):
-            sentences.append(describe_placeholders(others, len(outputs)))
-        for sentence in sentences:
+        counts = OutputCounts()
+        for output in outputs:
+            counts.add([output])
+        for sentence in counts.describe(self.cfg, len(outputs)):
             logging.getLogger(__name__).warning("%s", sentence)
         return [output.text for output in outputs]
 
@@ -77,8 +68,10 @@ class _Generator:
     ) -> list[Output]:
         """Like `__call__`, with scores where beam search computes them, or `scores` asks for them as in `stream`."""
         encode = self._encoder(long_texts)
-        rows = [encode(index, text) for index, text in enumerate(texts)]
-        return [outputs[0] for outputs in self._decoder(params)(rows, seed=seed, scores=scores)]
+        parts = [encode(index, text) for index, text in enumerate(texts)]
+        size = max(sum(len(part.rows) for part in parts), 1)
+        decoded = self._decode(params, parts, 0, seed=seed, outputs=1, scores=scores, window=size)
+        return [outputs[0] for outputs in decoded]
 
     def stream(
         self,
@@ -105,15 +98,15 @@ class _Generator:
             UserError: raised by `texts`; the outputs of all earlier texts are yielded first.
             TextError: a text does not fit the model; as above.
         """
-        decode, encode = self._decoder(params), self._encoder(long_texts)
+        encode = self._encoder(long_texts)
         window = WINDOW * self.cfg.eval.batch_size
 
-        def read(index: int, text: str | Request) -> tuple[int, EncodedRequest]:
+        def read(index: int, text: str | Request) -> tuple[int, Parts]:
             return index, encode(index, text)
 
-        def run(chunk: list[tuple[int, EncodedRequest]]) -> Iterator[list[Output]]:
-            rows = [row for _, row in chunk]
-            return decode.stream(rows, chunk[0][0], seed=seed, outputs=outputs, scores=scores, window=window)
+        def run(chunk: list[tuple[int, Parts]]) -> Iterator[list[Output]]:
+            options: Any = {"seed": seed, "outputs": outputs, "scores": scores, "window": window}
+            return self._decode(params, [parts for _, parts in chunk], chunk[0][0], **options)
 
         return run_in_chunks(texts, read, run, skip=skip)
 
@@ -121,19 +114,50 @@ class _Generator:
         self, params: Any, text: str | Request, *, seed: int = 0, long_texts: LongTexts | None = None
     ) -> Iterator[Output]:
         """Yields the output of one text in pieces; the last one has the limit of the output, if any."""
-        row = self._encoder(long_texts)(0, text)
-        return self._decoder(params).pieces(row, seed=seed) if row.ids else iter(())
+        parts, decode = self._encoder(long_texts)(0, text), self._decoder(params)
+        return parts.pieces(lambda row: decode.pieces(row, seed=seed) if row.ids else iter(()))
 
     def _decoder(self, params: Any) -> RowDecoder:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)
 
-    def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str | Request], EncodedRequest]:
+    def _decode(self, params: Any, parts: Sequence[Parts], first: int, **options: Any) -> Iterator[list[Output]]:
+        """Yields the outputs of each text; arguments are those of `RowDecoder.stream`."""
+        rows = [row for part in parts for row in part.rows]
+        decoded = self._decoder(params).stream(rows, first, **options)
+        for part in parts:
+            yield part.join([next(decoded) for _ in part.rows])
+
+    def _encoder(self, long_texts: LongTexts | None) -> Callable[[int, str | Request], Parts]:
         """Returns a function that maps the index of a text and the text to its tokens."""
         policy = long_texts or LongTexts()
-        return lambda index, text: self._encode(policy, index, as_request(text))
+        return lambda index, text: self._encode_parts(policy, index, as_request(text))
+
+    def _encode_parts(self, long_texts: LongTexts, index: int, request: Request) -> Parts:
+        return Parts((self._encode(long_texts, index, request),))
 
     def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:
         raise NotImplementedError
+
+    def _constraints(
+        self, index: int, request: Request, names: tuple[str, ...] = (), originals: tuple[str, ...] | None = None
+    ) -> tuple[Constraint, ...]:
+        """Returns the constraints of text `index`, and of the glossary; the others are as for `encode_constraints`.
+
+        Raises:
+            TextError: outputs cannot have the phrases.
+        """
+        decode = self.cfg.decode
+        if not request.constraints and not decode.glossary:
+            return ()
+        from tformer_jax.inference.phrases import constraints_of, encode_constraints
+
+        limit = decode.max_new_tokens or self.cfg.model.max_length
+        try:
+            constraints = constraints_of(decode, request.text, request.constraints)
+            encode_constraints(decode, self.tokenizers.target, constraints, limit, names, originals)
+        except UserError as error:
+            raise TextError(index, str(error)) from None
+        return constraints
 
     def _first_tokens(self, index: int, prefix: str | None, tags: tuple[int, ...] = ()) -> FirstTokens:
         """Returns the tokens with which the output of text `index` starts.
@@ -175,7 +199,24 @@ class Translator(_Generator):
         limit = self.cfg.model.max_length - special.added_to_side - len(source_tags)
         fitting = long_texts.fit(index, ids, limit, "source")
         wrapped = special.wrap_side(fitting, source_tags) if fitting else []
-        return EncodedRequest(wrapped, request.text, tags, request.prefix)
+        constraints = self._constraints(index, request, names if originals is not None else (), originals)
+        return EncodedRequest(wrapped, request.text, tags, request.prefix, constraints)
+
+    def _encode_parts(self, long_texts: LongTexts, index: int, request: Request) -> Parts:
+        if not self.cfg.decode.split_sentences:
+            return super()._encode_parts(long_texts, index, request)
+        from tformer_jax.inference.sentences import split_sentences
+
+        sentences, gaps = split_sentences(request.text, self.languages.language_of_source(request))
+        if len(sentences) > 1 and request.constraints:
+            problem = "use a glossary, or leave out decode.split_sentences"
+            raise TextError(index, f"has constraints, and {len(sentences)} sentences: {problem}")
+        rows = []
+        for number, sentence in enumerate(sentences):
+            own = request._replace(text=sentence, prefix="" if number else request.prefix)
+            row = self._encode(long_texts, index, own)
+            rows.append(row._replace(sample_index=index + number * 2**20))
+        return Parts(tuple(rows), gaps)
 
     def _source_ids(self, text: str) -> list[int]:
         return [] if is_blank(text) else self.tokenizers.source.encode(text)
@@ -214,7 +255,8 @@ class TextGenerator(_Generator):
                 f"decode.prefix={prefix!r} has {forced} tokens, but only {room} fit after the prompt: shorten one of "
                 "them",
             )
-        return EncodedRequest(prompt, request.text, prefix=request.prefix)
+        constraints = self._constraints(index, request)
+        return EncodedRequest(prompt, request.text, prefix=request.prefix, constraints=constraints)
 
     @functools.cached_property
     def _start(self) -> tuple[int, ...]:

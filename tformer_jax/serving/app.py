@@ -33,6 +33,7 @@ from tformer_jax.serving.page import page
 from tformer_jax.serving.replies import (
     CompletionReply,
     Reply,
+    SentencesReply,
     TokenScores,
     TranslationReply,
     attention_page,
@@ -138,14 +139,16 @@ class Handlers:
     async def translate(self, request: HttpRequest) -> Response:
         """Translates one or several texts."""
         self._require("translate", self.served.model_class.reads_source)
-        body = await self._read(request, Translation)
+        whole = await self._read(request, Translation)
+        body, gaps = await asyncio.to_thread(whole.by_sentence, self.served)
         self._check_count(body, "text")
         self._check_length("max_new_tokens", body.max_new_tokens, body)
         tags = body.tags(self.served, len(body.texts("text")))
         rows = await self._encode("text", body, self.served.longest_prompt, tags)
         scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs, tags)
         requests = body.requests(rows, tags, self.served.decode)
-        return self._generate(requests, TranslationReply(scores), body.stream)
+        reply = SentencesReply(gaps) if gaps else TranslationReply(scores, requests)
+        return self._generate(requests, reply, body.stream)
 
     async def attention(self, request: HttpRequest) -> Response:
         """Returns a page with what the model attends to in a text and its output."""

@@ -10,8 +10,11 @@ from typing import Any, ClassVar, Self
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import INT32_MAX, Section, nearest, setting
+from tformer_jax.inference import phrases, requests
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.languages import TagIds
+from tformer_jax.inference.requests import Constraint
+from tformer_jax.inference.sentences import split_sentences
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.model import ServedModel, Text
 from tformer_jax.serving.worker import Empty
@@ -89,6 +92,18 @@ class DirectedBody(Body):
     target_language: tuple[Any, ...] = setting((), "language to translate into, a code or an English name")
     source_language: tuple[Any, ...] = setting((), "language of the text, a code or an English name")
     prefix: tuple[Any, ...] = setting((), "text that the output starts with (default: the run's)")
+    constraints: tuple[Any, ...] = setting(
+        (), "phrases that all outputs of beam search must contain: texts, or lists of alternatives"
+    )
+
+    def constraints_of(self, text: Text, decode: DecodeConfig) -> tuple[Constraint, ...]:
+        """Returns the constraints of a text, and those of the run's glossary; raises `RequestError`."""
+        if not self.constraints and not decode.glossary:
+            return ()
+        try:
+            return phrases.constraints_of(decode, text_or_empty(text), self.constraints)
+        except UserError as error:
+            raise RequestError(str(error), param="constraints") from None
 
     def by_text(self, name: str, count: int) -> list[str | None]:
         """Returns the value of a field for each of `count` texts.
@@ -131,8 +146,41 @@ class Translation(DirectedBody):
     )
     detokenize: bool | None = setting(None, "undo the tokenization by Moses (default: the run's)")
     alignments: bool | None = setting(None, "align words of outputs and sources (default: the run's)")
+    split_sentences: bool | None = setting(None, "translate each sentence separately (default: the run's)")
     logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
     stream: bool = setting(False, "respond with server-sent events")
+
+    def by_sentence(self, served: ServedModel) -> tuple["Translation", list[tuple[str, ...]]]:
+        """Returns a request for each sentence of the texts, and the white space around those of each text.
+
+        There is no white space if each text has one sentence, or texts are not to be split.
+
+        Raises:
+            RequestError: several sentences have fields that only a whole text can have.
+        """
+        texts, languages = self.texts("text"), served.languages
+        if not (served.decode.split_sentences if self.split_sentences is None else self.split_sentences):
+            return self, []
+        names = ("target_language", "source_language", "prefix")
+        columns: dict[str, list[Any]] = {name: [] for name in ("text", *names)}
+        gaps = []
+        for text, *values in zip(texts, *(self.by_text(name, len(texts)) for name in names), strict=True):
+            request = requests.Request(text_or_empty(text), source_language=values[1])
+            language = languages.language_of_source(request) if languages else "en"
+            sentences, around = split_sentences(request.text, language)
+            gaps.append(around)
+            for number, sentence in enumerate(sentences):
+                own = (sentence or text, *values[:2], "" if number else values[2])
+                for column, value in zip(columns.values(), own, strict=True):
+                    column.append(value)
+        if len(columns["text"]) == len(texts):
+            return self, []
+        aligned = served.decode.alignments if self.alignments is None else self.alignments
+        for name, used in {"constraints": self.constraints, "logprobs": self.logprobs, "alignments": aligned}.items():
+            if used not in (None, (), False):
+                raise self.error(name, "is not supported for a text of several sentences: leave out split_sentences")
+        changes: Any = {name: tuple(column) for name, column in columns.items()}
+        return dataclasses.replace(self, **changes), gaps
 
     def check(self) -> None:
         self.texts("text")
@@ -167,6 +215,7 @@ class Translation(DirectedBody):
                 num_outputs=self.n_best,
                 tags=own_tags,
                 text=text_or_empty(text),
+                constraints=self.constraints_of(text, decode),
                 **common,
             )
             if ids
@@ -276,7 +325,8 @@ class Generated(ModelBody, DirectedBody):
         ) -> Request | Empty:
             if not ids or self.limit == 0:
                 return Empty(self.n, "length" if ids else "stop")
-            return Request(ids, decode, seed, number * self.n, self.n, tags=both[1], text=text_or_empty(text))
+            texts: dict[str, Any] = {"text": text_or_empty(text), "constraints": self.constraints_of(text, decode)}
+            return Request(ids, decode, seed, number * self.n, self.n, tags=both[1], **texts)
 
         parts = zip(rows, decodes, tags, self.inputs(), strict=True)
         return [request(number, *part) for number, part in enumerate(parts)]

@@ -17,6 +17,8 @@ from tformer_jax.data.word_links import Links, format_links
 from tformer_jax.inference.detokenization import has_text, output_decoder
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.languages import TagIds
+from tformer_jax.inference.outputs import join_texts
+from tformer_jax.inference.phrases import are_met
 from tformer_jax.inference.scores import Row, Scored, make_pair_row, make_text_row
 from tformer_jax.serving.bodies import Completion, Generated
 from tformer_jax.serving.logprobs import logprobs
@@ -138,22 +140,30 @@ class TranslationReply(Reply):
 
     Args:
         scores: computes the log-probabilities of tokens; None: they are not requested.
+        requests: for outputs with constraints, which are then known to be met or not.
     """
 
-    def __init__(self, scores: TokenScores | None) -> None:
+    def __init__(self, scores: TokenScores | None, requests: Sequence[Request | Empty] = ()) -> None:
         self._scores = scores
+        self._constraints = [request.constraints if isinstance(request, Request) else () for request in requests]
+
+    def _met(self, index: int, text: str) -> dict[str, bool]:
+        """Returns "constraints_met" of an output of a request with constraints."""
+        constraints = self._constraints[index] if self._constraints else ()
+        return {"constraints_met": are_met(constraints, text)} if constraints else {}
 
     def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns `{"translations": [[{"text", "score", "finish_reason"}, ...], ...]}`.
 
-        If requested, they have "alignment" and "logprobs".
+        With constraints, translations have "constraints_met"; if requested, they have "alignment" and "logprobs".
         """
         rows: list[list[dict[str, Any]]] = [
             [
                 {"text": output.text, "score": output.score, "finish_reason": output.finish, **aligned(output)}
+                | self._met(index, output.text)
                 for output in row
             ]
-            for row in outputs
+            for index, row in enumerate(outputs)
         ]
         for row, named in zip(rows, result or (), strict=False):
             for translation, scores in zip(row, named, strict=True):
@@ -167,7 +177,9 @@ class TranslationReply(Reply):
         if not event.text and event.finish is None:
             return None
         chunk = translation_chunk(event.request, event.sample, event.text, event.finish, score_or_none(event.score))
-        return {**chunk, **aligned(event)} if event.finish else chunk
+        if not event.finish:
+            return chunk
+        return chunk | aligned(event) | self._met(event.request, event.text)  # beam search writes whole outputs
 
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields the end of each translation with its "logprobs", if they are requested."""
@@ -175,6 +187,47 @@ class TranslationReply(Reply):
             for rank, (output, scores) in enumerate(zip(outputs[index], named, strict=True)):
                 end = translation_chunk(index, rank, "", output.finish, output.score)
                 yield {**end, **aligned(output), "logprobs": scores}
+
+
+class SentencesReply(TranslationReply):
+    """Reply of `POST /translate` for texts of several sentences; a stream has each translation as a whole.
+
+    Args:
+        gaps: white space around the sentences of each text.
+    """
+
+    def __init__(self, gaps: Sequence[tuple[str, ...]]) -> None:
+        super().__init__(None)
+        self._gaps = gaps
+
+    def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
+        return super().complete(list(self._joined(outputs)), result)
+
+    def chunk(self, event: Event) -> None:
+        """Returns None."""
+
+    def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
+        """Yields the translations."""
+        for index, row in enumerate(self._joined(outputs)):
+            for rank, output in enumerate(row):
+                yield translation_chunk(index, rank, output.text, output.finish, output.score)
+
+    def _joined(self, outputs: Outputs) -> Iterator[list[AccumulatedOutput]]:
+        """Yields the outputs of each text; a score is the sum of those of its sentences."""
+        rows = iter(outputs)
+        for gaps in self._gaps:
+            yield [_join(sentences, gaps) for sentences in zip(*(next(rows) for _ in gaps[1:]), strict=True)]
+
+
+def _join(sentences: Sequence[AccumulatedOutput], gaps: Sequence[str]) -> AccumulatedOutput:
+    scores = [output.score for output in sentences if output.score is not None]
+    ended = all(output.finish == "stop" for output in sentences)
+    return AccumulatedOutput(
+        join_texts([output.text for output in sentences], gaps),
+        "stop" if ended else "length",
+        sum(scores) if scores else None,
+        sum(output.tokens for output in sentences),
+    )
 
 
 class CompletionReply(Reply):

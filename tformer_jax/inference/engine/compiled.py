@@ -18,6 +18,7 @@ from tformer_jax.inference.engine.state import (
     constrain_state,
     dense_slots,
     initial_rows,
+    phrase_arrays,
 )
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.model_step import prefill, step_fn
@@ -60,6 +61,7 @@ def empty_state(plan: Plan, size: Size) -> State:
         filled=zeros,
         settings=RowSettings.from_config(plan.decode, B),
         forced=ForcedTokens.from_rows([FirstTokens()] * B, size.forced),
+        phrases=phrase_arrays(plan, [()] * B),
         sources=None,
     )
     return constrain_state(plan, State(cache, initial_rows(plan, unused_rows, size.output)))

@@ -31,6 +31,7 @@ from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.final_texts import Finisher, Unfinished, is_changed, is_withheld
 from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.layout import decoding_layout
+from tformer_jax.inference.requests import TokenConstraints
 from tformer_jax.models.ensemble import first_member
 from tformer_jax.parallel.placement import mesh_of, use_whole_mesh
 
@@ -235,6 +236,9 @@ class Engine:
         limit = self._limit(decode, len(prompt))
         expected = min(expected_tokens(self._cfg.model, decode, len(prompt)), limit)
         kind, first = self._kind(decode), self._first_tokens(decode, tags, masked.originals)
+        phrases: TokenConstraints = ()
+        if request.constraints:
+            phrases, kind = self._constrain(kind, request, masked.originals, limit)
         if decode.prefix and len(first.ids) > limit:
             length = f"decode.prefix={decode.prefix!r} has {len(first.ids)} tokens"
             raise UserError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
@@ -255,6 +259,7 @@ class Engine:
                 first=first,
                 num_outputs=request.num_outputs,
                 scored=request.scored,
+                phrases=phrases,
                 masked=masked,
                 unfinished=Unfinished(decode, tokens, prompt[0], text, masked.originals, segment)
                 if is_changed(decode)
@@ -269,6 +274,16 @@ class Engine:
                 "request fewer new tokens, samples or beams"
             )
         return _QueuedRequest(kind, rows)
+
+    def _constrain(
+        self, kind: Kind, request: Request, originals: tuple[str, ...] | None, limit: int
+    ) -> tuple[TokenConstraints, Kind]:
+        """Returns the phrases of a request, and the kind of its lane, which only requests with phrases use."""
+        from tformer_jax.inference.phrases import encode_constraints, with_phrases
+
+        target, names = self._tokenizers.target, () if originals is None else self._tokenizers.placeholders
+        phrases = encode_constraints(request.decode, target, request.constraints, limit, names, originals)
+        return phrases, (kind[0], with_phrases(kind[1], phrases, target))
 
     def _limit(self, decode: DecodeConfig, prompt: int) -> int:
         """Returns the maximum number of new tokens after a prompt of `prompt` tokens."""

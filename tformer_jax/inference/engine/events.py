@@ -13,6 +13,7 @@ from tformer_jax.data.word_links import Links
 from tformer_jax.inference.beam import WORST
 from tformer_jax.inference.detokenization import TextStream, cut
 from tformer_jax.inference.engine.rows import NewTokens, RequestRow
+from tformer_jax.inference.requests import Constraint
 from tformer_jax.special_tokens import PAD
 
 
@@ -38,6 +39,8 @@ class Request:
     text: str = ""
     """The text, whose words `decode.unknown="copy"` copies, and whose placeholders replace symbols; empty: the names of
     unknown tokens are shown, and symbols stay."""
+    constraints: tuple[Constraint, ...] = ()
+    """Phrases that outputs of beam search must contain."""
 
 
 class Event(NamedTuple):

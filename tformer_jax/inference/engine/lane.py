@@ -18,7 +18,7 @@ from tformer_jax.inference.engine.compiled import MAX_STEPS
 from tformer_jax.inference.engine.page_table import RESERVED_PAGE, PageTable
 from tformer_jax.inference.engine.rows import NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import Vacancy
-from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots
+from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots, phrase_arrays
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens, forced_width
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.attention_ops import paged
@@ -332,6 +332,7 @@ class Lane:
             "settings": RowSettings.from_configs(
                 [row.decode for row in rows] + [plan.decode] * filler, [row.masked.allowed for row in rows]
             ),
+            "phrases": phrase_arrays(plan, [row.phrases for row in rows] + [()] * filler),
             "sources": sources,
         }
         return NewRows(**host)

@@ -9,6 +9,7 @@ from tformer_jax.inference.detokenization import TextBuffer, TextStream
 from tformer_jax.inference.engine.page_table import Allocation
 from tformer_jax.inference.final_texts import Unfinished
 from tformer_jax.inference.forced import FirstTokens
+from tformer_jax.inference.requests import TokenConstraints
 
 
 @dataclasses.dataclass
@@ -36,6 +37,7 @@ class RequestRow:
     allocation: Allocation = dataclasses.field(default_factory=Allocation)
     copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """At most one page to copy, (from, to), once the first row of the request has read the prompt."""
+    phrases: TokenConstraints = ()
     masked: Masked = UNMASKED
     """The text of the source, with the placeholders that outputs get back."""
     unfinished: Unfinished | None = None

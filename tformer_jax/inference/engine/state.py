@@ -1,6 +1,7 @@
 """State of a lane on the device, and functions that read and update some of its rows."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax
@@ -12,6 +13,7 @@ from tformer_jax.inference.beam import BeamState
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.decoding_state import DecodingState, SamplingState, prng_keys
 from tformer_jax.inference.forced import ForcedTokens
+from tformer_jax.inference.requests import TokenConstraints
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
@@ -87,6 +89,8 @@ class NewRows:
     """int32 [P]: number of prompt tokens that are already in the row's pages."""
     settings: RowSettings
     forced: ForcedTokens
+    phrases: Any
+    """`constrained_beam.Phrases`; None without."""
     sources: jax.Array | None
     """int32 [P, S]: encoder inputs, PAD on the right; None without an encoder."""
 
@@ -130,13 +134,26 @@ def dense_slots(plan: Plan, size: Size) -> int:
     return size.positions * plan.decode.width
 
 
+def phrase_arrays(plan: Plan, rows: Sequence[TokenConstraints]) -> Any:
+    """Returns the phrases of rows, as NumPy arrays; None if there are none in this lane."""
+    if not any(plan.constraints.phrase_sizes):
+        return None
+    from tformer_jax.inference.constrained_beam import Phrases
+
+    return Phrases.from_rows(rows, plan.constraints.phrase_sizes)
+
+
 def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
     """Returns the initial state of rows; `length` is the size of the token arrays of beam search."""
     rules: Any = (new.settings, plan.constraints)
     options: Any = {"history": new.history, "forced": new.forced}
     if plan.decode.strategy == "beam":
-        return BeamState.start(
-            new.last, new.counts, new.max_new_tokens, *rules, length=length, cfg=plan.decode, **options
-        )
+        kind: type[BeamState] = BeamState
+        options |= {"length": length, "cfg": plan.decode}
+        if new.phrases is not None:
+            from tformer_jax.inference.constrained_beam import ConstrainedBeamState
+
+            kind, options = ConstrainedBeamState, options | {"phrases": new.phrases}
+        return kind.start(new.last, new.counts, new.max_new_tokens, *rules, **options)
     options |= {"scored": new.scored}
     return SamplingState.start(new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), *rules, **options)

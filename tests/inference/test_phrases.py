@@ -1,0 +1,114 @@
+"""Phrases that outputs must contain: how they are given, where they occur, and their tokens."""
+
+import numpy as np
+import pytest
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import DecodeConfig
+from tformer_jax.data.placeholders import mask
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
+from tformer_jax.inference.phrases import (
+    FORMAT,
+    are_met,
+    encode_constraints,
+    glossary_constraints,
+    read_constraints,
+    word_edges,
+)
+
+BEAM = DecodeConfig(strategy="beam")
+LETTERS = CharacterTokenizer("abcdeé 中国。-\U000f0000")
+
+
+def encode(*phrases: str, decode=BEAM, limit: int = 99, **options):
+    return encode_constraints(decode, LETTERS, read_constraints(list(phrases)), limit, **options)
+
+
+def test_constraints_are_lists_of_texts_or_of_alternatives():
+    assert read_constraints("a") == (("a",),)
+    assert read_constraints(["a", [" b", "c d"]]) == (("a",), ("b", "c d"))
+    assert read_constraints(()) == ()
+    for wrong in (1, {"a": 1}, [[]], [""], [["a", " "]], [1], [["a", None]], None):
+        with pytest.raises(UserError, match=FORMAT):
+            read_constraints(wrong)
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text", "met"),
+    [
+        ("Haus", "Das Haus.", True),
+        ("Haus", "Die Haustür", False),
+        ("Haus", "Reihenhaus und Haus", True),
+        ("us", "Haus", False),
+        (".5", "1.5", True),
+        ("C++", "C++11", True),
+        ("a b", "aa b a b", True),
+        ("中国", "我爱中国人", True),
+        ("서울", "서울에서", True),
+        ("été", "étés", False),
+        ("haus", "Haus", False),
+    ],
+)
+def test_phrases_are_whole_words_where_scripts_write_spaces(phrase, text, met):
+    assert are_met([(phrase,)], text) is met
+    assert are_met([("zz", phrase), (phrase,)], text) is met
+    assert not are_met([("zz",), (phrase,)], text)
+
+
+def test_a_glossary_applies_the_longest_term(tmp_path):
+    path = tmp_path / "terms.tsv"
+    path.write_text("New York\tNew York\nYork\tYork\thier\nnew\tneu\n\nhouse\tHaus\n", encoding="utf-8")
+    assert glossary_constraints(str(path), "New York and York") == (("New York",), ("York", "hier"))
+    assert glossary_constraints(str(path), "a new house, new houses") == (("neu",), ("Haus",))
+    assert glossary_constraints(str(path), "nothing") == ()
+    broken = tmp_path / "broken.tsv"
+    broken.write_text("house Haus\n")
+    with pytest.raises(UserError, match="line 1 of glossary .* must be a term, a tab and its translation"):
+        glossary_constraints(str(broken), "house")
+
+
+def test_tokens_decode_as_written():
+    """After a space, and without one, where no letter may precede; Chinese needs no space."""
+    ((direct, spaced),) = encode("ab")
+    assert (LETTERS.decode(direct.ids), LETTERS.decode(spaced.ids)) == ("ab", " ab")
+    assert (direct[1:], spaced[1:]) == ((True, True), (False, True))
+    assert {tokens[1:] for tokens in encode("中国")[0]} == {(False, False)}
+    assert {tokens[1:] for tokens in encode("-a")[0]} == {(False, True)}
+    masked = mask(("percent",), "a %s b")
+    ((direct, _),) = encode("%s", names=("percent",), originals=masked.originals)
+    assert LETTERS.decode(direct.ids) == "\U000f0000"
+
+
+def test_words_of_a_vocabulary_follow_a_space():
+    words = WordTokenizer(["ab", "cd", "."])
+    ((tokens,),) = encode_constraints(BEAM, words, read_constraints(["ab cd"]), 9)
+    assert (words.decode(tokens.ids), tokens.glued, tokens.open) == ("ab cd", False, True)
+
+
+def test_edges_of_tokens():
+    packed = np.frombuffer(word_edges(LETTERS), np.uint8).reshape(2, -1)
+    first, last = (row[: LETTERS.vocab_size].astype(bool) for row in np.unpackbits(packed, axis=1))
+    expected = [LETTERS.decode([token]) in set("abcdeé") for token in range(LETTERS.vocab_size)]
+    assert first.tolist() == last.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("phrases", "options", "problem"),
+    [
+        (["ax"], {}, "constraint 'ax' cannot be encoded with this vocabulary; leave it out"),
+        (["ab"], {"decode": DecodeConfig()}, "constraints need decode.strategy='beam', not 'greedy'"),
+        (["ab"], {"decode": DecodeConfig(strategy="sample")}, "constraints need decode.strategy='beam', not 'sample'"),
+        ([["abc", "abcd"]], {"limit": 2}, "constraint 'abc' or 'abcd' has 3 tokens, but an output has at most 2"),
+        (["a"] * 65, {}, "a text has at most 64 constraints"),
+        ([["a"] * 65], {}, "a text has at most 64 constraints, each with as many alternatives"),
+    ],
+)
+def test_phrases_that_outputs_cannot_have_are_refused(phrases, options, problem):
+    with pytest.raises(UserError, match=problem):
+        encode(*phrases, **options)
+
+
+def test_phrases_are_as_normalized_outputs_have_them():
+    lower = CharacterTokenizer("ab").normalized(("lowercase",), "en")
+    with pytest.raises(UserError, match="outputs have constraint 'Ab' only as 'ab': write that"):
+        encode_constraints(BEAM, lower, read_constraints(["Ab"]), 9)
