@@ -71,12 +71,12 @@ def test_outputs_are_joined_by_the_gaps_of_the_source():
 def test_the_output_of_a_text_counts_its_sentences():
     parts = Parts((EncodedRequest((4,)), EncodedRequest((5,))), ("", "\n", ""))
     given = [
-        [Output("a", -1.0), Output("b", None, None, 1, True, False)],
-        [Output("c", -2.0, "decode.max_new_tokens", 2), Output("d", -2.0, None, 0, True, True)],
+        [Output("a", -1.0), Output("b", None, None, 1, True, constraints_met=False)],
+        [Output("c", -2.0, "model.max_length", 2), Output("d", -2.0, None, 0, True, constraints_met=True)],
     ]
     expected = [
-        Output("a\nc", -3.0, "decode.max_new_tokens", 2, None, None, 2),
-        Output("b\nd", None, None, 1, True, False, 2),
+        Output("a\nc", -3.0, "model.max_length", 2, sentences=2),
+        Output("b\nd", None, None, 1, True, constraints_met=False, sentences=2),
     ]
     assert parts.join(given) == expected
     pieces = parts.pieces(lambda row: iter([Output("x", None), Output("y", None)]))
