@@ -150,7 +150,8 @@ def test_a_module_that_cannot_be_imported(text, sentence, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("module", "most"), [("gated_heads", 20), ("letter_pairs", 10), ("csv_files", 20), ("tagging", 40)]
+    ("module", "most"),
+    [("gated_heads", 20), ("letter_pairs", 10), ("csv_files", 20), ("length_difference", 10), ("tagging", 40)],
 )
 def test_the_readme_shows_modules_of_tests(module, most):
     """And they are short."""

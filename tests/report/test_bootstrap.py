@@ -50,9 +50,17 @@ def outputs(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "metric"), [("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF()), ("exact_match", Share())]
+    ("name", "metric"),
+    [
+        ("bleu", sacrebleu.BLEU()),
+        ("chrf", sacrebleu.CHRF()),
+        ("chrf++", sacrebleu.CHRF(word_order=2)),
+        ("ter", sacrebleu.TER()),
+        ("exact_match", Share()),
+    ],
 )
 def test_equal_to_sacrebleu(outputs, name, metric):
+    outputs = [dataclasses.replace(each, signatures={**SIGNATURES, "ter": "", "chrf++": ""}) for each in outputs]
     a, b = outputs
     named = [("a", a.texts), ("b", b.texts)]
     scores = PairedTest(named, {"it": metric}, [a.references], test_type="bs", n_samples=200)()[1]
@@ -117,6 +125,24 @@ def test_equal_systems_differ_as_rarely_as_the_level_says():
     for level in (0.05, 0.2, 0.5):
         error = 3 * np.sqrt(level * (1 - level) / len(noise))
         assert np.mean(p_values <= level) == pytest.approx(level, abs=error + 0.01)
+
+
+def test_scores_that_runs_stored_are_resampled_by_hand(outputs):
+    """Those of metrics that the comparison cannot compute; values below 0 are possible."""
+    size = len(outputs[0].texts)
+    values = np.random.default_rng(1).normal([[-0.2], [0.1]], size=(2, size))
+    rows = [[{"comet": value, "own": 1.0} for value in row] for row in values.tolist()]
+    stored = [dataclasses.replace(each, metrics=row) for each, row in zip(outputs, rows, strict=True)]
+    first, second = estimates(stored, TRANSLATION, resamples=100)["comet"]
+    drawn = np.random.default_rng(12345).choice(size, size=(100, size), replace=True)
+    sampled = values[:, drawn].mean(axis=2)
+    assert (first.score, second.score) == pytest.approx(values.mean(axis=1).tolist())
+    assert (first.mean, second.mean) == pytest.approx(sampled.mean(axis=1).tolist())
+    assert first.low == first.mean - first.half < 0
+    gaps, gap = sampled[1] - sampled[0], values[1].mean() - values[0].mean()
+    assert second.p_value == (sum(abs(each - gap) >= abs(gap) for each in gaps) + 1) / 101
+    unpaired = [stored[0], dataclasses.replace(outputs[1], metrics=[{"own": 1.0}] * size)]
+    assert "comet" not in estimates(unpaired, TRANSLATION, resamples=10)
 
 
 def test_which_metrics_a_family_has(outputs):

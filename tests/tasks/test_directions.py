@@ -218,6 +218,8 @@ def test_outputs_in_another_language_than_the_target():
         "of the references themselves, 33.3 % are off-target for lingua",
     )
     assert found.signatures["off_target"].endswith("|languages:en,de,zh")
+    stored = [sample.to_record().get("metrics") for sample in found.outputs]
+    assert stored == [{"off_target": 0}, {"off_target": 100}, *4 * [{"off_target": 0}], None]
 
 
 def test_scripts_and_regions_are_one_language():

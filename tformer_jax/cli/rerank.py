@@ -16,13 +16,12 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 from tformer_jax.base.paths import write_text
 from tformer_jax.cli import lines, outputs
-from tformer_jax.cli.common import check_writable, new_parser
+from tformer_jax.cli.common import add_imports, check_writable, new_parser
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import Config, EvalConfig, kinds, metrics
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
 from tformer_jax.inference.risk import chrf_matrix, expected_utilities
 
-METRICS = tuple(name for name in kinds.METRICS if name not in ("spbleu", "off_target"))
 RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
     "forward": lambda text, output: (text, output),
     "reverse": lambda text, output: (output, text),
@@ -45,7 +44,10 @@ class Metric:
     def scorer(self) -> metrics.Metric:
         """The metric itself."""
         cfg = Config(eval=EvalConfig(metrics=(self.name,), command=self.command))
-        return metrics.build_metric(cfg, self.name, self.language)
+        scorer = metrics.build_metric(cfg, self.name, self.language)
+        if not scorer.applies:
+            raise UserError(f"--metric {self.name}: does not compare outputs with references")
+        return scorer
 
     @property
     def sign(self) -> int:
@@ -148,7 +150,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raises `UserError` if options contradict each other or a file cannot be written."""
+    """Raises `UserError` if options contradict each other, or a module or file cannot be imported or written."""
+    kinds.import_modules(options.imports)
     if options.tune and options.weights:
         raise UserError("--tune writes weights and --weights reads them: leave out one of them")
     if bool(options.tune) != bool(options.references):
@@ -322,8 +325,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--weights", type=Path, metavar="FILE", help="features and weights of --tune")
     result.add_argument(
-        "--metric", choices=METRICS, default="chrf", help="similarity of risk, and what is tuned (default: chrf)"
+        "--metric", metavar="NAME", default="chrf", help="similarity of risk, and what is tuned (default: chrf)"
     )
+    add_imports(result)
     result.add_argument("--metric-command", metavar="COMMAND", help="program of the metric command or command_error")
     result.add_argument("--language", default="en", metavar="CODE", help="language of outputs, for BLEU (default: en)")
     result.add_argument("--output", type=Path, metavar="FILE", help="text or .jsonl (default: standard output)")
