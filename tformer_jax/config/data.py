@@ -103,6 +103,11 @@ class DataConfig(Section):
         (), "as train, not used by prepared; (): the last part of train", used_by="source"
     )
     test: tuple[str, ...] = setting((), "as train, not used by prepared; (): the validation examples", used_by="source")
+    links: str | None = setting(
+        None,
+        "parallel_lines: what stands for {lang} in the names of files of train's word links (0-0 1-2), such as links",
+        used_by="source",
+    )
     weights: tuple[float, ...] = setting(
         (),
         "mixture weights of the entries of train, or of the directions, by weight_by; drawn in proportions exact to "

@@ -109,6 +109,8 @@ class Task:
             raise cfg.data.error("chat_template", f"must be None for {by}: only task='chat' reads conversations")
         if cfg.data.placeholders:
             raise cfg.data.error("placeholders", f"must be () for {by}: only translations copy from a source")
+        if cfg.train.guided_alignment:
+            raise cfg.train.error("guided_alignment", f"must be 0.0 for {by}, which has no source")
         if cfg.eval.bleu_tokenize is not None:
             raise cfg.eval.error("bleu_tokenize", f"must be None for {by}, which has no BLEU")
         if cfg.eval.metrics:

@@ -146,6 +146,12 @@ class TrainConfig(Section):
         1.0, "teacher: temperature T of the divergence T^2 KL(teacher || model) (2015)", above=0.0
     )
 
+    guided_alignment: float = setting(
+        0.0,
+        "weight of the cross-entropy between data.links and the cross-attention of decode.alignment_layer and _head "
+        '("Guided Alignment Training for Topic-Aware Neural Machine Translation", 2016)',
+        low=0.0,
+    )
     label_smoothing: float = setting(
         0.0, "probability mass spread evenly over the tokenizer's tokens, or classes", low=0.0, high=1.0
     )

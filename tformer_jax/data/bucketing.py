@@ -19,7 +19,7 @@ from tformer_jax.data.stages import count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
-LABELS = ("target_out", "targets", "label", TAUGHT)
+LABELS = ("target_out", "targets", "label", "aligned", TAUGHT)
 """Batch keys padded with IGNORED; others are padded with PAD."""
 ORDER = "order"
 """Batch key of evaluations: the index in the split of each row that is not padding, int64 [<= rows]."""

@@ -18,6 +18,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_chats
 from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.data.transforms.base import Transforms
+from tformer_jax.data.word_links import linked_places
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
 
@@ -73,10 +74,15 @@ def tokenize(
     Args:
         changes: the transforms of each example, which change its ids, with their generator; (): there are none.
     """
-    examples = [mask_example(tokenizers.placeholders, example) for example in examples]
-    block = {}
+    given, examples = examples, [mask_example(tokenizers.placeholders, example) for example in examples]
+    block: Block = {}
     for key in examples[0]:
         values = [example[key] for example in examples]
+        if key == "links":
+            sizes = block["target"].lengths.tolist()
+            places = [linked_places(tokenizers, pair, size) for pair, size in zip(given, sizes, strict=True)]
+            block[key] = Column.of(places)
+            continue
         if key == "label":
             assert labels is not None
             block[key] = Column.of([[labels.index(value)] for value in values])
@@ -189,7 +195,14 @@ class FeatureConverter:
             for given in (tags, [IGNORED] * len(tags))
         )
         target = self._truncate(labels, self.length, self.settings[0])
+        aligned: Block = {}
+        if "links" in ids:  # of data without tags
+            places, before = ids["links"].ids, len(self.source.before)
+            column = Column(np.where(places < 0, IGNORED, places + before), ids["links"].lengths)
+            around = [IGNORED] * len(self.target.before_target), [IGNORED] * len(self.target.after_side)
+            aligned = {"aligned": column.surround(*around).truncate(target.lengths)}
         return {
+            **aligned,
             "source": source.surround([*self.source.before, *first], [*self.source.after_source, *last]),
             "target_in": inputs.prepend(start).truncate(target.lengths),
             "target_out": target,

@@ -1,13 +1,17 @@
 """Links between the words of a source and those of its target."""
 
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.corpora.example import DataError
+from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.lines import BadLines, numbered_lines
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.tokens import token_ranges
+from tformer_jax.special_tokens import IGNORED
 
 Links = tuple[tuple[int, int], ...]
 """Pairs of numbers, from 0, of a word of the source and a word of the target, in order."""
@@ -69,3 +73,26 @@ def error_rate(found: Iterable[Iterable[tuple[int, int]]], references: Iterable[
         agreed += len(links & sure) + len(links & possible)
         total += len(links) + len(sure)
     return 1 - agreed / total if total else 0.0
+
+
+def linked_places(tokenizers: Tokenizers, pair: Example, count: int) -> list[int]:
+    """Returns for each of the `count` tokens of a target the place of a token of the source; IGNORED without a link.
+
+    The tokens of a word get those of the words that it is linked with, in order, and again from the first.
+
+    Raises:
+        DataError: a link names a word that the pair lacks.
+    """
+    sides = ((tokenizers.source, pair["source"]), (tokenizers.target, pair["target"]))
+    sources, targets = (token_ranges(tokenizer, text, word_spans(text)) for tokenizer, text in sides)
+    tokens: dict[int, list[int]] = {}
+    for source, target in sorted(read_links(pair["links"]).sure):
+        if source >= len(sources) or target >= len(targets):
+            words = f"{len(sources)} and {len(targets)} words"
+            raise DataError(f"link {source}-{target} of data.links: {pair['source']!r} and its target have {words}")
+        tokens.setdefault(target, []).extend(sources[source])
+    places = [IGNORED] * count
+    for target, linked in tokens.items():
+        for place, token in zip(targets[target], itertools.cycle(linked), strict=False):
+            places[place] = token
+    return places

@@ -7,12 +7,20 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
+from tformer_jax.config.decode import AlignmentHead
 from tformer_jax.data.pending import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.models import registry
+from tformer_jax.models.conversions import convert_layers
+from tformer_jax.nn.attention_ops import attention_weights
 from tformer_jax.nn.linear import LOW_RANK
+from tformer_jax.nn.watch import COLLECTION
 from tformer_jax.special_tokens import IGNORED
 
 Tree = TypeVar("Tree")
+LEAST_WEIGHT = 1e-9
+"""Attention weight below which guided alignment has no gradient."""
 
 
 class Sums(NamedTuple):
@@ -52,6 +60,35 @@ class TopLogits(NamedTuple):
 
     ids: jax.Array
     logits: jax.Array
+
+
+class Guide(NamedTuple):
+    """Links between words that a cross-attention learns, beside the labels."""
+
+    head: AlignmentHead
+    weight: jax.Array
+    """Factor of the loss, a sum over the linked tokens."""
+
+
+def guided_loss(collected: Any, cfg: ModelConfig, batch: registry.Batch, guide: Guide) -> jax.Array:
+    """Computes the cross-entropy between links and attention weights, summed over the linked tokens, in nats.
+
+    Args:
+        collected: the collection "watch".
+        batch: `aligned` is int32 [B, T], the place of a token of the source for each label; IGNORED: none.
+    """
+    layer = cfg.decoder_layers - 1 if guide.head.layer is None else guide.head.layer
+    decoder = convert_layers(collected[COLLECTION], cfg, scan_layers=False)["decoder"]
+    stored = decoder[f"layers_{layer}"]["cross_attention"]
+    if "operands" not in stored:
+        raise UserError(f"train.guided_alignment: model.attention={cfg.attention!r} does not store its operands")
+    weights = attention_weights(stored["operands"][0])
+    weights = weights.mean(axis=1) if guide.head.head is None else weights[:, guide.head.head]
+    places = batch["aligned"]
+    if guide.head.query == "reads":
+        places = jnp.pad(places[:, :-1], ((0, 0), (1, 0)), constant_values=IGNORED)
+    chosen = jnp.take_along_axis(weights, jnp.maximum(places, 0)[..., None], axis=-1)[..., 0]
+    return -jnp.where(places >= 0, jnp.log(jnp.maximum(chosen, LEAST_WEIGHT)), 0).sum()
 
 
 def masked_cross_entropy(
@@ -104,6 +141,7 @@ def batch_loss(
     dropout_key: jax.Array | None = None,
     low_rank: Any = None,
     teacher: Teacher | None = None,
+    guide: Guide | None = None,
 ) -> tuple[Sums, jax.Array]:
     """Computes the training loss of a batch, and the sum of its auxiliary losses.
 
@@ -114,11 +152,14 @@ def batch_loss(
             all. Results are equal up to the order of summation.
         dropout_key, low_rank: as `registry.forward` takes them.
         teacher: a model with the same arguments and vocabulary, which is run without dropout; or one without a model.
+        guide: the cross-attention that learns links, which are an auxiliary loss.
     """
     method = "__call__" if chunk is None else "features"
-    values, labels, auxiliary_loss = registry.forward(
-        model, params, batch, train=True, dropout_key=dropout_key, low_rank=low_rank, method=method
-    )
+    options: Any = {"train": True, "dropout_key": dropout_key, "low_rank": low_rank, "method": method}
+    watched = () if guide is None else (COLLECTION,)
+    (values, labels, auxiliary_loss), collected = registry.watched_forward(model, params, batch, watched, **options)
+    if guide is not None:
+        auxiliary_loss += guide.weight * guided_loss(collected, model.cfg, batch, guide)
     taught: Any = None
     if teacher is not None and teacher.model is None:
         taught = TopLogits(batch[TAUGHT_IDS], batch[TAUGHT_LOG_P])

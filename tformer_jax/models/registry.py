@@ -1,7 +1,7 @@
 """Model families by name, and forward passes on batches."""
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -182,17 +182,34 @@ def forward(
         low_rank: updates of the kernels of `linear_kernels`, as `nn.linear.LOW_RANK` describes.
         method: name of the model's method to call.
     """
+    options: Any = {"train": train, "dropout_key": dropout_key, "low_rank": low_rank, "method": method}
+    return watched_forward(model, params, batch, (), **options)[0]
+
+
+def watched_forward(
+    model: nn.Module,
+    params: Any,
+    batch: Batch,
+    collections: Sequence[str],
+    *,
+    train: bool = False,
+    dropout_key: jax.Array | None = None,
+    low_rank: Any = None,
+    method: str = "__call__",
+) -> tuple[Outputs, Any]:
+    """As `forward`, and returns what modules sow into further collections."""
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     values, collected = model.apply(
         {"params": params, LOW_RANK: low_rank or {}},
         **model.arguments(batch),
         train=train,
         rngs=rngs,
-        mutable=["losses"],
+        mutable=["losses", *collections],
         method=method,
     )
-    auxiliary = sum((leaf.sum() for leaf in jax.tree.leaves(collected)), start=jnp.zeros(()))
-    return Outputs(values, batch[model.labels], auxiliary)
+    losses = jax.tree.leaves(collected.get("losses", {}))
+    auxiliary = sum((leaf.sum() for leaf in losses), start=jnp.zeros(()))
+    return Outputs(values, batch[model.labels], auxiliary), collected
 
 
 def count_tokens(cfg: ModelConfig, batch: Mapping[str, np.ndarray]) -> int:

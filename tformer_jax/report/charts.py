@@ -21,7 +21,7 @@ MARKED = ("stage", "spike", "skipped", "resume", "failed")
 TITLES = {
     "loss": ("Loss", "nats per label"),
     "nll": ("Negative log-likelihood", "nats per label"),
-    "auxiliary_loss": ("Auxiliary loss", "of the experts"),
+    "auxiliary_loss": ("Auxiliary loss", "of experts or guided alignment"),
     "learning_rate": ("Learning rate", ""),
     "tokens_per_second": ("Throughput", "tokens/s"),
     "utilization": ("Utilization", "% of the peak FLOP/s"),

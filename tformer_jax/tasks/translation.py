@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
@@ -41,6 +41,21 @@ class Translation(TokenPrediction):
             problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
             raise cfg.decode.error("detokenize", problem)
         cfg.decode.check_alignment(cfg.model.decoder_layers, cfg.model.num_heads)
+        if bool(cfg.train.guided_alignment) != (cfg.data.links is not None):
+            raise cfg.train.error("guided_alignment", "and data.links are used only together: set both, or neither")
+        if cfg.data.links is not None:
+            self._check_links(cfg.data)
+
+    def _check_links(self, data: DataConfig) -> None:
+        unfit = {
+            "batching": data.batching != "buckets",
+            "long_pairs": data.long_pairs != "drop",
+            "transforms": bool(data.transforms),
+            "directions": data.multilingual,
+        }
+        for name, problem in unfit.items():
+            if problem:
+                raise data.error(name, "does not keep the words of data.links in their places: leave it out")
 
     def without_effect(self, cfg: Config) -> Iterator[str]:
         """Says which language is assumed where the data does not name one."""

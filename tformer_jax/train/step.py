@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from tformer_jax.base.cpu import train_step_options
 from tformer_jax.config import Config, ModelConfig
 from tformer_jax.models import cost, registry
-from tformer_jax.models.losses import Sums, Teacher, batch_loss, zero_sums
+from tformer_jax.models.losses import Guide, Sums, Teacher, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import diagnostics, lora, optimizers
@@ -47,8 +47,8 @@ def make_train_step(
 
     Metrics are float32 scalars: `loss` (nats per label), `labels` (number of labels), `tokens` (number of non-padding
     input tokens), `grad_norm` (before clipping), `skipped` (consecutive skipped steps up to this one), with label
-    smoothing or a teacher `nll` (the loss without both), with a teacher `divergence`, with experts `auxiliary_loss`
-    (weighted, not part of `loss`), and those of `diagnostics` that `cfg.train` selects.
+    smoothing or a teacher `nll` (the loss without both), with a teacher `divergence`, with experts or links
+    `auxiliary_loss` (weighted, not part of `loss`), and those of `diagnostics` that `cfg.train` selects.
 
     Args:
         smoothed: number of labels, those of the tokenizer, over which label smoothing spreads; None: all.
@@ -78,7 +78,7 @@ def make_train_step(
             metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
         if teacher is not None:
             metrics["divergence"] = sums.divergence / jnp.maximum(sums.labels, 1)
-        if cfg.model.uses_experts:
+        if cfg.model.uses_experts or train.guided_alignment:
             metrics["auxiliary_loss"] = auxiliary_loss
         if train.log_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trainable, "param_norm")
@@ -172,6 +172,10 @@ def accumulated_gradients(
     trainable = lora.trainable(params)
     not_frozen = optimizers.not_frozen(cfg.optim, trainable)
     linear = registry.linear_kernels(model) if train.lora_rank else ()
+    guide = None
+    if train.guided_alignment and "aligned" in batch:
+        linked = jnp.maximum((batch["aligned"] >= 0).sum(), 1)
+        guide = Guide(cfg.decode.aligning, train.guided_alignment * count / linked)
 
     def objective(trainable: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array]]:
         trainable = jax.tree.map(
@@ -188,6 +192,7 @@ def accumulated_gradients(
             dropout_key=key,
             low_rank=low_rank,
             teacher=teacher,
+            guide=guide,
         )
         return (sums.loss + train.z_loss * sums.z) / total + auxiliary / count, (sums, auxiliary / count)
 

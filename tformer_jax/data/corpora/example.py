@@ -8,8 +8,8 @@ Example = Mapping[str, str]
 """{"source", "target"} for translation, with many languages {"source", "target", "direction"}; {"text"} for language
 models; {"text", "label"} for classification; {"messages"}, a `Chat` in JSON, for tuning on conversations."""
 
-NO_TEXT = ("label", "direction", "answers")
-"""Keys whose values are no texts: names, and which tokens of a conversation are the assistant's."""
+NO_TEXT = ("label", "direction", "answers", "links")
+"""Keys whose values are no texts: names, links of words, and which tokens of a conversation are the assistant's."""
 
 
 class DataError(UserError):

@@ -3,10 +3,11 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
@@ -150,7 +151,7 @@ class ParallelLines(FileSource):
     The files of a glob are paired by the text in place of its wildcards.
     """
 
-    settings = (*FileSource.settings, "header")
+    settings = (*FileSource.settings, "header", "links")
     examples = (PAIRS,)
     entry = "'train.{lang}.gz'"
 
@@ -169,6 +170,7 @@ class ParallelLines(FileSource):
         Raises:
             DataError: a file has no counterpart in the other language.
         """
+        linked = self.cfg.links if name in self.cfg.train else None
         name = fill(name, direction)
         sources, targets = (locate_by_wildcards(self.root, name, language) for language in direction)
         for alone in sorted(sources.keys() ^ targets.keys()):
@@ -177,23 +179,41 @@ class ParallelLines(FileSource):
                 f"{path} has no counterpart in {other!r}: each file that {name!r} matches needs one in the other "
                 "language, with the same text in place of the wildcards"
             )
+        links = {} if linked is None else locate_by_wildcards(self.root, name, linked)
         for key, source in sources.items():
-            yield from self._pairs(source, targets[key])
+            if linked is not None and key not in links:
+                raise DataError(f"{source} has no file of links: data.links={linked!r} stands for {{lang}} in {name!r}")
+            yield from self._pairs([source, targets[key], *([] if linked is None else [links[key]])])
 
-    def _pairs(self, source: Path, target: Path) -> Iterator[Example]:
-        """Yields the pairs of two files; a line that is skipped in one of them leaves out its partner.
+    def _pairs(self, paths: Sequence[Path]) -> Iterator[Example]:
+        """Yields the pairs of two files, with their links if there is a third.
+
+        A line that is skipped in a file leaves out those of the others.
 
         Raises:
             DataError: one file has more lines, whatever `data.on_bad_line` says: no pair may be trusted then.
         """
         count = 0
-        for first, second in itertools.zip_longest(self.lines(source), self.lines(target)):
-            if first is None or second is None:
-                longer, shorter = (source, target) if second is None else (target, source)
+        for lines in itertools.zip_longest(*map(self.lines, paths)):
+            if None in lines:
+                shorter = paths[lines.index(None)]
+                longer, line = next((path, line) for path, line in zip(paths, lines, strict=True) if line)
                 raise DataError(
-                    f"{longer}, line {(first or second)[0]}: has no partner, because {shorter} ends after {count:,} "
-                    "lines: one of the files lacks lines, perhaps far above; look for the first misaligned pair"
+                    f"{longer}, line {line[0]}: has no partner, because {shorter} ends after {count:,} lines: one of "
+                    "the files lacks lines, perhaps far above; look for the first misaligned pair"
                 )
-            count = first[0]
-            if first[1] is not None and second[1] is not None:
-                yield {"source": first[1], "target": second[1]}
+            count = lines[0][0]
+            texts = [text for _, text in lines if text is not None]
+            if len(texts) == len(paths) and (len(texts) == 2 or self._has_links(paths[2], count, texts[2])):
+                yield dict(zip(("source", "target", "links"), texts, strict=False))
+
+    def _has_links(self, path: Path, number: int, text: str) -> bool:
+        """Returns whether a line has links, and else counts it or raises `DataError`."""
+        from tformer_jax.data.word_links import read_links
+
+        try:
+            read_links(text)
+        except UserError as error:
+            self.bad.reject(path, number, str(error))
+            return False
+        return True
