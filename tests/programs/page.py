@@ -173,6 +173,19 @@ def tokens_show_their_alternatives(page: Any, translates: bool) -> None:
     assert page.locator("[role=option][tabindex='0']").count() == 1
 
 
+def words_show_their_sources(page: Any, translates: bool) -> None:
+    """The fake engine links the words in the opposite order."""
+    if not translates:
+        return
+    type_and_start(page, "ab c d")
+    ended(page, "Done.")
+    assert page.locator(".sources").text_content() == "ab c d "
+    assert page.locator(".aligned").count() == 0
+    for token, word in ((0, "d"), (2, "c"), (5, "ab")):  # of "d c ba"
+        page.get_by_role("option").nth(token).hover()
+        assert page.locator(".aligned").all_text_contents() == [word]
+
+
 def classes_have_probabilities(page: Any, translates: bool) -> None:
     page.get_by_role("button", name="abc", exact=True).click()
     ended(page, "Done.")
@@ -266,6 +279,7 @@ CHECKS: tuple[Check, ...] = (
     the_output_grows_while_it_is_made,
     several_outputs_appear,
     tokens_show_their_alternatives,
+    words_show_their_sources,
     stop_stops,
     a_refusal_is_shown,
     a_cut_output_says_so,

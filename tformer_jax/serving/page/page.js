@@ -217,7 +217,7 @@ function showTokens(output, { tokens, token_logprobs: scores, top_logprobs: top 
 function showSources(output, alignment) {
   const links = alignment.split(" ").map((link) => link.split("-").map(Number));
   const words = at("text").value.split(/\s+/).filter(Boolean).map((textContent) => make("span", { textContent }));
-  output.item.append(make("p", { className: "muted sources" }, ...words.flatMap((word) => [word, " "])));
+  output.item.append(make("div", { className: "muted sources" }, ...words.flatMap((word) => [word, " "])));
   for (const { node, before, token } of output.steps ?? []) {
     const place = (before + token).trim().split(/\s+/).length - 1;
     const mark = () => {
