@@ -3,7 +3,8 @@
 The weights are random; outputs of the import and of the export equal those of transformers. The configs of
 `published.json` were compared with copies in public repositories, field by field, except those of Qwen2-7B, gemma-2-2b
 and flan-t5-small, of which no copy was found, parts of opus-mt-en-de, t5-small and Qwen3-0.6B, and the decoders from
-gemma-2b on, of which only those of Phi-3 and gpt-oss were: the others are written from memory.
+gemma-2b on. Of these, Phi-3 and gpt-oss were compared, the sizes of Seed-OSS, OLMo 2 (1B) and Granite 3.1, the latent
+sizes, rotation and router of DeepSeek-V3, and T5Gemma's encoder; the rest is written from memory.
 """
 
 import json

