@@ -14,13 +14,16 @@ function drawHeat(place, { z, x, y, texts }) {
 }
 
 /** The labels of each curve's points, without those that would cover an earlier one; equal points share one. */
-function labels(curves, width, height) {
+function labels(curves, width, height, square) {
   const [across, down] = ["x", "y"].map((axis) => curves.flatMap((curve) => curve[axis]));
   const size = (values) => Math.max(...values) - Math.min(...values) || 1;
-  const near = [[across, 45 / width], [down, 14 / height]].map(([values, share]) => share * size(values));
+  const sizes = [across, down].map((values) => size(square ? across.concat(down) : values));
+  const letter = 7 / width * sizes[0];
+  const line = 14 / height * sizes[1];
+  const reach = (text, one) => letter * Math.max(text.length + one.texts.join(" / ").length, 5) / 2;
   const placed = [];
   const found = curves.map(({ x, y, texts }) => texts?.map((text, point) => {
-    const cover = placed.find((one) => Math.abs(one.x - x[point]) < near[0] && Math.abs(one.y - y[point]) < near[1]);
+    const cover = placed.find((one) => Math.abs(one.x - x[point]) < reach(text, one) && Math.abs(one.y - y[point]) < line);
     if (cover && cover.x === x[point] && !cover.texts.includes(text)) cover.texts.push(text);
     if (cover) return null;
     placed.push({ x: x[point], y: y[point], texts: [text] });
@@ -32,7 +35,7 @@ function labels(curves, width, height) {
 function drawLines(place, { curves, x, y, log, square }) {
   const height = square ? 420 : 340;
   place.style.height = `${height}px`;
-  const texts = labels(curves, place.clientWidth, height - 120);
+  const texts = labels(curves, place.clientWidth - 100, height - 120, square);
   const traces = curves.map((curve, number) => ({
     type: "scatter", mode: curve.texts ? "lines+markers+text" : "lines", name: escaped(curve.name), x: curve.x, y: curve.y,
     text: texts[number], textposition: "top center", textfont: { size: 11 }, cliponaxis: false,

@@ -23,15 +23,24 @@ function unpacked(id) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
 }
 
-/** Calls `show` with each element when it comes near the part of the page in view. */
+/** Calls `show` with each element when it comes near the part of the page in view, and with the others bit by bit. */
 function whenNear(elements, show) {
+  const waiting = new Set(elements);
+  const first = (element) => {
+    near.unobserve(element);
+    return waiting.delete(element) ? show(element) : undefined;
+  };
   const near = new IntersectionObserver((seen) => {
-    for (const { target } of seen.filter((one) => one.isIntersecting)) {
-      near.unobserve(target);
-      show(target);
-    }
+    for (const { target } of seen.filter((one) => one.isIntersecting)) first(target);
   }, { rootMargin: "200px" });
   for (const element of elements) near.observe(element);
+  const rest = async () => {
+    const [next] = waiting;
+    if (!next) return;
+    await first(next);
+    setTimeout(rest, 20);
+  };
+  library.then(() => setTimeout(rest, 300));
 }
 
 function isInView(element) {

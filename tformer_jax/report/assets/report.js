@@ -81,13 +81,15 @@ function wholeRange() {
   return horizontal([0, 1.015 * last || 1]);
 }
 
-/** A logarithmic axis: labels at 1, 2 and 5 of each power of ten, or at the powers alone if there are many. */
+/** A logarithmic axis: labels at 1, 2 and 5 of each power of ten, at the powers alone if these are many, or more. */
 function logarithmic(chart) {
   const values = chart.traces.flatMap((trace) => trace.y).filter((value) => value > 0);
   const [low, high] = values.reduce(([least, most], one) => [Math.min(least, one), Math.max(most, one)], [1e300, 0]);
   if (!(high / low < 300)) return { type: "log", dtick: 1 };
   const powers = [-1, 0, 1, 2, 3].map((more) => Math.floor(Math.log10(low)) + more);
-  return { type: "log", tickvals: powers.flatMap((power) => [1, 2, 5].map((digit) => Number(`${digit}e${power}`))) };
+  const tickvals = powers.flatMap((power) => [1, 2, 5].map((digit) => Number(`${digit}e${power}`)));
+  if (tickvals.filter((value) => low <= value && value <= high).length > 1) return { type: "log", tickvals };
+  return { type: "log", tickvals: [0, 1, 2, 3].map((part) => Number((low + (part / 3) * (high - low)).toPrecision(3))) };
 }
 
 function layout(chart) {
