@@ -31,6 +31,7 @@ COMMANDS = {
     "import_hf": "import a Hugging Face checkpoint as a run",
     "vocabulary": "make a run with fewer or more tokens",
     "export_hf": "export a run for Hugging Face, CTranslate2 or PEFT",
+    "completion": "print completions of commands, flags and settings for a shell",
 }
 """Modules of `tformer_jax.cli`, with what they do."""
 LAB_COMMANDS = {
