@@ -42,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     ).parse_args(argv)
     commands = tformer.COMMANDS | tformer.LAB_COMMANDS
     flags = (f"      {name}) words={_quoted(_flags(name))} ;;" for name in commands)
-    names = {"commands": commands, "configs": shipped_configs(), "settings": _settings(Config)}
+    names: dict[str, Iterable[str]] = {
+        "commands": commands,
+        "configs": shipped_configs(),
+        "settings": _settings(Config),
+    }
     print(SCRIPT.format(flags="\n".join(flags), **{name: _quoted(words) for name, words in names.items()}))
 
 
