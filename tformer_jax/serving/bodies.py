@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Self
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import INT32_MAX, Section, nearest, setting
-from tformer_jax.inference import phrases, requests
+from tformer_jax.inference import requests
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.languages import TagIds
-from tformer_jax.inference.requests import Constraint
+from tformer_jax.inference.phrases import constraints_of
 from tformer_jax.inference.sentences import split_sentences
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.model import ServedModel, Text
@@ -95,15 +95,6 @@ class DirectedBody(Body):
     constraints: tuple[Any, ...] = setting(
         (), "phrases that all outputs of beam search must contain: texts, or lists of alternatives"
     )
-
-    def constraints_of(self, text: Text, decode: DecodeConfig) -> tuple[Constraint, ...]:
-        """Returns the constraints of a text, and those of the run's glossary; raises `RequestError`."""
-        if not self.constraints and not decode.glossary:
-            return ()
-        try:
-            return phrases.constraints_of(decode, text_or_empty(text), self.constraints)
-        except UserError as error:
-            raise RequestError(str(error), param="constraints") from None
 
     def by_text(self, name: str, count: int) -> list[str | None]:
         """Returns the value of a field for each of `count` texts.
@@ -215,7 +206,7 @@ class Translation(DirectedBody):
                 num_outputs=self.n_best,
                 tags=own_tags,
                 text=text_or_empty(text),
-                constraints=self.constraints_of(text, decode),
+                constraints=constraints_of(decode, text_or_empty(text), self.constraints),
                 **common,
             )
             if ids
@@ -325,8 +316,10 @@ class Generated(ModelBody, DirectedBody):
         ) -> Request | Empty:
             if not ids or self.limit == 0:
                 return Empty(self.n, "length" if ids else "stop")
-            texts: dict[str, Any] = {"text": text_or_empty(text), "constraints": self.constraints_of(text, decode)}
-            return Request(ids, decode, seed, number * self.n, self.n, tags=both[1], **texts)
+            given = text_or_empty(text)
+            constraints = constraints_of(decode, given, self.constraints)
+            own: dict[str, Any] = {"tags": both[1], "text": given, "constraints": constraints}
+            return Request(ids, decode, seed, number * self.n, self.n, **own)
 
         parts = zip(rows, decodes, tags, self.inputs(), strict=True)
         return [request(number, *part) for number, part in enumerate(parts)]

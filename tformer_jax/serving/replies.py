@@ -17,7 +17,7 @@ from tformer_jax.data.word_links import Links, format_links
 from tformer_jax.inference.detokenization import has_text, output_decoder
 from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.languages import TagIds
-from tformer_jax.inference.outputs import join_texts
+from tformer_jax.inference.outputs import Output, Parts
 from tformer_jax.inference.phrases import are_met
 from tformer_jax.inference.scores import Row, Scored, make_pair_row, make_text_row
 from tformer_jax.serving.bodies import Completion, Generated
@@ -213,21 +213,11 @@ class SentencesReply(TranslationReply):
                 yield translation_chunk(index, rank, output.text, output.finish, output.score)
 
     def _joined(self, outputs: Outputs) -> Iterator[list[AccumulatedOutput]]:
-        """Yields the outputs of each text; a score is the sum of those of its sentences."""
-        rows = iter(outputs)
+        """Yields the outputs of each text."""
+        rows = ([Output(o.text, o.score, None if o.finish == "stop" else o.finish) for o in row] for row in outputs)
         for gaps in self._gaps:
-            yield [_join(sentences, gaps) for sentences in zip(*(next(rows) for _ in gaps[1:]), strict=True)]
-
-
-def _join(sentences: Sequence[AccumulatedOutput], gaps: Sequence[str]) -> AccumulatedOutput:
-    scores = [output.score for output in sentences if output.score is not None]
-    ended = all(output.finish == "stop" for output in sentences)
-    return AccumulatedOutput(
-        join_texts([output.text for output in sentences], gaps),
-        "stop" if ended else "length",
-        sum(scores) if scores else None,
-        sum(output.tokens for output in sentences),
-    )
+            joined = Parts((), gaps).join([next(rows) for _ in gaps[1:]])
+            yield [AccumulatedOutput(output.text, output.finish_reason, output.score) for output in joined]
 
 
 class CompletionReply(Reply):
