@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import DecodeConfig
+from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.data.placeholders import mask
+from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.inference.phrases import (
     FORMAT,
@@ -77,6 +78,16 @@ def test_tokens_decode_as_written():
     masked = mask(("percent",), "a %s b")
     ((direct, _),) = encode("%s", names=("percent",), originals=masked.originals)
     assert LETTERS.decode(direct.ids) == "\U000f0000"
+
+
+def test_tokens_are_those_of_a_sentence():
+    """Also if texts lose spaces at their ends before they are encoded."""
+    example = {"source": "das Haus (Haus) ist ein Haus"}
+    example["target"] = example["source"]
+    tokenizer = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=280), [example] * 9).target
+    ids = [tokens.ids for tokens in encode_constraints(BEAM, tokenizer, read_constraints("Haus"), 9)[0]]
+    assert tuple(tokenizer.encode("ein Haus")[-1:]) in ids
+    assert {tokenizer.decode(each) for each in ids} == {"Haus", " Haus"}
 
 
 def test_words_of_a_vocabulary_follow_a_space():
