@@ -134,7 +134,7 @@ def with_phrases(constraints: Constraints, phrases: TokenConstraints, tokenizer:
 def _encode_phrase(tokenizer: Tokenizer, phrase: str, detokenize: bool) -> tuple[PhraseTokens, ...]:
     """Returns the tokens of a phrase after a space, and without one."""
     texts = phrase, f" {phrase}"
-    variants = [tokenizer.encode(text) for text in texts]
+    variants: list[Any] = [tokenizer.encode(text) for text in texts]
     variants += [encode_continuation(tokenizer, text, context) for text in texts for context in CONTEXTS]
     finish = detokenizer(tokenizer.steps, tokenizer.language) if detokenize else str
     encoded = [ids for ids in dict.fromkeys(map(tuple, variants)) if ids and tokenizer.special.unknown not in ids]
