@@ -74,8 +74,11 @@ def test_files_of_links_are_read_beside_their_pairs(folder):
     places = linked_places(TOKENIZERS, corpus.train[0], 3)
     assert batch["aligned"][row, :4].tolist() == [*places, IGNORED]
     assert batch["aligned"].shape == batch["target_out"].shape
-    converted = feature_converter(config(), TOKENIZERS)(tokenize(corpus.validation, TOKENIZERS))
-    assert "aligned" not in converted
+    convert = feature_converter(config(), TOKENIZERS)
+    assert "aligned" not in convert(tokenize(corpus.validation, TOKENIZERS))
+    begun = dataclasses.replace(convert, source=dataclasses.replace(convert.source, before=(9, 9)))
+    moved = begun(tokenize(corpus.train[:1], TOKENIZERS))["aligned"].ids.tolist()
+    assert moved == [place if place == IGNORED else place + 2 for place in [*places, IGNORED]]
 
 
 def test_mistakes_in_files_of_links_are_named(folder):
