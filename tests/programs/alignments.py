@@ -31,7 +31,7 @@ from tformer_jax.inference.alignment import head_error_rates
 
 SIZES = {"train": 6000, "validation": 200, "test": 500}
 SEGMENTS = 1000
-STEPS = 800
+STEPS = 400
 MARK = re.compile(r"<[^>]*>|\{\d\}|%s")
 CONFIG = """
 from tformer_jax.config import *
@@ -45,10 +45,10 @@ def get_config():
     data=DataConfig(source="parallel_lines", source_language="xx", target_language="yy", train=("train.{{lang}}",),
                     validation=("validation.{{lang}}",), test=("test.{{lang}}",), links={links!r}, vocab_size=800,
                     bucket_lengths=(32, 64, 96), batch_tokens=2048),
-    optim=OptimConfig(learning_rate=2e-3, warmup_steps=200),
+    optim=OptimConfig(learning_rate=2e-3, warmup_steps=100),
     train=TrainConfig(steps={steps}, eval_every={steps}, checkpoint_every={steps}, log_every=100,
                       guided_alignment={weight}),
-    eval=EvalConfig(examples=100),
+    eval=EvalConfig(examples=50),
     decode=DecodeConfig(max_new_tokens=48, alignment_head={head}),
     ))
 """
@@ -67,7 +67,7 @@ def lexicon(draw: random.Random) -> dict[str, list[tuple[list[str], list[str]]]]
     used: set[str] = set()
 
     def word() -> str:
-        while (made := "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(3))) in used:
+        while (made := "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(2))) in used:
             pass
         used.add(made)
         return made
