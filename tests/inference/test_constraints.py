@@ -174,6 +174,14 @@ class TestConstraintsOfAConfig:
         assert len(alone) == len(inside) == 1
         assert Constraints.from_config(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
 
+    def test_a_text_is_forbidden_within_a_translation(self):
+        """Tokenizers of translators drop spaces at the beginning of texts."""
+        texts = [{"source": "a", "target": "cat a cat b cat c"}] * 9
+        bpe = train_tokenizers(DataConfig(tokenizer="bpe", vocab_size=264), texts).target
+        alone, inside = bpe.encode("cat"), bpe.encode("a cat")[1:]
+        assert bpe.encode(" cat") == alone != inside
+        assert Constraints.from_config(DecodeConfig(forbidden=("cat",)), bpe).forbidden == (tuple(alone), tuple(inside))
+
     def test_texts_with_some_unknown_tokens_are_forbidden(self):
         assert Constraints.from_config(DecodeConfig(forbidden=("aΩ",)), self.letters).forbidden == ((5, UNK),)
 

@@ -10,6 +10,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.inference.encoding import dropped_characters
+from tformer_jax.inference.forced import CONTEXTS, encode_continuation
 from tformer_jax.inference.sampling import RowSettings, among
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS
 
@@ -178,6 +179,16 @@ def _set_logits(logits: jax.Array, tokens: jax.Array, where: jax.Array, values: 
     return logits.at[rows, jnp.where(where, tokens, logits.shape[1])].set(values, mode="drop")
 
 
+def _after_space(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Returns the tokens of a text after a space, also if the tokenizer drops spaces at the beginning."""
+    written = f" {text}"
+    if tokenizer.normalize(written) != tokenizer.normalize(text):
+        return tuple(tokenizer.encode(written))
+    contexts = filter(tokenizer.encode, CONTEXTS)
+    within = (encode_continuation(tokenizer, written, context) for context in contexts)
+    return next(filter(None, within), tuple(tokenizer.encode(text)))
+
+
 def _encode_forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Encodes each text with and without a leading space; drops sequences that end in another sequence."""
     sequences: dict[tuple[int, ...], None] = {}
@@ -185,6 +196,6 @@ def _encode_forbidden(cfg: DecodeConfig, tokenizer: Tokenizer) -> tuple[tuple[in
         ids = tokenizer.encode(text)
         if set(ids) <= {tokenizer.special.unknown} or dropped_characters(tokenizer, text):
             raise cfg.error("forbidden", f"{text!r} cannot be encoded with this vocabulary; leave it out")
-        sequences.update(dict.fromkeys(tuple(tokenizer.encode(written)) for written in (text, f" {text}")))
+        sequences.update(dict.fromkeys((tuple(ids), _after_space(tokenizer, text))))
     shorter = {ids[start:] for ids in sequences for start in range(1, len(ids))} & sequences.keys()
     return tuple(ids for ids in sequences if not any(ids != end and ids[-len(end) :] == end for end in shorter))
