@@ -106,6 +106,7 @@ def test_language_model(batch_size):
         total -= found[np.arange(len(targets)), targets].sum()
     metrics, outputs = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
+    assert metrics["bits_per_byte"] == metrics["bits_per_character"] == pytest.approx(total / math.log(2) / 16)
     assert (outputs[0].source, outputs[0].reference) == ("abcd", "efgabcdefggg")
 
 

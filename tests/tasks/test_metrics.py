@@ -1,5 +1,6 @@
 """Metrics of other code and of programs, by hand arithmetic; sacreBLEU's are in `test_scores.py`."""
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ import pytest
 
 from tests.helpers import score_texts
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, ConfigError, EvalConfig, TrainConfig, kinds
+from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig, TrainConfig, kinds
 from tformer_jax.config.metrics import Metric, build_metric, lower_is_better
+from tformer_jax.tasks.evaluators.likelihood import Losses, Measured
+from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
 from tformer_jax.tasks.evaluators.scores import measure_texts
 from tformer_jax.train.early_stopping import BestMetric
 
@@ -145,3 +148,25 @@ def test_means_of_stored_scores_are_those_of_sums():
     statistics = metric.statistics(["", ""], ["a", "b"], [("a",), ("c", "d")])
     np.testing.assert_array_equal(statistics, [[100, 1], [0, 1]])
     assert metric.score(statistics.sum(axis=0)) == 50
+
+
+def test_bits_are_those_of_all_tokens_over_the_size_of_the_texts():
+    """A tokenizer with fewer tokens, whose losses have the same sum, has the same bits, unlike the loss per token."""
+    found = []
+    for tokens in ([2.0, 4.0, 6.0], [12.0]):
+        sums = np.array([[sum(tokens), 0, len(tokens)]])
+        loss = sum(tokens) / len(tokens)
+        measured = Measured(loss, 0.0, Losses([], []), sums)
+        found.append(PerplexityEvaluator(lambda _, it=measured: it, texts=iter(["a\u00e4", "\u6f22b"]))(None).metrics)
+    assert found[0]["bits_per_byte"] == found[1]["bits_per_byte"] == pytest.approx(12 / np.log(2) / (3 + 4))
+    assert found[0]["bits_per_character"] == pytest.approx(12 / np.log(2) / 4)
+    assert lower_is_better("bits_per_byte")
+    assert "bits_per_byte" not in PerplexityEvaluator(lambda _: measured)(None).metrics
+
+
+def test_a_prefix_model_has_no_bits_per_byte():
+    data = DataConfig(source="stdlib_text", batching="windows")
+    model = ModelConfig(family="decoder_lm")
+    Config(model=model, data=data, train=TrainConfig(metric="bits_per_byte"))
+    with pytest.raises(ConfigError, match="train.metric='bits_per_byte': must be 'loss' for model.prefix_lm=True"):
+        Config(model=dataclasses.replace(model, prefix_lm=True), data=data, train=TrainConfig(metric="bits_per_byte"))

@@ -9,7 +9,9 @@ from tformer_jax.config import kinds
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 """Metrics of predicted tokens."""
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "bits_per_character", "unknown_outputs")
+PER_TEXT_SIZE = ("bits_per_byte", "bits_per_character")
+"""Metrics of predicted texts that compare across tokenizers."""
+LOWER_IS_BETTER = ("loss", "perplexity", *PER_TEXT_SIZE, "unknown_outputs")
 """Metrics that are no kinds, and of which lower values are better."""
 DEFAULT = ("bleu", "chrf", "exact_match")
 """Metrics of all translations."""

@@ -32,6 +32,8 @@ TITLES = {
     "skipped_steps": ("Skipped steps", "per record"),
     "noise_scale": ("Gradient noise scale", "labels"),
     "perplexity": ("Perplexity", ""),
+    "bits_per_byte": ("Bits per byte", ""),
+    "bits_per_character": ("Bits per character", ""),
     "bleu": ("BLEU", "%"),
     "chrf": ("chrF", "%"),
     "chrf++": ("chrF++", "%"),

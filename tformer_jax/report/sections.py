@@ -9,7 +9,7 @@ from typing import Any
 
 from tformer_jax.config import Config, lower_is_better
 from tformer_jax.config.convert import flat_values
-from tformer_jax.config.metrics import base_metric, group_of_metric
+from tformer_jax.config.metrics import PER_TEXT_SIZE, base_metric, group_of_metric
 from tformer_jax.report.bootstrap import Estimate, estimates
 from tformer_jax.report.charts import order_metrics, title_of
 from tformer_jax.report.outputs import Piece, choose_outputs, mark_differences
@@ -253,7 +253,7 @@ def format_difference(value: float, name: str) -> str:
 
 
 def _decimals(name: str) -> int:
-    return 4 if base_metric(name) == "loss" else 2
+    return 4 if base_metric(name) in ("loss", *PER_TEXT_SIZE) else 2
 
 
 def format_count(number: float) -> str:

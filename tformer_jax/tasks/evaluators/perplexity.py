@@ -1,10 +1,13 @@
 """Evaluation of the prediction of tokens."""
 
-from collections.abc import Collection, Sequence
+import functools
+import math
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from tformer_jax.config.metrics import PER_TEXT_SIZE
 from tformer_jax.tasks.evaluators.directions import by_direction, with_means
 from tformer_jax.tasks.evaluators.evaluation import Evaluation
 from tformer_jax.tasks.evaluators.likelihood import Likelihood
@@ -16,20 +19,41 @@ class PerplexityEvaluator:
     Args:
         directions: the direction of each row of the batches, in the order of the examples; None: the row has none.
         trained: as for `evaluate_directions`.
+        texts: the texts whose tokens are all predicted; () if there are none.
     """
 
-    def __init__(self, likelihood: Likelihood, directions: Sequence[str | None] = (), trained: Collection[str] = ()):
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        directions: Sequence[str | None] = (),
+        trained: Collection[str] = (),
+        *,
+        texts: Iterable[str] = (),
+    ):
         self._likelihood, self._places, self._trained = likelihood, by_direction(directions), trained
+        self._texts = texts
+
+    @functools.cached_property
+    def _sizes(self) -> tuple[int, int]:
+        """The numbers of bytes, in UTF-8, and of characters of all texts."""
+        sizes = [(len(text.encode("utf-8", "surrogatepass")), len(text)) for text in self._texts]
+        return sum(size for size, _ in sizes), sum(size for _, size in sizes)
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per token, `perplexity` = exp(loss) and `token_accuracy` in percent.
 
-        They are means over all tokens; `loss:en-de` is that of a direction, `loss:to-en` the mean of those of a group.
+        Of texts also `bits_per_byte` and `bits_per_character`, the sum of all losses over the size of the texts. Their
+        first token, which windows do not predict, has no loss.
+
+        Means are over all tokens; `loss:en-de` is that of a direction, `loss:to-en` the mean of those of a group.
         """
         loss, accuracy, losses, sums = self._likelihood(params)
         with np.errstate(over="ignore"):
             perplexity = float(np.exp(loss))
         metrics = {"loss": loss, "perplexity": perplexity, "token_accuracy": accuracy}
+        for name, size in zip(PER_TEXT_SIZE, self._sizes, strict=True):
+            if size:
+                metrics[name] = float(sums[:, 0].sum()) / math.log(2) / size
         parts = {
             name: {"loss": float(sums[places, 0].sum() / sums[places, 2].sum())}
             for name, places in self._places.items()
