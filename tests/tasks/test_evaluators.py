@@ -356,13 +356,13 @@ class TestTranslationMetrics:
             return real(tokenize="char")
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
-        Bleu(translating("de"), language)
+        Bleu(translating("de").eval, language)
         assert made == [f"{language[:2]}-mecab"] + ([] if installed else ["char"])
 
     @pytest.mark.parametrize("language", ["zh", "zho_Hans", "cmn", "zh-TW", "yue_Hant", "Chinese", "zho", "chi"])
     def test_every_code_of_a_language_selects_its_tokenizer(self, language):
-        assert Bleu(translating("de"), language).scorer.tokenizer.signature() == "zh"
-        assert Bleu(translating("de"), "zh_Latn").scorer.tokenizer.signature() == "13a"
+        assert Bleu(translating("de").eval, language).scorer.tokenizer.signature() == "zh"
+        assert Bleu(translating("de").eval, "zh_Latn").scorer.tokenizer.signature() == "13a"
 
     @pytest.mark.parametrize(
         ("texts", "tokenize", "better"),
@@ -391,4 +391,4 @@ class TestTranslationMetrics:
 
         monkeypatch.setattr(sacrebleu, "BLEU", bleu)
         with pytest.raises(UserError, match=r"eval.bleu_tokenize='ja-mecab': Missing. pip install sacrebleu\[ja\]"):
-            Bleu(translating("ja", bleu_tokenize="ja-mecab"), "ja")
+            Bleu(translating("ja", bleu_tokenize="ja-mecab").eval, "ja")

@@ -38,7 +38,7 @@ def running(code: str, name: str = "command", **settings) -> Config:
 
 
 def scores_of(cfg: Config, name: str = "command") -> list[float]:
-    return list(build_metric(cfg, name, "en").score_texts(["x", "y", "z"], OUTPUTS, REFERENCES))
+    return list(build_metric(cfg.eval, name, "en").score_texts(["x", "y", "z"], OUTPUTS, REFERENCES))
 
 
 @pytest.mark.usefixtures("length_difference")
@@ -46,7 +46,7 @@ def test_a_function_of_other_code_is_a_metric():
     cfg = Config(eval=EvalConfig(metrics=("length_difference",)))
     found = score_texts(OUTPUTS, REFERENCES, cfg, "en")
     assert found.metrics["length_difference"] == pytest.approx((1 + 0 + 3) / 3)
-    assert list(build_metric(cfg, "length_difference", "en").score_texts([], OUTPUTS, REFERENCES)) == [1, 0, 3]
+    assert list(build_metric(cfg.eval, "length_difference", "en").score_texts([], OUTPUTS, REFERENCES)) == [1, 0, 3]
 
 
 @pytest.mark.usefixtures("length_difference")
@@ -66,7 +66,7 @@ def test_which_metrics_are_lower_for_better_outputs():
 
 def test_a_metric_has_a_score_of_each_output(monkeypatch):
     monkeypatch.setitem(kinds.METRICS, "short", lambda sources, outputs, references: [1.0])
-    metrics = {"en": {"short": build_metric(Config(), "short", "en")}}
+    metrics = {"en": {"short": build_metric(EvalConfig(), "short", "en")}}
     with pytest.raises(UserError, match="the metric 'short' has 1 scores of 3 outputs"):
         measure_texts(metrics, ["en"] * 3, OUTPUTS, OUTPUTS, REFERENCES)
 
@@ -79,7 +79,7 @@ def test_outputs_in_all_languages_are_scored_by_one_call(monkeypatch):
         return [float(len(output)) for output in outputs]
 
     monkeypatch.setitem(kinds.METRICS, "counted", counted)
-    metrics = {language: {"counted": build_metric(Config(), "counted", language)} for language in ("de", "en")}
+    metrics = {language: {"counted": build_metric(EvalConfig(), "counted", language)} for language in ("de", "en")}
     rows = measure_texts(metrics, ["de", "en", "de"], ["x", "y", "z"], OUTPUTS, REFERENCES)
     assert calls == [(["x", "y", "z"], OUTPUTS, REFERENCES)]
     assert [Metric.score(metrics["de"]["counted"], row["counted"]) for row in rows] == [2, 3, 0]
@@ -144,7 +144,7 @@ def test_settings_of_programs_that_contradict_others():
 
 
 def test_means_of_stored_scores_are_those_of_sums():
-    metric = build_metric(Config(), "exact_match", "en")
+    metric = build_metric(EvalConfig(), "exact_match", "en")
     statistics = metric.statistics(["", ""], ["a", "b"], [("a",), ("c", "d")])
     np.testing.assert_array_equal(statistics, [[100, 1], [0, 1]])
     assert metric.score(statistics.sum(axis=0)) == 50

@@ -18,7 +18,7 @@ from tformer_jax.base.paths import write_text
 from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import add_imports, check_writable, new_parser
 from tformer_jax.cli.inputs import Source
-from tformer_jax.config import Config, EvalConfig, kinds, metrics
+from tformer_jax.config import EvalConfig, kinds, metrics
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
 from tformer_jax.inference.risk import chrf_matrix, expected_utilities
 
@@ -43,8 +43,8 @@ class Metric:
     @functools.cached_property
     def scorer(self) -> metrics.Metric:
         """The metric itself."""
-        cfg = Config(eval=EvalConfig(metrics=(self.name,), command=self.command))
-        scorer = metrics.build_metric(cfg, self.name, self.language)
+        evaluation = EvalConfig(metrics=(self.name,), command=self.command)
+        scorer = metrics.build_metric(evaluation, self.name, self.language)
         if not scorer.applies:
             raise UserError(f"--metric {self.name}: does not compare outputs with references")
         return scorer

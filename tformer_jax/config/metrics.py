@@ -16,8 +16,8 @@ LOWER_IS_BETTER = ("loss", "perplexity", *PER_TEXT_SIZE, "unknown_outputs")
 DEFAULT = ("bleu", "chrf", "exact_match")
 """Metrics of all translations."""
 
-Config = Any
-"""A `config.schema.Config`, whose module imports this one."""
+EvalConfig = Any
+"""The section `eval`, whose module comes after this one."""
 References = Sequence[Sequence[str]]
 """One or several of each output."""
 
@@ -26,6 +26,7 @@ class Metric:
     """A kind of `kinds.METRICS`: compares outputs in one language with references.
 
     Args:
+        evaluation: the settings `eval`.
         languages: those of all directions that are evaluated.
     """
 
@@ -39,8 +40,8 @@ class Metric:
     signature: str = ""
     """What determines the scores, if that is more than the name."""
 
-    def __init__(self, cfg: Config, language: str, languages: Sequence[str] = ()):
-        self.cfg, self.language, self.languages = cfg, language, languages
+    def __init__(self, evaluation: EvalConfig, language: str, languages: Sequence[str] = ()):
+        self.evaluation, self.language, self.languages = evaluation, language, languages
 
     @property
     def applies(self) -> bool:
@@ -80,14 +81,14 @@ class FunctionMetric(Metric):
         self.score_texts = function  # type: ignore[method-assign]
 
 
-def build_metric(cfg: Config, name: str, language: str, languages: Sequence[str] = ()) -> Metric:
+def build_metric(evaluation: EvalConfig, name: str, language: str, languages: Sequence[str] = ()) -> Metric:
     """Returns the metric `name` of `kinds.METRICS`; the other arguments are as for `Metric`.
 
     Raises:
         UserError: a package or file that it needs is missing.
     """
     kind = kinds.load(kinds.METRICS, name)
-    return kind(cfg, language, languages) if isinstance(kind, type) else FunctionMetric(kind)
+    return kind(evaluation, language, languages) if isinstance(kind, type) else FunctionMetric(kind)
 
 
 def base_metric(name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from sacrebleu.significance import estimate_ci
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, EvalConfig, kinds
+from tformer_jax.config import EvalConfig, kinds
 from tformer_jax.config.metrics import Metric, build_metric
 from tformer_jax.config.task import Task
 from tformer_jax.report.outputs import Outputs
@@ -123,7 +123,7 @@ def _recomputed(name: str, signatures: dict[str, str], direction: str | None) ->
         return bleu_of(signatures, direction)
     known = name in signatures or f"{name}:{direction}" in signatures
     if name in ("chrf", "exact_match") or (known and name in ("chrf++", "ter")):
-        return build_metric(Config(), name, "")
+        return build_metric(EvalConfig(), name, "")
     return None
 
 
@@ -145,7 +145,7 @@ def bleu_of(signatures: dict[str, str], direction: str | None = None) -> Metric 
     signature = signatures.get(f"bleu:{direction}") or signatures.get("bleu", "")
     tokenizer = re.search(r"tok:(ja-mecab|ko-mecab|[\w-]+)", signature)
     try:
-        return Bleu(Config(eval=EvalConfig(bleu_tokenize=tokenizer[1])), "") if tokenizer else None
+        return Bleu(EvalConfig(bleu_tokenize=tokenizer[1]), "") if tokenizer else None
     except UserError:
         return None
 

@@ -17,13 +17,13 @@ Row = dict[str, np.ndarray]
 
 
 def text_metrics(cfg: Config, language: str, languages: Sequence[str] = ()) -> dict[str, Metric]:
-    """Returns BLEU, chrF, exact match and those of `eval.metrics`; arguments are as for `Metric`.
+    """Returns BLEU, chrF, exact match and those of `eval.metrics`; languages are as for `Metric`.
 
     Raises:
         UserError: a package or file that a metric needs is missing.
     """
     names = {*DEFAULT, *cfg.eval.metrics}
-    return {name: build_metric(cfg, name, language, languages) for name in kinds.METRICS if name in names}
+    return {name: build_metric(cfg.eval, name, language, languages) for name in kinds.METRICS if name in names}
 
 
 def target_language(cfg: Config, direction: str | None) -> str:

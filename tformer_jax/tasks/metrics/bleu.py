@@ -40,14 +40,14 @@ class Bleu(SacreMetric):
     """
 
     def build_scorer(self) -> sacrebleu.BLEU:
-        target, chosen = read_language(self.language), self.cfg.eval.bleu_tokenize
+        target, chosen = read_language(self.language), self.evaluation.bleu_tokenize
         by_script = BY_SCRIPT.get((target and target.script) or "", "13a")
         try:
             return bleu_tokenizing(chosen or by_script)
         except (RuntimeError, ImportError, OSError) as error:
             if chosen is None:
                 return sacrebleu.BLEU(tokenize="char")
-            raise self.cfg.eval.error("bleu_tokenize", one_line(error, None)) from error
+            raise self.evaluation.error("bleu_tokenize", one_line(error, None)) from error
 
     def problem(self, references: Sequence[str]) -> str | None:
         used = self.scorer.tokenizer.signature()
@@ -83,7 +83,7 @@ class SpBleu(SacreMetric):
         packages.require("spbleu", ("sentencepiece",), "tokenizers")
         import sentencepiece
 
-        path = Path(self.cfg.eval.spbleu_model).expanduser()
+        path = Path(self.evaluation.spbleu_model).expanduser()
         try:
             content = path.read_bytes()
             model = sentencepiece.SentencePieceProcessor(model_proto=content)

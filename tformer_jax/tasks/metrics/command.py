@@ -34,7 +34,7 @@ class Command(Metric):
 
     def __init__(self, *args: object):
         super().__init__(*args)  # type: ignore[arg-type]
-        self.signature = f"command:{self.cfg.eval.command}"
+        self.signature = f"command:{self.evaluation.command}"
 
     def score_texts(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> Sequence[float]:
         """As `Metric.score_texts`.
@@ -57,8 +57,8 @@ class Command(Metric):
 
     def _run(self, text: str) -> str:
         """Returns what the program writes."""
-        seconds = self.cfg.eval.command_seconds
-        words = shlex.split(self.cfg.eval.command)
+        seconds = self.evaluation.command_seconds
+        words = shlex.split(self.evaluation.command)
         try:
             done = subprocess.run(
                 words, input=text, capture_output=True, timeout=seconds, encoding="utf-8", errors="replace"
@@ -73,7 +73,7 @@ class Command(Metric):
         return done.stdout.strip()
 
     def _error(self, problem: str) -> UserError:
-        return UserError(f"eval.command={self.cfg.eval.command!r}: {problem}")
+        return UserError(f"eval.command={self.evaluation.command!r}: {problem}")
 
 
 class CommandError(Command):

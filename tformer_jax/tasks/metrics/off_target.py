@@ -58,8 +58,8 @@ class OffTarget(Metric):
     lower_is_better, by_language = True, True
     bounds = (0.0, 100.0)
 
-    def __init__(self, cfg: Any, language: str, languages: Sequence[str] = ()):
-        super().__init__(cfg, language, languages)
+    def __init__(self, evaluation: Any, language: str, languages: Sequence[str] = ()):
+        super().__init__(evaluation, language, languages)
         self._identifier = _identifier_of(tuple(languages))
         self.signature = self._identifier.signature
 
@@ -78,7 +78,7 @@ class OffTarget(Metric):
         for language, text in references:
             by_language[language].append(text)
         for language, texts in by_language.items():
-            metric = OffTarget(self.cfg, language, self.languages)
+            metric = OffTarget(self.evaluation, language, self.languages)
             wrong += metric.score_texts((), texts, ()) if metric.applies else ()
         sentences = [f"off_target leaves out languages that lingua does not know: {unknown}"] if unknown else []
         if wrong:
