@@ -103,6 +103,14 @@ def write_record(path: Path, module: str, **found: Any) -> None:
     write_json(path, {**provenance.collect(), "command": command, **found})
 
 
+def describe_run(run: Path) -> dict[str, Any]:
+    """Returns how a finished run was trained: its command, settings that differ from the defaults, seed and sizes."""
+    result, cfg = run_folder.read_result(run), config.load(run / "config.json")
+    names = ("name", "command", "hardware", "seed", "steps", "tokens", "seconds", "parameters")
+    settings = {name: str(value) for name, value in config.flat(cfg).items() if name in {*cfg.changed_settings()}}
+    return {**{name: result[name] for name in names}, "config": settings}
+
+
 def records(run: Path) -> list[dict[str, Any]]:
     """Returns the records of metrics.jsonl without the values that depend on the clock."""
     clock = ("tokens_per_second", "flops_per_second", "data_wait_percent", "seconds", "memory_bytes")
