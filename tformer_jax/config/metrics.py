@@ -1,11 +1,12 @@
 """Metrics: their names, such as `chrf`, or `chrf:to-en` for a group of directions; and the kinds that score texts."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tformer_jax.config import kinds
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 """Metrics of predicted tokens."""
@@ -52,16 +53,18 @@ class Metric:
         """Returns the score of each output alone."""
         return [self.score_alone(row) for row in self.statistics(sources, outputs, references)]
 
-    def statistics(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> np.ndarray:
+    def statistics(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> "np.ndarray":
         """Returns numbers of each output, whose sums over texts determine the score of these: float64 [N, S]."""
+        import numpy as np
+
         scores = np.asarray(self.score_texts(sources, outputs, references), np.float64)
         return np.stack([scores, np.ones(len(scores))], axis=1)
 
-    def score(self, sums: np.ndarray) -> float:
+    def score(self, sums: "np.ndarray") -> float:
         """Returns the score of texts, given the sums of their `statistics`, float64 [S]; here the mean."""
         return float(sums[0] / sums[1])
 
-    def score_alone(self, row: np.ndarray) -> float:
+    def score_alone(self, row: "np.ndarray") -> float:
         """Returns the score of one text, given its `statistics`, float64 [S]."""
         return self.score(row)
 
