@@ -8,12 +8,14 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 
 import dataclasses
 import functools
+import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax import linen as nn
 
 from tformer_jax.base.errors import UserError
@@ -42,11 +44,12 @@ from tformer_jax.inference.requests import Request
 from tformer_jax.inference.scores import Scored, Scorer
 from tformer_jax.inference.text import LabelClassifier, TextGenerator, Translator
 from tformer_jax.inference.watch import Watched, watch, weight_shapes, without_padding
-from tformer_jax.models import registry
+from tformer_jax.models import cost, registry
 from tformer_jax.models.ensemble import Ensemble, check_member
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.runs import run_folder
+from tformer_jax.report.history_plot import Plot, plot_history
+from tformer_jax.runs import curves, run_folder
 from tformer_jax.runs.trained import load_trained
 
 
@@ -135,6 +138,24 @@ class Run:
     def task(self) -> Task:
         """What the model is trained for, with the methods of its own that a task of other code has."""
         return task_of(self.config)
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """The metrics by step, as columns of equal length: `pandas.DataFrame(run.history)`; see `curves.history`."""
+        return curves.history(self.path)
+
+    def plot(self, *names: str) -> Plot:
+        """Draws metrics of `history` by step; default: the loss, and metrics of the validation split."""
+        return plot_history(self.history, names)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {self.config.model.family}, {optax.tree.size(self.params):,} parameters)"
+
+    def _repr_html_(self) -> str:
+        from tformer_jax.base.html_table import describe_html
+
+        modules = f"<b>{html.escape(repr(self))}</b>" + describe_html(cost.by_module(self.params))
+        return modules + self.config._repr_html_()
 
     @functools.cached_property
     def languages(self) -> Languages:

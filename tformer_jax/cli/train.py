@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
@@ -61,6 +62,16 @@ def write_report(folder: Path) -> None:
         logging.warning("%s", error)
 
 
+class _Explain(argparse.Action):
+    """Prints the meaning, default and allowed values of settings, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        from tformer_jax.config.help import explain
+
+        print(explain(values))
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
     result = new_parser(
@@ -73,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
         "--config", required=True, metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py"
     )
     result.add_argument("--run", type=run_path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
+    result.add_argument(
+        "--config.help", nargs="?", const="", action=_Explain, metavar="SECTION", help="explain settings and exit"
+    )
     existing = result.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
     existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")

@@ -40,7 +40,8 @@ class DataConfig(Section):
     source: str = setting(
         "cldr_translation",
         "cldr_* and stdlib_text are generated; gettext reads the catalogues of software; tfds is a dataset of TFDS; "
-        "prepared is the output of prepare_data.py; the others are files below the data folder",
+        "prepared is the output of prepare_data.py; python is data that tformer_jax.train was "
+        "given; the others are files below the data folder",
         choices=kinds.CORPORA,
     )
     source_language: str = setting(
@@ -370,7 +371,7 @@ class DataConfig(Section):
     @property
     def generated(self) -> bool:
         """Whether examples are generated instead of read from what `train` names."""
-        return not self.train
+        return not self.train and self.source != "python"
 
     @property
     def mixed(self) -> str:

@@ -172,6 +172,20 @@ class Section:
     resumable: ClassVar[str | None] = None
     """The `resumable` of settings that do not state it; None: a resumed run may not change them."""
 
+    def __init_subclass__(cls) -> None:
+        """Gives each section the short `__repr__`, which `dataclass` would replace."""
+        super().__init_subclass__()
+        cls.__repr__ = Section.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        shown = {name.partition(".")[0]: None for name in self.changed_settings()}
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
+    def _repr_html_(self) -> str:
+        from tformer_jax.base.html_table import describe_html
+
+        return describe_html({name: operator.attrgetter(name)(self) for name in self.changed_settings()})
+
     @classmethod
     def resume_effect(cls, name: str) -> str | None:
         """Returns the `resumable` of a setting, such as `steps`, or `optim.learning_rate` of the whole config."""

@@ -117,6 +117,7 @@ OPTIMIZERS = Kinds(
     sgd="tformer_jax.train.optimizer_kinds:sgd",
     muon="tformer_jax.train.muon:muon",
     schedule_free_adamw="tformer_jax.train.optimizer_kinds:schedule_free_adamw",
+    python="tformer_jax.train.optimizer_kinds:python",
 )
 TOKENIZERS = Kinds(
     bytes="tformer_jax.data.tokenizers.simple:ByteTokenizer",
@@ -141,6 +142,7 @@ CORPORA = Kinds(
     gettext="tformer_jax.data.corpora.gettext:Gettext",
     tfds="tformer_jax.data.corpora.tfds_source:Tfds",
     prepared="tformer_jax.data.corpora.prepared:Prepared",
+    python="tformer_jax.data.corpora.python:PythonData",
 )
 """Sources of corpora; see `data.corpora.corpus.Source`."""
 TRANSFORMS = Kinds(

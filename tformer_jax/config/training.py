@@ -22,7 +22,8 @@ class OptimConfig(Section):
 
     optimizer: str = setting(
         "adamw",
-        "muon: adamw for embeddings and non-matrix parameters; schedule_free_adamw: averaged parameters are evaluated",
+        "muon: adamw for embeddings and non-matrix parameters; schedule_free_adamw: averaged parameters are evaluated; "
+        "python: what tformer_jax.train was given",
         choices=kinds.OPTIMIZERS,
     )
     schedule: str = setting(

@@ -1,8 +1,15 @@
 """What a class of models states of itself, so that other code asks it and compares no names of families."""
 
-from collections.abc import Mapping
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
+import numpy as np
+from flax import errors
+
+from tformer_jax.base.errors import UserError
 from tformer_jax.special_tokens import PAD
 
 Batch = Mapping[str, Any]
@@ -32,7 +39,89 @@ class Family:
     classifies: ClassVar[bool] = False
     """Whether it has one label per row, of `num_classes`."""
 
+    def apply(self, variables: Any, *args: Any, **options: Any) -> Any:
+        """As `flax.linen.Module.apply`; reports a mistake in the arguments in one sentence (`mistakes_explained`)."""
+        with mistakes_explained(self, variables, args, options):
+            return super().apply(variables, *args, **options)  # type: ignore[misc]
+
+    def _repr_html_(self) -> str:
+        from tformer_jax.base.html_table import describe_html
+        from tformer_jax.models import cost, registry
+
+        return describe_html(cost.by_module(registry.shapes(self)))
+
     @staticmethod
     def arguments(batch: Batch) -> dict[str, Any]:
         """Returns the arguments of a call of the model on a batch."""
         return {"tokens": batch["tokens"], "padding_mask": batch["tokens"] != PAD, "right_padded": True}
+
+
+@contextlib.contextmanager
+def mistakes_explained(model: Any, variables: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Iterator[None]:
+    """Context of a call of a model, which raises a `UserError` in place of an error that a caller's mistake causes.
+
+    Raises:
+        UserError: token ids or masks have another type, rank or size than the model reads, ids are outside of its
+            vocabulary (only outside of compiled functions), or parameters or the key of dropout are missing.
+    """
+    if options.get("method") in (None, "__call__", "features"):
+        _check_arguments(model, args, options)
+    try:
+        yield
+    except errors.ScopeCollectionNotFound as error:
+        problem = "variables have no collection 'params': call model.apply({'params': params}, ...)"
+        if isinstance(variables, Mapping) and "params" in variables:
+            problem = "the collection 'params' lacks a module of this model: are these the parameters of another one?"
+        raise UserError(problem) from error
+    except (errors.ScopeParamNotFoundError, errors.ScopeParamShapeError) as error:
+        reason = str(error).partition(". (")[0].partition(" (http")[0]
+        raise UserError(f"params are not those of this model: {reason}") from error
+    except errors.InvalidRngError as error:
+        problem = "train=True draws dropout masks: pass rngs={'dropout': jax.random.key(0)}, or set the rates to 0"
+        raise UserError(problem) from error
+
+
+def _check_arguments(model: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Raises `UserError` for token ids and masks that do not fit the model."""
+    with contextlib.suppress(TypeError):  # Python reports wrong numbers and names of arguments
+        method = getattr(type(model), "features", type(model).__call__)
+        given = inspect.signature(method).bind_partial(model, *args, **_own(options)).arguments
+        for name in ("tokens", "source", "target"):
+            if name in given:
+                _check_ids(name, given[name], model.cfg, source=name == "source")
+        for name, mask in given.items():
+            if name.endswith("padding_mask") and mask is not None:
+                _check_mask(name, mask, given.get(name.removesuffix("padding_mask").rstrip("_") or "tokens"))
+
+
+def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options that are those of the model, not of `apply`."""
+    apply = ("rngs", "method", "mutable", "capture_intermediates")
+    return {name: value for name, value in options.items() if name not in apply}
+
+
+def _check_ids(name: str, ids: Any, cfg: Any, *, source: bool) -> None:
+    if not hasattr(ids, "dtype"):
+        raise UserError(f"{name} is a {type(ids).__name__}: pass an integer array [batch, tokens]")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise UserError(f"{name} has the dtype {ids.dtype}: token ids are integers, such as int32")
+    if ids.ndim != 2:
+        hint = f", as {name}[None]" if ids.ndim == 1 else ""
+        raise UserError(f"{name} has the shape {ids.shape}: pass [batch, tokens]{hint}")
+    if ids.shape[1] > cfg.max_length:
+        raise UserError(f"{name} has {ids.shape[1]} tokens per row, but model.max_length is {cfg.max_length}")
+    size = cfg.source_vocab_size if source else cfg.vocab_size
+    if isinstance(ids, jax.core.Tracer) or not ids.size or size is None:
+        return
+    low, high = int(np.min(ids)), int(np.max(ids))
+    if low < 0 or high >= size:
+        wrong = low if low < 0 else high
+        raise UserError(f"{name} has the id {wrong}, but the model's vocabulary has the ids 0 to {size - 1}")
+
+
+def _check_mask(name: str, mask: Any, ids: Any) -> None:
+    dtype, shape = getattr(mask, "dtype", None), getattr(mask, "shape", None)
+    if dtype is None or dtype != np.bool_:
+        raise UserError(f"{name} has the dtype {dtype}: pass booleans, True for tokens that are not padding")
+    if ids is not None and shape != ids.shape:
+        raise UserError(f"{name} has the shape {shape}, but its tokens have {ids.shape}")

@@ -17,7 +17,7 @@ from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.stacks import Decoder
 
 
-class TokenDecoder(nn.Module, Family):
+class TokenDecoder(Family, nn.Module):
     """Base class of models that predict each target token from the target tokens before it."""
 
     decodes = True

@@ -15,7 +15,7 @@ from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.stacks import Encoder
 
 
-class TokenEncoder(nn.Module, Family):
+class TokenEncoder(Family, nn.Module):
     """Base of models that encode tokens; their parameters have the same names, so that one can start from another."""
 
     cfg: ModelConfig

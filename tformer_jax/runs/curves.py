@@ -36,6 +36,31 @@ def summarize_curves(run: Path) -> dict[str, Curve]:
     return {"train": _curve(train, TRAIN_METRICS), "validation": _curve(validation, list(names))}
 
 
+def history(run: Path) -> dict[str, np.ndarray]:
+    """Returns the metrics of a run as columns of equal length, with a row for each recorded step.
+
+    `step` is int64, the others float64, with NaN where a step has no value. Metrics of training have their names,
+    others begin with their split, as in `validation/loss`.
+    """
+    rows: dict[int, dict[str, Any]] = {}
+    for record in read_records(run / "metrics.jsonl"):
+        split = record.get("group", "train")
+        values = {name: value for name, value in record.items() if name not in ("step", "group")}
+        row = rows.setdefault(record["step"], {"step": record["step"]})
+        row |= values if split == "train" else {f"{split}/{name}": value for name, value in values.items()}
+    return columns([rows[step] for step in sorted(rows)])
+
+
+def columns(records: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Returns records with `step` as columns of equal length; see `history`."""
+    names = dict.fromkeys(name for record in records for name in record if name != "step")
+    values = {name: [record.get(name) for record in records] for name in names}
+    return {"step": np.array([record["step"] for record in records], np.int64)} | {
+        name: np.array([np.nan if value is None else value for value in column], np.float64)
+        for name, column in values.items()
+    }
+
+
 def _tokens(train: Sequence[Mapping[str, Any]], step: int) -> int | None:
     """Returns the training tokens up to a step, interpolated between records; None without records of tokens."""
     known = [record for record in train if "tokens" in record]

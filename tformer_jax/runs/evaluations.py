@@ -1,9 +1,13 @@
 """The evaluations of a run: on the validation split during training, and on the test split at its end."""
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.guards import Watchdog
@@ -19,27 +23,35 @@ class Evaluations:
 
     Args:
         evaluated_at: step of the last evaluation on the validation split.
+        own: further metrics by name, functions of outputs and references.
     """
 
     def __init__(
-        self, experiment: Experiment, record: Record, watchdog: Watchdog, best: Mapping[str, Any], evaluated_at: int
+        self,
+        experiment: Experiment,
+        record: Record,
+        watchdog: Watchdog,
+        best: Mapping[str, Any],
+        evaluated_at: int,
+        own: Mapping[str, Callable[..., float]],
     ):
         self._experiment, self._record, self._watchdog = experiment, record, watchdog
         self.best = BestMetric(experiment.cfg.train, **best)
-        self.evaluated_at = evaluated_at
+        self.evaluated_at, self._own = evaluated_at, own
         self.signatures: dict[str, str] = {}
         self.remarks: tuple[str, ...] = ()
-        self._last: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        """Metrics of the last evaluation on the validation split."""
 
     def validate(self, step: int, params: Any) -> None:
         """Evaluates the parameters of a step on the validation split, for `train.metric`."""
-        self._last = self._evaluate(step, "validation", self._validators, params)
-        self.best.update(self._last)
+        self.last = self._evaluate(step, "validation", self._validators, params)
+        self.best.update(self.last)
         self.evaluated_at = step
 
     def score(self, step: int) -> float | None:
         """Returns the score of a step by `train.metric`, higher for better ones; None if it was not evaluated."""
-        return self.best.score(self._last) if self._last and self.evaluated_at == step else None
+        return self.best.score(self.last) if self.last and self.evaluated_at == step else None
 
     def test(self, step: int, params: Any) -> dict[str, float]:
         """Evaluates the final parameters on the test split; returns the metrics."""
@@ -63,6 +75,8 @@ class Evaluations:
     def _measure(self, evaluators: list[Evaluator], params: Any) -> Evaluation:
         with self._watchdog.paused():
             evaluation = merged(evaluator(params) for evaluator in evaluators)
+            own = own_metrics(self._own, evaluation.outputs)
+        evaluation = dataclasses.replace(evaluation, metrics=evaluation.metrics | own)
         self.signatures |= evaluation.signatures
         self.remarks = evaluation.remarks
         return evaluation
@@ -76,6 +90,20 @@ class Evaluations:
         experiment = self._experiment
         parts = experiment.model, experiment.corpus, experiment.tokenizers
         return evaluators_for(experiment.cfg, *parts, split, limit, shards=experiment.shards)
+
+
+def own_metrics(functions: Mapping[str, Callable[..., float]], samples: Sequence[Sample]) -> dict[str, float]:
+    """Returns metrics that were given in Python: functions of all outputs and their references.
+
+    Raises:
+        UserError: one does not return a finite number.
+    """
+    outputs, references = [sample.output for sample in samples], [sample.reference for sample in samples]
+    found = {name: function(outputs, references) for name, function in functions.items()}
+    for name, value in found.items():
+        if not isinstance(value, int | float | np.number) or not np.isfinite(value):
+            raise UserError(f"metrics[{name!r}] returned {value!r}: it must return a finite number")
+    return {name: float(value) for name, value in found.items()}
 
 
 def shown_samples(outputs: Sequence[Sample], count: int) -> Sequence[Sample]:

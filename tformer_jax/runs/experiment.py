@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -66,6 +67,8 @@ class Experiment:
     """Statistics of each split; only in process 0."""
     finished: dict[str, Any] | None = None
     """Result of a resumed run that has finished with the same settings, else None."""
+    optimizer: optax.GradientTransformation | None = None
+    """An optimizer that was given in Python, in place of that of `cfg.optim`."""
 
     @property
     def smoothed_tokens(self) -> int | None:
@@ -87,6 +90,8 @@ def build(
     resume: bool = False,
     overwrite: bool = False,
     group: ProcessGroup = SINGLE,
+    given: Corpus | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Experiment:
     """Loads the data, trains the tokenizers and creates the run folder, or reopens an existing run.
 
@@ -95,6 +100,8 @@ def build(
         resume: continue the run in `folder`; start it if there is none.
         overwrite: replace the run in `folder`.
         group: all processes of the run; each builds the same experiment, and process 0 writes.
+        given: a corpus that was given in Python; None: load that of `cfg.data`.
+        optimizer: as `Experiment.optimizer`.
 
     Raises:
         UserError: the settings, the data, the devices or the folder are invalid or do not fit each other.
@@ -103,7 +110,7 @@ def build(
     resume = _continues(cfg, folder, group, resume=resume, overwrite=overwrite)
     mesh = make_mesh(cfg.parallel)
     rules.check(cfg, mesh.shape)
-    corpus = group.run(lambda: load_corpus(cfg, data_root))
+    corpus = group.run(lambda: load_corpus(cfg, data_root) if given is None else given)
     tokenizers = _common_tokenizers(
         group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
@@ -112,9 +119,13 @@ def build(
         facts[run_folder.MIXTURE] = 2
     if cfg.data.transforms:
         facts[run_folder.TRANSFORMS] = 1
+    if optimizer is not None:
+        shapes = registry.shapes(registry.build(cfg.model))
+        facts["the digest of the optimizer"] = optimizers.digest(optimizer, cfg, shapes)
     group.check_equal(config.flat(cfg) | facts)
     finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
     built = assemble(cfg, folder, mesh, corpus, tokenizers, group=group, finished=finished)
+    built = dataclasses.replace(built, optimizer=optimizer)
     group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run
     allowed = (True, False) if overwrite else (resume,)
     lock = group.run(lambda: open_folder(built, facts, allowed, resume=resume) if group.first else None)
@@ -213,7 +224,8 @@ def _check(built: Experiment, *, resume: bool) -> None:
             `decode.prefix` leaves no room for an output, or a package is missing.
     """
     cfg, folder, start_from = built.cfg, built.folder, built.start_from
-    optimizers.build(cfg, registry.shapes(built.model))  # raises
+    if built.optimizer is None:
+        optimizers.build(cfg, registry.shapes(built.model))  # raises
     if cfg.train.lora_base is not None:
         packages.require(f"train.lora_base={cfg.train.lora_base!r}", ("qwix",), "quantize")
     if start_from is not None:
@@ -263,7 +275,8 @@ def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> T
 def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     """Returns facts that identify a corpus: the size of each split, and a checksum of evenly spaced examples.
 
-    At most `CHECKED` examples, and the first and the last of generated data, are in the checksum. Files that transforms
+    At most `CHECKED` examples, and the first and the last of generated data, are in the checksum; all
+    that are given in Python as a list are. Files that transforms
     read have checksums, too.
     """
     names = dict.fromkeys(name for transform in cfg.data.transforms for name in transform.files)
@@ -271,9 +284,10 @@ def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     facts: dict[str, Any] = {
         f"the checksum of {name}": zlib.crc32(path.read_bytes()) for name, path in files.items() if path.is_file()
     }
-    checked = 2 if cfg.data.generated else CHECKED
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
+        whole = cfg.data.source == "python" and isinstance(examples, list)
+        checked = 2 if cfg.data.generated else len(examples) if whole else CHECKED
         chosen = np.linspace(0, len(examples) - 1, min(checked, len(examples))).astype(int)
         texts = (str(examples[int(index)]).encode() for index in chosen)
         facts[f"the number of {name} examples"] = len(examples)

@@ -29,7 +29,7 @@ def start_or_restore(
         teacher: its parameters are the third argument of the step.
     """
     cfg, model, mesh, batches = experiment.cfg, experiment.model, experiment.mesh, experiment.batches
-    optimizer = optimizers.build(cfg, registry.shapes(model))
+    optimizer = experiment.optimizer or optimizers.build(cfg, registry.shapes(model))
     abstract = state.abstract(model, optimizer, cfg, mesh)
     train_step = make_train_step(model, optimizer, cfg, smoothed=experiment.smoothed_tokens, teacher=teacher)
     step = jitted(train_step, abstract, mesh)

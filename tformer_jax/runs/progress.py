@@ -33,7 +33,8 @@ class Figures:
     def __str__(self) -> str:
         metrics = self.metrics
         losses = [f"{name} {metrics[name]:.4f}" for name in ("loss", "nll") if name in metrics]
-        parts = [*losses, f"lr {metrics['learning_rate']:.2e}"]
+        rates = [f"lr {metrics['learning_rate']:.2e}"] if "learning_rate" in metrics else []
+        parts = [*losses, *rates]
         parts.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
         speed = f"{with_prefix(metrics['flops_per_second'])}FLOP/s"
         if self.peak_flops:

@@ -229,8 +229,9 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
     known = read_json(run / CORPUS)
     for name, value in corpus.items():
         if name in known and known[name] != value:
+            what = "the optimizer" if "optimizer" in name else "the data"
             raise UserError(
-                f"the data of {run} changed ({name} is {value} and was {known[name]}); restore the data, or choose "
+                f"{what} of {run} changed ({name} is {value} and was {known[name]}); restore {what[4:]}, or choose "
                 "another --run"
             )
 

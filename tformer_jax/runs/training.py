@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,15 +30,25 @@ from tformer_jax.train import lora, non_finite, schedules
 from tformer_jax.train.loop import Action, Trainer
 from tformer_jax.train.meter import Meter
 from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
+from tformer_jax.train.state import TrainState
+
+Callback = Callable[[int, TrainState, Mapping[str, float]], None]
+"""Called with the step, the state and the metrics of the step, named as in `curves.history`."""
+Metrics = Mapping[str, Callable[..., float]]
+"""Metrics by name, functions of outputs and references."""
 
 
-def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | None:
+def run(
+    experiment: Experiment, *, profile: bool = False, callbacks: Sequence[Callback] = (), metrics: Metrics | None = None
+) -> dict[str, Any] | None:
     """Trains from the newest checkpoint, or from the start, to the last step; then evaluates on the test split.
 
     A finished run is left unchanged.
 
     Args:
         profile: write a profiler trace of some steps into the run folder.
+        callbacks: called after each step that is recorded.
+        metrics: further metrics of evaluations.
 
     Returns:
         The contents of the run folder's `result.json`; None if a signal stopped the run before its end.
@@ -52,7 +62,7 @@ def run(experiment: Experiment, *, profile: bool = False) -> dict[str, Any] | No
     with (
         failures.as_run_errors(experiment.group),
         contextlib.closing(experiment),
-        contextlib.closing(Training(experiment, profile=profile)) as training,
+        contextlib.closing(Training(experiment, profile=profile, callbacks=callbacks, metrics=metrics)) as training,
         training.record.events.failure_recorded(lambda: training.trainer.step),
     ):
         with GracefulStop(several=experiment.group.count > 1) as stop, training.record.view:
@@ -82,7 +92,14 @@ def best_so_far(host: Mapping[str, Any], fingerprint: int) -> dict[str, Any]:
 class Training:
     """A trainer with the components of its run, and the actions between steps."""
 
-    def __init__(self, experiment: Experiment, *, profile: bool = False):
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        profile: bool = False,
+        callbacks: Sequence[Callback] = (),
+        metrics: Metrics | None = None,
+    ):
         cfg, train, folder = experiment.cfg, experiment.cfg.train, experiment.folder
         self.experiment = experiment
         self.checkpointer = Checkpointer(
@@ -112,7 +129,9 @@ class Training:
         taught_by = [self.teacher.params] if self.teacher else []
         self.trainer = Trainer(*parts, meter=meter, monitor=monitor, taught_by=taught_by)
         best, evaluated_at = best_so_far(host, self.checkpointer.fingerprint), host.get("evaluated_at", step)
-        self.evaluations = Evaluations(experiment, self.record, self.watchdog, best, evaluated_at)
+        evaluated = best, evaluated_at, metrics or {}
+        self.evaluations = Evaluations(experiment, self.record, self.watchdog, *evaluated)
+        self.callbacks, self._logged = callbacks, dict[str, float]()
         changed = run_folder.changed_settings(host["settings"], cfg)
         self.changes = SettingChanges(step, changed, host.get("changes", []))
         self._stages = len(stages_begun(experiment.batches.get_state()))
@@ -169,6 +188,7 @@ class Training:
             (lambda step: True, self._profile),
             (self._logs, self.log),
             (self._validates, self.validate),
+            (lambda step: bool(self.callbacks) and (self._logs(step) or self._validates(step)), self._call_back),
             (self._saves, self.save),
             (lambda step: bool(self.cfg.data.stages), self._announce_stages),
         ]
@@ -189,6 +209,16 @@ class Training:
         scheduled = step % train.checkpoint_every == 0 or (train.permanent_every and step % train.permanent_every == 0)
         return bool(scheduled) or (step % train.log_every == 0 and self.checkpointer.overdue(step))
 
+    def _call_back(self) -> None:
+        step = self.trainer.step
+        metrics = dict(self._logged) if self._logs(step) else {}
+        if self._validates(step):
+            metrics |= {f"validation/{name}": value for name, value in self.evaluations.last.items()}
+        with self.watchdog.paused():
+            for callback in self.callbacks:
+                callback(step, self.trainer.state, metrics)
+        self.trainer.meter.restart()
+
     def _profile(self) -> None:
         self.profiler.after_step(self.trainer.step, self.trainer.state)
 
@@ -207,12 +237,17 @@ class Training:
         updates = trainer.step - meter.skipped_steps
         devices = list(self.experiment.mesh.devices.flat)
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
-        metrics = meter.read() | {
-            "learning_rate": float(self._schedule(max(updates - 1, 0))),
-            "tokens": meter.tokens,
-            "seconds": meter.seconds,
-            "memory_bytes": memory,
-        }
+        rate = {} if self.experiment.optimizer else {"learning_rate": float(self._schedule(max(updates - 1, 0)))}
+        metrics = (
+            meter.read()
+            | rate
+            | {
+                "tokens": meter.tokens,
+                "seconds": meter.seconds,
+                "memory_bytes": memory,
+            }
+        )
+        self._logged = metrics
         self.record.metrics.write(trainer.step, "train", metrics)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps
         next_evaluation = min(trainer.step + every - trainer.step % every, steps) if trainer.step < steps else None

@@ -26,7 +26,7 @@ from tformer_jax.train.state import TrainState
 FOLDER = "weights"
 LAST_STEP = ("last", "ema")
 """Choices of `train.weights` that evaluations during training use as well."""
-UNTRAINED = ("imported", "trimmed", "extended", "quantized")
+UNTRAINED = ("imported", "trimmed", "extended", "saved", "quantized")
 """Kinds of weights of runs that another command than `train.py` made."""
 
 

@@ -1,1 +1,10 @@
-"""Training: schedules, optimizers, the train step, checkpoints and the loop."""
+"""Training: schedules, optimizers, the train step, checkpoints and the loop.
+
+Called as a function, `tformer_jax.train(cfg, data)` is `tformer_jax.notebook.training.train`.
+"""
+
+import sys
+
+from tformer_jax import CallablePackage
+
+sys.modules[__name__].__class__ = CallablePackage

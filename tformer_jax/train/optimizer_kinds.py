@@ -100,6 +100,16 @@ def schedule_free_adamw(
     return optax.GradientTransformationExtraArgs(init, free.update)
 
 
+@declares(elementwise=True)
+def python(optim: OptimConfig, schedule: optax.Schedule, mask: Any, shapes: Any) -> optax.GradientTransformation:
+    """Stands in configs for an optimizer that is given in Python; only `tformer_jax.train` has it."""
+    raise optim.error(
+        "optimizer",
+        "checkpoints of a run with an optimizer of Python are read only by tformer_jax.train(cfg, data=..., "
+        "optimizer=..., resume=True), which finishes the run",
+    )
+
+
 def by_layer(optimizer: optax.GradientTransformation, shapes: Any) -> optax.GradientTransformation:
     """Maps an optimizer with `vmap` over the leading `STACKED_AXES` of each parameter."""
 

@@ -8,12 +8,15 @@ import dataclasses
 import fnmatch
 import functools
 import operator
+import re
+import zlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 from flax.core.meta import is_axis_metadata
 from optax import contrib
 
@@ -60,6 +63,14 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     if optim.learning_rate_factors:
         optimizer = _scaled(optimizer, _factors(optim, names))
     return _in_float32(optax.chain(_without_state(clips), optimizer))
+
+
+def digest(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> int:
+    """Returns a checksum of what an optimizer of Python computes, with its constants; shapes are as for `build`."""
+    params = nn.unbox(lora.trainable_shapes(cfg.train, shapes))
+    traced = jax.make_jaxpr(optimizer.update)(params, jax.eval_shape(optimizer.init, params), params)
+    text = re.sub(r"0x[0-9a-f]+", "", f"{traced}{[np.asarray(value).tolist() for value in traced.consts]}")
+    return zlib.crc32(text.encode())
 
 
 def _kind(optim: OptimConfig) -> Any:

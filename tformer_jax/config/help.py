@@ -1,0 +1,54 @@
+"""Explains settings: their types, defaults, allowed values and meanings."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+
+from tformer_jax.config.fields import Bounds, Section, allowed_types, member_types, qualified
+from tformer_jax.config.schema import Config
+
+
+def explain(name: str = "") -> str:
+    """Returns one paragraph for a setting, such as `model.dim`, or for each setting of a section; "": for all.
+
+    Raises:
+        ConfigError: there is no such setting; the message names the nearest.
+    """
+    kind: type[Section] = Config
+    if name:
+        Config.check_name(name)
+        for part in name.split("."):
+            if part not in kind.nested():
+                return _paragraph(kind, part, name)
+            kind = kind.nested()[part]
+    heading = f"{name}: {(kind.__doc__ or '').splitlines()[0]}\n" if name else ""
+    return heading + "\n".join(_paragraphs(kind, name))
+
+
+def _paragraphs(kind: type[Section], path: str) -> Iterator[str]:
+    for field in dataclasses.fields(kind):
+        name = qualified(path, field.name)
+        if field.name in kind.nested():
+            yield from _paragraphs(kind.nested()[field.name], name)
+        else:
+            yield _paragraph(kind, field.name, name)
+
+
+def _paragraph(kind: type[Section], key: str, name: str) -> str:
+    (field,) = (field for field in dataclasses.fields(kind) if field.name == key)
+    annotation = typing.get_type_hints(kind)[key]
+    types = " or ".join("None" if each is type(None) else each.__name__ for each in allowed_types(annotation))
+    if members := member_types(annotation):
+        types += f" of {' or '.join(member.__name__ for member in members)}"
+    facts = [f"{types}, default {field.default!r}"]
+    if choices := field.metadata["choices"]:
+        facts.append(f"allowed: {', '.join(map(str, choices))}")
+    facts += _bounds(field.metadata["bounds"])
+    users = kind.used_by(key)
+    facts += [f"used with {switch}={' or '.join(map(str, values))}" for switch, values in users.items()]
+    return f"{name} ({'; '.join(facts)})\n    {field.metadata['meaning']}"
+
+
+def _bounds(bounds: Bounds) -> Iterator[str]:
+    words = {"low": "at least", "high": "at most", "above": "above", "below": "below"}
+    yield from (f"{words[side]} {value}" for side, value in bounds._asdict().items() if value is not None)

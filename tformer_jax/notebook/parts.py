@@ -1,0 +1,176 @@
+"""The parts of training, for a loop of one's own."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import linen as nn
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import as_path
+from tformer_jax.config import Config, DataConfig, ParallelConfig
+from tformer_jax.data.corpora.python import python_corpus
+from tformer_jax.data.pipeline import check_predictable, train_batches
+from tformer_jax.data.prefetch import Batch
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.models import registry
+from tformer_jax.nn.module import parameter_name
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.runs import run_folder, weights
+from tformer_jax.runs.experiment import with_data_sizes
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.state import TrainState
+from tformer_jax.train.step import make_train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches(Iterator[Batch]):
+    """Endless batches of int32 arrays by name, shuffled by `config.seed` in each epoch."""
+
+    batches: Iterator[Batch]
+    config: Config
+    """The config with the sizes of the vocabulary."""
+    tokenizers: Tokenizers
+    labels: tuple[str, ...] | None
+    """The classes of a classifier."""
+
+    def __next__(self) -> Batch:
+        return next(self.batches)
+
+
+def with_python_data(cfg: Config) -> Config:
+    """Returns a config whose data is given in Python; `data.source` may be another generated one.
+
+    Raises:
+        UserError: the config names files, which would not be read.
+    """
+    if cfg.data.source == "python":
+        return cfg
+    if cfg.data.train:
+        raise cfg.data.error("train", "is not read with data=...: leave it out, and write data.source='python'")
+    values = {field.name: getattr(cfg.data, field.name) for field in dataclasses.fields(DataConfig)}
+    return dataclasses.replace(cfg, data=DataConfig(**{**values, "source": "python"}))
+
+
+def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> Batches:
+    """Returns the training batches of examples.
+
+    Args:
+        data: a sequence or an iterable of examples: texts, (source, target) pairs, (text, label) pairs or dictionaries.
+        tokenizers: default: trained on the examples as `cfg.data` says.
+
+    Raises:
+        UserError: an example has another form, or settings do not fit the data.
+    """
+    cfg = with_python_data(cfg)
+    examples = data if isinstance(data, Sequence) else list(data)
+    corpus = python_corpus(cfg, {"train": examples, "validation": examples})
+    tokenizers = tokenizers or train_tokenizers(cfg.data, corpus.train, None)
+    cfg = with_data_sizes(cfg, tokenizers, corpus.labels)
+    check_predictable(cfg, corpus, tokenizers)
+    return Batches(train_batches(cfg, corpus, tokenizers), cfg, tokenizers, corpus.labels)
+
+
+def _optimizer(cfg: Config, model: nn.Module, optimizer: Any) -> optax.GradientTransformation:
+    return optimizer or optimizers.build(cfg, registry.shapes(model))
+
+
+def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = None, params: Any = None) -> TrainState:
+    """Returns the state before the first step, on the first device: new parameters by `cfg.seed`, or `params`."""
+    model, mesh = registry.build(cfg.model, train=True), make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
+    if params is not None:
+        check_params(cfg, params)
+    return state.create(model, _optimizer(cfg, model, optimizer), cfg, mesh, params)
+
+
+def train_step(
+    cfg: Config, optimizer: optax.GradientTransformation | None = None
+) -> Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns the compiled step `(state, batch) -> (state, metrics)`; it donates the old state.
+
+    Metrics are those of `train.step.make_train_step`.
+
+    Args:
+        optimizer: an Optax transformation, with its learning rate; None: that of `cfg.optim`.
+
+    Raises:
+        UserError: by the step, for a batch without a key of the model, or with arrays of another type, rank or length.
+    """
+    model = registry.build(cfg.model, train=True)
+    step = jax.jit(make_train_step(model, _optimizer(cfg, model, optimizer), cfg), donate_argnums=0)
+
+    def checked(state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, dict[str, jax.Array]]:
+        _check_batch(cfg, batch)
+        return step(state, batch)
+
+    return checked
+
+
+def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
+    family = cfg.model.model_class
+    needed = (*family.inputs, family.labels)
+    if not isinstance(batch, Mapping) or (missing := [name for name in needed if name not in batch]):
+        lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
+        raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")
+    for name in needed:
+        ids, rank = batch[name], 1 if name == family.labels and family.classifies else 2
+        if not hasattr(ids, "dtype") or not np.issubdtype(ids.dtype, np.integer) or ids.ndim != rank:
+            form = "[batch, tokens]" if rank == 2 else "[batch]"
+            given = f"{ids.dtype}{list(ids.shape)}" if hasattr(ids, "dtype") else type(ids).__name__
+            raise UserError(f"the batch's {name!r} is {given}: pass integers {form}")
+        if rank == 2 and ids.shape[1] > cfg.model.max_length:
+            problem = f"has {ids.shape[1]} tokens per row, but model.max_length is {cfg.model.max_length}"
+            raise UserError(f"the batch's {name!r} {problem}")
+    size, (name, ids) = cfg.model.size("vocab_size"), (family.inputs[-1], batch[family.inputs[-1]])
+    if isinstance(ids, np.ndarray) and ids.size and not 0 <= ids.min() <= ids.max() < size:
+        raise UserError(f"the batch's {name!r} has ids from {ids.min()} to {ids.max()}: the vocabulary has {size}")
+
+
+def check_params(cfg: Config, params: Any) -> None:
+    """Raises `UserError` if a parameter of the model is missing, unknown, or of another shape or dtype."""
+    expected, given = (
+        {parameter_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+        for tree in (nn.unbox(registry.shapes(registry.build(cfg.model))), nn.unbox(params))
+    )
+    if set(given) == {f"params/{name}" for name in expected}:
+        raise UserError("params is a dictionary of collections: pass variables['params']")
+    for what, names in (("lack", expected.keys() - given.keys()), ("have the unknown", given.keys() - expected.keys())):
+        if names:
+            raise UserError(f"params {what} {min(names)!r}: they are those of another model than cfg.model")
+    for name, leaf in expected.items():
+        if (given[name].shape, given[name].dtype) != (leaf.shape, leaf.dtype):
+            is_now = f"{given[name].dtype}{list(given[name].shape)}"
+            raise UserError(f"the parameter {name!r} is {is_now}: cfg.model has {leaf.dtype}{list(leaf.shape)}")
+
+
+def save_run(
+    params: Any,
+    cfg: Config,
+    tokenizers: Tokenizers,
+    path: str | Path,
+    *,
+    labels: Sequence[str] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a run folder with final weights, which every command and `tj.load` read.
+
+    Args:
+        cfg: with the sizes of the vocabulary, as `Batches.config`.
+        labels: the classes of a classifier, in the order of its logits.
+
+    Raises:
+        UserError: the folder holds a run, or parameters, tokenizers or labels do not fit the model.
+    """
+    run = as_path(path)
+    if run_folder.holds_run(run) and not overwrite:
+        raise UserError(f"{run} already holds a run: choose another path, or overwrite=True")
+    check_params(cfg, params)
+    if (needed := cfg.model.num_classes if cfg.model.model_class.classifies else None) != (labels and len(labels)):
+        raise UserError(f"labels must be {f'the {needed} classes' if needed else 'None'}, and are {labels}")
+    cfg = with_data_sizes(cfg, tokenizers, labels)
+    run_folder.create(run, cfg, tokenizers, labels)
+    weights.save(run, nn.unbox(params), "saved", [], 0)

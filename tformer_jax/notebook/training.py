@@ -1,0 +1,115 @@
+"""Trains a config in Python, on data of one's own or that of the config."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from tformer_jax import api
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, OptimConfig
+from tformer_jax.config.task import task_of
+from tformer_jax.data.corpora.python import python_corpus
+from tformer_jax.notebook.parts import with_python_data
+from tformer_jax.report.history_plot import plot_history
+from tformer_jax.runs import curves, experiment, training
+
+
+def train(
+    cfg: Config,
+    data: Mapping[str, Any] | None = None,
+    *,
+    run: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    optimizer: optax.GradientTransformation | None = None,
+    metrics: Mapping[str, Callable[[Sequence[str], Sequence[str]], float]] | None = None,
+    callbacks: Sequence[Callable[[int, Any, Mapping[str, float]], None]] = (),
+    data_root: str | Path | None = None,
+) -> api.Run:
+    """Trains a config as `scripts/train.py` does, and returns the run; in a notebook, curves are drawn meanwhile.
+
+    Args:
+        data: `{"train": ..., "validation": ...}`, and "test" if there is one: sequences or iterables of texts,
+            (source, target) or (text, label) pairs, or dictionaries; None: the data that `cfg.data` names.
+        run: the run folder; None: `runs/NAME` of the config.
+        resume, overwrite: continue or replace the run in the folder. A resumed run needs the same data and optimizer,
+            which is checked, and then continues exactly.
+        optimizer: an Optax transformation with its learning rate, in place of all of `cfg.optim`.
+        metrics: further metrics of evaluations by name: functions of outputs and references, two lists of texts
+            (or labels), in the order of the examples.
+        callbacks: functions `(step, state, metrics)`, called after each step that is recorded, with the metrics of
+            that step named as in `Run.history`. The next step frees the arrays of the state: copy what is to stay.
+        data_root: the data folder, for sources that read files.
+
+    Raises:
+        UserError: settings, data, optimizer or metrics do not fit each other, or the folder holds another run.
+        RunError: the run cannot continue.
+    """
+    given = None
+    if data is not None:
+        cfg = with_python_data(cfg)
+        given = python_corpus(cfg, data)
+    elif cfg.data.source == "python":
+        raise UserError("data.source='python': pass data={'train': ..., 'validation': ...}")
+    if optimizer is not None:
+        cfg = _with_optimizer(cfg, optimizer)
+    elif cfg.optim.optimizer == "python":
+        raise UserError("optim.optimizer='python': pass optimizer=, an Optax transformation")
+    _check_functions(cfg, metrics or {}, callbacks)
+    folder = Path(run) if run is not None else Path("runs") / cfg.name
+    root = None if data_root is None else Path(data_root)
+    options: dict[str, Any] = {"data_root": root, "resume": resume, "overwrite": overwrite}
+    built = experiment.build(cfg, folder, given=given, optimizer=optimizer, **options)
+    drawn = [LiveCurves()] if in_notebook() else []
+    training.run(built, callbacks=[*callbacks, *drawn], metrics=metrics or {})
+    return api.load(folder)
+
+
+def _with_optimizer(cfg: Config, optimizer: Any) -> Config:
+    """Returns the config of a run with an optimizer of Python; says which settings it replaces."""
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise UserError(f"optimizer is a {type(optimizer).__name__}: pass an Optax transformation")
+    if replaced := [name for name in cfg.optim.changed_settings() if cfg.optim.optimizer != "python"]:
+        print(f"optimizer= replaces {', '.join(f'optim.{name}' for name in replaced)}")
+    return dataclasses.replace(cfg, optim=OptimConfig(optimizer="python"))
+
+
+def _check_functions(cfg: Config, metrics: Any, callbacks: Any) -> None:
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise UserError("metrics must be functions of (outputs, references) by name: {'length': function}")
+    if metrics and task_of(cfg).references is None:
+        by = task_of(cfg).named_by(cfg)
+        raise UserError(f"metrics compare outputs with references, which {by} does not have: write a callback")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise UserError("callbacks must be a list of functions of (step, state, metrics)")
+
+
+def in_notebook() -> bool:
+    """Returns whether this is a notebook, whose outputs can be replaced."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")
+
+
+class LiveCurves:
+    """A callback that draws the curves of a run in a notebook, in place of those drawn before."""
+
+    def __init__(self) -> None:
+        self._records: list[dict[str, Any]] = []
+        self._shown: Any = None
+
+    def __call__(self, step: int, state: Any, metrics: Mapping[str, float]) -> None:
+        from IPython.display import display
+
+        self._records.append({"step": step, **metrics})
+        try:
+            plot = plot_history(curves.columns(self._records))
+        except UserError:  # without matplotlib, the printed lines remain
+            return
+        if self._shown is None:
+            self._shown = display(plot, display_id=True)
+        else:
+            self._shown.update(plot)
