@@ -88,7 +88,7 @@ def _check_arguments(model: Any, args: Sequence[Any], options: Mapping[str, Any]
         given = inspect.signature(method).bind_partial(model, *args, **_own(options)).arguments
         for name in ("tokens", "source", "target"):
             if name in given:
-                _check_ids(name, given[name], model.cfg, source=name == "source")
+                check_ids(name, given[name], model.cfg, source=name == "source")
         for name, mask in given.items():
             if name.endswith("padding_mask") and mask is not None:
                 _check_mask(name, mask, given.get(name.removesuffix("padding_mask").rstrip("_") or "tokens"))
@@ -100,7 +100,8 @@ def _own(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in apply}
 
 
-def _check_ids(name: str, ids: Any, cfg: Any, *, source: bool) -> None:
+def check_ids(name: str, ids: Any, cfg: Any, *, source: bool) -> None:
+    """Raises `UserError` for token ids, called `name`, that a model does not read; `source` selects the vocabulary."""
     if not hasattr(ids, "dtype"):
         raise UserError(f"{name} is a {type(ids).__name__}: pass an integer array [batch, tokens]")
     if not np.issubdtype(ids.dtype, np.integer):
@@ -114,9 +115,11 @@ def _check_ids(name: str, ids: Any, cfg: Any, *, source: bool) -> None:
     if isinstance(ids, jax.core.Tracer) or not ids.size or size is None:
         return
     low, high = int(np.min(ids)), int(np.max(ids))
-    if low < 0 or high >= size:
-        wrong = low if low < 0 else high
-        raise UserError(f"{name} has the id {wrong}, but the model's vocabulary has the ids 0 to {size - 1}")
+    if low < min(PAD, 0) or high >= size:
+        wrong = high if high >= size else low
+        raise UserError(
+            f"{name} has the id {wrong}, but the model's vocabulary has the ids 0 to {size - 1}, and {PAD} for padding"
+        )
 
 
 def _check_mask(name: str, mask: Any, ids: Any) -> None:

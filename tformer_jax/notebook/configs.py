@@ -6,6 +6,7 @@ from typing import Any
 from tformer_jax import config
 from tformer_jax.cli.config_file import config_path, run_file, shipped_configs
 from tformer_jax.config import Config
+from tformer_jax.config.fields import qualified
 from tformer_jax.config.help import explain
 
 __all__ = ["change", "help", "load", "names"]
@@ -47,24 +48,18 @@ def help(name: str = "") -> None:
     print(explain(name))
 
 
-def _changed(values: dict[str, Any], changes: Mapping[str, Any], path: str = "") -> Config:
-    for name, value in changes.items():
-        Config.check_name(name)
-        *sections, key = name.split(".")
-        inner = values
-        for section in sections:
-            inner = inner[section]
-        if isinstance(value, Mapping) and isinstance(inner[key], Mapping):
-            _update(inner[key], value, name)
-        else:
-            inner[key] = value
+def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> Config:
+    _update(values, changes, "")
     return Config.from_dict(values)
 
 
 def _update(values: dict[str, Any], changes: Mapping[str, Any], path: str) -> None:
-    for key, value in changes.items():
-        Config.check_name(f"{path}.{key}")
-        if isinstance(value, Mapping) and isinstance(values.get(key), Mapping):
-            _update(values[key], value, f"{path}.{key}")
+    for name, value in changes.items():
+        Config.check_name(qualified(path, name))
+        key, _, below = name.partition(".")
+        if below:
+            _update(values[key], {below: value}, qualified(path, key))
+        elif isinstance(value, Mapping) and isinstance(values[key], Mapping):
+            _update(values[key], value, qualified(path, key))
         else:
             values[key] = value

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from flax import linen as nn
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
-from tformer_jax.config import Config, DataConfig, ParallelConfig
+from tformer_jax.config import Config, ParallelConfig
 from tformer_jax.data.corpora.python import python_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.models import registry
+from tformer_jax.models.family import check_ids
 from tformer_jax.nn.module import parameter_name
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
@@ -43,17 +43,12 @@ class Batches(Iterator[Batch]):
 
 
 def with_python_data(cfg: Config) -> Config:
-    """Returns a config whose data is given in Python; `data.source` may be another generated one.
+    """Returns a config whose data is given in Python, in place of generated data.
 
     Raises:
-        UserError: the config names files, which would not be read.
+        UserError: a setting of another source, such as `data.train`, has then no effect.
     """
-    if cfg.data.source == "python":
-        return cfg
-    if cfg.data.train:
-        raise cfg.data.error("train", "is not read with data=...: leave it out, and write data.source='python'")
-    values = {field.name: getattr(cfg.data, field.name) for field in dataclasses.fields(DataConfig)}
-    return dataclasses.replace(cfg, data=DataConfig(**{**values, "source": "python"}))
+    return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="python"))
 
 
 def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> Batches:
@@ -67,7 +62,7 @@ def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> 
         UserError: an example has another form, or settings do not fit the data.
     """
     cfg = with_python_data(cfg)
-    examples = data if isinstance(data, Sequence) else list(data)
+    examples = [*data]
     corpus = python_corpus(cfg, {"train": examples, "validation": examples})
     tokenizers = tokenizers or train_tokenizers(cfg.data, corpus.train, None)
     cfg = with_data_sizes(cfg, tokenizers, corpus.labels)
@@ -116,18 +111,8 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     if not isinstance(batch, Mapping) or (missing := [name for name in needed if name not in batch]):
         lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
         raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")
-    for name in needed:
-        ids, rank = batch[name], 1 if name == family.labels and family.classifies else 2
-        if not hasattr(ids, "dtype") or not np.issubdtype(ids.dtype, np.integer) or ids.ndim != rank:
-            form = "[batch, tokens]" if rank == 2 else "[batch]"
-            given = f"{ids.dtype}{list(ids.shape)}" if hasattr(ids, "dtype") else type(ids).__name__
-            raise UserError(f"the batch's {name!r} is {given}: pass integers {form}")
-        if rank == 2 and ids.shape[1] > cfg.model.max_length:
-            problem = f"has {ids.shape[1]} tokens per row, but model.max_length is {cfg.model.max_length}"
-            raise UserError(f"the batch's {name!r} {problem}")
-    size, (name, ids) = cfg.model.size("vocab_size"), (family.inputs[-1], batch[family.inputs[-1]])
-    if isinstance(ids, np.ndarray) and ids.size and not 0 <= ids.min() <= ids.max() < size:
-        raise UserError(f"the batch's {name!r} has ids from {ids.min()} to {ids.max()}: the vocabulary has {size}")
+    for name in family.inputs:
+        check_ids(f"the batch's {name}", batch[name], cfg.model, source=name == "source")
 
 
 def check_params(cfg: Config, params: Any) -> None:

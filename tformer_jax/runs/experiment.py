@@ -276,7 +276,7 @@ def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     """Returns facts that identify a corpus: the size of each split, and a checksum of evenly spaced examples.
 
     At most `CHECKED` examples, and the first and the last of generated data, are in the checksum; all
-    that are given in Python as a list are. Files that transforms
+    that are given in Python are. Files that transforms
     read have checksums, too.
     """
     names = dict.fromkeys(name for transform in cfg.data.transforms for name in transform.files)
@@ -286,8 +286,7 @@ def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     }
     for name in ("train", "validation", "test"):
         examples = getattr(corpus, name)
-        whole = cfg.data.source == "python" and isinstance(examples, list)
-        checked = 2 if cfg.data.generated else len(examples) if whole else CHECKED
+        checked = 2 if cfg.data.generated else len(examples) if cfg.data.source == "python" else CHECKED
         chosen = np.linspace(0, len(examples) - 1, min(checked, len(examples))).astype(int)
         texts = (str(examples[int(index)]).encode() for index in chosen)
         facts[f"the number of {name} examples"] = len(examples)

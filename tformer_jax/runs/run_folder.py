@@ -231,7 +231,7 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
         if name in known and known[name] != value:
             what = "the optimizer" if "optimizer" in name else "the data"
             raise UserError(
-                f"{what} of {run} changed ({name} is {value} and was {known[name]}); restore {what[4:]}, or choose "
+                f"{what} of {run} changed ({name} is {value} and was {known[name]}); restore {what}, or choose "
                 "another --run"
             )
 

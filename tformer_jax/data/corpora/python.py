@@ -13,7 +13,7 @@ from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Source
 
 SPLITS = ("train", "validation", "test")
 MAX_READ = 10_000_000
-"""Maximum number of examples of an iterable without an index, which is held in memory."""
+"""Maximum number of examples of a split; they are held in memory, and a resumed run compares all of them."""
 
 
 class PythonData(Source):
@@ -30,25 +30,10 @@ class PythonData(Source):
         )
 
 
-class Converted(Sequence[Example]):
-    """A view of a sequence that is too large, or too lazy, for memory; its elements are converted on access."""
-
-    def __init__(self, parent: Sequence[Any], keys: tuple[str, ...], split: str):
-        self._parent, self._keys, self._split = parent, keys, split
-
-    def __len__(self) -> int:
-        return len(self._parent)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        return read_example(self._parent[int(index)], self._keys, f"{self._split} example {index}")
-
-
 def python_corpus(cfg: Config, data: Any) -> Corpus:
     """Returns the corpus of examples of `cfg`'s task, each a text, a tuple of texts or a dictionary.
 
-    Sequences keep their order, so that a resumed run continues exactly; other iterables are read into memory.
+    They are read into memory, so that a resumed run, whose examples must be equal, continues exactly.
 
     Args:
         data: `{"train": ..., "validation": ..., "test": ...}`; without "test", the validation split is tested.
@@ -71,17 +56,11 @@ def python_corpus(cfg: Config, data: Any) -> Corpus:
 def _read_split(name: str, examples: Iterable[Any], keys: tuple[str, ...]) -> Sequence[Example]:
     if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable):
         raise DataError(f"data[{name!r}] is a {type(examples).__name__}: pass a sequence of examples")
-    if isinstance(examples, Sequence) and not isinstance(examples, list | tuple):
-        found: Sequence[Example] = Converted(examples, keys, name)
-    else:
-        numbered = enumerate(itertools.islice(examples, MAX_READ + 1))
-        found = [read_example(example, keys, f"{name} example {number}") for number, example in numbered]
-        if len(found) > MAX_READ:
-            raise DataError(
-                f"data[{name!r}] has more than {MAX_READ:,} examples and no index, without which a run cannot be "
-                "resumed: pass a Sequence, with __len__ and __getitem__"
-            )
-    if not len(found):
+    numbered = enumerate(itertools.islice(examples, MAX_READ + 1))
+    found = [read_example(example, keys, f"{name} example {number}") for number, example in numbered]
+    if len(found) > MAX_READ:
+        raise DataError(f"data[{name!r}] has more than {MAX_READ:,} examples: write them to files, see data.source")
+    if not found:
         raise DataError(f"data[{name!r}] is empty; an iterator can be read only once: pass a list")
     return found
 
