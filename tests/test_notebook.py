@@ -44,8 +44,8 @@ def equal_lengths(outputs, references):
 
 
 @pytest.mark.slow
-def test_a_notebook_from_data_to_export(tmp_path, monkeypatch):
-    """Own data, optimizer, metric and callback; curves; another attention; decode, save, load, export."""
+def test_a_notebook_from_data_to_a_saved_run(tmp_path, monkeypatch):
+    """Own data, optimizer, metric and callback; curves; another attention; decode, save, load, translate."""
     monkeypatch.chdir(tmp_path)
     seen = []
 
@@ -65,7 +65,9 @@ def test_a_notebook_from_data_to_export(tmp_path, monkeypatch):
     assert (tmp_path / "curves.svg").read_text().count("<svg") == 1 and run.plot()._repr_html_().startswith("<svg")
     assert "decoder/layers_*/ffn" in run._repr_html_() and repr(run).startswith("Run('runs/experiment': seq2seq")
 
-    changed = tj.configs.change(run.config, name="basic", model={"attention": "basic"}, **{"train.steps": 2})
+    changed = tj.configs.change(
+        run.config, name="basic", model={"attention": "basic", "num_heads": 1}, **{"train.steps": 2}
+    )
     other = tj.train(changed, DATA, optimizer=optax.adam(0.01))
     assert other.config.model.attention == "basic" and len(other.translate(["one two"])) == 1
 
@@ -140,7 +142,7 @@ MISTAKES = [
     (lambda call, ids: call(ids.astype(np.float32)), "tokens has the dtype float32: token ids are integers"),
     (lambda call, ids: call([[1, 2]]), "tokens is a list: pass an integer array"),
     (lambda call, ids: call(np.ones((1, 17), np.int32)), "tokens has 17 tokens per row, but model.max_length is 16"),
-    (lambda call, ids: call(ids + 10), "tokens has the id 11, but the model has the ids 0 to 10"),
+    (lambda call, ids: call(ids + 10), "tokens has the id 11, but the model's vocabulary has the ids 0 to 10"),
     (lambda call, ids: call(ids - 3), "tokens has the id -2"),
     (lambda call, ids: call(ids, padding_mask=ids), "padding_mask has the dtype int32: pass booleans"),
     (lambda call, ids: call(ids, padding_mask=ids[:, 1:] > 0), r"padding_mask has the shape \(1, 3\), but its tokens"),
