@@ -2,8 +2,9 @@
 
 Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
 `configs/results/benchmarks/growth.json` and `{train,decode}_CPU.json` there (`scripts/benchmark.py --record`), and
-`tests/programs/equivalences.json` (`python -m tests.programs.equivalences`) and `tests/programs/families.json`
-(`python -m tests.programs.families`). A test compares the READMEs with them.
+`tests/programs/equivalences.json` (`python -m tests.programs.equivalences`), `tests/programs/families.json`
+(`python -m tests.programs.families`) and `configs/results/benchmarks/quality_*.json` (`python -m
+tests.programs.quality`). A test compares the READMEs with them.
 """
 
 import functools
@@ -160,6 +161,25 @@ def many_languages_table() -> str:
     )
 
 
+def quality_tables() -> str:
+    """One table per record of `tests.programs.quality`: a row per strategy."""
+    records = sorted(BENCHMARKS.glob("quality_*.json"))
+    title = "**Strategies of decoding**, by `python -m tests.programs.quality`:" if records else ""
+    return "\n\n".join([title, *map(_quality_table, records)])
+
+
+def _quality_table(path: Path) -> str:
+    record = _read(path)
+    rows = [
+        (name, *(f"{found[metric]:.1f}" for metric in ("chrf", "bleu", "ter")), f"{found['tokens_per_second']:,.0f}")
+        for name, found in record["strategies"].items()
+    ]
+    table = _table((f"`{record['name']}`", "chrF", "BLEU", "TER", "tokens/s"), rows)
+    examples = f"{record['examples']['test']:,} examples of the test split"
+    choice = f"samples with {record['chosen']}, chosen on {record['examples']['validation']:,} validation examples"
+    return f"{table}\n\n{examples}; {choice}; {_hardware(record)}: {_link(path.name, record, '../')}."
+
+
 def growth_table() -> str:
     """One row per size of `benchmark.py growth`."""
     record = _read(BENCHMARKS / "growth.json")
@@ -252,6 +272,7 @@ TABLES = {
         "choices": choices_table,
         "ladder_shakespeare": functools.partial(ladder_table, "ladder_shakespeare.json"),
         "many_languages": many_languages_table,
+        "quality": quality_tables,
         "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
     },
     "scripts/README.md": {"growth": growth_table, "gpu": gpu_table},

@@ -1,0 +1,202 @@
+"""Compares strategies of decoding with the runs of one config that differ in their seeds.
+
+python scripts/sweep.py --config configs/translate_multi30k.py --data DIR --sweep seed=0,1,2 --output runs/multi30k
+python -m tests.programs.quality --data DIR --runs runs/multi30k/seed=0 runs/multi30k/seed=1 runs/multi30k/seed=2 \
+    --record configs/results/benchmarks/quality_multi30k.json
+python -m tests.programs.readme_tables
+
+The strategies of one run use the first. All choices are made on the validation split, by chrF: the settings of samples
+(`SAMPLINGS`) of which the one with the least Bayes risk is chosen, and the weights of features for reranking. The
+candidates of reranking are the beams of all runs, and its features those of `scripts/rerank.py`. Speeds are tokens of
+the chosen outputs per second; each strategy first decodes some texts, and all texts again if a program was compiled
+while the clock ran.
+"""
+
+import argparse
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import tformer_jax as tj
+from tests import commands
+from tformer_jax.cli.rerank import Metric
+from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.corpora.corpus import spread
+from tformer_jax.inference.reranking import NBest, choose, tune
+from tformer_jax.inference.risk import chrf_matrix, expected_utilities
+from tformer_jax.tasks.evaluators.evaluation import Segment
+
+METRICS = ("chrf", "bleu", "ter")
+SAMPLINGS: dict[str, dict[str, float]] = {
+    "min_p 0.1": {"min_p": 0.1},
+    "min_p 0.3": {"min_p": 0.3},
+    "top_p 0.7": {"top_p": 0.7},
+    "temperature 0.5": {"temperature": 0.5},
+}
+BEAMS = 12
+"""Width of the beam searches whose outputs are candidates."""
+WARM_UP = 48
+"""Number of texts to decode before the clock starts, the longest ones among them."""
+COMPILATION = "/jax/core/compile/backend_compile_duration"
+
+Strategy = Callable[[Sequence[str]], list[str]]
+"""Translates texts."""
+Candidates = Callable[[Sequence[str]], list[list[str]]]
+"""Returns several outputs of each text."""
+
+
+def main() -> None:
+    """Decodes the test split by all strategies; records and prints their scores."""
+    options = parser().parse_args()
+    runs = [tj.load(path) for path in options.runs]
+    together = tj.load(options.runs[0], ensemble=options.runs[1:])
+    corpus = load_corpus(runs[0].config, options.data)
+    validation = segments_of(corpus.validation, options.validation)
+    test = segments_of(corpus.test, options.test)
+    scores = functools.partial(score, runs[0])
+    by_settings = {
+        name: scores(validation, least_risk(samples([runs[0]], options.samples, settings))(sources(validation)))
+        for name, settings in SAMPLINGS.items()
+    }
+    chosen = max(by_settings, key=lambda name: by_settings[name]["chrf"])
+    reranked, weights = tuned(runs, validation)
+    settings = SAMPLINGS[chosen]
+    strategies: dict[str, Strategy] = {
+        "greedy": first_outputs(runs[0], strategy="greedy"),
+        f"beam {runs[0].config.decode.beams}": first_outputs(runs[0], strategy="beam"),
+        f"ensemble of {len(runs)}, beam": first_outputs(together, strategy="beam"),
+        f"least risk of {BEAMS} beams": least_risk(beams([runs[0]])),
+        f"least risk of {options.samples} samples": least_risk(samples([runs[0]], options.samples, settings)),
+        f"least risk of {len(runs)} x {options.samples} samples": least_risk(samples(runs, options.samples, settings)),
+        f"least risk of {len(runs)} x {BEAMS} beams": least_risk(beams(runs)),
+        f"least risk of {BEAMS} beams of the ensemble": least_risk(beams([together])),
+        f"{len(runs)} x {BEAMS} beams, reranked": reranked,
+    }
+    found = {}
+    for name, strategy in strategies.items():
+        outputs, seconds = timed(strategy, sources(test))
+        tokens = sum(len(runs[0].tokenizers.target.encode(output)) for output in outputs)
+        found[name] = {**scores(test, outputs), "tokens_per_second": tokens / seconds}
+        print(name, found[name], flush=True)
+    if options.record:
+        facts = {"runs": [str(path) for path in options.runs], "name": runs[0].config.name, "samples": options.samples}
+        facts |= {"examples": {"validation": len(validation), "test": len(test)}}
+        facts |= {"validation": by_settings, "chosen": chosen, "weights": weights}
+        commands.write_record(options.record, "tests.programs.quality", **facts, strategies=found)
+
+
+def segments_of(examples: Sequence[Any], limit: int) -> list[Segment]:
+    return [Segment.from_example(examples[place]) for place in spread(len(examples), limit)]
+
+
+def sources(segments: Sequence[Segment]) -> list[str]:
+    return [segment.source for segment in segments]
+
+
+def score(run: tj.Run, segments: Sequence[Segment], outputs: Sequence[str]) -> dict[str, float]:
+    """Returns the metrics of outputs, with sacreBLEU's settings of the run's evaluation."""
+    found = {name: Metric(name, run.config.data.target_language).scorer for name in METRICS}
+    texts = sources(segments), outputs, [segment.references for segment in segments]
+    return {name: metric.score(np.sum(metric.statistics(*texts), axis=0)) for name, metric in found.items()}
+
+
+def first_outputs(run: tj.Run, **settings: Any) -> Strategy:
+    return lambda texts: [row[0].text for row in run.outputs(texts, 1, **settings)]
+
+
+def samples(runs: Sequence[tj.Run], count: int, settings: dict[str, float]) -> Candidates:
+    """Returns the function that draws so many samples of each run."""
+    return pooled(runs, count, strategy="sample", **settings)
+
+
+def beams(runs: Sequence[tj.Run]) -> Candidates:
+    return pooled(runs, BEAMS, strategy="beam", beams=BEAMS)
+
+
+def pooled(runs: Sequence[tj.Run], count: int, **settings: Any) -> Candidates:
+    def decode(texts: Sequence[str]) -> list[list[str]]:
+        by_run = [run.outputs(texts, count, **settings) for run in runs]
+        return [[output.text for row in rows for output in row] for rows in zip(*by_run, strict=True)]
+
+    return decode
+
+
+def least_risk(candidates: Candidates) -> Strategy:
+    """Returns the strategy that chooses the candidate with the highest mean chrF against all of them."""
+
+    def translate(texts: Sequence[str]) -> list[str]:
+        rows = candidates(texts)
+        return [row[int(np.argmax(expected_utilities(row, chrf_matrix)))] for row in rows]
+
+    return translate
+
+
+def tuned(runs: Sequence[tj.Run], segments: Sequence[Segment]) -> tuple[Strategy, dict[str, float]]:
+    """Returns the strategy that reranks the beams of all runs by features with tuned weights, and the weights."""
+    candidates, metric, names = beams(runs), Metric("chrf"), ("log-probability", "length", "risk")
+
+    def features(texts: Sequence[str], rows: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        pairs = [(text, output) for text, row in zip(texts, rows, strict=True) for output in row]
+        totals = np.mean([[each.total for each in run.score(pairs)] for run in runs], axis=0)
+        by_text = np.split(totals, np.cumsum([len(row) for row in rows])[:-1])
+        return [
+            np.stack([scores, [len(output) for output in row], expected_utilities(row, chrf_matrix)], axis=1)
+            for scores, row in zip(by_text, rows, strict=True)
+        ]
+
+    rows = candidates(sources(segments))
+    lists = [
+        NBest(found, metric.scorer.statistics([segment.source] * len(row), row, [segment.references] * len(row)))
+        for found, row, segment in zip(features(sources(segments), rows), rows, segments, strict=True)
+    ]
+    weights = tune(lists, metric.score).weights
+
+    def translate(texts: Sequence[str]) -> list[str]:
+        rows = candidates(texts)
+        return [row[choose(found, weights)] for row, found in zip(rows, features(texts, rows), strict=True)]
+
+    return translate, dict(zip(names, weights.tolist(), strict=True))
+
+
+def timed(strategy: Strategy, texts: Sequence[str]) -> tuple[list[str], float]:
+    """Returns the outputs of a strategy, and its seconds for all texts without compilation."""
+    strategy(sorted(texts, key=len)[-1 : -WARM_UP // 2 : -1] + list(texts[: WARM_UP // 2]))
+    while True:
+        before, start = COMPILED.count, time.perf_counter()
+        outputs = strategy(texts)
+        if COMPILED.count == before:
+            return outputs, time.perf_counter() - start
+
+
+class Compilations:
+    """Counts the programs that JAX compiles from now on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+    def _listen(self, event: str, _: float, **__: Any) -> None:
+        self.count += event == COMPILATION
+
+
+COMPILED = Compilations()
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--runs", type=Path, nargs="+", required=True)
+    result.add_argument("--data", type=Path)
+    result.add_argument("--samples", type=int, default=32, help="samples of each run")
+    result.add_argument("--validation", type=int, default=300, help="examples to make choices on (default: 300)")
+    result.add_argument("--test", type=int, default=0, help="examples of the test split (default: all)")
+    result.add_argument("--record", type=Path)
+    return result
+
+
+if __name__ == "__main__":
+    main()
