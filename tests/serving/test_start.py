@@ -115,6 +115,12 @@ def test_a_cache_that_is_too_small_for_one_output_is_refused():
         serve.make_engine(run, serve.parser().parse_args(["--run", "x", "--cache-tokens", "48"]))
 
 
+def test_samples_of_a_text_need_as_many_rows():
+    run = mock.Mock(config=Config(decode=DecodeConfig(strategy="sample", candidates=9)))
+    with pytest.raises(UserError, match="--max-rows 8: must be at least decode.candidates=9"):
+        serve.make_engine(run, serve.parser().parse_args(["--run", "x", "--max-rows", "8"]))
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
 def test_times_are_positive(value, capsys):
     with pytest.raises(SystemExit):

@@ -39,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = load_run(options)
         encoder = not run.model.decodes
         check_flags(options, encoder=encoder)
-        if run.config.decode.candidates > 1:
-            logging.warning("decode.candidates=%d has no effect on a server", run.config.decode.candidates)
         engine = None if encoder else make_engine(run, options)
         parts = run.config, run.model, run.params, run.tokenizers
         shown: dict[str, Any] = {
@@ -72,6 +70,9 @@ def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     from tformer_jax.inference.engine import SMOOTH_SECONDS, Engine
     from tformer_jax.models.ensemble import member_configs
 
+    drawn = run.config.decode.candidates if run.config.decode.strategy == "sample" else 1
+    if drawn > options.max_rows:
+        raise UserError(f"--max-rows {options.max_rows}: must be at least decode.candidates={drawn}")
     parts = run.config, run.model, run.params, run.tokenizers
     pages = cache_pages(run.config, member_configs(run.model), options)
     engine = Engine(*parts, max_rows=options.max_rows, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)

@@ -148,7 +148,7 @@ class Handlers:
         scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs, tags)
         requests = body.requests(rows, tags, self.served.decode)
         reply = SentencesReply(gaps) if gaps else TranslationReply(scores, requests)
-        return self._generate(requests, reply, body.stream)
+        return self._generate(requests, reply, body.stream, body.n_best)
 
     async def attention(self, request: HttpRequest) -> Response:
         """Returns a page with what the model attends to in a text and its output."""
@@ -166,7 +166,7 @@ class Handlers:
         tags = body.tags(self.served, len(body.texts("prompt")))
         rows = await asyncio.to_thread(body.rows, self.served, tags)
         reply = await asyncio.to_thread(CompletionReply, self.served, body, rows, tags)
-        return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream)
+        return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream, body.n)
 
     async def chat(self, request: HttpRequest) -> Response:
         """Answers a conversation."""
@@ -178,7 +178,7 @@ class Handlers:
         tags = body.tags(self.served, 1)
         rows = [await asyncio.to_thread(self.served.encode_chat, body.chat)]
         reply = await asyncio.to_thread(ChatReply, self.served, body, rows, tags)
-        return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream)
+        return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream, body.n)
 
     async def embed(self, request: HttpRequest) -> Response:
         """Computes embeddings of one or several texts."""
@@ -243,9 +243,11 @@ class Handlers:
             problem = f"must be at least {needed}, the tokens of {prefix!r}, with which every output starts"
             raise RequestError(f"{field}: {problem}", param=field)
 
-    def _generate(self, requests: Sequence[Request | Empty], reply: Reply, stream: bool = False) -> Response:
-        seconds = self.limits.timeout
-        return Generation(self.worker, self.metrics, requests, reply, seconds=seconds, stream=stream)
+    def _generate(
+        self, requests: Sequence[Request | Empty], reply: Reply, stream: bool = False, returned: int = 1
+    ) -> Response:
+        how: dict[str, Any] = {"returned": returned, "seconds": self.limits.timeout, "stream": stream}
+        return Generation(self.worker, self.metrics, requests, reply, **how)
 
     def _description(self) -> dict[str, Any]:
         description = {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}

@@ -95,6 +95,13 @@ class DirectedBody(Body):
     constraints: tuple[Any, ...] = setting(
         (), "phrases that all outputs of beam search must contain: texts, or lists of alternatives"
     )
+    candidates: int | None = setting(
+        None,
+        "number of outputs of which those with the least Bayes risk are returned (default: the run's, where a request "
+        "selects no strategy)",
+        low=1,
+        high=MAX_OUTPUTS,
+    )
 
     def by_text(self, name: str, count: int) -> list[str | None]:
         """Returns the value of a field for each of `count` texts.
@@ -117,6 +124,8 @@ class DirectedBody(Body):
         Raises:
             UserError: settings contradict each other.
         """
+        if self.candidates or "strategy" in changes:
+            changes = {**changes, "candidates": self.candidates or 1}
         prefixes = [saved.prefix if prefix is None else prefix for prefix in self.by_text("prefix", count)]
         decode = {prefix: dataclasses.replace(saved, **{**changes, "prefix": prefix}) for prefix in {*prefixes}}
         return [decode[prefix] for prefix in prefixes]
@@ -202,8 +211,8 @@ class Translation(DirectedBody):
         return [
             Request(
                 *(ids, decode),
-                index=number * self.n_best,
-                num_outputs=self.n_best,
+                index=number * max(self.n_best, decode.candidates),
+                num_outputs=max(self.n_best, decode.candidates),
                 tags=own_tags,
                 text=text_or_empty(text),
                 constraints=constraints_of(decode, text_or_empty(text), self.constraints),
@@ -316,10 +325,11 @@ class Generated(ModelBody, DirectedBody):
         ) -> Request | Empty:
             if not ids or self.limit == 0:
                 return Empty(self.n, "length" if ids else "stop")
+            count = max(self.n, decode.candidates)
             given = text_or_empty(text)
             constraints = constraints_of(decode, given, self.constraints)
             own: dict[str, Any] = {"tags": both[1], "text": given, "constraints": constraints}
-            return Request(ids, decode, seed, number * self.n, self.n, **own)
+            return Request(ids, decode, seed, number * count, count, **own)
 
         parts = zip(rows, decodes, tags, self.inputs(), strict=True)
         return [request(number, *part) for number, part in enumerate(parts)]

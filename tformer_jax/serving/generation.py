@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tformer_jax.inference.engine import Event, Request
+from tformer_jax.inference.risk import rank_by_risk
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.replies import Outputs, Reply, empty_outputs
@@ -32,6 +33,7 @@ class Generation(Response):
         metrics: records the response times.
         requests: engine requests of this HTTP request.
         reply: builds the response of the route.
+        returned: number of outputs of each text to return; where there are more, those with the least risk.
         seconds: maximum time until the end of the response.
         stream: whether to respond with server-sent events.
 
@@ -47,11 +49,12 @@ class Generation(Response):
         requests: Sequence[Request | Empty],
         reply: Reply,
         *,
+        returned: int,
         seconds: float,
         stream: bool,
     ) -> None:
         self.worker, self.metrics, self.requests, self.reply = worker, metrics, requests, reply
-        self.seconds, self.stream = seconds, stream
+        self.returned, self.seconds, self.stream = returned, seconds, stream
         self._begun, self._started = time.perf_counter(), False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,10 +87,23 @@ class Generation(Response):
                 await send(body_message(event_bytes(failure.body()), last=True))
 
     async def _complete(self, job: Job) -> Response:
-        outputs = empty_outputs(self.requests)
+        outputs: Outputs = empty_outputs(self.requests)
         async for event in self._events(job):
             outputs[event.request][event.sample].add(event)
+        outputs = await self._chosen(outputs)
         return self.reply.response(outputs, await self._computed(job, outputs))
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether outputs are ranked by their risk, which is known when all are complete."""
+        return any(isinstance(request, Request) and request.decode.candidates > 1 for request in self.requests)
+
+    async def _chosen(self, outputs: Outputs) -> Outputs:
+        """Returns the outputs of each text to return."""
+        if not self._chooses:
+            return outputs
+        orders = await asyncio.to_thread(lambda: [rank_by_risk([output.text for output in row]) for row in outputs])
+        return [[row[place] for place in order[: self.returned]] for row, order in zip(outputs, orders, strict=True)]
 
     async def _computed(self, job: Job, outputs: Outputs) -> Any:
         """Returns what the reply needs besides the outputs, or None, and records the time until then."""
@@ -105,11 +121,15 @@ class Generation(Response):
 
     async def _parts(self, job: Job) -> AsyncIterator[dict[str, Any]]:
         """Yields the chunks of a stream."""
-        outputs = empty_outputs(self.requests)
+        outputs: Outputs = empty_outputs(self.requests)
         async for event in self._events(job):
             outputs[event.request][event.sample].add(event)
-            chunk = self.reply.chunk(event)
-            if chunk is not None:
+            if not self._chooses and (chunk := self.reply.chunk(event)) is not None:
+                yield chunk
+        if self._chooses:
+            outputs = await self._chosen(outputs)
+            whole = (output.event(n, rank) for n, row in enumerate(outputs) for rank, output in enumerate(row))
+            for chunk in filter(None, map(self.reply.chunk, whole)):
                 yield chunk
         for last in self.reply.last(outputs, await self._computed(job, outputs)):
             yield last

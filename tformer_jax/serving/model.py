@@ -39,7 +39,6 @@ class ServedModel:
     name: str
     family: str
     decode: DecodeConfig
-    """Without minimum Bayes risk decoding (`candidates`), which needs complete outputs."""
     tokenizers: Tokenizers
     max_length: int
     """Maximum number of tokens that the model reads."""
@@ -93,7 +92,7 @@ class ServedModel:
         return cls(
             cfg.name,
             cfg.model.family,
-            dataclasses.replace(cfg.decode, candidates=1),
+            cfg.decode,
             tokenizers,
             cfg.model.max_length,
             cfg.model.prefix_lm,

@@ -48,6 +48,10 @@ class AccumulatedOutput:
         self.finish, self.score, self.tokens = event.finish, score_or_none(event.score), event.tokens
         self.alignment = event.alignment
 
+    def event(self, request: int, sample: int) -> Event:
+        """Returns this output, which is complete, as one event."""
+        return Event(request, sample, self.text, self.finish, self.score, self.tokens, tuple(self.ids), self.alignment)
+
 
 Outputs = Sequence[Sequence[AccumulatedOutput]]
 """Outputs by request, then by sample."""

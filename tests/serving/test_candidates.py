@@ -1,0 +1,62 @@
+"""Minimum Bayes risk decoding by the server: of all candidates, those with the least risk are returned."""
+
+import itertools
+
+import pytest
+
+from tests.serving.fake_engine import expected
+from tests.serving.live import live
+from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.risk import rank_by_risk
+
+BEAM = DecodeConfig("beam", beams=12, candidates=12, max_new_tokens=1)  # of 0 to 11, the first digit 1 is frequent
+SAMPLE = DecodeConfig("sample", candidates=3)
+
+
+def ranked(request):
+    texts = [expected(request, sample)[0] for sample in range(request.num_outputs)]
+    return [texts[place] for place in rank_by_risk(texts)]
+
+
+def test_translations_have_the_least_risk():
+    with live("seq2seq", decode=BEAM, max_rows=12) as one:
+        found = one.post("/translate", text=["abc", "hello", " "]).json()["translations"]
+        assert [len(row) for row in found] == [1, 1, 1]
+        wanted = [ranked(request) for request in one.engine.seen]
+        assert [row[0]["text"] for row in found] == ["1", "1", ""]
+        pieces = one.stream("/translate", text=["abc", "hello"])
+        assert [piece["text"] for piece in pieces] == [row[0] for row in wanted]
+        assert [piece["finish_reason"] for piece in pieces] == ["length", "length"]
+        found = one.post("/translate", text="abc", n_best=2, candidates=12, logprobs=0).json()["translations"][0]
+        assert [each["text"] for each in found] == wanted[0][:2]
+        assert ["".join(each["logprobs"]["tokens"]) for each in found] == wanted[0][:2]
+
+
+def test_a_request_that_selects_a_strategy_asks_for_candidates_itself():
+    with live("decoder_lm", decode=SAMPLE) as one:
+        one.post("/v1/completions", prompt="abc", temperature=0)
+        one.post("/v1/completions", prompt="abc", temperature=0.5, n=2)
+        one.post("/v1/completions", prompt="abc", temperature=0.5, n=2, candidates=4)
+        one.post("/v1/completions", prompt="abc", max_tokens=5)
+        assert [request.decode.candidates for request in one.engine.seen] == [1, 1, 4, 3]
+        assert [request.num_outputs for request in one.engine.seen] == [1, 2, 4, 3]
+        answer = one.post("/v1/completions", prompt="abc", temperature=0, candidates=4)
+        assert answer.status_code == 400
+        assert "candidates=4: needs decode.strategy='sample' or 'beam'" in answer.json()["error"]["message"]
+
+
+def test_samples_of_several_prompts_differ_and_a_stream_has_the_complete_outputs():
+    asked = {"prompt": ["hello", "ab"], "n": 2, "seed": 5, "candidates": 4}
+    with live("decoder_lm") as one:
+        whole = one.post("/v1/completions", **asked).json()["choices"]
+        assert [request.index for request in one.engine.seen] == [0, 4]
+        wanted = itertools.chain(*(ranked(request)[:2] for request in one.engine.seen))
+        assert [choice["text"] for choice in whole] == list(wanted)
+        chunks = one.stream("/v1/completions", **asked)
+        assert [choice for chunk in chunks for choice in chunk["choices"]] == whole
+
+
+@pytest.mark.parametrize("body", [{"beams": 2}, {}])
+def test_candidates_are_at_most_the_beams(body):
+    with live("seq2seq") as one:
+        assert one.post("/translate", text="a", candidates=3, **body).status_code == 400
