@@ -35,7 +35,7 @@ from tformer_jax.inference.arguments import (
 )
 from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
 from tformer_jax.inference.embeddings import Embedder
-from tformer_jax.inference.encoding import LongTexts, check_example, encode_one, prompt_length
+from tformer_jax.inference.encoding import LongTexts, check_example, text_inputs
 from tformer_jax.inference.fill_mask import Fill, MaskFiller
 from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.layout import quantized_layout
@@ -374,26 +374,13 @@ class Run:
     def _inputs(self, number: int, example: Sequence[Any]) -> dict[str, list[int]]:
         check_example(self.config.model, number, example)
         if not self.config.model.model_class.reads_source:
-            return self._text_inputs(number, example)
+            return text_inputs(self.config.model, self.tokenizers.target, number, example)
         return self._pairs.encode_pair(LongTexts(), number, example).inputs
 
     @functools.cached_property
     def _pairs(self) -> Scorer:
         """Encodes pairs, for a translator of any task."""
         return Scorer(self.config, self.model, self.tokenizers)
-
-    def _text_inputs(self, number: int, example: Sequence[str]) -> dict[str, list[int]]:
-        """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.
-
-        All rows of a prefix LM have `prefix`; that of a text is 0.
-        """
-        model, tokenizer = self.config.model, self.tokenizers.target
-        limit = model.max_length - tokenizer.special.added
-        text = encode_one(tokenizer, "".join(example), limit, f"text {number + 1}")
-        ids = tokenizer.special.wrap_text(text)
-        if not model.prefix_lm:
-            return {"tokens": ids}
-        return {"tokens": ids, "prefix": [prompt_length(tokenizer, example, text)]}
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
-from tformer_jax.config.directions import Direction, with_reverses
+from tformer_jax.config.directions import Direction, check_directions, with_reverses
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.filters import FilterConfig
 from tformer_jax.config.noise import NoiseConfig
@@ -17,11 +17,6 @@ BUCKETS = {"batching": ("buckets",)}
 ROWS = {"batching": ("windows", "packed")}
 PACKED = {"batching": ("packed",)}
 TAGS = ("source", "target")
-MULTILINGUAL = (
-    *("both_directions", "zero_shot", "source_tags", "target_tags", "temperature", "upsampling"),
-    "tokenizer_temperature",
-)
-"""Settings of data of many languages."""
 NEEDED = {
     "split_digits": "data.tokenizer='bpe' or 'unigram'",
     "byte_fallback": "data.tokenizer='bpe' or 'unigram'",
@@ -294,7 +289,7 @@ class DataConfig(Section):
 
     def check(self) -> None:
         self._check_source()
-        self._check_directions()
+        check_directions(self)
         check_mixture(self)
         self._check_tokenizer()
         self._check_batching()
@@ -311,30 +306,6 @@ class DataConfig(Section):
             raise self.error("train", f"must say what data.source={self.source!r} reads, such as {entry}")
         if self.validation and "validation_fraction" in self.changed_settings():
             raise self.error("validation_fraction", "is used only if data.validation is (); write 0.1")
-
-    def _check_directions(self) -> None:
-        for name in ("directions", "zero_shot"):
-            for text in getattr(self, name):
-                try:
-                    Direction.parse(text)
-                except ValueError as error:
-                    raise self.error(name, str(error)) from error
-        listed = [Direction.parse(text) for text in self.directions]
-        read = [*listed, *(direction.reverse for direction in listed if self.both_directions)]
-        for text in dict.fromkeys(map(str, (*read, *map(Direction.parse, self.zero_shot)))):
-            if (*map(str, read), *self.zero_shot).count(text) > 1:
-                raise self.error("directions", f"has {text!r} twice, with both_directions and zero_shot; write it once")
-        if not self.multilingual:
-            for name in MULTILINGUAL:
-                if name in self.changed_settings():
-                    default = type(self).__dataclass_fields__[name].default
-                    raise self.error(name, f"is used only with data.directions or language_fields; write {default!r}")
-            return
-        for name in ("source_language", "target_language"):
-            if name in self.changed_settings():
-                raise self.error(name, "is not used with several directions; leave it out")
-        if {"moses", "punctuation"} & {*self.normalize}:
-            raise self.error("normalize", "cannot have moses or punctuation with several languages, whose rules differ")
 
     def _check_tokenizer(self) -> None:
         sides = self.tokenizer_kinds

@@ -1,7 +1,13 @@
 """Directions of translation: the language of the source and the language of the target."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+MULTILINGUAL = (
+    *("both_directions", "zero_shot", "source_tags", "target_tags", "temperature", "upsampling"),
+    "tokenizer_temperature",
+)
+"""Settings of data of many languages."""
 
 
 class Direction(NamedTuple):
@@ -39,3 +45,29 @@ class Direction(NamedTuple):
 def with_reverses(directions: Iterable[Direction]) -> list[Direction]:
     """Returns each direction, followed by its reverse; none twice."""
     return list(dict.fromkeys(each for direction in directions for each in (direction, direction.reverse)))
+
+
+def check_directions(data: Any) -> None:
+    """Raises `ConfigError` for directions that are invalid or named twice, and for what does not fit them."""
+    for name in ("directions", "zero_shot"):
+        for text in getattr(data, name):
+            try:
+                Direction.parse(text)
+            except ValueError as error:
+                raise data.error(name, str(error)) from error
+    listed = [Direction.parse(text) for text in data.directions]
+    read = [*listed, *(direction.reverse for direction in listed if data.both_directions)]
+    for text in dict.fromkeys(map(str, (*read, *map(Direction.parse, data.zero_shot)))):
+        if (*map(str, read), *data.zero_shot).count(text) > 1:
+            raise data.error("directions", f"has {text!r} twice, with both_directions and zero_shot; write it once")
+    if not data.multilingual:
+        for name in MULTILINGUAL:
+            if name in data.changed_settings():
+                default = type(data).__dataclass_fields__[name].default
+                raise data.error(name, f"is used only with data.directions or language_fields; write {default!r}")
+        return
+    for name in ("source_language", "target_language"):
+        if name in data.changed_settings():
+            raise data.error(name, "is not used with several directions; leave it out")
+    if {"moses", "punctuation"} & {*data.normalize}:
+        raise data.error("normalize", "cannot have moses or punctuation with several languages, whose rules differ")

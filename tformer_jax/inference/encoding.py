@@ -152,3 +152,15 @@ def prompt_length(tokenizer: Tokenizer, example: Sequence[str], text: Sequence[i
 def too_long(name: str, tokens: int, limit: int) -> str:
     """Returns the error message for a text that is too long for the model."""
     return f"{name} has {tokens} tokens, but the model takes at most {limit}: shorten it"
+
+
+def text_inputs(model: ModelConfig, tokenizer: Tokenizer, number: int, example: Sequence[str]) -> dict[str, list[int]]:
+    """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.
+
+    All rows of a prefix LM have `prefix`; that of a text is 0.
+    """
+    text = encode_one(tokenizer, "".join(example), model.max_length - tokenizer.special.added, f"text {number + 1}")
+    ids = tokenizer.special.wrap_text(text)
+    if not model.prefix_lm:
+        return {"tokens": ids}
+    return {"tokens": ids, "prefix": [prompt_length(tokenizer, example, text)]}
