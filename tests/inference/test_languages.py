@@ -111,7 +111,7 @@ def test_one_batch_has_many_directions_and_prefixes(sides):
         Request("bb", "fr", "de", prefix="cab"),
     ]
     expected = []
-    for text, target, source, prefix, _ in requests:
+    for text, target, source, prefix, *_ in requests:
         codes = {"target": target, "source": "de" if source == "German" else source}
         before, first = ([TAG[codes[name]] for name in names] for names in sides)
         ids = [*before, *LETTERS.encode(text), EOS]

@@ -10,14 +10,15 @@ from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.training import Training
 from tformer_jax.train.early_stopping import BestMetric
 
-LOGS, VALIDATES, SAVES = 2, 3, 4
+LOGS, VALIDATES, CALLS, SAVES = 2, 3, 4, 5
 """Places in the list of actions, after the watchdog and the profiler."""
 
 
-def due_steps(place: int, *, overdue=(), **train) -> list[int]:
+def due_steps(place: int, *, overdue=(), callbacks=(), **train) -> list[int]:
     """Returns the steps of a run of ten after which an action is due."""
     train = {"steps": 10, "log_every": 4, "eval_every": 5, "checkpoint_every": 100, **train}
     run = Training.__new__(Training)
+    run.callbacks = callbacks
     run.experiment, run.checkpointer = mock.Mock(cfg=small_config(**train)), mock.Mock()
     run.watchdog, run.checkpointer.overdue = mock.Mock(), overdue.__contains__
     due, _ = run.actions()[place]
@@ -31,6 +32,8 @@ def due_steps(place: int, *, overdue=(), **train) -> list[int]:
         (LOGS, {"patience": 1}, [4, 5, 8, 10]),  # any evaluation may be the last one
         (VALIDATES, {}, [5, 10]),
         (VALIDATES, {"eval_every": 4}, [4, 8, 10]),
+        (CALLS, {}, []),
+        (CALLS, {"callbacks": (print,)}, [4, 5, 8, 10]),
         (SAVES, {}, []),  # the last step is saved after the loop
         (SAVES, {"checkpoint_every": 3}, [3, 6, 9]),
         (SAVES, {"checkpoint_every": 6, "permanent_every": 4}, [4, 6, 8]),
@@ -44,5 +47,5 @@ def test_actions_are_due(place, settings, steps):
 
 def test_only_a_step_that_was_evaluated_has_a_score():
     evaluations = Evaluations.__new__(Evaluations)
-    evaluations.best, evaluations.evaluated_at, evaluations._last = BestMetric(TrainConfig()), 4, {"loss": 2.0}
+    evaluations.best, evaluations.evaluated_at, evaluations.last = BestMetric(TrainConfig()), 4, {"loss": 2.0}
     assert (evaluations.score(4), evaluations.score(5)) == (-2.0, None)
