@@ -85,7 +85,7 @@ def test_its_settings_are_checked(settings, sentence):
 @pytest.mark.usefixtures("registered")
 def test_it_must_have_the_examples_of_the_task():
     data = DataConfig(source="sums", heldout_examples=9, batching="windows")
-    with pytest.raises(UserError, match="does not fit model.family='decoder_lm'; write one of .*'prepared', 'csv'"):
+    with pytest.raises(UserError, match="does not fit model.family='decoder_lm'; write one of .*'python', 'csv'"):
         Config(model=ModelConfig(family="decoder_lm"), data=data)
 
 
