@@ -39,7 +39,7 @@ def all_logits(models, params, batch):
 
 def mean_log_probabilities(models, params, mean, rows):
     """Oracle: the mean of the probabilities of the next token, or of their logarithms, in float64."""
-    batch = {key: np.array([ids + [PAD] * (24 - len(ids))]) for key, ids in rows.items()}
+    batch = {key: np.array([ids + [PAD] * (16 - len(ids))]) for key, ids in rows.items()}
     place = len(rows[models[0].inputs[-1]]) - 1
     batch[models[0].labels] = batch[models[0].inputs[-1]]
     logits = [np.float64(each[0, place]) for each in all_logits(models, params, batch)]
