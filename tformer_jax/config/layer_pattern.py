@@ -1,14 +1,11 @@
-"""Checks of `model.layer_pattern`."""
+"""Checks of `model.layer_pattern`; `cfg` is a `ModelConfig`."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tformer_jax.config import kinds
 
-if TYPE_CHECKING:
-    from tformer_jax.config.model import ModelConfig
 
-
-def check_layer_pattern(cfg: "ModelConfig") -> None:
+def check_layer_pattern(cfg: Any) -> None:
     """Raises `ConfigError` for layers that do not fit the other settings, or settings that no layer uses."""
     if not cfg.layer_pattern:
         raise cfg.error("layer_pattern", "must name at least one layer, such as ('full',)")

@@ -2,13 +2,10 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from tformer_jax.config import kinds
 from tformer_jax.config.fields import nearest
-
-if TYPE_CHECKING:
-    from tformer_jax.config.data import DataConfig
 
 STAGE = re.compile(
     r"(?P<previous>linearly to +)?(?P<mixture>.+?)(?: +with +(?P<with>.+?)|(?P<without> +without +transforms))?"
@@ -138,12 +135,12 @@ def find_source(name: str, names: Sequence[str]) -> int:
     raise ValueError(f"unknown source {name!r}{nearest(name, dict.fromkeys([*unique, *names]))}")
 
 
-def read_stages(data: "DataConfig") -> tuple[Stage, ...]:
+def read_stages(data: Any) -> tuple[Stage, ...]:
     """Returns the stages of `data.stages`."""
     return tuple(map(Stage.parse, data.stages))
 
 
-def check_mixture(data: "DataConfig") -> None:
+def check_mixture(data: Any) -> None:
     """Raises `ConfigError` for weights and stages that make no sense, or do not fit other settings."""
     parts, what = len(data.train), "entries of data.train"
     if data.multilingual:
@@ -163,7 +160,7 @@ def check_mixture(data: "DataConfig") -> None:
         _check_stages(data)
 
 
-def _check_stages(data: "DataConfig") -> None:
+def _check_stages(data: Any) -> None:
     if data.weights or data.temperature != 1 or data.upsampling is not None:
         problem = "have their weights and temperatures; leave out data.weights, temperature and upsampling"
         raise data.error("stages", problem)
@@ -189,7 +186,7 @@ def _problems_of_sources(stage: Stage, names: Sequence[str]) -> Iterator[str]:
         yield f"it draws nothing from {source!r}; write one of its sources"
 
 
-def _problems(data: "DataConfig", stage: Stage, number: int, last_step: int) -> Iterator[str]:
+def _problems(data: Any, stage: Stage, number: int, last_step: int) -> Iterator[str]:
     """Yields what is wrong with a stage among the others, the first of which ended at `last_step` at the earliest."""
     is_last, end = number == len(data.stages) - 1, stage.end
     kinds_of_transforms = [transform.kind for transform in data.transforms]

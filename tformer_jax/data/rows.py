@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:
     from tformer_jax.data.corpora.prepared import StoredIds
-    from tformer_jax.data.distributions import Distributions
 
 T = TypeVar("T")
 
@@ -70,9 +69,13 @@ class IndexedReader(IdReader, Protocol):
 
 
 class LengthReader:
-    """Turns indices into pending examples by their lengths alone, without reading ids."""
+    """Turns indices into pending examples by their lengths alone, without reading ids.
 
-    def __init__(self, reader: IndexedReader, convert: FeatureConverter, taught: "Distributions | None" = None):
+    Args:
+        taught: the `Distributions` of the labels, if they are stored.
+    """
+
+    def __init__(self, reader: IndexedReader, convert: FeatureConverter, taught: Any = None):
         self._reader, self._convert, self._taught = reader, convert, taught
 
     def __call__(self, indices: Sequence[int]) -> list[PendingExample]:
@@ -96,7 +99,7 @@ class RowReader:
         reader: IndexedReader | Tokenized,
         convert: FeatureConverter,
         shards: Shards,
-        taught: "Distributions | None" = None,
+        taught: Any = None,
     ):
         self._reader, self._convert, self._shards, self._taught = reader, convert, shards, taught
 

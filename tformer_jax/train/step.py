@@ -172,10 +172,7 @@ def accumulated_gradients(
     trainable = lora.trainable(params)
     not_frozen = optimizers.not_frozen(cfg.optim, trainable)
     linear = registry.linear_kernels(model) if train.lora_rank else ()
-    guide = None
-    if train.guided_alignment and "aligned" in batch:
-        linked = jnp.maximum((batch["aligned"] >= 0).sum(), 1)
-        guide = Guide(cfg.decode.aligning, train.guided_alignment * count / linked)
+    guide = _guide(cfg, batch)
 
     def objective(trainable: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array]]:
         trainable = jax.tree.map(
@@ -209,10 +206,17 @@ def accumulated_gradients(
         return jax.tree.map(jnp.add, carry, (sums, auxiliary, grads)), (norm, sums.labels)
 
     split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
-    start = zero_sums(), jnp.zeros(()), zeros
+    start = zero_sums(), jnp.zeros(()), jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
     (sums, auxiliary, grads), stats = jax.lax.scan(add, start, (split, jnp.arange(count)))
     return Gradients(sums, auxiliary, grads, stats)
+
+
+def _guide(cfg: Config, batch: Batch) -> Guide | None:
+    """Returns the links that a cross-attention learns from the micro-batches of a batch, if it has any."""
+    if not cfg.train.guided_alignment or "aligned" not in batch:
+        return None
+    linked = jnp.maximum((batch["aligned"] >= 0).sum(), 1)
+    return Guide(cfg.decode.aligning, cfg.train.guided_alignment * cfg.train.accumulate / linked)
 
 
 def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) -> Any:
