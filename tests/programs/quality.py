@@ -38,7 +38,7 @@ SAMPLINGS: dict[str, dict[str, float]] = {
     "top_p 0.7": {"top_p": 0.7},
     "temperature 0.5": {"temperature": 0.5},
 }
-BEAMS = 12
+BEAMS = 24
 """Width of the beam searches whose outputs are candidates."""
 WARM_UP = 48
 """Number of texts to decode before the clock starts, the longest ones among them."""
