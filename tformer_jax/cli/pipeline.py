@@ -13,6 +13,7 @@ from tformer_jax.base.paths import replacing
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, new_parser
 from tformer_jax.config.fields import nearest
+from tformer_jax.data.corpora.lines import BadLines, read_text
 
 RESUMED = ("train", "translate", "generate", "classify", "score")
 """Commands that `--resume` continues; complete, they have nothing to do."""
@@ -69,14 +70,10 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
     """Reads the steps of a file: the words of each command.
 
     Raises:
-        UserError: a line is no step, or names `{data}` without a folder.
+        UserError: the file is missing, empty or not UTF-8, or a line is no step or names `{data}` without a folder.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): name a file of steps") from None
     steps = []
-    for line in lines:
+    for line in read_text(path, BadLines()).replace("\\\n", " ").split("\n"):
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:

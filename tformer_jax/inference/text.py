@@ -14,6 +14,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.chat.messages import Chat
+from tformer_jax.data.corpora.example import DataError
 from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask, mask_target
 from tformer_jax.data.tokenizers import Tokenizers
@@ -144,6 +145,7 @@ class _Generator:
         """Returns the constraints of text `index`, and of the glossary; the others are as for `encode_constraints`.
 
         Raises:
+            DataError: the glossary cannot be read.
             TextError: outputs cannot have the phrases.
         """
         decode = self.cfg.decode
@@ -155,6 +157,8 @@ class _Generator:
         try:
             constraints = constraints_of(decode, request.text, request.constraints)
             encode_constraints(decode, self.tokenizers.target, constraints, limit, names, originals)
+        except DataError:  # of the glossary
+            raise
         except UserError as error:
             raise TextError(index, str(error)) from None
         return constraints

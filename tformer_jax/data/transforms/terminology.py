@@ -12,6 +12,7 @@ from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
 from tformer_jax.data.corpora import DataError, Example
 from tformer_jax.data.corpora.corpus import PAIRS
+from tformer_jax.data.corpora.lines import BadLines, numbered_lines
 from tformer_jax.data.transforms.base import Change, Training, check_symbols
 
 WORD = re.compile(r"\w+")
@@ -90,15 +91,11 @@ def read_glossary(path: Path) -> dict[str, str]:
     Raises:
         DataError: the file is missing or empty, or a line has no term, translation, or a word.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"glossary {path} cannot be read: {error}") from None
     terms: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        term, _, translation = map(str.strip, line.partition("\t"))
-        if not line.strip():
+    for number, line in numbered_lines(path, BadLines()):
+        if line is None or not line.strip():
             continue
+        term, _, translation = map(str.strip, line.partition("\t"))
         if not WORD.search(term) or not translation:
             raise DataError(f"line {number} of glossary {path} must be a term, a tab and its translation: {line!r}")
         terms.setdefault(term, translation)
