@@ -210,7 +210,7 @@ def test_terms_get_hints_as_by_a_regular_expression(tmp_path):
     ("content", "problem"),
     [
         (None, "cannot be read"),
-        ("", "has no term: write lines of a term, a tab and its translation"),
+        (" \n", "terms.tsv is empty"),
         ("cat\tKatze\ncat", "line 2 of glossary .* must be a term, a tab and its translation: 'cat'"),
     ],
 )

@@ -99,6 +99,4 @@ def read_glossary(path: Path) -> dict[str, str]:
         if not WORD.search(term) or not translation:
             raise DataError(f"line {number} of glossary {path} must be a term, a tab and its translation: {line!r}")
         terms.setdefault(term, translation)
-    if not terms:
-        raise DataError(f"glossary {path} has no term: write lines of a term, a tab and its translation")
     return terms
