@@ -1,6 +1,7 @@
 """Descriptions of Hugging Face architectures, by which their checkpoints are read and written."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,32 @@ def require(hf: dict[str, Any], **supported: Any) -> None:
     for name, value in supported.items():
         given = hf.get(name)
         check(given is None or given == value, f"{name}={given!r} is not supported, only {value!r} is")
+
+
+LAYERS = {"sliding_attention": "window", "full_attention": "full", "linear_attention": "gated_delta"}
+"""Our kinds of layers by theirs."""
+
+
+def read_layer_types(hf: Settings, *pattern: str) -> list[str]:
+    """Returns their kind of each layer: `layer_types`, or else a repeated pattern such as "sliding", "full"."""
+    kinds, depth = hf.get("layer_types"), hf["num_hidden_layers"]
+    if not kinds:
+        return [f"{kind}_attention" for kind in itertools.islice(itertools.cycle(pattern), depth)]
+    check(len(kinds) == depth, f"layer_types has the length {len(kinds)}, but num_hidden_layers is {depth}")
+    return list(kinds)
+
+
+def our_layer_pattern(kinds: Sequence[str], *supported: str) -> tuple[str, ...]:
+    """Returns `layer_pattern` for their kinds of layers, of those that are supported, such as "sliding"."""
+    other = sorted({*kinds} - {f"{kind}_attention" for kind in supported})
+    check(not other, f"layer_types {other} are not supported")
+    return shortest_pattern([LAYERS[kind] for kind in kinds])
+
+
+def layer_types(cfg: ModelConfig, depth: int) -> list[str]:
+    """Returns their kind of each layer of a stack; one that they lack keeps our name, which reading back rejects."""
+    names = {ours: theirs for theirs, ours in LAYERS.items()}
+    return [names.get(kind, kind) for kind in cfg.layer_kinds(depth)]
 
 
 def shortest_pattern(kinds: Sequence[str]) -> tuple[str, ...]:

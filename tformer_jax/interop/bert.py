@@ -12,10 +12,12 @@ from tformer_jax.interop.architecture import (
     Architecture,
     Settings,
     check,
+    layer_types,
     our_activation,
+    our_layer_pattern,
     our_settings,
+    read_layer_types,
     require,
-    shortest_pattern,
     their_fields,
     transformers_activation,
 )
@@ -179,16 +181,12 @@ def _distilbert_config(cfg: ModelConfig) -> Settings:
     return their_fields(_DISTILBERT_FIELDS, cfg)
 
 
-_LAYER_TYPES = {"sliding_attention": "window", "full_attention": "full"}
-
-
 def _modernbert_settings(hf: Settings) -> Settings:
     """Returns our settings; a token sees as many tokens on each side of a window as half of `local_attention`."""
-    every = hf["global_attn_every_n_layers"]
-    default = [("sliding" if i % every else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
-    layers = hf.get("layer_types") or default
-    both = {*layers} == {*_LAYER_TYPES} and len(layers) == len(default)
-    check(both, f"layer_types={layers!r} is not supported, only both kinds of attention in {len(default)} layers are")
+    depth, every = hf["num_hidden_layers"], hf["global_attn_every_n_layers"]
+    layers = hf.get("layer_types") or read_layer_types(hf, "full", *["sliding"] * (every - 1))
+    both = {*layers} == {"sliding_attention", "full_attention"} and len(layers) == depth
+    check(both, f"layer_types={layers!r} is not supported, only both kinds of attention in {depth} layers are")
     return our_settings(_MODERNBERT_FIELDS, hf) | {
         "attention_bias": ("query", "key", "value", "output") if hf["attention_bias"] else (),
         "attention_projections": "fused_qkv",
@@ -196,7 +194,7 @@ def _modernbert_settings(hf: Settings) -> Settings:
         "position": "rotary",
         "rotary": rotary_settings(hf, partial=False, window_base=hf["rope_local_base_freq"]),
         "window": hf["local_attention"] // 2 + 1,
-        "layer_pattern": shortest_pattern([_LAYER_TYPES[kind] for kind in layers]),
+        "layer_pattern": our_layer_pattern(layers, "sliding", "full"),
         "ffn": "gated",
         "first_norm": False,
         "embedding_norm": True,
@@ -208,12 +206,11 @@ def _modernbert_settings(hf: Settings) -> Settings:
 
 
 def _modernbert_config(cfg: ModelConfig) -> Settings:
-    names = {ours: theirs for theirs, ours in _LAYER_TYPES.items()}
     rotary = rotary_fields_by_kind(cfg.rotary)
     return their_fields(_MODERNBERT_FIELDS, cfg) | {
         "attention_bias": "output" in cfg.attention_bias,
         "classifier_activation": transformers_activation(cfg.head_activation),
-        "layer_types": [names.get(layer, layer) for layer in cfg.layer_kinds(cfg.encoder_layers)],
+        "layer_types": layer_types(cfg, cfg.encoder_layers),
         "decoder_bias": cfg.output_bias,
         "local_attention": 2 * (cfg.window or 1) - 2,
         "global_rope_theta": rotary["rope_theta"],

@@ -9,7 +9,10 @@ from tformer_jax.interop.architecture import (
     Architecture,
     Settings,
     check,
+    layer_types,
+    our_layer_pattern,
     our_settings,
+    read_layer_types,
     require,
     shortest_pattern,
     their_fields,
@@ -152,22 +155,11 @@ def llama_settings(hf: Settings, *, partial: bool = False, window_base: float | 
 
 def window_settings(hf: Settings, kinds: list[str]) -> Settings:
     """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
-    names = {"sliding_attention": "window", "full_attention": "full"}
-    check(set(kinds) <= set(names), f"layer_types {sorted(set(kinds) - set(names))} are not supported")
-    pattern, size = shortest_pattern([names[kind] for kind in kinds]), hf.get("sliding_window")
+    pattern, size = our_layer_pattern(kinds, "sliding", "full"), hf.get("sliding_window")
     if "window" not in pattern:
         return {}
     check(size is not None, "layer_types has sliding_attention, but sliding_window is null")
     return {"window": size, "layer_pattern": pattern}
-
-
-def read_layer_types(hf: Settings, default: list[str]) -> list[str]:
-    """Returns the kind of each layer: `layer_types`, or the default."""
-    kinds, depth = hf.get("layer_types"), hf["num_hidden_layers"]
-    if not kinds:
-        return default
-    check(len(kinds) == depth, f"layer_types has the length {len(kinds)}, but num_hidden_layers is {depth}")
-    return list(kinds)
 
 
 def mistral_settings(hf: Settings) -> Settings:
@@ -175,13 +167,14 @@ def mistral_settings(hf: Settings) -> Settings:
 
     For `layer_types`, AutoModel of transformers 5 reads Mistral as Ministral.
     """
-    return settings_without_biases(hf) | window_settings(hf, read_layer_types(hf, _same_layer_types(hf)))
+    default = "full" if hf.get("sliding_window") is None else "sliding"
+    return settings_without_biases(hf) | window_settings(hf, read_layer_types(hf, default))
 
 
 def mixtral_settings(hf: Settings) -> Settings:
     """Returns our settings of Mixtral without its experts: no biases, and windows in all layers or none."""
     check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
-    return settings_without_biases(hf) | window_settings(hf, _same_layer_types(hf))
+    return settings_without_biases(hf) | same_window_settings(hf)
 
 
 def settings_without_biases(hf: Settings, *, partial: bool = False) -> Settings:
@@ -189,14 +182,14 @@ def settings_without_biases(hf: Settings, *, partial: bool = False) -> Settings:
     return llama_settings(hf, partial=partial) | {"attention_bias": (), "ffn_bias": False}
 
 
-def _same_layer_types(hf: Settings) -> list[str]:
-    """Returns the kinds of layers that all have windows if there is a window, or else none."""
-    return ["full_attention" if hf.get("sliding_window") is None else "sliding_attention"] * hf["num_hidden_layers"]
+def same_window_settings(hf: Settings) -> Settings:
+    """Returns our settings for layers that all have windows if there is a window, or else none."""
+    return {} if hf.get("sliding_window") is None else {"window": hf["sliding_window"], "layer_pattern": ("window",)}
 
 
 def check_windows(hf: Settings, windows: bool, otherwise: str) -> None:
     """Raises `UserError` if `layer_types` has another length, or windows although the architecture has none here."""
-    kinds = read_layer_types(hf, [])
+    kinds = read_layer_types(hf)
     check(windows or "sliding_attention" not in kinds, f"layer_types has sliding_attention, but {otherwise}")
 
 
@@ -205,8 +198,8 @@ def _qwen_settings(hf: Settings) -> Settings:
     depth, used = hf["num_hidden_layers"], hf["use_sliding_window"]
     check_windows(hf, used, "use_sliding_window is false")
     first = hf["max_window_layers"] if used and hf.get("sliding_window") is not None else depth
-    layers = [("full" if i < first else "sliding") + "_attention" for i in range(depth)]
-    return llama_settings(hf) | window_settings(hf, read_layer_types(hf, layers)) | {"ffn_bias": False}
+    layers = read_layer_types(hf, *["full"] * first, *["sliding"] * (depth - first))
+    return llama_settings(hf) | window_settings(hf, layers) | {"ffn_bias": False}
 
 
 def _qwen2_settings(hf: Settings) -> Settings:
@@ -223,7 +216,7 @@ def _smollm3_settings(hf: Settings) -> Settings:
     layers, interval = range(hf["num_hidden_layers"]), hf["no_rope_layer_interval"]
     rotated = hf.get("no_rope_layers") or [(i + 1) % interval != 0 for i in layers]
     check(len(rotated) >= len(layers), f"no_rope_layers has the length {len(rotated)} for {len(layers)} layers")
-    full = {*read_layer_types(hf, ["full_attention"] * len(layers))} == {"full_attention"}
+    full = {*read_layer_types(hf, "full")} == {"full_attention"}
     check(full, "layer_types with sliding_attention are not supported for this architecture")
     check(any(rotated[: len(layers)]), "no_rope_layers without a layer that has positions are not supported")
     return llama_settings(hf) | {"layer_pattern": shortest_pattern(["full" if rotated[i] else "nope" for i in layers])}
@@ -276,23 +269,14 @@ def mistral_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {"sliding_window": cfg.window}
 
 
-def layer_types(cfg: ModelConfig, depth: int | None = None) -> list[str]:
-    """Returns their kind of each layer of a stack, by default of the decoder.
-
-    A kind that they lack keeps our name, which reading the config back rejects.
-    """
-    names = {"window": "sliding_attention", "full": "full_attention"}
-    return [names.get(kind, kind) for kind in cfg.layer_kinds(depth or cfg.decoder_layers)]
-
-
 def windows_config(cfg: ModelConfig) -> Settings:
     """Returns their settings of an architecture whose `layer_types` are windows or full."""
-    return mistral_config(cfg) | {"layer_types": layer_types(cfg)}
+    return mistral_config(cfg) | {"layer_types": layer_types(cfg, cfg.decoder_layers)}
 
 
 def _qwen_config(cfg: ModelConfig) -> Settings:
     windows = {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None}
-    return llama_config(cfg) | windows | {"layer_types": layer_types(cfg)}
+    return llama_config(cfg) | windows | {"layer_types": layer_types(cfg, cfg.decoder_layers)}
 
 
 def _smollm3_config(cfg: ModelConfig) -> Settings:

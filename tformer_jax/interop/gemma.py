@@ -5,7 +5,9 @@ from tformer_jax.interop.architecture import (
     Architecture,
     Settings,
     check,
+    layer_types,
     our_activation,
+    read_layer_types,
     require,
     transformers_activation,
 )
@@ -13,12 +15,10 @@ from tformer_jax.interop.decoders import (
     ATTENTION,
     BUFFERS,
     GATED,
-    layer_types,
     llama_config,
     llama_like,
     llama_rules,
     llama_settings,
-    read_layer_types,
     rotary_by_kind,
     window_settings,
 )
@@ -42,9 +42,9 @@ def _gemma2_settings(hf: Settings) -> Settings:
 def _sandwich_settings(hf: Settings, period: int, *, window_base: float | None = None) -> Settings:
     """Returns our settings; layers have full attention by `layer_types`, or else every `period`-th one."""
     require(hf, use_bidirectional_attention=False)
-    layers = [("sliding" if (i + 1) % period else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
+    layers = read_layer_types(hf, *["sliding"] * (period - 1), "full")
     return llama_settings(hf, window_base=window_base) | {
-        **window_settings(hf, read_layer_types(hf, layers)),
+        **window_settings(hf, layers),
         "activation": our_activation(hf["hidden_activation"]),
         "ffn_bias": False,
         "norm_placement": "both",
@@ -66,7 +66,7 @@ def _gemma3_settings(hf: Settings) -> Settings:
 def _sandwich_config(cfg: ModelConfig) -> Settings:
     return llama_config(cfg) | {
         "sliding_window": cfg.window or cfg.max_length,
-        "layer_types": layer_types(cfg),
+        "layer_types": layer_types(cfg, cfg.decoder_layers),
         "hidden_activation": transformers_activation(cfg.activation),
         "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
         "attn_logit_softcapping": cfg.attention_softcap,

@@ -1,7 +1,7 @@
 """Hugging Face's decoder-only language models that differ from Llama in a norm, a mask, an activation or a layout."""
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Settings, check, require
+from tformer_jax.interop.architecture import Settings, check, read_layer_types, require
 from tformer_jax.interop.decoders import (
     ATTENTION,
     GATED,
@@ -12,8 +12,8 @@ from tformer_jax.interop.decoders import (
     llama_settings,
     mistral_config,
     mistral_settings,
-    read_layer_types,
     rotary_by_kind,
+    same_window_settings,
     settings_without_biases,
     window_settings,
     windows_config,
@@ -39,8 +39,8 @@ def _cwm_settings(hf: Settings) -> Settings:
     """Returns our settings; layers have full attention by `layer_types`, or else the first of each four."""
     if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
         hf["rope_parameters"] = CWM_ROPE
-    layers = [("sliding" if i % 4 else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
-    return llama_settings(hf) | {"attention_bias": ()} | window_settings(hf, read_layer_types(hf, layers))
+    layers = read_layer_types(hf, "full", "sliding", "sliding", "sliding")
+    return llama_settings(hf) | {"attention_bias": ()} | window_settings(hf, layers)
 
 
 def _seed_oss_settings(hf: Settings) -> Settings:
@@ -54,10 +54,8 @@ def _phi3_settings(hf: Settings) -> Settings:
     settings = settings_without_biases(hf, partial=True)
     kind = settings["rotary"].get("scaling")
     check(kind is None, f"rotary scaling {kind!r} is not supported for this architecture")
-    depth, window = hf["num_hidden_layers"], hf.get("sliding_window")
-    kinds = ["full_attention" if window is None else "sliding_attention"] * depth
     fused = {"attention_projections": "fused_qkv", "dropout": hf["resid_pdrop"]}
-    return settings | window_settings(hf, kinds) | fused
+    return settings | same_window_settings(hf) | fused
 
 
 def _hunyuan_settings(hf: Settings) -> Settings:
@@ -79,9 +77,9 @@ def _olmo2_settings(hf: Settings, *, window_base: float | None = None) -> Settin
 
 def _olmo3_settings(hf: Settings) -> Settings:
     """Returns our settings; layers have full attention by `layer_types`, or else every fourth one."""
-    layers = [("sliding" if (i + 1) % 4 else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
+    layers = read_layer_types(hf, "sliding", "sliding", "sliding", "full")
     settings = _olmo2_settings(hf, window_base=OLMO3_WINDOW_BASE)
-    return rotary_by_kind(hf, settings | window_settings(hf, read_layer_types(hf, layers)))
+    return rotary_by_kind(hf, settings | window_settings(hf, layers))
 
 
 _MULTIPLIERS = {

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import check, require
+from tformer_jax.interop.architecture import check, read_layer_types, require
 from tformer_jax.interop.decoders import (
     ATTENTION,
     GATED,
@@ -16,7 +16,6 @@ from tformer_jax.interop.decoders import (
     llama_settings,
     mistral_config,
     mixtral_settings,
-    read_layer_types,
     window_settings,
     windows_config,
 )
@@ -110,10 +109,9 @@ def _gpt_oss_settings(hf: Settings) -> Settings:
     require(hf.get("quantization_config") or {}, quant_method="mxfp4")
     if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
         hf["rope_parameters"] = GPT_OSS_ROPE
-    layers = [("full" if i % 2 else "sliding") + "_attention" for i in range(hf["num_hidden_layers"])]
     moe = _mixtral_experts(hf) | {"router_bias": "logits", "gate_limit": float(hf["swiglu_limit"])}
     return llama_settings(hf) | {
-        **window_settings(hf, read_layer_types(hf, layers)),
+        **window_settings(hf, read_layer_types(hf, "sliding", "full")),
         "attention_sinks": True,
         "activation": "gelu_sigmoid",
         "ffn": "moe",

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import Settings, check, require, shortest_pattern
+from tformer_jax.interop.architecture import Settings, layer_types, our_layer_pattern, read_layer_types, require
 from tformer_jax.interop.decoders import (
     ATTENTION,
     BUFFERS,
@@ -13,7 +13,6 @@ from tformer_jax.interop.decoders import (
     llama_like,
     llama_rules,
     llama_settings,
-    read_layer_types,
 )
 from tformer_jax.interop.files import IMAGES
 from tformer_jax.interop.mapping import AFFINE, SAME, Fusions, Layout, Part, Rule, fused_rows, kernel, parts
@@ -21,7 +20,6 @@ from tformer_jax.interop.mixtures import expert_parts, qwen_experts, qwen_moe_co
 from tformer_jax.interop.rotary import rotary_fields
 from tformer_jax.nn.gated_delta import Sizes
 
-_LAYERS = {"linear_attention": "gated_delta", "full_attention": "full"}
 _FIELDS = {
     "linear_num_value_heads": "num_heads",
     "linear_num_key_heads": "num_key_heads",
@@ -38,14 +36,11 @@ def _dense_settings(hf: Settings) -> Settings:
     require(hf, hidden_act="silu", attn_output_gate=True)
     if rope := hf.get("rope_parameters"):
         hf["rope_parameters"] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
-    every = hf["full_attention_interval"]
-    kinds = [("linear" if (i + 1) % every else "full") + "_attention" for i in range(hf["num_hidden_layers"])]
-    kinds = read_layer_types(hf, kinds)
-    check({*kinds} <= {*_LAYERS}, f"layer_types {sorted({*kinds} - {*_LAYERS})} are not supported")
+    kinds = read_layer_types(hf, *["linear"] * (hf["full_attention_interval"] - 1), "full")
     delta = {ours: hf[theirs] for theirs, ours in _FIELDS.items()}
     return llama_settings(hf, partial=True) | {
         "ffn_bias": False,
-        "layer_pattern": shortest_pattern([_LAYERS[kind] for kind in kinds]),
+        "layer_pattern": our_layer_pattern(kinds, "linear", "full"),
         "gated_delta": delta | {"conv_kernel_size": hf["linear_conv_kernel_dim"]},
         "qk_norm": True,
         "attention_gate": True,
@@ -58,13 +53,11 @@ def _next_settings(hf: Settings) -> Settings:
 
 
 def _dense_config(cfg: ModelConfig) -> Settings:
-    names = {ours: theirs for theirs, ours in _LAYERS.items()}
-    kinds = cfg.layer_kinds(cfg.decoder_layers)
     sizes = Sizes.resolve(cfg)
     return llama_config(cfg) | {
         **{theirs: getattr(sizes, ours) for theirs, ours in _FIELDS.items()},
         "linear_conv_kernel_dim": cfg.gated_delta.conv_kernel_size,
-        "layer_types": [names.get(kind, kind) for kind in kinds],
+        "layer_types": layer_types(cfg, cfg.decoder_layers),
         **rotary_fields(cfg.rotary, partial=True),
     }
 
