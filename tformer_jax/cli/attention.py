@@ -7,7 +7,7 @@ from pathlib import Path
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli import languages, lines
-from tformer_jax.cli.common import check_writable, integer, run_parser
+from tformer_jax.cli.common import add_number, add_path, check_writable, run_parser
 from tformer_jax.report import check_pages_installed
 
 NAME = "attention.html"
@@ -34,18 +34,15 @@ def parser() -> argparse.ArgumentParser:
         "prefix LM reads prompt<tab>continuation; without a continuation, the text is the prompt.",
     )
     result.add_argument("text", nargs="?", help="the text")
-    result.add_argument("--layer", type=integer(0), metavar="L", help="layer that is shown first (default: the last)")
-    result.add_argument("--head", type=integer(0), metavar="N", help="head that is shown first (default: their mean)")
-    result.add_argument("--output", type=Path, metavar="FILE", help=f"the page (default: {NAME} in the run folder)")
-    result.add_argument("--batch", type=Path, metavar="FILE", help="read texts from the lines of a file; needs --npz")
-    result.add_argument(
-        "--npz", type=Path, metavar="FILE", help="write all arrays, such as 0/weights/encoder of the first text"
-    )
-    result.add_argument(
+    add_number(result, "--layer", "layer that is shown first (default: the last)", lowest=0, unit="L")
+    add_number(result, "--head", "head that is shown first (default: their mean)", lowest=0)
+    add_path(result, "--output", f"the page (default: {NAME} in the run folder)")
+    add_path(result, "--batch", "read texts from the lines of a file; needs --npz")
+    add_path(result, "--npz", "write all arrays, such as 0/weights/encoder of the first text")
+    add_path(
+        result,
         "--links",
-        type=Path,
-        metavar="FILE",
-        help="choose the head whose cross-attention aligns the words of the pairs of --batch best, and record it in "
+        "choose the head whose cross-attention aligns the words of the pairs of --batch best, and record it in "
         "the run; FILE has the links of each pair as fast_align and eflomal write them, 0-0 1-2 (0p1: possible)",
     )
     lines.add_field(result)

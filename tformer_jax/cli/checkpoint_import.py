@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import hashlib
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import is_remote
+from tformer_jax.cli.common import checksum
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
@@ -82,7 +82,7 @@ def make_run(options: argparse.Namespace) -> None:
         embed=imported.embed,
     )
     adapter = [] if options.adapter is None else sorted(path for path in options.adapter.iterdir() if path.is_file())
-    checksums = {file.name: _checksum(file) for file in (*adapter, *imported.files)}
+    checksums = {file.name: checksum(file) for file in (*adapter, *imported.files)}
     source = str(path.resolve()) if path.exists() else options.checkpoint
     with contextlib.ExitStack() as on_exit:
         if not is_remote(run):
@@ -212,8 +212,3 @@ def _data_settings(run: Path, cfg: ModelConfig, tokenizers: Tokenizers) -> DataC
         bucket_lengths=(length,),
         window=length,
     )
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

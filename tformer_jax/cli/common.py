@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import gc
+import hashlib
 import io
 import logging
 import math
@@ -208,21 +209,50 @@ def run_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def integer(lowest: int) -> Callable[[str], int]:
-    """Returns an argparse type for integers from `lowest` to 2^31 - 1."""
+def integer(lowest: int, highest: int = INT32_MAX) -> Callable[[str], int]:
+    """Returns an argparse type for integers from `lowest` to `highest`, by default 2^31 - 1."""
 
     def number(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = lowest - 1
+        if highest < INT32_MAX and not lowest <= value <= highest:
+            raise argparse.ArgumentTypeError(f"{text} must be an integer from {lowest} to {highest}")
         if value < lowest:
             raise argparse.ArgumentTypeError(f"{text} is not an integer of at least {lowest}")
-        if value > INT32_MAX:
-            raise argparse.ArgumentTypeError(f"{text} is too large: at most {INT32_MAX}")
+        if value > highest:
+            raise argparse.ArgumentTypeError(f"{text} is too large: at most {highest}")
         return value
 
     return number
+
+
+def add_number(
+    parser: "argparse._ActionsContainer",
+    flag: str,
+    meaning: str,
+    default: int | None = None,
+    *,
+    lowest: int = 1,
+    highest: int = INT32_MAX,
+    unit: str = "N",
+    dest: str | None = None,
+) -> None:
+    """Adds a flag for an integer from `lowest` to `highest`, whose help ends with the default, if there is one."""
+    text = meaning if default is None else f"{meaning} (default: {default})"
+    parser.add_argument(flag, type=integer(lowest, highest), default=default, metavar=unit, help=text, dest=dest)
+
+
+def add_seconds(parser: argparse.ArgumentParser, flag: str, meaning: str, default: float) -> None:
+    """Adds a flag for a positive number of seconds, whose help ends with the default."""
+    text = f"{meaning} (default: {default:g})"
+    parser.add_argument(flag, type=positive_seconds, default=default, metavar="S", help=text)
+
+
+def add_path(parser: "argparse._ActionsContainer", flag: str, meaning: str, unit: str = "FILE", **options: Any) -> None:
+    """Adds a flag for a path; `options` are further ones of `add_argument`."""
+    parser.add_argument(flag, type=Path, metavar=unit, help=meaning, **options)
 
 
 def positive_seconds(text: str) -> float:
@@ -287,6 +317,23 @@ def reporting_writes(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); name another file") from error
+
+
+def check_new_folder(path: Path) -> None:
+    """Checks, before anything is computed, that the argument FOLDER is new or empty, and can be created.
+
+    Raises:
+        UserError: it is not.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} already exists: name a new folder")
+    check_writable_folder(path, "FOLDER")
+
+
+def checksum(path: Path) -> str:
+    """Returns the SHA-256 checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable_folder(path: Path, flag: str) -> None:

@@ -3,14 +3,13 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax.cli import report
-from tformer_jax.cli.common import check_writable, integer, new_parser, run_path
+from tformer_jax.cli.common import add_number, add_path, check_writable, new_parser, run_path
 from tformer_jax.config.task import Task
 from tformer_jax.report import check_pages_installed, run
 from tformer_jax.report.charts import title_of
@@ -55,13 +54,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("baseline", type=run_path, metavar="RUN_A", help="run folder of the baseline")
     result.add_argument("run", type=run_path, metavar="RUN_B", help="run folder to compare with it")
-    result.add_argument(
-        "--resamples", type=integer(100), default=1000, metavar="N", help="bootstrap resamples (default: 1000)"
-    )
-    result.add_argument(
-        "--sentences", type=integer(0), default=3, metavar="N", help="outputs to show that changed most (default: 3)"
-    )
-    result.add_argument("--report", type=Path, metavar="FILE", help="also write the HTML report of both runs")
+    add_number(result, "--resamples", "bootstrap resamples", 1000, lowest=100)
+    add_number(result, "--sentences", "outputs to show that changed most", 3, lowest=0)
+    add_path(result, "--report", "also write the HTML report of both runs")
     return result
 
 

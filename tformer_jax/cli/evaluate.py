@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +15,18 @@ import tformer_jax as tj
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
 from tformer_jax.cli import generation, test_sets
-from tformer_jax.cli.common import add_data, add_weights, check_writable, load_run, reporting_writes, run_parser
+from tformer_jax.cli.common import (
+    add_data,
+    add_path,
+    add_weights,
+    check_writable,
+    checksum,
+    load_run,
+    reporting_writes,
+    run_parser,
+)
 from tformer_jax.cli.outputs import format_record
+from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, kinds, read_mesh, to_dict
 from tformer_jax.config.fields import flag
 from tformer_jax.config.metrics import base_metric, group_of_metric
@@ -149,12 +158,6 @@ def evaluate_test_set(
     return facts, evaluate(run.params)
 
 
-def checksum(path: Path) -> str:
-    """Returns the SHA-256 checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def trained_directions(run: "tj.Run") -> tuple[str, ...]:
     """Returns the directions of the training examples of a run; () if it has only one."""
     from tformer_jax.runs import run_folder
@@ -206,14 +209,10 @@ def metric_tables(result: dict[str, Any]) -> Iterator[Table]:
     metrics = result["metrics"]
     yield metric_table(result | {"metrics": {name: v for name, v in metrics.items() if not group_of_metric(name)}})
     if groups := dict.fromkeys(filter(None, map(group_of_metric, metrics))):
-        view = Table("direction", title="means of groups, and directions")
         names = list(dict.fromkeys(base_metric(name) for name in metrics if group_of_metric(name)))
-        for name in names:
-            view.add_column(name, justify="right")
-        for group in groups:
-            values = [metrics.get(f"{name}:{group}") for name in names]
-            view.add_row(group, *("" if value is None else f"{value:.4g}" for value in values))
-        yield view
+        values = {group: [metrics.get(f"{name}:{group}") for name in names] for group in groups}
+        rows = [(group, *("" if value is None else f"{value:.4g}" for value in row)) for group, row in values.items()]
+        yield make_table(("direction", *names), rows, title="means of groups, and directions")
 
 
 def metric_table(result: dict[str, Any]) -> Table:
@@ -241,10 +240,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add_weights(result)
     result.add_argument("--split", choices=("validation", "test"), help="split to evaluate (default: test)")
-    result.add_argument("--record", type=Path, metavar="FILE", help="also write the metrics to this JSON file")
-    result.add_argument(
-        "--output", type=Path, metavar="FILE", help="also write each output and its scores to this .jsonl file"
-    )
+    add_path(result, "--record", "also write the metrics to this JSON file")
+    add_path(result, "--output", "also write each output and its scores to this .jsonl file")
     result.add_argument(
         "--metrics", nargs="+", metavar="NAME", help=f"further metrics of translations, of {', '.join(kinds.METRICS)}"
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import check_writable_folder, run_parser
+from tformer_jax.cli.common import check_new_folder, run_parser
 from tformer_jax.config.layouts import QUANTIZATIONS
 from tformer_jax.interop import ctranslate2_models
 from tformer_jax.interop.default_fields import DEFAULTS
@@ -18,15 +18,13 @@ TYPES = {"ctranslate2": ctranslate2_models.QUANTIZATIONS, "run": QUANTIZATIONS}
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes the model, its decoding settings, the tokenizer's files and a model card to a new folder."""
     options = parser().parse_args(argv)
-    if options.folder.exists() and (not options.folder.is_dir() or any(options.folder.iterdir())):
-        raise UserError(f"{options.folder} already exists: name a new folder")
     if options.base and options.format != FORMATS[2]:
         raise UserError(f"--base is for --format {FORMATS[2]}: add it, or leave --base out")
     if options.quantization and options.format not in TYPES:
         raise UserError(f"--quantization is for --format {' or '.join(TYPES)}: add it, or leave --quantization out")
     if options.quantization and options.quantization not in TYPES[options.format]:
         raise UserError(f"--quantization must be {', '.join(TYPES[options.format])} for --format {options.format}")
-    check_writable_folder(options.folder, "FOLDER")
+    check_new_folder(options.folder)
     from tformer_jax.cli import checkpoint_export
 
     checkpoint_export.save_run(options)

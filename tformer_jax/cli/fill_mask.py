@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.cli import lines
-from tformer_jax.cli.common import integer, load_run
+from tformer_jax.cli.common import add_number, load_run
 from tformer_jax.cli.inputs import Line
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--top lines; the n-th one has the n-th most probable token of each mask.",
     )
     lines.add_field(parser)
-    parser.add_argument("--top", type=integer(1), default=5, metavar="N", help="number of fills (default: 5)")
+    add_number(parser, "--top", "number of fills", 5)
     options = parser.parse_args(argv)
     source = lines.open_source(options)
     run = load_run(options)

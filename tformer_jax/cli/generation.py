@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import chats, interrupt, languages, lines
-from tformer_jax.cli.common import integer, load_run
+from tformer_jax.cli.common import add_number, load_run
 from tformer_jax.cli.inputs import Line, check_argument
 from tformer_jax.cli.outputs import join_lines
 from tformer_jax.config import DecodeConfig
@@ -49,10 +49,8 @@ def make_parser(command: str, description: str, outputs: str) -> argparse.Argume
 def add_flags(parser: argparse.ArgumentParser, outputs: str) -> None:
     """Adds the decoding settings, the flag `outputs` for the number of outputs, `--seed` and `--scores`."""
     add_settings(parser)
-    parser.add_argument(
-        outputs, dest="outputs", type=integer(1), default=1, metavar="N", help="outputs per text (default: 1)"
-    )
-    parser.add_argument("--seed", type=integer(0), default=0, metavar="S", help="random seed (default: 0)")
+    add_number(parser, outputs, "outputs per text", 1, dest="outputs")
+    add_number(parser, "--seed", "random seed", 0, lowest=0, unit="S")
     parser.add_argument(
         "--scores",
         action="store_true",

@@ -8,7 +8,7 @@ from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
-from tformer_jax.cli.common import add_mesh, integer, new_parser, run_path
+from tformer_jax.cli.common import add_mesh, add_number, add_path, new_parser, run_path
 from tformer_jax.interop.default_fields import DEFAULTS
 from tformer_jax.runs import run_folder
 
@@ -46,9 +46,7 @@ def parser() -> argparse.ArgumentParser:
         help="folder, .gguf or .npz file, .pt file of torch.save, or model on the Hub, such as org/name",
     )
     result.add_argument("--run", type=run_path, required=True, metavar="DIR", help="run folder to make")
-    result.add_argument(
-        "--adapter", type=Path, metavar="DIR", help="folder of an adapter of PEFT (LoRA), which is merged into the run"
-    )
+    add_path(result, "--adapter", "folder of an adapter of PEFT (LoRA), which is merged into the run", unit="DIR")
     add_mesh(result)
     result.add_argument(
         "--family",
@@ -56,21 +54,19 @@ def parser() -> argparse.ArgumentParser:
         help="kind of model that an encoder's checkpoint becomes (default: masked_lm if it has that head, else "
         "classifier)",
     )
-    result.add_argument(
+    add_number(
+        result,
         "--max-length",
-        type=integer(1),
-        metavar="N",
-        help="maximum number of tokens, for T5 and models with rotary positions, which have no maximum (default: "
+        "maximum number of tokens, for T5 and models with rotary positions, which have no maximum (default: "
         "n_positions or max_position_embeddings of config.json, or the length for which YaRN scales)",
     )
     state_dict = result.add_argument_group("state dicts")
-    state_dict.add_argument(
+    add_path(
+        state_dict,
         "--tokenizer",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="tokenizer.json, tokenizer of a run folder, fairseq's dict.LANGUAGE.txt, or another .txt, whose "
+        "tokenizer.json, tokenizer of a run folder, fairseq's dict.LANGUAGE.txt, or another .txt, whose "
         "characters are the vocabulary; two files for a pair, the first of the source",
+        nargs="+",
     )
     state_dict.add_argument(
         "--model-args",

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli import outputs
-from tformer_jax.cli.common import add_weights, run_parser
+from tformer_jax.cli.common import add_path, add_weights, run_parser
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config.fields import flag
 from tformer_jax.config.layouts import MEANS
@@ -68,12 +68,8 @@ def make_parser(command: str, description: str) -> argparse.ArgumentParser:
     result = run_parser(command, description)
     add_weights(result)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
-    result.add_argument(
-        "--input", type=Path, metavar="FILE", help="one text per line, or .jsonl; plain, .gz, .bz2, .xz, .lz4 or .zst"
-    )
-    result.add_argument(
-        "--output", type=Path, metavar="FILE", help="text or .jsonl, plain or .gz (default: standard output)"
-    )
+    add_path(result, "--input", "one text per line, or .jsonl; plain, .gz, .bz2, .xz, .lz4 or .zst")
+    add_path(result, "--output", "text or .jsonl, plain or .gz (default: standard output)")
     result.add_argument("--resume", action="store_true", help="continue an interrupted --output, if any")
     result.add_argument(
         "--on-long-line",

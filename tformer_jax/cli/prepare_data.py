@@ -13,7 +13,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import add_data, check_writable_folder, integer, new_parser, run_path
+from tformer_jax.cli.common import add_data, add_number, add_path, check_writable_folder, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import load_corpus
@@ -116,21 +116,20 @@ def parser() -> argparse.ArgumentParser:
         "--config.data.train=FOLDER, which gives the same batches as the corpus itself.",
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
-    result.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
+    add_path(result, "--output", "folder to write", unit="DIR")
     result.add_argument("--overwrite", action="store_true", help="replace what was written to --output before")
-    result.add_argument("--shards", type=integer(1), default=1, metavar="N", help="files per split (default: 1)")
-    result.add_argument(
+    add_number(result, "--shards", "files per split", 1)
+    add_path(
+        result,
         "--tokenizers",
-        type=Path,
-        metavar="DIR",
-        help="folder of tokenizers, such as a run's, to use instead of what the config describes; "
+        "folder of tokenizers, such as a run's, to use instead of what the config describes; "
         "configs that read the output may then have any tokenizer settings",
+        unit="DIR",
     )
-    result.add_argument(
+    add_number(
+        result,
         "--show",
-        type=integer(1),
-        metavar="N",
-        help="print N training examples before and after each transform of data.transforms; needs no --output",
+        "print N training examples before and after each transform of data.transforms; needs no --output",
     )
     result.add_argument(
         "--teacher",
@@ -139,14 +138,11 @@ def parser() -> argparse.ArgumentParser:
         help="store the distributions of this run for the training examples of a config that reads prepared data, for "
         "train.teacher=OUTPUT; the same command continues after an interruption",
     )
-    result.add_argument(
-        "--top",
-        type=integer(1),
-        metavar="K",
-        help=f"--teacher: number of most probable tokens to store of each label (default: {TOP})",
+    add_number(
+        result, "--top", f"--teacher: number of most probable tokens to store of each label (default: {TOP})", unit="K"
     )
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
-    result.add_argument("--manual", type=Path, metavar="DIR", help="folder of manually downloaded files")
+    add_path(result, "--manual", "folder of manually downloaded files", unit="DIR")
     add_data(result, "data folder, or folder of TFDS's datasets")
     return result
 

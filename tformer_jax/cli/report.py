@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.base.paths import write_text
-from tformer_jax.cli.common import check_writable, integer, new_parser, reporting_writes, run_path
+from tformer_jax.cli.common import add_path, check_writable, integer, new_parser, reporting_writes, run_path
 from tformer_jax.report import check_pages_installed, html, run
 
 NAME = "report.html"
@@ -33,9 +33,7 @@ def parser() -> argparse.ArgumentParser:
         "environment, parameters. Several runs are compared with the first. A run may be in progress or have failed.",
     )
     result.add_argument("runs", type=run_path, nargs="+", metavar="RUN", help="run folder of scripts/train.py")
-    result.add_argument(
-        "--output", type=Path, metavar="FILE", help=f"default: RUN/{NAME}, or {NAME} here for several runs"
-    )
+    add_path(result, "--output", f"default: RUN/{NAME}, or {NAME} here for several runs")
     result.add_argument(
         "--watch",
         type=integer(1),

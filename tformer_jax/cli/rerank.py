@@ -16,7 +16,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 from tformer_jax.base.paths import write_text
 from tformer_jax.cli import lines, outputs
-from tformer_jax.cli.common import add_imports, check_writable, new_parser
+from tformer_jax.cli.common import add_imports, add_path, check_writable, new_parser
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import EvalConfig, kinds, metrics
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
@@ -317,19 +317,15 @@ def parser() -> argparse.ArgumentParser:
         "forward=RUN (log-probability of the output given the text), reverse=RUN (of the text given the output), "
         "lm=RUN (of the output), or a field with a number for each output, such as scores (default: risk)",
     )
-    result.add_argument(
-        "--tune", type=Path, metavar="FILE", help="tune the weights of the features, and write this file"
-    )
-    result.add_argument(
-        "--references", type=Path, nargs="+", metavar="FILE", help="references to tune on, one file for each set"
-    )
-    result.add_argument("--weights", type=Path, metavar="FILE", help="features and weights of --tune")
+    add_path(result, "--tune", "tune the weights of the features, and write this file")
+    add_path(result, "--references", "references to tune on, one file for each set", nargs="+")
+    add_path(result, "--weights", "features and weights of --tune")
     result.add_argument(
         "--metric", metavar="NAME", default="chrf", help="similarity of risk, and what is tuned (default: chrf)"
     )
     add_imports(result)
     result.add_argument("--metric-command", metavar="COMMAND", help="program of the metric command or command_error")
     result.add_argument("--language", default="en", metavar="CODE", help="language of outputs, for BLEU (default: en)")
-    result.add_argument("--output", type=Path, metavar="FILE", help="text or .jsonl (default: standard output)")
+    add_path(result, "--output", "text or .jsonl (default: standard output)")
     lines.add_field(result)
     return result

@@ -12,7 +12,7 @@ import tformer_jax as tj
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
-from tformer_jax.cli.common import add_weights, format_size, integer, load_run, positive_seconds, run_parser
+from tformer_jax.cli.common import add_number, add_seconds, add_weights, format_size, integer, load_run, run_parser
 from tformer_jax.cli.embed import add_pooling
 from tformer_jax.config import Config, ModelConfig
 from tformer_jax.config.fields import flag
@@ -179,10 +179,11 @@ def parser() -> argparse.ArgumentParser:
         "of an encoder. Requests of all clients are batched together.",
     )
     add_weights(result)
-    add = result.add_argument
-    add("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only")
-    add("--port", type=integer(0), default=8000, metavar="N", help="0: any free port, printed (default: 8000)")
-    add(
+    result.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, for this machine only"
+    )
+    add_number(result, "--port", "0: any free port, printed", 8000, lowest=0)
+    result.add_argument(
         "--api-key",
         type=api_key,
         default=os.environ.get(KEY_VARIABLE),
@@ -198,41 +199,24 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the engine, of requests and of the shutdown."""
-    add = parser.add_argument
-    add("--max-rows", type=integer(1), default=8, metavar="N", help="number of rows per step (default: 8)")
-    add(
+    add_number(parser, "--max-rows", "number of rows per step", 8)
+    add_number(
+        parser,
         "--cache-tokens",
-        type=integer(1),
-        metavar="N",
-        help="tokens in each KV cache, which all rows share: greedy decoding and sampling use one cache, each beam "
+        "tokens in each KV cache, which all rows share: greedy decoding and sampling use one cache, each beam "
         "width another, at most four (default: enough for all rows at full length, within half of the memory)",
     )
-    add(
+    parser.add_argument(
         "--warm-up",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="compile for the decoding settings of the run before the first request",
     )
-    add("--queue", type=integer(1), default=64, metavar="N", help="queue size, in requests (default: 64)")
-    add("--max-body", type=integer(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)")
-    add(
-        "--timeout",
-        type=positive_seconds,
-        default=120.0,
-        metavar="S",
-        help="maximum seconds per request (default: 120)",
+    add_number(parser, "--queue", "queue size, in requests", 64)
+    parser.add_argument(
+        "--max-body", type=integer(1), default=MIB, metavar="BYTES", help="maximum request size (default: 1 MiB)"
     )
-    add(
-        "--body-timeout",
-        type=positive_seconds,
-        default=10.0,
-        metavar="S",
-        help="maximum seconds for a client to send the headers, and then the body (default: 10)",
-    )
-    add(
-        "--grace",
-        type=positive_seconds,
-        default=10.0,
-        metavar="S",
-        help="seconds that running requests have to finish at shutdown (default: 10)",
-    )
+    add_seconds(parser, "--timeout", "maximum seconds per request", 120.0)
+    body = "maximum seconds for a client to send the headers, and then the body"
+    add_seconds(parser, "--body-timeout", body, 10.0)
+    add_seconds(parser, "--grace", "seconds that running requests have to finish at shutdown", 10.0)

@@ -21,7 +21,7 @@ from rich.table import Table
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli.children import Children
-from tformer_jax.cli.common import DATA_VARIABLE, add_data, check_writable, integer, new_parser
+from tformer_jax.cli.common import DATA_VARIABLE, add_data, add_number, add_path, check_writable, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.sweep_results import RESULTS, check_same_data, read_results, run_name, write_results
 from tformer_jax.config import Config, comparable, differences, flat, to_dict
@@ -102,13 +102,11 @@ def parser() -> argparse.ArgumentParser:
         help="keep only the value of this setting that is best on the validation split with the first seed, for each "
         "combination of the others; the other seeds train only with it",
     )
-    result.add_argument("--output", type=Path, metavar="DIR", help="folder of the runs (default: runs/NAME_sweep)")
+    add_path(result, "--output", "folder of the runs (default: runs/NAME_sweep)", unit="DIR")
     result.add_argument("--devices", metavar="LIST", help="GPUs to use, such as 0,1")
-    result.add_argument(
-        "--jobs", type=integer(1), default=1, metavar="N", help="runs at a time on each device (default: 1)"
-    )
-    result.add_argument("--record", type=Path, metavar="FILE", help="also write all results to this JSON file")
-    result.add_argument("--plot", type=Path, metavar="FILE", help="also plot the metric (.svg, .png or .pdf)")
+    add_number(result, "--jobs", "runs at a time on each device", 1)
+    add_path(result, "--record", "also write all results to this JSON file")
+    add_path(result, "--plot", "also plot the metric (.svg, .png or .pdf)")
     add_data(result)
     return result
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
+from tformer_jax.cli.common import add_path
 from tformer_jax.cli.inputs import JSONL, check_text, read_record, text_in, value_in
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.fields import flag
@@ -30,12 +31,8 @@ def add_test_set(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "test set", "Other examples than those of a split: lines of --source and --reference, or records of --source."
     )
-    group.add_argument(
-        "--source", type=Path, metavar="FILE", help="sources: one per line, or records (.tsv with a header, .jsonl)"
-    )
-    group.add_argument(
-        "--reference", type=Path, nargs="+", metavar="FILE", help="references of the lines, one file for each set"
-    )
+    add_path(group, "--source", "sources: one per line, or records (.tsv with a header, .jsonl)")
+    add_path(group, "--reference", "references of the lines, one file for each set", nargs="+")
     group.add_argument("--direction", metavar="EN-DE", help="direction of all lines, for a model of many languages")
     group.add_argument("--source-field", default="source", metavar="NAME", help="field of the source (default: source)")
     group.add_argument(

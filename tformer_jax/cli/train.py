@@ -11,7 +11,7 @@ from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import is_remote, resolved
 from tformer_jax.cli import compilation_cache
-from tformer_jax.cli.common import INTERRUPTED, add_data, check_writable, new_parser, run_path
+from tformer_jax.cli.common import INTERRUPTED, add_data, add_path, check_writable, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 
 
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     existing.add_argument("--resume", action="store_true", help="continue the run that the folder holds, if any")
     existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
     result.add_argument("--profile", action="store_true", help="write a trace of some steps for TensorBoard")
-    result.add_argument("--record", type=Path, metavar="FILE", help="also write the result and curves to this file")
+    add_path(result, "--record", "also write the result and curves to this file")
     add_data(result)
     several = result.add_argument_group(
         "several processes", "Detected by JAX on Slurm, Open MPI, Kubernetes and Cloud TPU. All share one run folder."

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
 from tformer_jax.base.paths import is_remote, resolved
-from tformer_jax.cli.common import add_data, add_imports, add_mesh, integer, load_run, new_parser, run_path
+from tformer_jax.cli.common import (
+    add_data,
+    add_imports,
+    add_mesh,
+    add_number,
+    add_path,
+    load_run,
+    new_parser,
+    run_path,
+)
 from tformer_jax.runs import run_folder
 
 if TYPE_CHECKING:
@@ -204,23 +213,18 @@ def parser() -> argparse.ArgumentParser:
         change.add_argument("run", type=run_path, metavar="RUN", help="run folder, trained or imported")
         change.add_argument("--output", type=run_path, required=True, metavar="DIR", help="run folder to make")
         change.add_argument("--overwrite", action="store_true", help="replace the run in --output")
-        change.add_argument("--step", type=integer(0), metavar="N", help="use the checkpoint of this step")
-        change.add_argument(
-            "--texts", type=Path, nargs="+", metavar="FILE", help="files of lines (trim: instead of the run's data)"
-        )
+        add_number(change, "--step", "use the checkpoint of this step", lowest=0)
+        add_path(change, "--texts", "files of lines (trim: instead of the run's data)", nargs="+")
         add_data(change)
         add_mesh(change)
         add_imports(change)
     extend.add_argument("--corpus", action="store_true", help="add words of the run's data")
-    extend.add_argument("--tokens", type=Path, metavar="FILE", help="add the words of this file, one per line")
-    extend.add_argument(
-        "--tokenizer", type=Path, metavar="PATH", help="add the tokens of this tokenizer: a file, a run or a checkpoint"
-    )
-    extend.add_argument(
+    add_path(extend, "--tokens", "add the words of this file, one per line")
+    add_path(extend, "--tokenizer", "add the tokens of this tokenizer: a file, a run or a checkpoint", unit="PATH")
+    add_number(
+        extend,
         "--count",
-        type=integer(1),
-        metavar="N",
-        help=f"add at most N words of texts, those that save the most tokens (default: {COUNT}), and at most N tokens "
+        f"add at most N words of texts, those that save the most tokens (default: {COUNT}), and at most N tokens "
         "of --tokenizer (default: all)",
     )
     extend.add_argument(

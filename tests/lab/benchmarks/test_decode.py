@@ -46,9 +46,6 @@ class Fake:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--batch", "0"], "--batch 0: must be an integer from 1 to 4096"),
-        (["--ffn-dim", "70000"], "--ffn-dim 70000: must be an integer from 1 to 65536"),
-        (["--beams", "1"], "--beams 1: must be an integer from 2 to 16"),
         (["--dim", "18"], "--dim 18: must be a multiple of 4, twice --heads"),
         (["--config.model.dim=8"], "unexpected argument '--config.model.dim=8'"),
         (["--record", "."], "--record .: cannot be written"),
@@ -58,6 +55,20 @@ def test_mistakes(flags, sentence):
     with pytest.raises(UserError, match=sentence) as caught:
         benchmark.main(["decode", *FLAGS, *flags])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--batch", "0"], "argument --batch: 0 must be an integer from 1 to 4096"),
+        (["--ffn-dim", "70000"], "argument --ffn-dim: 70000 must be an integer from 1 to 65536"),
+        (["--beams", "1"], "argument --beams: 1 must be an integer from 2 to 16"),
+    ],
+)
+def test_sizes_out_of_range(flags, sentence, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["decode", *FLAGS, *flags])
+    assert sentence in capsys.readouterr().err
 
 
 def test_only_the_cpu_is_compared(monkeypatch):

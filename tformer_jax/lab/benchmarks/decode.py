@@ -6,7 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from rich.console import Console
 from tformer_jax import presets
 from tformer_jax.base import packages
 from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.cli.common import add_number
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.fields import INT32_MAX, flag
@@ -39,31 +40,21 @@ MIN_EQUAL_ROWS = 0.95
 """Minimum share of rows on which two systems must agree."""
 
 
-class Flag(NamedTuple):
-    """An integer command-line flag."""
-
-    default: int
-    lowest: int
-    highest: int
-    meaning: str
-
-
 FLAGS = {
-    "layers": Flag(3, 1, 48, "encoder layers, and decoder layers"),
-    "dim": Flag(256, 2, 8192, "model width"),
-    "heads": Flag(8, 1, 128, "attention heads"),
-    "ffn_dim": Flag(1024, 1, 65_536, "FFN width"),
-    "vocab": Flag(8000, 64, 1_000_000, "vocabulary size"),
-    "batch": Flag(32, 1, 4096, "rows per batch"),
-    "source": Flag(
-        24, 2, 256, "source tokens per row of the batch; lines of the file have from 4 to twice this number"
-    ),
-    "length": Flag(32, 1, 512, "tokens to generate per row"),
-    "beams": Flag(4, 2, 16, "beam width of beam search"),
-    "lines": Flag(1000, 0, 10_000_000, "lines of the file; 0: no file"),
-    "rounds": Flag(7, 1, 1000, "measurements per system; the median is reported"),
-    "seed": Flag(0, 0, INT32_MAX, "random seed of weights and sources"),
+    "layers": (3, 1, 48, "encoder layers, and decoder layers"),
+    "dim": (256, 2, 8192, "model width"),
+    "heads": (8, 1, 128, "attention heads"),
+    "ffn_dim": (1024, 1, 65_536, "FFN width"),
+    "vocab": (8000, 64, 1_000_000, "vocabulary size"),
+    "batch": (32, 1, 4096, "rows per batch"),
+    "source": (24, 2, 256, "source tokens per row of the batch; lines of the file have from 4 to twice this number"),
+    "length": (32, 1, 512, "tokens to generate per row"),
+    "beams": (4, 2, 16, "beam width of beam search"),
+    "lines": (1000, 0, 10_000_000, "lines of the file; 0: no file"),
+    "rounds": (7, 1, 1000, "measurements per system; the median is reported"),
+    "seed": (0, 0, INT32_MAX, "random seed of weights and sources"),
 }
+"""Command-line flags: their defaults, lowest and highest values, and meanings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +73,15 @@ class Workload:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for the sizes of model and workload."""
-    for name, number in FLAGS.items():
-        text = f"{number.meaning} (default: {number.default})"
-        parser.add_argument(flag(name), type=int, default=number.default, metavar="N", help=text)
+    for name, (default, lowest, highest, meaning) in FLAGS.items():
+        add_number(parser, flag(name), meaning, default, lowest=lowest, highest=highest)
 
 
 def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
     """Measures every installed system, prints a table per workload, and returns the record for `--record`.
 
     Raises:
-        UserError: a flag is out of range, or JAX does not use the CPU.
+        UserError: as `check_options`.
         RunError: the outputs of a system differ from this library's.
     """
     check_options(options)
@@ -110,11 +100,7 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raises `UserError` if a flag is out of range or JAX does not use the CPU."""
-    for name, number in FLAGS.items():
-        value = vars(options)[name]
-        if not number.lowest <= value <= number.highest:
-            raise UserError(f"{flag(name)} {value}: must be an integer from {number.lowest} to {number.highest}")
+    """Raises `UserError` if the heads do not divide the width or JAX does not use the CPU."""
     if options.dim % (2 * options.heads):
         raise UserError(f"--dim {options.dim}: must be a multiple of {2 * options.heads}, twice --heads")
     if jax.default_backend() != "cpu":

@@ -2,12 +2,11 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import add_data, check_writable, integer, new_parser, positive_seconds
+from tformer_jax.cli.common import add_data, add_number, add_path, add_seconds, check_writable, integer, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config.layouts import DTYPES
 from tformer_jax.lab.benchmarks import paged, train_cases
@@ -78,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     for name, (meaning, add) in BENCHMARKS.items():
         command = commands.add_parser(name, help=meaning)
         add(command)
-        command.add_argument("--record", type=Path, metavar="FILE", help="write the result to this JSON file")
+        add_path(command, "--record", "write the result to this JSON file")
     return result
 
 
@@ -93,36 +92,24 @@ def _add_attention(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--length", type=integer(1), nargs="+", default=[16_384], metavar="T", help="sequence length (default: 16384)"
     )
-    command.add_argument("--batch", type=integer(1), default=1, metavar="B", help="batch size (default: 1)")
-    command.add_argument(
-        "--repeat", type=integer(1), default=1, metavar="R", help="runs after one warm-up run; the median is shown"
-    )
+    add_number(command, "--batch", "batch size", 1, unit="B")
+    add_number(command, "--repeat", "runs after one warm-up run; the median is shown", 1, unit="R")
     command.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of inputs (default: float32)")
-    command.add_argument("--heads", type=integer(1), default=4, metavar="N", help="number of heads (default: 4)")
+    add_number(command, "--heads", "number of heads", 4)
     command.add_argument("--forward", action="store_true", help="omit the backward pass")
-    command.add_argument("--head-dim", type=integer(1), default=64, metavar="H", help="head size (default: 64)")
+    add_number(command, "--head-dim", "head size", 64, unit="H")
 
 
 def _add_data(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
-    command.add_argument(
-        "--workers",
-        type=integer(0),
-        default=2,
-        metavar="N",
-        help="loader processes to compare with a loader thread (default: 2)",
-    )
-    command.add_argument(
-        "--seconds", type=positive_seconds, default=5, metavar="S", help="seconds per measurement (default: 5)"
-    )
+    add_number(command, "--workers", "loader processes to compare with a loader thread", 2, lowest=0)
+    add_seconds(command, "--seconds", "seconds per measurement", 5)
     add_data(command)
 
 
 def _add_paged(command: argparse.ArgumentParser) -> None:
     for name, (default, meaning) in paged.FLAGS.items():
-        command.add_argument(
-            f"--{name}", type=integer(1), default=default, metavar="N", help=f"{meaning} (default: {default})"
-        )
+        add_number(command, f"--{name}", meaning, default)
 
 
 def _add_train(command: argparse.ArgumentParser) -> None:
@@ -138,10 +125,8 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     cases.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, with random tokens")
     command.add_argument("--dtype", choices=DTYPES, help="compute dtype (default: the config's)")
     command.add_argument("--operations", action="store_true", help="show the time per operation and module instead")
-    command.add_argument("--rounds", type=integer(1), default=5, metavar="N", help="rounds per system (default: 5)")
-    command.add_argument(
-        "--steps", type=integer(1), default=5, metavar="N", help="measured steps per round (default: 5)"
-    )
+    add_number(command, "--rounds", "rounds per system", 5)
+    add_number(command, "--steps", "measured steps per round", 5)
 
 
 def _add_growth(command: argparse.ArgumentParser) -> None:
@@ -149,7 +134,7 @@ def _add_growth(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--only", nargs="+", choices=names, default=names, metavar="NAME", help=f"one or more of {', '.join(names)}"
     )
-    command.add_argument("--steps", type=integer(1), default=3, metavar="N", help="measured steps (default: 3)")
+    add_number(command, "--steps", "measured steps", 3)
 
 
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {

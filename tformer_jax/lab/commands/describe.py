@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import format_size, integer, new_parser
+from tformer_jax.cli.common import add_number, format_size, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import MESH_PRESETS, Config, DataConfig, read_mesh
@@ -61,14 +61,12 @@ def parser() -> argparse.ArgumentParser:
     which = result.add_mutually_exclusive_group(required=True)
     which.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     which.add_argument("--preset", metavar="NAME", help="for example gpt2, llama3_8b, t5_base")
-    result.add_argument(
-        "--batch", type=integer(1), metavar="B", help="global batch size (default: 1, or 1 per device with --topology)"
-    )
-    result.add_argument(
+    add_number(result, "--batch", "global batch size (default: 1, or 1 per device with --topology)", unit="B")
+    add_number(
+        result,
         "--length",
-        type=integer(1),
-        metavar="T",
-        help=f"sequence length, at most max_length (default: {DEFAULT_LENGTH}, or max_length if that is less)",
+        f"sequence length, at most max_length (default: {DEFAULT_LENGTH}, or max_length if that is less)",
+        unit="T",
     )
     result.add_argument(
         "--topology",

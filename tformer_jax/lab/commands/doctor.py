@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import add_data, integer, new_parser, run_path
+from tformer_jax.cli.common import add_data, add_number, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 
 
@@ -30,6 +30,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--config", metavar="FILE[:VARIANT]", help="for example configs/translate_cldr.py")
     result.add_argument("--run", type=run_path, metavar="DIR", help="run folder (default: runs/NAME of the config)")
     add_data(result)
-    result.add_argument("--devices", type=integer(1), metavar="N", help="assume N devices, of all hosts together")
-    result.add_argument("--memory", type=integer(1), metavar="GIB", help="assume this much memory per device, in GiB")
+    add_number(result, "--devices", "assume N devices, of all hosts together")
+    add_number(result, "--memory", "assume this much memory per device, in GiB", unit="GIB")
     return result

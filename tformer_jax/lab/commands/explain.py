@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
-from tformer_jax.cli.common import add_run, check_writable, load_run, new_parser, reporting_writes
+from tformer_jax.cli.common import add_path, add_run, check_writable, load_run, new_parser, reporting_writes
 from tformer_jax.report import check_pages_installed
 
 NAME = "explain.html"
@@ -66,11 +66,5 @@ def parser() -> argparse.ArgumentParser:
         help="translation of the text (default: for the default text, a fixed one; with a translator, its output; "
         "otherwise, the tokens of the text reversed)",
     )
-    result.add_argument(
-        "--output",
-        type=Path,
-        default=Path(NAME),
-        metavar="FILE",
-        help="where the page is written (default: %(default)s)",
-    )
+    add_path(result, "--output", "where the page is written (default: %(default)s)", default=Path(NAME))
     return result

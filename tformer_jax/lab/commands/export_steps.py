@@ -10,7 +10,7 @@ from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.packages import require
-from tformer_jax.cli.common import check_writable_folder, integer, load_run, run_parser
+from tformer_jax.cli.common import add_number, check_new_folder, load_run, run_parser
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 README = """# {name}
@@ -58,9 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Writes the programs, their arrays and a README.md to a new folder."""
     options = parser().parse_args(argv)
     folder: Path = options.folder
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists: name a new folder")
-    check_writable_folder(folder, "FOLDER")
+    check_new_folder(folder)
     require("scripts/export_steps.py", ("flatbuffers", "safetensors"), "stablehlo")
     run = load_run(options)
     longest = run.config.model.max_length
@@ -100,14 +98,11 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
     for flag, default, meaning in (("--rows", 8, "rows of a batch"), ("--length", 64, "tokens of a row, with padding")):
-        result.add_argument(
-            flag, type=integer(1), default=default, metavar="N", help=f"{meaning} (default: %(default)s)"
-        )
-    result.add_argument(
+        add_number(result, flag, meaning, default)
+    add_number(
+        result,
         "--decode",
-        type=integer(1),
-        metavar="N",
-        help="write greedy decoding of N tokens, too: the pass over prompts or sources, and a step with its cache",
+        "write greedy decoding of N tokens, too: the pass over prompts or sources, and a step with its cache",
     )
     result.add_argument("--train", action="store_true", help="write the train step and its initial state, too")
     result.add_argument(
