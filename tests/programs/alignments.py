@@ -3,9 +3,9 @@
 The corpus is made: a lexicon of pseudo-words, some of which are two words in the other language, and rules that change
 the order (an adjective after its noun, the verb at the end), so that every link is known. Three translators of equal
 settings are trained: without links, with the known ones, and with those that eflomal (Östling and Tiedemann, 2016)
-estimates in both directions, as a user without known links would have. The head is chosen on the validation pairs by the known links,
-and its error rate is that of the test pairs. The translator with known links then translates 1,000 texts with random
-tags and placeholders, which `decode.markup="align"` must neither lose nor invent.
+estimates in both directions, as a user without known links would have. The head is chosen on the validation pairs by
+the known links, and its error rate is that of the test pairs. The translator with known links then translates 1,000
+texts with random tags and placeholders, which `decode.markup="align"` must neither lose nor invent.
 
 pip install eflomal==2.0.0
 python -m tests.programs.alignments --record tests/programs/alignments.json
