@@ -162,27 +162,8 @@ class Outputs(NamedTuple):
     """float32 scalar: the sum of the collection "losses"."""
 
 
-def forward(
-    model: nn.Module,
-    params: Any,
-    batch: Batch,
-    *,
-    train: bool = False,
-    dropout_key: jax.Array | None = None,
-    low_rank: Any = None,
-    method: str = "__call__",
-) -> Outputs:
-    """Runs the model on a batch.
-
-    Args:
-        batch: int arrays; PAD tokens are masked, and must be at the end of each row. In addition to the keys of the
-            family, it may have the model's arguments `prefix` and `segments` (decoder_lm), or `source_segments` and
-            `target_segments` (seq2seq).
-        dropout_key: required if `train` and any dropout rate is positive.
-        low_rank: updates of the kernels of `linear_kernels`, as `nn.linear.LOW_RANK` describes.
-        method: name of the model's method to call.
-    """
-    options: Any = {"train": train, "dropout_key": dropout_key, "low_rank": low_rank, "method": method}
+def forward(model: nn.Module, params: Any, batch: Batch, **options: Any) -> Outputs:
+    """Runs the model on a batch; arguments as for `watched_forward`."""
     return watched_forward(model, params, batch, (), **options)[0]
 
 
@@ -197,7 +178,16 @@ def watched_forward(
     low_rank: Any = None,
     method: str = "__call__",
 ) -> tuple[Outputs, Any]:
-    """As `forward`, and returns what modules sow into further collections."""
+    """Runs the model on a batch; returns what modules sow into `collections`, too.
+
+    Args:
+        batch: int arrays; PAD tokens are masked, and must be at the end of each row. In addition to the keys of the
+            family, it may have the model's arguments `prefix` and `segments` (decoder_lm), or `source_segments` and
+            `target_segments` (seq2seq).
+        dropout_key: required if `train` and any dropout rate is positive.
+        low_rank: updates of the kernels of `linear_kernels`, as `nn.linear.LOW_RANK` describes.
+        method: name of the model's method to call.
+    """
     rngs = None if dropout_key is None else {"dropout": dropout_key}
     values, collected = model.apply(
         {"params": params, LOW_RANK: low_rank or {}},

@@ -87,11 +87,11 @@ def vectors(tokens: Sequence[str], size: int) -> np.ndarray:
     return np.array(rows, np.float32)
 
 
-def random_params(module: nn.Module, *arguments: Any, scale: float = 0.5, **options: Any) -> dict[str, Any]:
-    """Draws all parameters of a module from N(0, scale^2), from a fixed seed."""
+def random_params(module: nn.Module, *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Draws all parameters of a module from N(0, 1/4), from a fixed seed."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(functools.partial(module.init, **options), jax.random.key(0), *arguments)["params"]
-    return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
+    return jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
 
 
 @functools.partial(jax.jit, static_argnums=0)

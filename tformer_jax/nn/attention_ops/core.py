@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax
 import jax
@@ -73,7 +73,16 @@ class Operands:
         dropout_rate: float = 0.0,
         dropout_key: jax.Array | None = None,
     ) -> "Operands":
-        """Takes the arguments of `attend`, without the backend."""
+        """Packs the arguments of `attend`.
+
+        Args:
+            bias: added to the scores, after the soft-cap.
+            sinks: float [N]: the softmax of a head has one more score, `sink`, without a value ("gpt-oss-120b &
+                gpt-oss-20b Model Card", 2025), so that its weights may sum to less than 1. None: no sinks.
+            scale: factor of the scores; None: 1 / sqrt(H).
+            softcap: scores become `cap * tanh(scores / cap)` ("Gemma 2", 2024).
+            dropout_rate: probability of setting a weight to zero, if `dropout_key` is given.
+        """
         rate = 0.0 if dropout_key is None else dropout_rate
         scoring = Scoring(1 / math.sqrt(q.shape[-1]) if scale is None else scale, softcap, rate)
         return cls(q, k, v, as_mask(mask), scoring, bias, dropout_key if rate else None, sinks)
@@ -120,13 +129,8 @@ def attend(
     v: jax.Array,
     mask: jax.Array | Mask | None = None,
     *,
-    bias: Bias | None = None,
-    sinks: jax.Array | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
     backend: str = "auto",
-    dropout_rate: float = 0.0,
-    dropout_key: jax.Array | None = None,
+    **options: Any,
 ) -> jax.Array:
     """Computes `softmax(scale * q k^T) v` ("Attention Is All You Need", 2017), where G query heads share a k/v head.
 
@@ -136,13 +140,8 @@ def attend(
         q: [B, T, N, H].
         k, v: [B, S, K, H]; query head n reads key/value head n // G.
         mask: a `Mask`, or bool with four axes, broadcastable to [B, N, T, S]; True = may attend. None: no masking.
-        bias: added to the scores, after the soft-cap.
-        sinks: float [N]: the softmax of a head has one more score, `sink`, without a value ("gpt-oss-120b & gpt-oss-20b
-            Model Card", 2025), so that its weights may sum to less than 1. None: no sinks.
-        scale: factor of the scores; None: 1 / sqrt(H).
-        softcap: scores become `cap * tanh(scores / cap)` ("Gemma 2", 2024).
         backend: a name in `config.kinds.BACKENDS`.
-        dropout_rate: probability of setting a weight to zero, if `dropout_key` is given.
+        options: `bias`, `sinks`, `scale`, `softcap`, `dropout_rate` and `dropout_key`, as in `Operands.pack`.
 
     Returns:
         [B, T, N, H] in the dtype of q; scores and softmax are float32.
@@ -150,18 +149,7 @@ def attend(
     Raises:
         UserError: the backend is unknown, or does not support the platform of the mesh or the inputs.
     """
-    operands = Operands.pack(
-        q,
-        k,
-        v,
-        mask,
-        bias=bias,
-        sinks=sinks,
-        scale=scale,
-        softcap=softcap,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-    )
+    operands = Operands.pack(q, k, v, mask, **options)
     run = get_backend(backend, needs_of(operands)).run
     if not q.shape[1] or not k.shape[1]:
         return jnp.zeros((*q.shape[:3], v.shape[-1]), q.dtype)
