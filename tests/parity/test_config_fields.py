@@ -12,8 +12,7 @@ from tests.parity import test_huggingface as parity
 from tests.parity.test_published_configs import CLASSES
 from tformer_jax.base.errors import UserError
 from tformer_jax.interop import hf
-from tformer_jax.interop.default_fields import DEFAULTS
-from tformer_jax.interop.published_fields import ALIASES, UNREAD, UNREAD_BY
+from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
 from tformer_jax.models import registry
 
 MODELS = {

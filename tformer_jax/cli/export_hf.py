@@ -8,7 +8,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import check_new_folder, run_parser
 from tformer_jax.config.layouts import QUANTIZATIONS
 from tformer_jax.interop import ctranslate2_models
-from tformer_jax.interop.default_fields import DEFAULTS
+from tformer_jax.interop.published_fields import DEFAULTS
 
 FORMATS = ("huggingface", "ctranslate2", "peft", "run")
 TYPES = {"ctranslate2": ctranslate2_models.QUANTIZATIONS, "run": QUANTIZATIONS}

@@ -9,7 +9,7 @@ from typing import Any
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli.common import add_mesh, add_number, add_path, new_parser, run_path
-from tformer_jax.interop.default_fields import DEFAULTS
+from tformer_jax.interop.published_fields import DEFAULTS
 from tformer_jax.runs import run_folder
 
 

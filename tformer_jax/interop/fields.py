@@ -4,8 +4,7 @@ from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.interop.architecture import UNREADABLE, Settings, check
-from tformer_jax.interop.default_fields import DEFAULTS
-from tformer_jax.interop.published_fields import ALIASES, UNREAD, UNREAD_BY
+from tformer_jax.interop.published_fields import ALIASES, DEFAULTS, UNREAD, UNREAD_BY
 
 STACKS = {"t5gemma": ("encoder", "decoder")}
 """Fields that hold the config of each stack, by `model_type`."""

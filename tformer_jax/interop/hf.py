@@ -23,14 +23,13 @@ from tformer_jax.interop.array_names import is_base_model, rename_copies, standa
 from tformer_jax.interop.bert import BERT_MASKED_LMS, BERTS, class_names
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.deepseek import DEEPSEEK
-from tformer_jax.interop.default_fields import DEFAULTS
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.fields import STACKS, Fields
 from tformer_jax.interop.gemma import GEMMA, T5GEMMA
 from tformer_jax.interop.heads import NoHeadError, random_head
 from tformer_jax.interop.llama_like import LLAMA_LIKE
 from tformer_jax.interop.mixtures import MIXTURES
-from tformer_jax.interop.published_fields import UNSUPPORTED
+from tformer_jax.interop.published_fields import DEFAULTS, UNSUPPORTED
 from tformer_jax.interop.qwen3_next import QWEN3_NEXT
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
