@@ -88,6 +88,17 @@ def transformers_activation(name: str) -> str:
     return next((theirs for theirs, ours in reversed(ACTIVATIONS.items()) if ours == name), name)
 
 
+def class_names(hf: Settings) -> dict[Any, Any]:
+    """Returns the names of classes by number: `id2label`, or else `num_labels` names as transformers makes them.
+
+    They are made also if `id2label` has another number of names.
+    """
+    count, names = hf.get("num_labels"), hf.get("id2label")
+    if names and count in (None, len(names)):
+        return dict(names)
+    return {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
+
+
 UNREADABLE = "this checkpoint cannot be read: "
 
 

@@ -1,6 +1,6 @@
 """Hugging Face's encoders: as classifiers, which need no head to embed texts, and as masked language models.
 
-RoBERTa and XLM-R have BERT's layers with other positions and heads; DistilBERT has BERT's with other names.
+RoBERTa and XLM-R have BERT's layers with other positions and heads; DistilBERT and ALBERT have BERT's with other names.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +12,7 @@ from tformer_jax.interop.architecture import (
     Architecture,
     Settings,
     check,
+    class_names,
     layer_types,
     our_activation,
     our_layer_pattern,
@@ -35,20 +36,26 @@ from tformer_jax.interop.mapping import (
 )
 from tformer_jax.interop.rotary import rotary_fields_by_kind, rotary_settings
 
-_INPUTS = tuple(f"attention.self.{role}" for role in ("query", "key", "value"))
-_BERT_LAYER = (
-    *attention_parts("self_attention", (*_INPUTS, "attention.output.dense")),
-    *parts("self_attention_residual/norm", "attention.output.LayerNorm", NORM),
-    *parts("ffn/expand", "intermediate.dense", AFFINE),
-    *parts("ffn/contract", "output.dense", AFFINE),
-    *parts("ffn_residual/norm", "output.LayerNorm", NORM),
+
+def _layer(attention: Iterable[str], *names: str) -> tuple[Part, ...]:
+    """Returns the parts of a layer of BERT, given the names of projections, and of norm, two kernels, and norm."""
+    modules = ("self_attention_residual/norm", "ffn/expand", "ffn/contract", "ffn_residual/norm")
+    named = zip(modules, names, (NORM, AFFINE, AFFINE, NORM), strict=True)
+    others = (part for ours, theirs, leaves in named for part in parts(ours, theirs, leaves))
+    return (*attention_parts("self_attention", attention), *others)
+
+
+_BERT_LAYER = _layer(
+    (*(f"attention.self.{role}" for role in ("query", "key", "value")), "attention.output.dense"),
+    *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
 )
-_DISTILBERT_LAYER = (
-    *attention_parts("self_attention", (f"attention.{name}_lin" for name in ("q", "k", "v", "out"))),
-    *parts("self_attention_residual/norm", "sa_layer_norm", NORM),
-    *parts("ffn/expand", "ffn.lin1", AFFINE),
-    *parts("ffn/contract", "ffn.lin2", AFFINE),
-    *parts("ffn_residual/norm", "output_layer_norm", NORM),
+_DISTILBERT_LAYER = _layer(
+    (f"attention.{name}_lin" for name in ("q", "k", "v", "out")),
+    *("sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+)
+_ALBERT_LAYER = _layer(
+    (f"attention.{name}" for name in ("query", "key", "value", "dense")),
+    *("attention.LayerNorm", "ffn", "ffn_output", "full_layer_layer_norm"),
 )
 _MODERNBERT_LAYER = (
     *parts("self_attention/qkv", "attn.Wqkv", AFFINE),
@@ -62,7 +69,7 @@ _MODERNBERT_LAYER = (
 )
 
 
-def encoder_rules(prefix: str, layers: str, layer: Iterable[Part]) -> tuple[Rule, ...]:
+def _encoder_rules(prefix: str, layers: str, layer: Iterable[Part]) -> tuple[Rule, ...]:
     """Returns the rules of an encoder with BERT's embeddings, given the name and the parts of a layer."""
     return (
         Rule("embedding/embedding", f"{prefix}embeddings.word_embeddings.weight"),
@@ -81,50 +88,30 @@ _MODERNBERT_RULES = (
 )
 
 
-def class_names(hf: Settings) -> dict[Any, Any]:
-    """Returns the names of classes by number: `id2label`, or else `num_labels` names as transformers makes them.
-
-    They are made also if `id2label` has another number of names.
-    """
-    count, names = hf.get("num_labels"), hf.get("id2label")
-    if names and count in (None, len(names)):
-        return dict(names)
-    return {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
-
-
-_BERT_FIELDS = {
+_SIZES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_length",
     "hidden_size": "dim",
     "num_hidden_layers": "encoder_layers",
     "num_attention_heads": "num_heads",
     "intermediate_size": "ffn_dim",
+    "initializer_range": "init_std",
+}
+_BERT_FIELDS = _SIZES | {
     "hidden_act": "activation",
     "layer_norm_eps": "norm_eps",
     "type_vocab_size": "token_types",
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
-    "initializer_range": "init_std",
 }
 _DISTILBERT_FIELDS = {
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_length",
-    "dim": "dim",
+    **{name: _SIZES[name] for name in ("vocab_size", "max_position_embeddings", "initializer_range")},
+    **{name: name for name in ("dim", "activation", "dropout", "attention_dropout")},
     "n_layers": "encoder_layers",
     "n_heads": "num_heads",
     "hidden_dim": "ffn_dim",
-    "activation": "activation",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "initializer_range": "init_std",
 }
-_MODERNBERT_FIELDS = {
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_length",
-    "hidden_size": "dim",
-    "num_hidden_layers": "encoder_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "ffn_dim",
+_MODERNBERT_FIELDS = _SIZES | {
     "hidden_activation": "activation",
     "norm_eps": "norm_eps",
     "norm_bias": "norm_bias",
@@ -133,7 +120,6 @@ _MODERNBERT_FIELDS = {
     "embedding_dropout": "dropout",
     "attention_dropout": "attention_dropout",
     "mlp_dropout": "ffn_dropout",
-    "initializer_range": "init_std",
 }
 _POST_NORM = {
     "norm_placement": "post",
@@ -144,19 +130,19 @@ _POST_NORM = {
 }
 
 
-def bert_settings(hf: Settings) -> Settings:
+def _bert_settings(hf: Settings) -> Settings:
     """Returns our settings of BERT, without its family."""
     require(hf, position_embedding_type="absolute", is_decoder=False)
     return our_settings(_BERT_FIELDS, hf) | _POST_NORM
 
 
-def bert_config(cfg: ModelConfig) -> Settings:
+def _bert_config(cfg: ModelConfig) -> Settings:
     """Returns their settings; CTranslate2's converter reads the kind of positions, which transformers 5 does not."""
-    check_set(cfg, "token_types")
+    _check_set(cfg, "token_types")
     return their_fields(_BERT_FIELDS, cfg) | {"position_embedding_type": "absolute"}
 
 
-def check_set(cfg: ModelConfig, name: str) -> None:
+def _check_set(cfg: ModelConfig, name: str) -> None:
     """Raises `UserError` for a setting that is 0 or False although the architecture has what it switches on."""
     if not (value := getattr(cfg, name)):
         raise UserError(f"model.{name}={value!r}")
@@ -165,20 +151,16 @@ def check_set(cfg: ModelConfig, name: str) -> None:
 def _roberta_settings(hf: Settings) -> Settings:
     """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
     offset = hf["pad_token_id"] + 1
-    return bert_settings(hf) | {"position_offset": offset, "max_length": hf["max_position_embeddings"] - offset}
+    return _bert_settings(hf) | {"position_offset": offset, "max_length": hf["max_position_embeddings"] - offset}
 
 
 def _roberta_config(cfg: ModelConfig) -> Settings:
     rows = cfg.position_offset + cfg.max_length
-    return bert_config(cfg) | {"max_position_embeddings": rows, "pad_token_id": cfg.position_offset - 1}
+    return _bert_config(cfg) | {"max_position_embeddings": rows, "pad_token_id": cfg.position_offset - 1}
 
 
 def _distilbert_settings(hf: Settings) -> Settings:
     return our_settings(_DISTILBERT_FIELDS, hf) | _POST_NORM | {"norm_eps": 1e-12}
-
-
-def _distilbert_config(cfg: ModelConfig) -> Settings:
-    return their_fields(_DISTILBERT_FIELDS, cfg)
 
 
 def _modernbert_settings(hf: Settings) -> Settings:
@@ -219,11 +201,27 @@ def _modernbert_config(cfg: ModelConfig) -> Settings:
     }
 
 
+def _albert_settings(hf: Settings) -> Settings:
+    """Returns our settings of ALBERT: embeddings of another width, and layers that share their parameters."""
+    require(hf, num_hidden_groups=1, inner_group_num=1)
+    return _bert_settings(hf) | {"shared_layers": True, "embedding_dim": hf["embedding_size"]}
+
+
+def _albert_config(cfg: ModelConfig) -> Settings:
+    _check_set(cfg, "embedding_dim")
+    return _bert_config(cfg) | {"embedding_size": cfg.embedding_dim}
+
+
 Read = Callable[[Settings], Settings]
 Write = Callable[[ModelConfig], Settings]
 
 
-def classifier(
+def _pooled(settings: Read, **pooler: Any) -> Read:
+    """Returns the settings of a classifier that reads the first token, with those of its pooler."""
+    return lambda hf: settings(hf) | {"pooling": "first", **pooler}
+
+
+def _classifier(
     name: str, settings: Read, config: Write, rules: tuple[Rule, ...], *, layer: str = "pooler", **names: Any
 ) -> Architecture:
     """Returns an architecture with one label per text.
@@ -238,13 +236,18 @@ def classifier(
         return settings(hf) | {"family": "classifier", "num_classes": len(class_names(hf))}
 
     def write(cfg: ModelConfig) -> Settings:
-        check_set(cfg, layer)
+        _check_set(cfg, layer)
         return config(cfg) | {"id2label": {str(i): f"LABEL_{i}" for i in range(cfg.size("num_classes"))}}
 
-    return Architecture(name, read, write, lambda cfg: rules, **names)
+    rules += rules_below("head/", f"{names.get('classifier', 'classifier')}.", AFFINE)
+    return Architecture(f"{name}ForSequenceClassification", read, write, lambda cfg: rules, **names)
 
 
-def masked_lm(
+def _transform_rules(dense: str, norm: str) -> tuple[Rule, ...]:
+    return (*rules_below("transform/", f"{dense}.", AFFINE), *rules_below("transform_norm/", f"{norm}.", NORM))
+
+
+def _masked_lm(
     name: str, settings: Read, config: Write, rules: tuple[Rule, ...], *, head: tuple[str, str, str], **names: Any
 ) -> Architecture:
     """Returns an architecture with a tied output head.
@@ -259,29 +262,21 @@ def masked_lm(
         return settings(hf) | {"family": "masked_lm", "head_transform": True}
 
     def write(cfg: ModelConfig) -> Settings:
-        check_set(cfg, "head_transform")
+        _check_set(cfg, "head_transform")
         return config(cfg)
 
     transform, norm, output = head
     bias = names["head_bias"]
-    rules = (
-        *rules,
-        *rules_below("transform/", f"{transform}.", AFFINE),
-        *rules_below("transform_norm/", f"{norm}.", NORM),
-        Rule("head/bias", bias),
-    )
+    rules = (*rules, *_transform_rules(transform, norm), Rule("head/bias", bias))
     copies = {f"{output}.weight": rules[0].theirs} | ({} if bias.startswith(output) else {f"{output}.bias": bias})
-    return Architecture(name, read, write, lambda cfg: rules, copies=copies, **names)
+    return Architecture(f"{name}ForMaskedLM", read, write, lambda cfg: rules, copies=copies, **names)
 
 
-def _head_rules(pooler: str, classifier: str) -> tuple[Rule, ...]:
-    return (*rules_below("pooler/", f"{pooler}.", AFFINE), *rules_below("head/", f"{classifier}.", AFFINE))
-
-
-POSITION_IDS = r".*position_ids"
-_BERT_RULES = encoder_rules("bert.", "encoder.layer", _BERT_LAYER)
-_ROBERTA_RULES = encoder_rules("roberta.", "encoder.layer", _BERT_LAYER)
-_DISTILBERT_RULES = encoder_rules("distilbert.", "transformer.layer", _DISTILBERT_LAYER)
+_POSITION_IDS = r".*position_ids"
+_BERT_RULES = _encoder_rules("bert.", "encoder.layer", _BERT_LAYER)
+_ROBERTA_RULES = _encoder_rules("roberta.", "encoder.layer", _BERT_LAYER)
+_ROBERTAS = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+_DISTILBERT_RULES = _encoder_rules("distilbert.", "transformer.layer", _DISTILBERT_LAYER)
 _DISTILBERT_NAMES: dict[str, Any] = {"prefix": "distilbert.", "heads": ("pre_classifier.", "classifier.", "vocab_")}
 _MODERNBERT_NAMES: dict[str, Any] = {
     "prefix": "model.",
@@ -289,108 +284,117 @@ _MODERNBERT_NAMES: dict[str, Any] = {
     "fused": lambda cfg: fused_rows("mlp.Wi", "mlp.gate", "mlp.expand"),
     "projections": "fused_qkv",
 }
+_ALBERT_RULES = (
+    *_encoder_rules("albert.", "encoder.albert_layer_groups.0.albert_layers", _ALBERT_LAYER),
+    *rules_below("projection/", "albert.encoder.embedding_hidden_mapping_in.", AFFINE),
+)
+_ALBERT_NAMES: dict[str, Any] = {"prefix": "albert.", "heads": ("predictions.", "classifier.", "sop_classifier.")}
 
 
-def _roberta_classifier(name: str) -> Architecture:
-    return classifier(
-        f"{name}ForSequenceClassification",
-        lambda hf: _roberta_settings(hf) | {"pooling": "first", "pooler": True},
-        _roberta_config,
-        (*_ROBERTA_RULES, *_head_rules("classifier.dense", "classifier.out_proj")),
-        ignored=(POSITION_IDS, r"roberta\.pooler\..*", r"lm_head\..*"),
-        prefix="roberta.",
-        classifier="classifier.out_proj",
-    )
+def _pooler_rules(name: str) -> tuple[Rule, ...]:
+    return rules_below("pooler/", f"{name}.", AFFINE)
 
 
-def _roberta_masked_lm(name: str) -> Architecture:
-    return masked_lm(
-        f"{name}ForMaskedLM",
-        lambda hf: _roberta_settings(hf) | {"transform_activation": "gelu"},
-        _roberta_config,
-        _ROBERTA_RULES,
-        head=("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
-        ignored=(POSITION_IDS, r"roberta\.pooler\..*"),
-        prefix="roberta.",
-        head_bias="lm_head.bias",
-    )
-
-
-def _modernbert_classifier_settings(hf: Settings) -> Settings:
-    pooling = hf["classifier_pooling"]
-    return _modernbert_settings(hf) | {"pooling": "first" if pooling == "cls" else pooling}
-
-
-def _modernbert_classifier_config(cfg: ModelConfig) -> Settings:
-    return _modernbert_config(cfg) | {"classifier_pooling": "cls" if cfg.pooling == "first" else cfg.pooling}
-
-
-BERTS = {
-    "bert": classifier(
-        "BertForSequenceClassification",
-        lambda hf: bert_settings(hf) | {"pooling": "first"},
-        bert_config,
-        (*_BERT_RULES, *_head_rules("bert.pooler.dense", "classifier")),
-        ignored=(POSITION_IDS, r"cls\..*"),
+CLASSIFIERS = {
+    "bert": _classifier(
+        "Bert",
+        _pooled(_bert_settings),
+        _bert_config,
+        _BERT_RULES + _pooler_rules("bert.pooler.dense"),
+        ignored=(_POSITION_IDS, r"cls\..*"),
         prefix="bert.",
     ),
-    "roberta": _roberta_classifier("Roberta"),
-    "xlm-roberta": _roberta_classifier("XLMRoberta"),
-    "distilbert": classifier(
-        "DistilBertForSequenceClassification",
-        lambda hf: _distilbert_settings(hf) | {"pooling": "first", "pooler": True, "pooler_activation": "relu"},
-        _distilbert_config,
-        (*_DISTILBERT_RULES, *_head_rules("pre_classifier", "classifier")),
-        ignored=(POSITION_IDS, r"vocab_.*"),
+    **{
+        kind: _classifier(
+            name,
+            _pooled(_roberta_settings, pooler=True),
+            _roberta_config,
+            _ROBERTA_RULES + _pooler_rules("classifier.dense"),
+            ignored=(_POSITION_IDS, r"roberta\.pooler\..*", r"lm_head\..*"),
+            prefix="roberta.",
+            classifier="classifier.out_proj",
+        )
+        for kind, name in _ROBERTAS.items()
+    },
+    "distilbert": _classifier(
+        "DistilBert",
+        _pooled(_distilbert_settings, pooler=True, pooler_activation="relu"),
+        lambda cfg: their_fields(_DISTILBERT_FIELDS, cfg),
+        _DISTILBERT_RULES + _pooler_rules("pre_classifier"),
+        ignored=(_POSITION_IDS, r"vocab_.*"),
         **_DISTILBERT_NAMES,
     ),
-    "modernbert": classifier(
-        "ModernBertForSequenceClassification",
-        _modernbert_classifier_settings,
-        _modernbert_classifier_config,
-        (
-            *_MODERNBERT_RULES,
-            *rules_below("transform/", "head.dense.", AFFINE),
-            *rules_below("transform_norm/", "head.norm.", NORM),
-            *rules_below("head/", "classifier.", AFFINE),
-        ),
+    "modernbert": _classifier(
+        "ModernBert",
+        lambda hf: _modernbert_settings(hf) | {"pooling": hf["classifier_pooling"].replace("cls", "first")},
+        lambda cfg: _modernbert_config(cfg) | {"classifier_pooling": "cls" if cfg.pooling == "first" else cfg.pooling},
+        _MODERNBERT_RULES + _transform_rules("head.dense", "head.norm"),
         layer="head_transform",
         ignored=(r"decoder\..*",),
         **_MODERNBERT_NAMES,
     ),
+    "albert": _classifier(
+        "Albert",
+        _pooled(_albert_settings, pooler=True),
+        _albert_config,
+        _ALBERT_RULES + _pooler_rules("albert.pooler"),
+        ignored=(_POSITION_IDS, r"predictions\..*", r"sop_classifier\..*"),
+        **_ALBERT_NAMES,
+    ),
 }
 """Architectures of classifiers by `model_type`."""
-BERT_MASKED_LMS = {
-    "bert": masked_lm(
-        "BertForMaskedLM",
-        bert_settings,
-        bert_config,
+MASKED_LMS = {
+    "bert": _masked_lm(
+        "Bert",
+        _bert_settings,
+        _bert_config,
         _BERT_RULES,
         head=("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"),
-        ignored=(POSITION_IDS, r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
+        ignored=(_POSITION_IDS, r"bert\.pooler\..*", r"cls\.seq_relationship\..*"),
         prefix="bert.",
         head_bias="cls.predictions.bias",
     ),
-    "roberta": _roberta_masked_lm("Roberta"),
-    "xlm-roberta": _roberta_masked_lm("XLMRoberta"),
-    "distilbert": masked_lm(
-        "DistilBertForMaskedLM",
+    **{
+        kind: _masked_lm(
+            name,
+            lambda hf: _roberta_settings(hf) | {"transform_activation": "gelu"},
+            _roberta_config,
+            _ROBERTA_RULES,
+            head=("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder"),
+            ignored=(_POSITION_IDS, r"roberta\.pooler\..*"),
+            prefix="roberta.",
+            head_bias="lm_head.bias",
+        )
+        for kind, name in _ROBERTAS.items()
+    },
+    "distilbert": _masked_lm(
+        "DistilBert",
         _distilbert_settings,
-        _distilbert_config,
+        lambda cfg: their_fields(_DISTILBERT_FIELDS, cfg),
         _DISTILBERT_RULES,
         head=("vocab_transform", "vocab_layer_norm", "vocab_projector"),
-        ignored=(POSITION_IDS,),
+        ignored=(_POSITION_IDS,),
         head_bias="vocab_projector.bias",
         **_DISTILBERT_NAMES,
     ),
-    "modernbert": masked_lm(
-        "ModernBertForMaskedLM",
+    "modernbert": _masked_lm(
+        "ModernBert",
         _modernbert_settings,
         _modernbert_config,
         _MODERNBERT_RULES,
         head=("head.dense", "head.norm", "decoder"),
         head_bias="decoder.bias",
         **_MODERNBERT_NAMES,
+    ),
+    "albert": _masked_lm(
+        "Albert",
+        _albert_settings,
+        _albert_config,
+        _ALBERT_RULES,
+        head=("predictions.dense", "predictions.LayerNorm", "predictions.decoder"),
+        ignored=(_POSITION_IDS, r"albert\.pooler\..*", r"sop_classifier\..*"),
+        head_bias="predictions.bias",
+        **_ALBERT_NAMES,
     ),
 }
 """Architectures of masked language models by `model_type`."""

@@ -171,12 +171,6 @@ def mistral_settings(hf: Settings) -> Settings:
     return settings_without_biases(hf) | window_settings(hf, read_layer_types(hf, default))
 
 
-def mixtral_settings(hf: Settings) -> Settings:
-    """Returns our settings of Mixtral without its experts: no biases, and windows in all layers or none."""
-    check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
-    return settings_without_biases(hf) | same_window_settings(hf)
-
-
 def settings_without_biases(hf: Settings, *, partial: bool = False) -> Settings:
     """Returns our settings of Llama for an architecture without biases."""
     return llama_settings(hf, partial=partial) | {"attention_bias": (), "ffn_bias": False}
@@ -200,14 +194,6 @@ def _qwen_settings(hf: Settings) -> Settings:
     first = hf["max_window_layers"] if used and hf.get("sliding_window") is not None else depth
     layers = read_layer_types(hf, *["full"] * first, *["sliding"] * (depth - first))
     return llama_settings(hf) | window_settings(hf, layers) | {"ffn_bias": False}
-
-
-def _qwen2_settings(hf: Settings) -> Settings:
-    return _qwen_settings(hf) | {"attention_bias": ("query", "key", "value")}
-
-
-def _qwen3_settings(hf: Settings) -> Settings:
-    return _qwen_settings(hf) | {"qk_norm": True}
 
 
 def _smollm3_settings(hf: Settings) -> Settings:
@@ -292,6 +278,7 @@ def _stablelm_config(cfg: ModelConfig) -> Settings:
     }
 
 
+_INPUT_BIASES = {"attention_bias": ("query", "key", "value")}
 _GPT2 = gpt2_rules(untransposed)
 DENSE = llama_rules(*ATTENTION, *GATED, *PRE_NORMS)
 
@@ -324,8 +311,8 @@ DECODERS = {
     ),
     "llama": llama_like("LlamaForCausalLM", llama_settings, llama_config),
     "mistral": llama_like("MistralForCausalLM", mistral_settings, mistral_config),
-    "qwen2": llama_like("Qwen2ForCausalLM", _qwen2_settings, _qwen_config),
-    "qwen3": llama_like("Qwen3ForCausalLM", _qwen3_settings, _qwen_config),
+    "qwen2": llama_like("Qwen2ForCausalLM", lambda hf: _qwen_settings(hf) | _INPUT_BIASES, _qwen_config),
+    "qwen3": llama_like("Qwen3ForCausalLM", lambda hf: _qwen_settings(hf) | {"qk_norm": True}, _qwen_config),
     "smollm3": llama_like("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config),
     "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config),
 }

@@ -144,14 +144,6 @@ def _t5_config(cfg: ModelConfig) -> Settings:
     }
 
 
-def _mt5_settings(hf: Settings) -> Settings:
-    return _t5_settings(hf) | {"scale_output": False}
-
-
-def _mt5_config(cfg: ModelConfig) -> Settings:
-    return _t5_config(cfg) | {"tie_word_embeddings": cfg.tie_embeddings == "all"}
-
-
 def _umt5_settings(hf: Settings) -> Settings:
     settings = _t5_settings(hf)
     return settings | {"relative": settings["relative"] | {"by_layer": True}}
@@ -229,23 +221,15 @@ def _bart_settings(hf: Settings, *, pre_norm: bool = False) -> Settings:
     return _marian_settings(hf, pre_norm=pre_norm) | learned
 
 
-def _mbart_settings(hf: Settings) -> Settings:
-    return _bart_settings(hf, pre_norm=True)
-
-
 def _m2m_100_settings(hf: Settings) -> Settings:
     """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
     offset = hf["pad_token_id"] + 1
     return _marian_settings(hf, pre_norm=True) | {"position": "sinusoidal_fairseq", "position_offset": offset}
 
 
-def _bart_config(cfg: ModelConfig) -> Settings:
+def _bart_config(cfg: ModelConfig, *, pre_norm: bool = False) -> Settings:
     """Returns their settings; CTranslate2's converter reads `normalize_before`, which transformers 5 no longer has."""
-    return _marian_config(cfg) | {"normalize_before": False}
-
-
-def _mbart_config(cfg: ModelConfig) -> Settings:
-    return _marian_config(cfg) | {"normalize_before": True}
+    return _marian_config(cfg) | {"normalize_before": pre_norm}
 
 
 def _marian_config(cfg: ModelConfig) -> Settings:
@@ -276,10 +260,20 @@ def _bart_architecture(
 
 ENCODER_DECODERS = {
     "t5": _t5_architecture("T5ForConditionalGeneration", _t5_settings, _t5_config),
-    "mt5": _t5_architecture("MT5ForConditionalGeneration", _mt5_settings, _mt5_config),
+    "mt5": _t5_architecture(
+        "MT5ForConditionalGeneration",
+        lambda hf: _t5_settings(hf) | {"scale_output": False},
+        lambda cfg: _t5_config(cfg) | {"tie_word_embeddings": cfg.tie_embeddings == "all"},
+    ),
     "umt5": _t5_architecture("UMT5ForConditionalGeneration", _umt5_settings, _t5_config),
     "bart": _bart_architecture("BartForConditionalGeneration", _bart_settings, _bart_config, *_BART),
-    "mbart": _bart_architecture("MBartForConditionalGeneration", _mbart_settings, _mbart_config, *_BART, *_FINAL_NORMS),
+    "mbart": _bart_architecture(
+        "MBartForConditionalGeneration",
+        lambda hf: _bart_settings(hf, pre_norm=True),
+        lambda cfg: _bart_config(cfg, pre_norm=True),
+        *_BART,
+        *_FINAL_NORMS,
+    ),
     "marian": _bart_architecture("MarianMTModel", _marian_settings, _marian_config, *_MARIAN, ignored=_POSITIONS),
     "m2m_100": _bart_architecture(
         "M2M100ForConditionalGeneration",

@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.interop import adapters, albert, files, mapping, mxfp4, settings_comparison
-from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, require
+from tformer_jax.interop import adapters, files, mapping, mxfp4, settings_comparison
+from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, class_names, require
 from tformer_jax.interop.array_names import is_base_model, rename_copies, standard_names
-from tformer_jax.interop.bert import BERT_MASKED_LMS, BERTS, class_names
+from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS
 from tformer_jax.interop.decoders import DECODERS
 from tformer_jax.interop.deepseek import DEEPSEEK
 from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
@@ -36,9 +36,6 @@ from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
 _DECODERS = DECODERS | LLAMA_LIKE | GEMMA | MIXTURES | DEEPSEEK | QWEN3_NEXT
-CLASSIFIERS = BERTS | {"albert": albert.CLASSIFIER}
-"""Architectures of classifiers by `model_type`."""
-MASKED_LMS = BERT_MASKED_LMS | {"albert": albert.MASKED_LM}
 ARCHITECTURES: dict[str, Architecture] = _DECODERS | ENCODER_DECODERS | T5GEMMA | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
 OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}

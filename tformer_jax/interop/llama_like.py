@@ -103,10 +103,6 @@ def _phi3_config(cfg: ModelConfig) -> Settings:
     return mistral_config(cfg) | {"resid_pdrop": cfg.dropout, **rotary_fields(cfg.rotary, partial=True)}
 
 
-def _olmo3_config(cfg: ModelConfig) -> Settings:
-    return windows_config(cfg) | rotary_fields_by_kind(cfg.rotary)
-
-
 def _granite_config(cfg: ModelConfig) -> Settings:
     values = {theirs: getattr(cfg, ours) for theirs, ours in _MULTIPLIERS.items()}
     return llama_config(cfg) | values | {"attention_multiplier": cfg.attention_scale or cfg.head_size**-0.5}
@@ -137,6 +133,8 @@ LLAMA_LIKE = {
     ),
     "hunyuan_v1_dense": llama_like("HunYuanDenseV1ForCausalLM", _hunyuan_settings, llama_config, _HUNYUAN),
     "olmo2": llama_like("Olmo2ForCausalLM", _olmo2_settings, llama_config, _OLMO),
-    "olmo3": llama_like("Olmo3ForCausalLM", _olmo3_settings, _olmo3_config, _OLMO),
+    "olmo3": llama_like(
+        "Olmo3ForCausalLM", _olmo3_settings, lambda cfg: windows_config(cfg) | rotary_fields_by_kind(cfg.rotary), _OLMO
+    ),
     "granite": llama_like("GraniteForCausalLM", _granite_settings, _granite_config),
 }

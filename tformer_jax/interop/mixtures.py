@@ -15,7 +15,8 @@ from tformer_jax.interop.decoders import (
     llama_rules,
     llama_settings,
     mistral_config,
-    mixtral_settings,
+    same_window_settings,
+    settings_without_biases,
     window_settings,
     windows_config,
 )
@@ -51,7 +52,10 @@ def _mixtral_experts(hf: Settings) -> Settings:
 
 
 def _mixtral_settings(hf: Settings) -> Settings:
-    return mixtral_settings(hf) | {"ffn": "moe", "moe": _mixtral_experts(hf)}
+    """Returns our settings; there are no biases, and windows in all layers or none."""
+    check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
+    windows = same_window_settings(hf)
+    return settings_without_biases(hf) | windows | {"ffn": "moe", "moe": _mixtral_experts(hf)}
 
 
 def _expert_layers(hf: Settings) -> Settings:
@@ -89,10 +93,6 @@ def _qwen2_settings(hf: Settings) -> Settings:
     return _qwen_settings(hf, shared=True) | {"attention_bias": ("query", "key", "value") if hf["qkv_bias"] else ()}
 
 
-def _qwen3_settings(hf: Settings) -> Settings:
-    return _qwen_settings(hf) | {"qk_norm": True}
-
-
 GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -122,10 +122,6 @@ def _gpt_oss_settings(hf: Settings) -> Settings:
 
 def _gpt_oss_config(cfg: ModelConfig) -> Settings:
     return windows_config(cfg) | _experts_config(cfg) | {"hidden_act": "silu", "swiglu_limit": cfg.moe.gate_limit}
-
-
-def _mixtral_config(cfg: ModelConfig) -> Settings:
-    return mistral_config(cfg) | _experts_config(cfg)
 
 
 def _experts_config(cfg: ModelConfig) -> Settings:
@@ -171,11 +167,15 @@ _GPT_OSS_FUSED = {
     )
     for end in ("", "_bias")
 }
-_MIXTRAL_RULES = llama_rules(*ATTENTION, *_MIXTRAL, *PRE_NORMS)
 _QWEN_RULES = llama_rules(*ATTENTION, *GATED, *expert_parts("shared_expert"), *PRE_NORMS)
 
 MIXTURES = {
-    "mixtral": llama_like("MixtralForCausalLM", _mixtral_settings, _mixtral_config, _MIXTRAL_RULES),
+    "mixtral": llama_like(
+        "MixtralForCausalLM",
+        _mixtral_settings,
+        lambda cfg: mistral_config(cfg) | _experts_config(cfg),
+        llama_rules(*ATTENTION, *_MIXTRAL, *PRE_NORMS),
+    ),
     "gpt_oss": llama_like(
         "GptOssForCausalLM",
         _gpt_oss_settings,
@@ -184,5 +184,7 @@ MIXTURES = {
         fused=lambda cfg: _GPT_OSS_FUSED,
     ),
     "qwen2_moe": llama_like("Qwen2MoeForCausalLM", _qwen2_settings, _qwen2_config, _QWEN_RULES),
-    "qwen3_moe": llama_like("Qwen3MoeForCausalLM", _qwen3_settings, qwen_moe_config, _QWEN_RULES),
+    "qwen3_moe": llama_like(
+        "Qwen3MoeForCausalLM", lambda hf: _qwen_settings(hf) | {"qk_norm": True}, qwen_moe_config, _QWEN_RULES
+    ),
 }

@@ -1,4 +1,4 @@
-"""The tables of `published.toml`: defaults and other names of the fields of published configs, and unsupported types."""
+"""The tables of `published.toml`: fields of published configs, their defaults and other names."""
 
 import itertools
 import tomllib
