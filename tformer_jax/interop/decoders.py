@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.interop import llama
 from tformer_jax.interop.architecture import (
     Architecture,
     Settings,
     check,
     layer_types,
-    our_layer_pattern,
     our_settings,
     read_layer_types,
     require,
@@ -24,15 +23,14 @@ from tformer_jax.interop.mapping import (
     NORM,
     SAME,
     Layout,
-    Part,
     Rule,
-    attention_parts,
+    fused_rows,
     kernel,
     parts,
     rules_below,
     untransposed,
 )
-from tformer_jax.interop.rotary import max_length, rotary_fields, rotary_settings
+from tformer_jax.interop.rotary import rope_fields, rotary_fields, rotary_fields_by_kind
 
 _GPT2_FIELDS = {
     "vocab_size": "vocab_size",
@@ -93,107 +91,13 @@ def gpt2_rules(linear: Callable[..., Layout]) -> tuple[Rule, ...]:
     )
 
 
-ATTENTION = (
-    *attention_parts("self_attention", (f"self_attn.{name}_proj" for name in "qkvo")),
-    ("self_attention/query_norm/scale", "self_attn.q_norm.weight", SAME),
-    ("self_attention/key_norm/scale", "self_attn.k_norm.weight", SAME),
-)
-GATED = (
-    *parts("ffn/gate", "mlp.gate_proj", AFFINE),
-    *parts("ffn/expand", "mlp.up_proj", AFFINE),
-    *parts("ffn/contract", "mlp.down_proj", AFFINE),
-)
-PRE_NORMS = (
-    *parts("self_attention_residual/norm", "input_layernorm", NORM),
-    *parts("ffn_residual/norm", "post_attention_layernorm", NORM),
-)
-
-
-def llama_rules(*layer: Part) -> tuple[Rule, ...]:
-    """Returns the rules of models with Llama's names, given the parts of a layer."""
-    return (
-        Rule("embedding/embedding", "model.embed_tokens.weight"),
-        Rule("head/kernel", "lm_head.weight", kernel()),
-        *rules_below("decoder/norm/", "model.norm.", NORM),
-        *rules_below("decoder/layers_{i}/", "model.layers.{i}.", layer),
-    )
-
-
-_LLAMA_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "dim",
-    "num_hidden_layers": "decoder_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "ffn_dim",
-    "hidden_act": "activation",
-    "rms_norm_eps": "norm_eps",
-    "attention_dropout": "attention_dropout",
-    "initializer_range": "init_std",
-}
-
-
-def llama_settings(hf: Settings, *, partial: bool = False, window_base: float | None = None) -> Settings:
-    """Returns our settings of Llama; `partial` and `window_base` are as for `rotary_settings`."""
-    require(hf, is_causal=True)
-    rotary = rotary_settings(hf, partial=partial, window_base=window_base)
-    return our_settings(_LLAMA_FIELDS, hf) | {
-        "family": "decoder_lm",
-        "max_length": max_length(hf, rotary),
-        "num_kv_heads": hf.get("num_key_value_heads"),
-        "head_dim": hf.get("head_dim"),
-        "attention_bias": ("query", "key", "value", "output") if hf.get("attention_bias") else (),
-        "ffn": "gated",
-        "ffn_bias": bool(hf.get("mlp_bias")),
-        "norm": "rmsnorm",
-        "scale_embeddings": False,
-        "dropout": 0.0,
-        "initializer": "normal",
-        "position": "rotary",
-        "rotary": rotary,
-    }
-
-
-def window_settings(hf: Settings, kinds: list[str]) -> Settings:
-    """Returns our settings for layers of the kinds "sliding_attention" and "full_attention"."""
-    pattern, size = our_layer_pattern(kinds, "sliding", "full"), hf.get("sliding_window")
-    if "window" not in pattern:
-        return {}
-    check(size is not None, "layer_types has sliding_attention, but sliding_window is null")
-    return {"window": size, "layer_pattern": pattern}
-
-
-def mistral_settings(hf: Settings) -> Settings:
-    """Returns our settings of Mistral: no biases, and windows by `layer_types`, or else in all layers or none.
-
-    For `layer_types`, AutoModel of transformers 5 reads Mistral as Ministral.
-    """
-    default = "full" if hf.get("sliding_window") is None else "sliding"
-    return settings_without_biases(hf) | window_settings(hf, read_layer_types(hf, default))
-
-
-def settings_without_biases(hf: Settings, *, partial: bool = False) -> Settings:
-    """Returns our settings of Llama for an architecture without biases."""
-    return llama_settings(hf, partial=partial) | {"attention_bias": (), "ffn_bias": False}
-
-
-def same_window_settings(hf: Settings) -> Settings:
-    """Returns our settings for layers that all have windows if there is a window, or else none."""
-    return {} if hf.get("sliding_window") is None else {"window": hf["sliding_window"], "layer_pattern": ("window",)}
-
-
-def check_windows(hf: Settings, windows: bool, otherwise: str) -> None:
-    """Raises `UserError` if `layer_types` has another length, or windows although the architecture has none here."""
-    kinds = read_layer_types(hf)
-    check(windows or "sliding_attention" not in kinds, f"layer_types has sliding_attention, but {otherwise}")
-
-
 def _qwen_settings(hf: Settings) -> Settings:
     """Returns our settings; with `use_sliding_window`, for `layer_types` or the layers from `max_window_layers` on."""
     depth, used = hf["num_hidden_layers"], hf["use_sliding_window"]
-    check_windows(hf, used, "use_sliding_window is false")
+    llama.check_windows(hf, used, "use_sliding_window is false")
     first = hf["max_window_layers"] if used and hf.get("sliding_window") is not None else depth
     layers = read_layer_types(hf, *["full"] * first, *["sliding"] * (depth - first))
-    return llama_settings(hf) | window_settings(hf, layers) | {"ffn_bias": False}
+    return llama.settings(hf) | llama.window_settings(hf, layers) | {"ffn_bias": False}
 
 
 def _smollm3_settings(hf: Settings) -> Settings:
@@ -205,13 +109,13 @@ def _smollm3_settings(hf: Settings) -> Settings:
     full = {*read_layer_types(hf, "full")} == {"full_attention"}
     check(full, "layer_types with sliding_attention are not supported for this architecture")
     check(any(rotated[: len(layers)]), "no_rope_layers without a layer that has positions are not supported")
-    return llama_settings(hf) | {"layer_pattern": shortest_pattern(["full" if rotated[i] else "nope" for i in layers])}
+    return llama.settings(hf) | {"layer_pattern": shortest_pattern(["full" if rotated[i] else "nope" for i in layers])}
 
 
 def _stablelm_settings(hf: Settings) -> Settings:
     require(hf, qk_layernorm=False, use_parallel_residual=False)
     require(hf, head_dim=hf["hidden_size"] // hf["num_attention_heads"])
-    return llama_settings(hf, partial=True) | {
+    return llama.settings(hf, partial=True) | {
         "norm": "layernorm",
         "norm_eps": hf["layer_norm_eps"],
         "attention_bias": ("query", "key", "value") if hf["use_qkv_bias"] else (),
@@ -220,58 +124,18 @@ def _stablelm_settings(hf: Settings) -> Settings:
     }
 
 
-def rotary_by_kind(hf: Settings, settings: Settings) -> Settings:
-    """Returns our settings without the rotation of a kind of layer that the model does not have.
-
-    Raises:
-        UserError: `rope_parameters` are not given by kind of layer.
-    """
-    kinds = hf.get("rope_parameters")
-    by_kind = not kinds or bool({"full_attention", "sliding_attention"} & {*kinds})
-    check(by_kind, "rope_parameters must be given for full_attention and sliding_attention")
-    rotary = dict(settings["rotary"])
-    if "window" not in settings:
-        rotary.pop("window_base", None)
-    elif "window_base" in rotary and "full" not in settings["layer_pattern"]:
-        rotary = {"base": rotary["window_base"], "fraction": rotary["fraction"]}
-    return settings | {"rotary": rotary}
-
-
-def llama_config(cfg: ModelConfig) -> Settings:
-    """Returns their settings of Llama."""
-    return their_fields(_LLAMA_FIELDS, cfg) | {
-        "max_position_embeddings": cfg.max_length,
-        "num_key_value_heads": cfg.kv_heads,
-        "head_dim": cfg.head_size,
-        "attention_bias": "output" in cfg.attention_bias,
-        "mlp_bias": cfg.ffn_bias,
-        "tie_word_embeddings": cfg.tie_embeddings == "output",
-        **rotary_fields(cfg.rotary),
-    }
-
-
-def mistral_config(cfg: ModelConfig) -> Settings:
-    """Returns their settings of Mistral."""
-    return llama_config(cfg) | {"sliding_window": cfg.window}
-
-
-def windows_config(cfg: ModelConfig) -> Settings:
-    """Returns their settings of an architecture whose `layer_types` are windows or full."""
-    return mistral_config(cfg) | {"layer_types": layer_types(cfg, cfg.decoder_layers)}
-
-
 def _qwen_config(cfg: ModelConfig) -> Settings:
     windows = {"sliding_window": cfg.window, "use_sliding_window": cfg.window is not None}
-    return llama_config(cfg) | windows | {"layer_types": layer_types(cfg, cfg.decoder_layers)}
+    return llama.config(cfg) | windows | {"layer_types": layer_types(cfg, cfg.decoder_layers)}
 
 
 def _smollm3_config(cfg: ModelConfig) -> Settings:
     rotated = [int(kind != "nope") for kind in cfg.layer_kinds(cfg.decoder_layers)]
-    return llama_config(cfg) | {"no_rope_layers": rotated}
+    return llama.config(cfg) | {"no_rope_layers": rotated}
 
 
 def _stablelm_config(cfg: ModelConfig) -> Settings:
-    return llama_config(cfg) | {
+    return llama.config(cfg) | {
         "layer_norm_eps": cfg.norm_eps,
         "use_qkv_bias": "query" in cfg.attention_bias,
         **rotary_fields(cfg.rotary, partial=True),
@@ -279,24 +143,114 @@ def _stablelm_config(cfg: ModelConfig) -> Settings:
 
 
 _INPUT_BIASES = {"attention_bias": ("query", "key", "value")}
+
+
 _GPT2 = gpt2_rules(untransposed)
-DENSE = llama_rules(*ATTENTION, *GATED, *PRE_NORMS)
-
-_EMBEDDING = "model.embed_tokens.weight"
-BUFFERS = (r".*\.attn\.(masked_)?bias", r".*rotary_emb\.inv_freq")
 
 
-def llama_like(
-    name: str,
-    settings: Callable,
-    config: Callable,
-    rules: tuple[Rule, ...] | Callable[[ModelConfig], tuple[Rule, ...]] = DENSE,
-    **options: Any,
-) -> Architecture:
-    """Returns an architecture with Llama's names; `options` are further fields of it."""
-    options = {"ignored": BUFFERS, "prefix": "model.", "shared": _EMBEDDING} | options
-    return Architecture(name, settings, config, rules if callable(rules) else lambda cfg: rules, **options)
+OLMO3_WINDOW_BASE = 500_000.0
+"""Rotary base of OLMo 3's layers with windows, unless `rope_parameters` has it; `rope_theta` is that of the others."""
 
+
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _cwm_settings(hf: Settings) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else the first of each four."""
+    if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
+        hf["rope_parameters"] = CWM_ROPE
+    layers = read_layer_types(hf, "full", "sliding", "sliding", "sliding")
+    return llama.settings(hf) | {"attention_bias": ()} | llama.window_settings(hf, layers)
+
+
+def _seed_oss_settings(hf: Settings) -> Settings:
+    inputs = ("query", "key", "value") if hf["attention_bias"] else ()
+    output = ("output",) if hf["attention_out_bias"] else ()
+    return llama.settings(hf) | {"attention_bias": inputs + output, "dropout": hf["residual_dropout"]}
+
+
+def _phi3_settings(hf: Settings) -> Settings:
+    """Returns our settings; their rotations have no scaling but "longrope", which depends on the length."""
+    settings = llama.settings_without_biases(hf, partial=True)
+    kind = settings["rotary"].get("scaling")
+    check(kind is None, f"rotary scaling {kind!r} is not supported for this architecture")
+    fused = {"attention_projections": "fused_qkv", "dropout": hf["resid_pdrop"]}
+    return settings | llama.same_window_settings(hf) | fused
+
+
+def _hunyuan_settings(hf: Settings) -> Settings:
+    """Returns our settings; "dynamic" scaling with an `alpha` stretches the base, whatever the length."""
+    require(hf, use_qk_norm=True, use_cla=False)
+    rope, size = rope_fields(hf), hf.get("head_dim")
+    require(hf, attention_head_dim=size)
+    if "dynamic" in (rope.get("type"), rope.get("rope_type")) and rope.get("alpha"):
+        size = size or hf["hidden_size"] // hf["num_attention_heads"]
+        base = rope.get("rope_theta") or hf["rope_theta"]
+        hf |= {"rope_scaling": None, "rope_parameters": {"rope_theta": base * rope["alpha"] ** (size / (size - 2))}}
+    return llama.settings(hf) | {"ffn_bias": False, "qk_norm": True, "qk_norm_over": "rotated_heads"}
+
+
+def _olmo2_settings(hf: Settings, *, window_base: float | None = None) -> Settings:
+    settings = llama.settings(hf, window_base=window_base)
+    return settings | {"ffn_bias": False, "norm_placement": "output", "qk_norm": True, "qk_norm_over": "width"}
+
+
+def _olmo3_settings(hf: Settings) -> Settings:
+    """Returns our settings; layers have full attention by `layer_types`, or else every fourth one."""
+    layers = read_layer_types(hf, "sliding", "sliding", "sliding", "full")
+    settings = _olmo2_settings(hf, window_base=OLMO3_WINDOW_BASE)
+    return llama.rotary_by_kind(hf, settings | llama.window_settings(hf, layers))
+
+
+_MULTIPLIERS = {
+    "embedding_multiplier": "embedding_multiplier",
+    "residual_multiplier": "residual_multiplier",
+    "logits_scaling": "output_divisor",
+    "attention_multiplier": "attention_scale",
+}
+
+
+def _granite_settings(hf: Settings) -> Settings:
+    return llama.settings(hf) | {ours: float(hf[theirs]) for theirs, ours in _MULTIPLIERS.items()}
+
+
+def _seed_oss_config(cfg: ModelConfig) -> Settings:
+    biases = {"attention_bias": "query" in cfg.attention_bias, "attention_out_bias": "output" in cfg.attention_bias}
+    return llama.config(cfg) | biases | {"residual_dropout": cfg.dropout}
+
+
+def _phi3_config(cfg: ModelConfig) -> Settings:
+    return llama.mistral_config(cfg) | {"resid_pdrop": cfg.dropout, **rotary_fields(cfg.rotary, partial=True)}
+
+
+def _granite_config(cfg: ModelConfig) -> Settings:
+    values = {theirs: getattr(cfg, ours) for theirs, ours in _MULTIPLIERS.items()}
+    return llama.config(cfg) | values | {"attention_multiplier": cfg.attention_scale or cfg.head_size**-0.5}
+
+
+_MLP = (*parts("ffn/expand", "mlp.up_proj", AFFINE), *parts("ffn/contract", "mlp.down_proj", AFFINE))
+_OUTPUT_NORMS = (
+    *parts("self_attention_residual/norm", "post_attention_layernorm", NORM),
+    *parts("ffn_residual/norm", "post_feedforward_layernorm", NORM),
+)
+_ROTATED_NORMS = (
+    ("self_attention/query_norm/scale", "self_attn.query_layernorm.weight", SAME),
+    ("self_attention/key_norm/scale", "self_attn.key_layernorm.weight", SAME),
+)
+_ARCEE = llama.rules(*llama.ATTENTION, *_MLP, *llama.PRE_NORMS)
+_PHI3 = llama.rules(
+    *parts("self_attention/qkv", "self_attn.qkv_proj", AFFINE), *llama.ATTENTION, *llama.GATED, *llama.PRE_NORMS
+)
+_PHI3_FUSED = fused_rows("mlp.gate_up_proj", "mlp.gate_proj", "mlp.up_proj")
+_HUNYUAN = llama.rules(*_ROTATED_NORMS, *llama.ATTENTION, *llama.GATED, *llama.PRE_NORMS)
+_OLMO = llama.rules(*llama.ATTENTION, *llama.GATED, *_OUTPUT_NORMS)
 
 DECODERS = {
     "gpt2": Architecture(
@@ -304,15 +258,33 @@ DECODERS = {
         _gpt2_settings,
         _gpt2_config,
         lambda cfg: _GPT2,
-        BUFFERS,
+        llama.BUFFERS,
         "transformer.",
         shared="transformer.wte.weight",
         projections="fused_qkv",
     ),
-    "llama": llama_like("LlamaForCausalLM", llama_settings, llama_config),
-    "mistral": llama_like("MistralForCausalLM", mistral_settings, mistral_config),
-    "qwen2": llama_like("Qwen2ForCausalLM", lambda hf: _qwen_settings(hf) | _INPUT_BIASES, _qwen_config),
-    "qwen3": llama_like("Qwen3ForCausalLM", lambda hf: _qwen_settings(hf) | {"qk_norm": True}, _qwen_config),
-    "smollm3": llama_like("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config),
-    "stablelm": llama_like("StableLmForCausalLM", _stablelm_settings, _stablelm_config),
+    "llama": llama.architecture("LlamaForCausalLM", llama.settings, llama.config),
+    "mistral": llama.architecture("MistralForCausalLM", llama.mistral_settings, llama.mistral_config),
+    "qwen2": llama.architecture("Qwen2ForCausalLM", lambda hf: _qwen_settings(hf) | _INPUT_BIASES, _qwen_config),
+    "qwen3": llama.architecture("Qwen3ForCausalLM", lambda hf: _qwen_settings(hf) | {"qk_norm": True}, _qwen_config),
+    "smollm3": llama.architecture("SmolLM3ForCausalLM", _smollm3_settings, _smollm3_config),
+    "stablelm": llama.architecture("StableLmForCausalLM", _stablelm_settings, _stablelm_config),
+    "ministral": llama.architecture("MinistralForCausalLM", llama.mistral_settings, llama.windows_config),
+    "cwm": llama.architecture("CwmForCausalLM", _cwm_settings, llama.windows_config),
+    "arcee": llama.architecture(
+        "ArceeForCausalLM", lambda hf: llama.settings(hf) | {"ffn": "mlp"}, llama.config, _ARCEE
+    ),
+    "seed_oss": llama.architecture("SeedOssForCausalLM", _seed_oss_settings, _seed_oss_config),
+    "phi3": llama.architecture(
+        "Phi3ForCausalLM", _phi3_settings, _phi3_config, _PHI3, fused=lambda cfg: _PHI3_FUSED, projections="fused_qkv"
+    ),
+    "hunyuan_v1_dense": llama.architecture("HunYuanDenseV1ForCausalLM", _hunyuan_settings, llama.config, _HUNYUAN),
+    "olmo2": llama.architecture("Olmo2ForCausalLM", _olmo2_settings, llama.config, _OLMO),
+    "olmo3": llama.architecture(
+        "Olmo3ForCausalLM",
+        _olmo3_settings,
+        lambda cfg: llama.windows_config(cfg) | rotary_fields_by_kind(cfg.rotary),
+        _OLMO,
+    ),
+    "granite": llama.architecture("GraniteForCausalLM", _granite_settings, _granite_config),
 }

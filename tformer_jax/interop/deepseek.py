@@ -4,16 +4,8 @@ import math
 from typing import Any
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.interop import llama
 from tformer_jax.interop.architecture import Settings, check, require
-from tformer_jax.interop.decoders import (
-    BUFFERS,
-    GATED,
-    PRE_NORMS,
-    llama_config,
-    llama_like,
-    llama_rules,
-    llama_settings,
-)
 from tformer_jax.interop.mapping import AFFINE, NORM, SAME, Fusions, Rule, fused_rows, kernel, parts
 from tformer_jax.interop.mixtures import expert_parts
 from tformer_jax.interop.rotary import rope_fields, rotary_fields
@@ -47,7 +39,7 @@ def _settings(hf: Settings) -> Settings:
     moe = {ours: hf[theirs] for theirs, ours in _FIELDS.items()}
     moe |= {"shared_dim": hf["n_shared_experts"] * hf["moe_intermediate_size"], **_groups(hf)}
     moe["router_factor"] = float(moe["router_factor"])
-    base = llama_settings(hf)
+    base = llama.settings(hf)
     del base["attention_bias"], base["num_kv_heads"]
     settings = base | {
         "head_dim": size,
@@ -98,7 +90,7 @@ def _config(cfg: ModelConfig) -> Settings:
         magnitude = math.sqrt(cfg.attention_scale / default)
         for name in ("rope_parameters", "rope_scaling"):
             fields[name]["mscale_all_dim"] = (magnitude - 1) / (0.1 * math.log(cfg.rotary.factor))
-    return llama_config(cfg) | {
+    return llama.config(cfg) | {
         **fields,
         **{theirs: getattr(cfg.moe, ours) for theirs, ours in _FIELDS.items()},
         **{theirs: getattr(cfg.mla, ours) for theirs, ours in _LATENTS.items()},
@@ -144,19 +136,23 @@ def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
         *parts("query_latent_norm", "q_a_layernorm", NORM),
         ("output/kernel", "o_proj.weight", kernel(2)),
     )
-    return llama_rules(
+    return llama.rules(
         *((f"self_attention/{ours}", f"self_attn.{theirs}", layout) for ours, theirs, layout in attention),
-        *GATED,
+        *llama.GATED,
         *expert_parts("shared_experts"),
         ("ffn/router_bias", "mlp.gate.e_score_correction_bias", SAME),
-        *PRE_NORMS,
+        *llama.PRE_NORMS,
     )
 
 
-_NAMES: dict[str, Any] = {"fused": _fused, "attentions": ("mla",), "ignored": (*BUFFERS, r"model\.layers\.61\..*")}
+_NAMES: dict[str, Any] = {
+    "fused": _fused,
+    "attentions": ("mla",),
+    "ignored": (*llama.BUFFERS, r"model\.layers\.61\..*"),
+}
 """Layer 61 of DeepSeek-V3 predicts further tokens, in training."""
 
 DEEPSEEK = {
-    "deepseek_v2": llama_like("DeepseekV2ForCausalLM", _v2_settings, _v2_config, _rules, **_NAMES),
-    "deepseek_v3": llama_like("DeepseekV3ForCausalLM", _v3_settings, _v3_config, _rules, **_NAMES),
+    "deepseek_v2": llama.architecture("DeepseekV2ForCausalLM", _v2_settings, _v2_config, _rules, **_NAMES),
+    "deepseek_v3": llama.architecture("DeepseekV3ForCausalLM", _v3_settings, _v3_config, _rules, **_NAMES),
 }

@@ -1,6 +1,7 @@
 """Gemma 1, 2 and 3, and T5Gemma: norms with a unit offset and scaled embeddings; since Gemma 2, norms on both sides."""
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.interop import llama
 from tformer_jax.interop.architecture import (
     Architecture,
     Settings,
@@ -11,17 +12,6 @@ from tformer_jax.interop.architecture import (
     require,
     transformers_activation,
 )
-from tformer_jax.interop.decoders import (
-    ATTENTION,
-    BUFFERS,
-    GATED,
-    llama_config,
-    llama_like,
-    llama_rules,
-    llama_settings,
-    rotary_by_kind,
-    window_settings,
-)
 from tformer_jax.interop.files import IMAGES
 from tformer_jax.interop.mapping import NORM, Part, Rule, attention_parts, kernel, parts, rules_below
 from tformer_jax.interop.rotary import rotary_fields_by_kind
@@ -30,7 +20,7 @@ from tformer_jax.interop.rotary import rotary_fields_by_kind
 def _gemma_settings(hf: Settings) -> Settings:
     """Returns our settings; "gelu" of the first configs means the approximation by tanh."""
     require(hf, use_bidirectional_attention=False)
-    settings = llama_settings(hf) | {"ffn_bias": False, "norm_unit_offset": True, "scale_embeddings": True}
+    settings = llama.settings(hf) | {"ffn_bias": False, "norm_unit_offset": True, "scale_embeddings": True}
     return settings | ({"activation": "gelu_tanh"} if hf["hidden_act"] == "gelu" else {})
 
 
@@ -43,8 +33,8 @@ def _sandwich_settings(hf: Settings, period: int, *, window_base: float | None =
     """Returns our settings; layers have full attention by `layer_types`, or else every `period`-th one."""
     require(hf, use_bidirectional_attention=False)
     layers = read_layer_types(hf, *["sliding"] * (period - 1), "full")
-    return llama_settings(hf, window_base=window_base) | {
-        **window_settings(hf, layers),
+    return llama.settings(hf, window_base=window_base) | {
+        **llama.window_settings(hf, layers),
         "activation": our_activation(hf["hidden_activation"]),
         "ffn_bias": False,
         "norm_placement": "both",
@@ -60,11 +50,11 @@ def _gemma3_settings(hf: Settings) -> Settings:
     """Returns our settings; attention scores are not capped, although config.json has a field for it."""
     base = hf["rope_local_base_freq"]
     settings = _sandwich_settings(hf, period=hf["sliding_window_pattern"], window_base=base)
-    return rotary_by_kind(hf, settings) | {"attention_softcap": None, "qk_norm": True}
+    return llama.rotary_by_kind(hf, settings) | {"attention_softcap": None, "qk_norm": True}
 
 
 def _sandwich_config(cfg: ModelConfig) -> Settings:
-    return llama_config(cfg) | {
+    return llama.config(cfg) | {
         "sliding_window": cfg.window or cfg.max_length,
         "layer_types": layer_types(cfg, cfg.decoder_layers),
         "hidden_activation": transformers_activation(cfg.activation),
@@ -120,12 +110,12 @@ def _t5gemma_norms(ours: str, theirs: str) -> tuple[Part, ...]:
     return (*before, *parts(f"{ours}_residual/norm_after", f"post_{theirs}_layernorm", NORM))
 
 
-_T5GEMMA_SELF = (*ATTENTION, *_t5gemma_norms("self_attention", "self_attn"))
+_T5GEMMA_SELF = (*llama.ATTENTION, *_t5gemma_norms("self_attention", "self_attn"))
 _T5GEMMA_CROSS = (
     *attention_parts("cross_attention", (f"cross_attn.{name}_proj" for name in "qkvo")),
     *_t5gemma_norms("cross_attention", "cross_attn"),
 )
-_T5GEMMA_FFN = (*GATED, *_t5gemma_norms("ffn", "feedforward"))
+_T5GEMMA_FFN = (*llama.GATED, *_t5gemma_norms("ffn", "feedforward"))
 _T5GEMMA = (
     Rule("source_embedding/embedding", "model.encoder.embed_tokens.weight"),
     Rule("target_embedding/embedding", "model.decoder.embed_tokens.weight"),
@@ -135,13 +125,13 @@ _T5GEMMA = (
     *rules_below("decoder/layers_{i}/", "model.decoder.layers.{i}.", (*_T5GEMMA_SELF, *_T5GEMMA_CROSS, *_T5GEMMA_FFN)),
 )
 
-_SANDWICH = llama_rules(*ATTENTION, *GATED, *_SANDWICH_NORMS)
+_SANDWICH = llama.rules(*llama.ATTENTION, *llama.GATED, *_SANDWICH_NORMS)
 
 GEMMA = {
-    "gemma": llama_like("GemmaForCausalLM", _gemma_settings, llama_config),
-    "gemma2": llama_like("Gemma2ForCausalLM", _gemma2_settings, _sandwich_config, _SANDWICH),
-    "gemma3_text": llama_like(
-        "Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH, ignored=(*BUFFERS, IMAGES)
+    "gemma": llama.architecture("GemmaForCausalLM", _gemma_settings, llama.config),
+    "gemma2": llama.architecture("Gemma2ForCausalLM", _gemma2_settings, _sandwich_config, _SANDWICH),
+    "gemma3_text": llama.architecture(
+        "Gemma3ForCausalLM", _gemma3_settings, _gemma3_config, _SANDWICH, ignored=(*llama.BUFFERS, IMAGES)
     ),
 }
 T5GEMMA = {
@@ -150,7 +140,7 @@ T5GEMMA = {
         _t5gemma_settings,
         _t5gemma_config,
         lambda cfg: _T5GEMMA,
-        BUFFERS,
+        llama.BUFFERS,
         "model.",
         shared="model.decoder.embed_tokens.weight",
         two_embeddings=True,

@@ -27,7 +27,6 @@ from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 from tformer_jax.interop.fields import STACKS, Fields
 from tformer_jax.interop.gemma import GEMMA, T5GEMMA
 from tformer_jax.interop.heads import NoHeadError, random_head
-from tformer_jax.interop.llama_like import LLAMA_LIKE
 from tformer_jax.interop.mixtures import MIXTURES
 from tformer_jax.interop.published_fields import DEFAULTS, UNSUPPORTED
 from tformer_jax.interop.qwen3_next import QWEN3_NEXT
@@ -35,7 +34,7 @@ from tformer_jax.models import conversions, registry
 from tformer_jax.models.family import Family
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SpecialTokens
 
-_DECODERS = DECODERS | LLAMA_LIKE | GEMMA | MIXTURES | DEEPSEEK | QWEN3_NEXT
+_DECODERS = DECODERS | GEMMA | MIXTURES | DEEPSEEK | QWEN3_NEXT
 ARCHITECTURES: dict[str, Architecture] = _DECODERS | ENCODER_DECODERS | T5GEMMA | CLASSIFIERS
 """Architectures by `model_type` of config.json."""
 OTHER_FAMILIES: dict[str, dict[str, Architecture]] = {"masked_lm": MASKED_LMS}

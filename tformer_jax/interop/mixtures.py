@@ -3,23 +3,8 @@
 import numpy as np
 
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop.architecture import check, read_layer_types, require
-from tformer_jax.interop.decoders import (
-    ATTENTION,
-    GATED,
-    PRE_NORMS,
-    Settings,
-    check_windows,
-    llama_config,
-    llama_like,
-    llama_rules,
-    llama_settings,
-    mistral_config,
-    same_window_settings,
-    settings_without_biases,
-    window_settings,
-    windows_config,
-)
+from tformer_jax.interop import llama
+from tformer_jax.interop.architecture import Settings, check, read_layer_types, require
 from tformer_jax.interop.mapping import SAME, Fusion, Part, kernel
 
 _MIXTRAL = (
@@ -53,9 +38,9 @@ def _mixtral_experts(hf: Settings) -> Settings:
 
 def _mixtral_settings(hf: Settings) -> Settings:
     """Returns our settings; there are no biases, and windows in all layers or none."""
-    check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
-    windows = same_window_settings(hf)
-    return settings_without_biases(hf) | windows | {"ffn": "moe", "moe": _mixtral_experts(hf)}
+    llama.check_windows(hf, hf.get("sliding_window") is not None, "sliding_window is null")
+    windows = llama.same_window_settings(hf)
+    return llama.settings_without_biases(hf) | windows | {"ffn": "moe", "moe": _mixtral_experts(hf)}
 
 
 def _expert_layers(hf: Settings) -> Settings:
@@ -73,8 +58,8 @@ def _expert_layers(hf: Settings) -> Settings:
 
 def _qwen_settings(hf: Settings, *, shared: bool = False) -> Settings:
     require(hf, use_sliding_window=False)
-    check_windows(hf, False, "use_sliding_window is false")
-    return llama_settings(hf) | qwen_experts(hf, shared=shared)
+    llama.check_windows(hf, False, "use_sliding_window is false")
+    return llama.settings(hf) | qwen_experts(hf, shared=shared)
 
 
 def qwen_experts(hf: Settings, *, shared: bool) -> Settings:
@@ -110,8 +95,8 @@ def _gpt_oss_settings(hf: Settings) -> Settings:
     if not (hf.get("rope_parameters") or hf.get("rope_scaling")):
         hf["rope_parameters"] = GPT_OSS_ROPE
     moe = _mixtral_experts(hf) | {"router_bias": "logits", "gate_limit": float(hf["swiglu_limit"])}
-    return llama_settings(hf) | {
-        **window_settings(hf, read_layer_types(hf, "sliding", "full")),
+    return llama.settings(hf) | {
+        **llama.window_settings(hf, read_layer_types(hf, "sliding", "full")),
         "attention_sinks": True,
         "activation": "gelu_sigmoid",
         "ffn": "moe",
@@ -121,7 +106,7 @@ def _gpt_oss_settings(hf: Settings) -> Settings:
 
 
 def _gpt_oss_config(cfg: ModelConfig) -> Settings:
-    return windows_config(cfg) | _experts_config(cfg) | {"hidden_act": "silu", "swiglu_limit": cfg.moe.gate_limit}
+    return llama.windows_config(cfg) | _experts_config(cfg) | {"hidden_act": "silu", "swiglu_limit": cfg.moe.gate_limit}
 
 
 def _experts_config(cfg: ModelConfig) -> Settings:
@@ -135,7 +120,7 @@ def _experts_config(cfg: ModelConfig) -> Settings:
 def qwen_moe_config(cfg: ModelConfig) -> Settings:
     """Returns their settings of Qwen 3 MoE."""
     experts = [cfg.has_experts(layer) for layer in range(cfg.decoder_layers)]
-    return llama_config(cfg) | {
+    return llama.config(cfg) | {
         "intermediate_size": cfg.moe.dense_dim or cfg.ffn_dim,
         "moe_intermediate_size": cfg.ffn_dim,
         "num_experts": cfg.moe.num_experts,
@@ -167,24 +152,24 @@ _GPT_OSS_FUSED = {
     )
     for end in ("", "_bias")
 }
-_QWEN_RULES = llama_rules(*ATTENTION, *GATED, *expert_parts("shared_expert"), *PRE_NORMS)
+_QWEN_RULES = llama.rules(*llama.ATTENTION, *llama.GATED, *expert_parts("shared_expert"), *llama.PRE_NORMS)
 
 MIXTURES = {
-    "mixtral": llama_like(
+    "mixtral": llama.architecture(
         "MixtralForCausalLM",
         _mixtral_settings,
-        lambda cfg: mistral_config(cfg) | _experts_config(cfg),
-        llama_rules(*ATTENTION, *_MIXTRAL, *PRE_NORMS),
+        lambda cfg: llama.mistral_config(cfg) | _experts_config(cfg),
+        llama.rules(*llama.ATTENTION, *_MIXTRAL, *llama.PRE_NORMS),
     ),
-    "gpt_oss": llama_like(
+    "gpt_oss": llama.architecture(
         "GptOssForCausalLM",
         _gpt_oss_settings,
         _gpt_oss_config,
-        llama_rules(*ATTENTION, *_GPT_OSS, *PRE_NORMS),
+        llama.rules(*llama.ATTENTION, *_GPT_OSS, *llama.PRE_NORMS),
         fused=lambda cfg: _GPT_OSS_FUSED,
     ),
-    "qwen2_moe": llama_like("Qwen2MoeForCausalLM", _qwen2_settings, _qwen2_config, _QWEN_RULES),
-    "qwen3_moe": llama_like(
+    "qwen2_moe": llama.architecture("Qwen2MoeForCausalLM", _qwen2_settings, _qwen2_config, _QWEN_RULES),
+    "qwen3_moe": llama.architecture(
         "Qwen3MoeForCausalLM", lambda hf: _qwen_settings(hf) | {"qk_norm": True}, qwen_moe_config, _QWEN_RULES
     ),
 }

@@ -3,17 +3,8 @@
 from typing import Any
 
 from tformer_jax.config import ModelConfig
+from tformer_jax.interop import llama
 from tformer_jax.interop.architecture import Settings, layer_types, our_layer_pattern, read_layer_types, require
-from tformer_jax.interop.decoders import (
-    ATTENTION,
-    BUFFERS,
-    GATED,
-    PRE_NORMS,
-    llama_config,
-    llama_like,
-    llama_rules,
-    llama_settings,
-)
 from tformer_jax.interop.files import IMAGES
 from tformer_jax.interop.mapping import AFFINE, SAME, Fusions, Layout, Part, Rule, fused_rows, kernel, parts
 from tformer_jax.interop.mixtures import expert_parts, qwen_experts, qwen_moe_config
@@ -38,7 +29,7 @@ def _dense_settings(hf: Settings) -> Settings:
         hf["rope_parameters"] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
     kinds = read_layer_types(hf, *["linear"] * (hf["full_attention_interval"] - 1), "full")
     delta = {ours: hf[theirs] for theirs, ours in _FIELDS.items()}
-    return llama_settings(hf, partial=True) | {
+    return llama.settings(hf, partial=True) | {
         "ffn_bias": False,
         "layer_pattern": our_layer_pattern(kinds, "linear", "full"),
         "gated_delta": delta | {"conv_kernel_size": hf["linear_conv_kernel_dim"]},
@@ -54,7 +45,7 @@ def _next_settings(hf: Settings) -> Settings:
 
 def _dense_config(cfg: ModelConfig) -> Settings:
     sizes = Sizes.resolve(cfg)
-    return llama_config(cfg) | {
+    return llama.config(cfg) | {
         **{theirs: getattr(sizes, ours) for theirs, ours in _FIELDS.items()},
         "linear_conv_kernel_dim": cfg.gated_delta.conv_kernel_size,
         "layer_types": layer_types(cfg, cfg.decoder_layers),
@@ -94,7 +85,7 @@ def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
     gate = parts("self_attention/head_gate", "self_attn.gate_proj", AFFINE)
     return (
         *outputs,
-        *llama_rules(*delta, *gate, *ATTENTION, *GATED, *expert_parts("shared_expert"), *PRE_NORMS),
+        *llama.rules(*delta, *gate, *llama.ATTENTION, *llama.GATED, *expert_parts("shared_expert"), *llama.PRE_NORMS),
     )
 
 
@@ -132,15 +123,15 @@ def _dense_fused(cfg: ModelConfig) -> Fusions:
 
 _OPTIONS: dict[str, Any] = {
     "attentions": ("multi_head", "gated_delta"),
-    "ignored": (*BUFFERS, IMAGES, r"mtp\..*"),
+    "ignored": (*llama.BUFFERS, IMAGES, r"mtp\..*"),
 }
 """Arrays of `mtp` predict further tokens, in training."""
 
 QWEN3_NEXT = {
-    "qwen3_next": llama_like(
+    "qwen3_next": llama.architecture(
         "Qwen3NextForCausalLM", _next_settings, _next_config, _rules, fused=_next_fused, **_OPTIONS
     ),
-    "qwen3_5_text": llama_like(
+    "qwen3_5_text": llama.architecture(
         "Qwen3_5ForCausalLM", _dense_settings, _dense_config, _rules, fused=_dense_fused, **_OPTIONS
     ),
 }
