@@ -129,6 +129,13 @@ class DecodeConfig(Section):
         "then appear only when they are complete",
         choices=("keep", "align"),
     )
+    casing: str = setting(
+        "keep",
+        "translation: case of the words of outputs: keep it, or let words follow those of the source that they are "
+        "aligned with, if these are in capitals (capitals), or also if they begin with one (titles); outputs then "
+        "appear only when they are complete",
+        choices=("keep", "capitals", "titles"),
+    )
     alignments: bool = setting(False, "translation: align the words of outputs with those of their sources")
     alignment_layer: int | None = setting(
         None,

@@ -87,7 +87,7 @@ class Task:
         self.check_metric(cfg)
         if cfg.decode.unknown == "copy" and not self.pairs:
             raise cfg.decode.error("unknown", f"must be 'show' or 'omit' for {by}, which has no source")
-        for name, default in (("alignments", False), ("markup", "keep")):
+        for name, default in (("alignments", False), ("markup", "keep"), ("casing", "keep")):
             if getattr(cfg.decode, name) != default and not self.pairs:
                 raise cfg.decode.error(name, f"must be {default!r} for {by}, which has no source")
         self.check_translation_settings(cfg)

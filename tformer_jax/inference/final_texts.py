@@ -16,6 +16,7 @@ from tformer_jax.data.tokenizers.normalization import detokenizer
 from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
 from tformer_jax.data.word_links import Links, word_spans
 from tformer_jax.inference.alignment import cross_attention, source_ranges, text_places, word_links, written_ranges
+from tformer_jax.inference.casing import copy_casing
 from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.watch import check
 
@@ -44,7 +45,7 @@ class Unfinished:
 
 def is_withheld(decode: DecodeConfig) -> bool:
     """Returns whether outputs with these settings are reported only when they are complete."""
-    return decode.unknown == "copy" or decode.detokenize or decode.markup == "align"
+    return decode.unknown == "copy" or decode.detokenize or decode.markup == "align" or decode.casing != "keep"
 
 
 def is_changed(decode: DecodeConfig) -> bool:
@@ -52,11 +53,18 @@ def is_changed(decode: DecodeConfig) -> bool:
     return is_withheld(decode) or decode.alignments
 
 
+def _is_aligned(output: Unfinished) -> bool:
+    """Returns whether the end of an output needs the alignment of its words."""
+    return output.decode.alignments or output.segment is not None or output.decode.casing != "keep"
+
+
 class Finished(NamedTuple):
     """The whole text of an output."""
 
     text: str
     alignment: Links | None
+    """As in `outputs.Output`."""
+    recased: int = 0
     """As in `outputs.Output`."""
 
 
@@ -74,13 +82,13 @@ class Finisher:
         """Raises `UserError` if the model's outputs cannot be finished as the settings say."""
         if decode.detokenize:
             self._detokenize  # noqa: B018
-        if decode.unknown == "copy" or decode.alignments or decode.markup == "align":
+        if decode.unknown == "copy" or decode.alignments or decode.markup == "align" or decode.casing != "keep":
             self._attends  # noqa: B018
             decode.check_alignment(self._model.cfg.decoder_layers, self._model.cfg.num_heads)
 
     def __call__(self, outputs: Sequence[Unfinished]) -> list[Finished]:
         """Returns the text of each output, and its alignment."""
-        attended = [o for o in outputs if o.decode.alignments or o.segment or UNKNOWN_MARK in o.text]
+        attended = [o for o in outputs if _is_aligned(o) or UNKNOWN_MARK in o.text]
         weights = {id(output): found for output, found in zip(attended, self._weights(attended), strict=True)}
         return [self._finished(output, weights.get(id(output), NO_WEIGHTS)) for output in outputs]
 
@@ -94,19 +102,23 @@ class Finisher:
             text = self._filled(output, text, weights) if UNKNOWN_MARK in text else text
             return restore(self._detokenize(text) if output.decode.detokenize else text, output.originals)
 
-        text = finish(output.text)
-        if not output.decode.alignments and output.segment is None:
+        text, decode = finish(output.text), output.decode
+        if not _is_aligned(output):
             return Finished(text, None)
-        decoder = output_decoder(self._tokenizers.target, output.decode.unknown, continues=False)
+        decoder = output_decoder(self._tokenizers.target, decode.unknown, continues=False)
         ends = [finish(decoder.decode(output.tokens[:count])) for count in range(1, len(output.tokens))]
 
         def links(spans: Callable[[str], list[tuple[int, int]]]) -> Links:
             source = source_ranges(self._tokenizers.source, output.source, output.source_text, spans)
             return word_links(weights, source, written_ranges(text, ends, spans(text)))
 
+        written, recased = text, 0
+        if decode.casing != "keep":
+            titles, language = decode.casing == "titles", self._tokenizers.target.language
+            written, recased = copy_casing(output.source_text, text, links(unit_spans), titles, language)
         if output.segment is not None:
-            return Finished(put_back(output.segment, text, links(unit_spans)), None)
-        return Finished(text, links(word_spans))
+            written = put_back(output.segment, written, links(unit_spans))
+        return Finished(written, links(word_spans) if decode.alignments else None, recased)
 
     @functools.cached_property
     def _detokenize(self) -> Callable[[str], str]:

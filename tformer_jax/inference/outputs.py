@@ -49,6 +49,8 @@ class Output(NamedTuple):
     """Whether it has a phrase of each constraint, as whole words; None: without constraints."""
     sentences: int = 1
     """Number of sentences that were translated separately."""
+    recased: int = 0
+    """Number of words whose case is changed by `decode.casing`."""
 
     @property
     def finish_reason(self) -> str:
@@ -90,6 +92,8 @@ class OutputCounts:
     """Number of outputs with other placeholders than their source."""
     lacking: int = 0
     """Number of outputs that lack a phrase of their constraints."""
+    recased: int = 0
+    """Number of outputs with words whose case is that of the source."""
 
     def add(self, outputs: Sequence[Output]) -> None:
         """Counts the outputs of a text."""
@@ -99,6 +103,7 @@ class OutputCounts:
         self.unknown += sum(output.unknown > 0 for output in outputs)
         self.other_placeholders += sum(output.placeholders_kept is False for output in outputs)
         self.lacking += sum(output.constraints_met is False for output in outputs)
+        self.recased += sum(output.recased > 0 for output in outputs)
 
     def describe(self, cfg: Config, limits_of: int | None = None) -> Iterator[str]:
         """Yields sentences about the numbers that are not 0; `limits_of` is the total that those of limits mention."""
@@ -108,6 +113,7 @@ class OutputCounts:
         yield from self._of_all(self.unknown, f"unknown tokens, {done} (decode.unknown={unknown!r})")
         yield from self._of_all(self.other_placeholders, "other placeholders or markup than the source")
         yield from self._of_all(self.lacking, "not all phrases of their constraints, for lack of room or of a token")
+        yield from self._of_all(self.recased, f"words in the case of the source (decode.casing={cfg.decode.casing!r})")
         if self.sentences > self.texts:
             yield f"{self.texts:,} texts were translated as {self.sentences:,} sentences (decode.split_sentences)"
 
@@ -184,6 +190,7 @@ class RowDecoder:
                         finished[key[0]][key[1]] = Output(
                             *(text, event.score, limit, unknown, exact, event.alignment),
                             constraints_met=self._meets_constraints(rows[key[0]], text),
+                            recased=event.recased,
                         )
             row_outputs = finished.pop(n, {})
             yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank(row.text)] * outputs
@@ -309,6 +316,7 @@ class Parts(NamedTuple):
             _all_true(output.placeholders_kept for output in sentences),
             constraints_met=_all_true(output.constraints_met for output in sentences),
             sentences=len(sentences),
+            recased=sum(output.recased for output in sentences),
         )
 
 

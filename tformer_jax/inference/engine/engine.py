@@ -385,9 +385,9 @@ class Engine:
         """Returns the events with the alignments of outputs that have ended, and the texts of withheld ones."""
         ended = [n for n, event in enumerate(events) if event.finish and event[:2] in self._unfinished]
         outputs = [self._unfinished.pop(events[n][:2]) for n in ended]
-        for n, output, (text, alignment) in zip(ended, outputs, self._finish(outputs), strict=True):
-            text = text if is_withheld(output.decode) else events[n].text
-            events[n] = events[n]._replace(text=text, alignment=alignment)
+        for n, output, finished in zip(ended, outputs, self._finish(outputs), strict=True):
+            text = finished.text if is_withheld(output.decode) else events[n].text
+            events[n] = events[n]._replace(text=text, alignment=finished.alignment, recased=finished.recased)
         return events
 
 

@@ -66,6 +66,8 @@ class Event(NamedTuple):
     """New tokens, with EOS and the tokens of a stop sequence."""
     alignment: Links | None = None
     """In the last event: the links between words of the source and of the output; None: not requested."""
+    recased: int = 0
+    """In the last event: as in `outputs.Output`."""
 
 
 def token_event(running: RequestRow, new: NewTokens) -> Event:
