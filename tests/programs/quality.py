@@ -24,6 +24,7 @@ import numpy as np
 
 import tformer_jax as tj
 from tests import commands
+from tformer_jax.base.cpu import COMPILATION
 from tformer_jax.cli.rerank import Metric
 from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.corpora.corpus import spread
@@ -42,7 +43,6 @@ BEAMS = 24
 """Width of the beam searches whose outputs are candidates."""
 WARM_UP = 48
 """Number of texts to decode before the clock starts, the longest ones among them."""
-COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 Strategy = Callable[[Sequence[str]], list[str]]
 """Translates texts."""

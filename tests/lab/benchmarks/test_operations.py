@@ -82,5 +82,5 @@ def test_a_traced_step(capsys):
     products = {(row["module"], row["direction"]) for row in rows if row["kind"] == "product"}
     for name in ("expand", "contract"):
         assert {(f"decoder/layers_*/ffn/{name}", direction) for direction in ("forward", "backward")} <= products
-    operations.show(found | {"case": "tiny", "rows": 8, "length": 16, "dtype": "float32"})
+    operations.print_operations(found | {"case": "tiny", "rows": 8, "length": 16, "dtype": "float32"})
     assert "summed over threads" in capsys.readouterr().out

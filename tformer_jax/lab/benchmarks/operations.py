@@ -127,13 +127,17 @@ class Instruction:
 
 def parse_program(text: str) -> dict[str, Operation]:
     """Parses a compiled program, `compiled.as_text()`, into operations by their names in traces."""
-    lines, _ = hlo.computations(text)
-    instructions = {name: dict(iterate_instructions(inside)) for name, inside in lines.items()}
+    instructions = parse_instructions(text)
     return {
         name: describe_instruction(name, instruction, list(instructions.get(instruction.calls or "", {}).values()))
         for inside in instructions.values()
         for name, instruction in inside.items()
     }
+
+
+def parse_instructions(text: str) -> dict[str, dict[str, Instruction]]:
+    """Parses a compiled program into the instructions of each computation by name."""
+    return {name: dict(iterate_instructions(inside)) for name, inside in hlo.computations(text)[0].items()}
 
 
 def iterate_instructions(lines: Iterable[str]) -> Iterator[tuple[str, Instruction]]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tformer_jax.base.cpu import keep_memory, peak_bytes, run_in_calling_thread
+from tformer_jax.base.cpu import COMPILATION, keep_memory, peak_bytes, run_in_calling_thread
 from tformer_jax.lab.benchmarks.train_cases import Case
 from tformer_jax.models import conversions, cost, registry
 from tformer_jax.nn.module import named_leaves
@@ -23,8 +23,6 @@ from tformer_jax.train.step import jitted, make_train_step
 
 BATCHES = 4
 """Number of distinct batches; steps cycle through them."""
-COMPILED = "/jax/core/compile/backend_compile_duration"
-"""Event that JAX records for each compilation."""
 
 
 class Ours:
@@ -111,4 +109,4 @@ class Ours:
         return rates
 
     def _count(self, event: str, *_: Any, **__: Any) -> None:
-        self._compilations += event == COMPILED
+        self._compilations += event == COMPILATION

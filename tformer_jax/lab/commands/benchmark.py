@@ -14,6 +14,7 @@ from tformer_jax.lab.benchmarks.attention import attention_cases
 from tformer_jax.lab.benchmarks.data import data_cases
 from tformer_jax.lab.benchmarks.decode import add_flags, measure_decoding
 from tformer_jax.lab.benchmarks.growth import GROWTHS, measure_growth
+from tformer_jax.lab.benchmarks.memory import measure_memory
 from tformer_jax.lab.benchmarks.operations import measure_operations
 from tformer_jax.lab.benchmarks.train import measure_training
 from tformer_jax.lab.benchmarks.train_cases import Case
@@ -43,6 +44,8 @@ def run_benchmark(options: argparse.Namespace, overrides: Sequence[str]) -> dict
         cases = training_cases(options, overrides)
         if options.operations:
             return measure_operations(cases, options.steps)
+        if options.memory:
+            return measure_memory(cases, options.steps)
         return measure_training(cases, options.rounds, options.steps)
     if options.benchmark == "paged":
         return paged.measure_paged(options)
@@ -124,7 +127,11 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     )
     cases.add_argument("--config", metavar="FILE[:VARIANT]", help="any config instead, with random tokens")
     command.add_argument("--dtype", choices=DTYPES, help="compute dtype (default: the config's)")
-    command.add_argument("--operations", action="store_true", help="show the time per operation and module instead")
+    instead = command.add_mutually_exclusive_group()
+    instead.add_argument("--operations", action="store_true", help="show the time per operation and module instead")
+    instead.add_argument(
+        "--memory", action="store_true", help="show what holds the memory, by stage and module, instead"
+    )
     add_number(command, "--rounds", "rounds per system", 5)
     add_number(command, "--steps", "measured steps per round", 5)
 
