@@ -18,8 +18,9 @@ from tformer_jax.data.pipeline import check_predictable, evaluation_batches, tra
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import lines, summarize
 from tformer_jax.data.summary_warnings import warnings
-from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.chats import encode_chat, written_text
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.surgery import needed_tokens, trim
 from tformer_jax.special_tokens import IGNORED
 

@@ -8,10 +8,10 @@ import tokenizers as hf
 
 from tests.data.trained import trained_tokenizer
 from tformer_jax.data.tokenizers.base import FIRST, MASK
+from tformer_jax.data.tokenizers.correspondence import correspondence
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from tformer_jax.data.tokenizers.tokens import correspondence
 from tformer_jax.runs.shared_rows import SharedRows
 
 SPECIAL = tuple(range(FIRST))

@@ -10,8 +10,9 @@ import transformers
 
 from tests.parity import checkpoints
 from tests.parity.checkpoints import TEXTS
-from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers
 
 T5 = {"model_type": "t5", "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}

@@ -18,8 +18,8 @@ from tformer_jax.config import Config, DataConfig, ParallelConfig, TrainConfig
 from tformer_jax.config import load as config_of
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.chat.template import PLAIN
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.chats import encode_chat, encode_prompt, with_chat
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 
 TOOLS = "{% if tools %}{{ '<|im_start|>system\\n' + tools|tojson + '<|im_end|>\\n' }}{% endif %}"
 TEMPLATES = {"tools": TOOLS + chats.CHATML, "chatml": chats.CHATML, "generation": chats.GENERATION, "plain": PLAIN}

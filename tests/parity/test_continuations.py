@@ -8,7 +8,7 @@ import transformers
 
 from tests.parity import checkpoints
 from tests.parity.test_added_tokens import EXACT, LLAMA, T5, train, write
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.inference.detokenization import output_decoder
 
 EXAMPLES = [("the", " dog sits on"), ("the dog", " sits"), ("the d", "og sits"), ("dog", " log on the")]

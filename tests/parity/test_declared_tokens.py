@@ -10,7 +10,8 @@ import transformers
 from tests.parity import checkpoints
 from tests.parity.test_tokenizer_options import bert, change
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 
 
 def token(name: str, **flags: bool) -> dict:

@@ -19,7 +19,7 @@ import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints, family_table, multilingual, test_sentence
 from tformer_jax.cli import export_hf, import_hf
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.interop import sentence_transformers
 from tformer_jax.runs.start_from import find_mismatches, load_matching
 

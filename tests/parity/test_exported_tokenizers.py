@@ -10,7 +10,8 @@ from tests.data.trained import trained_tokenizer
 from tests.helpers import tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
-from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.data.tokenizers.normalization import WHITESPACE
 from tformer_jax.data.tokenizers.simple import WordTokenizer, byte_names

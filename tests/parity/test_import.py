@@ -20,7 +20,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import classify, embed, export_hf, fill_mask, generate, import_hf, score, translate
 from tformer_jax.cli.outputs import join_lines
 from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig, read_mesh
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.interop import files, hf
 from tformer_jax.parallel.mesh import make_mesh

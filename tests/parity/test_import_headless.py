@@ -16,7 +16,7 @@ from tests.parity import test_huggingface as parity
 from tests.parity.test_import_mistakes import fields, removed
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import classify, embed, generate, import_hf, score
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.interop import hf
 from tformer_jax.models import registry
 

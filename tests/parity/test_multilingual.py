@@ -19,7 +19,7 @@ from tests.parity import checkpoints, family_table, multilingual
 from tformer_jax.cli import evaluate, export_hf, import_hf, translate
 from tformer_jax.cli.export_checks import logits
 from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.runs import experiment, training
 

@@ -9,7 +9,7 @@ import transformers
 
 from tests.parity import checkpoints, multilingual
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 
 KINDS = (
     *("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", "stablelm"),

@@ -8,7 +8,7 @@ import tokenizers as hf
 import transformers
 
 from tests.parity import checkpoints
-from tformer_jax.data.tokenizers import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 
 TEXTS = (
     "the cat sat",

@@ -6,7 +6,8 @@ import pytest
 
 from tests.parity import multilingual
 from tests.parity.checkpoints import TEXTS
-from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.language_tags import tag_names
 from tformer_jax.data.tokenizers.surgery import extend, needed_tokens, trim
 

@@ -17,7 +17,8 @@ from tformer_jax.base.paths import is_remote
 from tformer_jax.cli.common import checksum
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.task import tasks_of_family
-from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, tagged_language
 from tformer_jax.data.tokenizers.standalone import is_fairseq_dictionary, load_standalone_tokenizers
 from tformer_jax.interop import companions, files, generation, gguf, hf, hub, marian, sentence_transformers, state_dicts

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
     from tformer_jax.report import check_pages_installed
-    from tformer_jax.runs import curves, experiment, profiler, run_folder, training
+    from tformer_jax.runs import experiment, profiler, training
 
     if options.profile and cfg.train.steps < profiler.NEEDED:
         problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
@@ -47,9 +47,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.train.report and group.first:
             write_report(folder)
     if result is not None and options.record and group.first:
-        run_folder.write_json(options.record, result | {"curves": curves.summarize_curves(folder)})
+        write_record(options.record, result, folder)
     if result is None:
         sys.exit(INTERRUPTED)
+
+
+def write_record(path: Path, result: dict[str, Any], folder: Path) -> None:
+    """Writes the result of a run with its curves."""
+    from tformer_jax.runs import curves, run_folder
+
+    run_folder.write_json(path, result | {"curves": curves.summarize_curves(folder)})
 
 
 def write_report(folder: Path) -> None:

@@ -133,7 +133,8 @@ def _new_pieces(options: argparse.Namespace, tokenizer: "Tokenizer", texts: Call
 
 def _read_tokenizer(path: Path) -> "Tokenizer":
     """Returns the tokenizer of a file, or of the target of a run or a checkpoint."""
-    from tformer_jax.data.tokenizers import Tokenizers, load_checkpoint_tokenizers
+    from tformer_jax.data.tokenizers import Tokenizers
+    from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
     from tformer_jax.data.tokenizers.files import load_tokenizer
 
     if not path.is_dir():

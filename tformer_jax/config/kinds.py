@@ -128,7 +128,7 @@ TOKENIZERS = Kinds(
     wordpiece="tformer_jax.data.tokenizers.huggingface:WordPiece",
     file="tformer_jax.data.tokenizers.huggingface:HFTokenizer",
 )
-"""Kinds of tokenizers; a `file` that is no `tokenizer.json` has a class of `data/tokenizers/files.py`."""
+"""Kinds of tokenizers; a `file` that is no `tokenizer.json` has one of `files.FORMATS`."""
 CORPORA = Kinds(
     cldr_translation="tformer_jax.data.corpora.cldr:CldrTranslation",
     cldr_language="tformer_jax.data.corpora.cldr:CldrLanguage",

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.placeholders import mask_example
-from tformer_jax.data.tags import Tags, direction_column
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.chats import encode_chats
 from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.data.transforms.base import Transforms
-from tformer_jax.data.word_links import linked_places
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
+
+if TYPE_CHECKING:
+    from tformer_jax.data.tags import Tags
 
 
 class IdReader(Protocol):
@@ -79,6 +79,8 @@ def tokenize(
     for key in examples[0]:
         values = [example[key] for example in examples]
         if key == "links":
+            from tformer_jax.data.word_links import linked_places
+
             sizes = block["target"].lengths.tolist()
             places = [linked_places(tokenizers, pair, size) for pair, size in zip(given, sizes, strict=True)]
             block[key] = Column.of(places)
@@ -88,9 +90,13 @@ def tokenize(
             block[key] = Column.of([[labels.index(value)] for value in values])
             continue
         if key == "messages":
+            from tformer_jax.data.tokenizers.chats import encode_chats
+
             block |= encode_chats(tokenizers.target, values)
             continue
         if key == "direction":
+            from tformer_jax.data.tags import direction_column
+
             block[key] = direction_column(tokenizers, values)
             continue
         tokenizer = tokenizers.source if key == "source" else tokenizers.target
@@ -127,7 +133,7 @@ class FeatureConverter:
     """Label of the last token of a document."""
     settings: tuple[str, str] = ("data.window", "data.source_window")
     """Names of the settings that `length` and `source_length` are, for messages."""
-    tags: Tags | None = None
+    tags: "Tags | None" = None
     """Tags of examples with directions."""
     adapt: Callable[[Block], Block] | None = None
     """Turns the result into the inputs and labels of a task (`Task.features`)."""
@@ -282,9 +288,17 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         target=target,
         end=IGNORED if end is None else end,
         settings=settings,
-        tags=Tags.from_config(data, tokenizers) if data.multilingual else None,
+        tags=_tags(data, tokenizers),
         adapt=task.features,
     )
+
+
+def _tags(data: DataConfig, tokenizers: Tokenizers) -> "Tags | None":
+    if not data.multilingual:
+        return None
+    from tformer_jax.data.tags import Tags
+
+    return Tags.from_config(data, tokenizers)
 
 
 def evaluation_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:

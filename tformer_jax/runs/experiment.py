@@ -27,16 +27,13 @@ from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.summary import SplitSummary, summarize
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, same_tokens, train_tokenizers
-from tformer_jax.inference.constraints import Constraints
-from tformer_jax.inference.forced import first_tokens
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.parallel.placement import own_shards
-from tformer_jax.runs import metrics, provenance, run_folder, teacher
+from tformer_jax.runs import metrics, provenance, run_folder
 from tformer_jax.runs.guards import FolderLock
-from tformer_jax.runs.start_from import check as check_start
 from tformer_jax.train import optimizers, schedules
 
 CHECKED = 10_000
@@ -230,10 +227,14 @@ def _check(built: Experiment, *, resume: bool) -> None:
         packages.require(f"train.lora_base={cfg.train.lora_base!r}", ("qwix",), "quantize")
     if start_from is not None:
         if built.finished is None and not (resume and run_folder.holds_checkpoint(folder)):
-            check_start(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)
+            from tformer_jax.runs import start_from as other_run
+
+            other_run.check(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)
         if not resume and resolved(start_from) == resolved(folder):
             raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
     if cfg.train.teacher is not None and built.finished is None:
+        from tformer_jax.runs import teacher
+
         teacher.check(cfg, built.tokenizers, built.mesh)
     if task_of(cfg).generates:
         _check_prefix(cfg, built.tokenizers.target)
@@ -243,6 +244,9 @@ def _check(built: Experiment, *, resume: bool) -> None:
 
 def _check_prefix(cfg: Config, tokenizer: Tokenizer) -> None:
     """Raises `UserError` if `decode.prefix` leaves no room for an output, or for a prompt."""
+    from tformer_jax.inference.constraints import Constraints
+    from tformer_jax.inference.forced import first_tokens
+
     continues = cfg.model.model_class.continues
     Constraints.from_config(cfg.decode, tokenizer)  # raises
     used = len(first_tokens(cfg.decode, tokenizer, continues=continues).ids)
@@ -262,6 +266,8 @@ def _create_or_check(built: Experiment, facts: dict[str, Any], *, resume: bool) 
         if warning := schedules.rate_change(before, cfg, run_folder.latest_step(folder) or 0):
             logging.getLogger(__name__).warning("%s", warning)
     if cfg.train.teacher is not None and built.finished is None:
+        from tformer_jax.runs import teacher
+
         teacher.record(cfg, folder)
 
 

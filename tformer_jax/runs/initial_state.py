@@ -11,7 +11,6 @@ from tformer_jax.parallel import placement
 from tformer_jax.runs import run_folder
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.experiment import Experiment
-from tformer_jax.runs.start_from import find_mismatches, load_matching
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step import compiling, jitted, make_train_step, training_flops
@@ -66,6 +65,8 @@ def _new_state(
 
 def load_initial(experiment: Experiment, fresh: Any, say: Callable[[str], None]) -> Any:
     """Replaces the parameters `fresh` by those of `train.start_from` that match, and reports which."""
+    from tformer_jax.runs.start_from import find_mismatches, load_matching
+
     cfg, run, group = experiment.cfg, experiment.start_from, experiment.group
     assert run is not None
     step, labels, tokenizers = cfg.train.start_from_step, experiment.corpus.labels, experiment.tokenizers

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
-from tformer_jax.data.tokenizers.tokens import Correspondence, correspondence
+from tformer_jax.data.tokenizers.correspondence import Correspondence, correspondence
 from tformer_jax.models import registry
 
 Shapes = Mapping[str, tuple[int, ...]]

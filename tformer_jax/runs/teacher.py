@@ -64,10 +64,9 @@ def abstract(train: TrainConfig, mesh: Mesh) -> Teacher | None:
     return Teacher(model, registry.sharded_shapes(model, mesh), train.teacher_weight, train.teacher_temperature)
 
 
-def load(train: TrainConfig, mesh: Mesh, group: ProcessGroup) -> Teacher | None:
-    """Loads the teacher, sharded like any model on this mesh; None without one."""
-    if train.teacher is None:
-        return None
+def load(train: TrainConfig, mesh: Mesh, group: ProcessGroup) -> Teacher:
+    """Loads the teacher, sharded like any model on this mesh."""
+    assert train.teacher is not None
     if start_from.has_distributions(train):
         return Teacher(None, (), train.teacher_weight, train.teacher_temperature)
     trained = load_trained(as_path(train.teacher), mesh, group, step=train.teacher_step)

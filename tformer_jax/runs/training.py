@@ -14,8 +14,9 @@ from tformer_jax.base.errors import RunError
 from tformer_jax.config import Config
 from tformer_jax.data.pending import jsonable
 from tformer_jax.data.stages import stages_begun
+from tformer_jax.models.losses import Teacher
 from tformer_jax.parallel import placement
-from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, teacher, weights
+from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.experiment import Experiment
@@ -26,7 +27,7 @@ from tformer_jax.runs.profiler import Profiler
 from tformer_jax.runs.progress import Figures, ProgressView
 from tformer_jax.runs.record import Record
 from tformer_jax.runs.setting_changes import SettingChanges
-from tformer_jax.train import lora, non_finite, schedules
+from tformer_jax.train import lora, schedules
 from tformer_jax.train.loop import Action, Trainer
 from tformer_jax.train.meter import Meter
 from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
@@ -89,6 +90,15 @@ def best_so_far(host: Mapping[str, Any], fingerprint: int) -> dict[str, Any]:
     return host["best"] if host["fingerprint"] == fingerprint else {}
 
 
+def _load_teacher(experiment: Experiment) -> Teacher | None:
+    """Returns the teacher of a run; None without one."""
+    if experiment.cfg.train.teacher is None:
+        return None
+    from tformer_jax.runs import teacher
+
+    return teacher.load(experiment.cfg.train, experiment.mesh, experiment.group)
+
+
 class Training:
     """A trainer with the components of its run, and the actions between steps."""
 
@@ -113,7 +123,7 @@ class Training:
             group=experiment.group,
         )
         view = ProgressView(steps=train.steps, console=None if experiment.group.first else Console(quiet=True))
-        self.teacher = teacher.load(train, experiment.mesh, experiment.group)
+        self.teacher = _load_teacher(experiment)
         train_step, state, host = start_or_restore(experiment, self.checkpointer, view.say, self.teacher)
         step = int(state.step)
         self.record, self.watchdog = Record(experiment, view, step), Watchdog(train.hang_seconds)
@@ -328,6 +338,8 @@ class Training:
 
     def _explained(self, error: NotFinite) -> RunError:
         """Returns the error of a run that diverged, with the first value that is not finite and what to change."""
+        from tformer_jax.train import non_finite
+
         params = placement.to_host(self.trainer.state.params)
         batch: Mapping[str, np.ndarray] = placement.to_host(error.batch)
         key = jax.random.fold_in(jax.random.key(self.cfg.seed), error.step - 1)

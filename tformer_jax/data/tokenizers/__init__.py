@@ -1,7 +1,6 @@
 """Tokenizers: conversion between text and token ids."""
 
 from tformer_jax.data.tokenizers.base import FIRST, MASK, SENTINEL_TOKENS, UNKNOWN_MARK, Decoder, Tokenizer
-from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import Tokenizers, from_json
 from tformer_jax.data.tokenizers.normalization import normalizer, signature
 from tformer_jax.data.tokenizers.tokens import same_tokens, token_texts
@@ -16,7 +15,6 @@ __all__ = [
     "Tokenizer",
     "Tokenizers",
     "from_json",
-    "load_checkpoint_tokenizers",
     "normalizer",
     "same_tokens",
     "signature",

@@ -5,16 +5,19 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import tokenizers as hf
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.noise import SENTINELS
-from tformer_jax.data.chat.template import ChatTemplate
 from tformer_jax.data.tokenizers.normalization import normalizer
 from tformer_jax.data.tokenizers.symbols import ids_of_symbols, symbol_pattern
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
+
+if TYPE_CHECKING:
+    from tformer_jax.data.chat.template import ChatTemplate
 
 FIRST = len(SPECIAL_TOKENS)
 """Id of the first token that is not special in this package's tokenizers."""
@@ -81,7 +84,7 @@ class Tokenizer:
     """Code of the language whose rules the steps apply."""
     extension: tuple[str, ...] = ()
     """Names of the special tokens that `extended` appended to the vocabulary; texts never have them."""
-    chat: ChatTemplate | None = None
+    chat: "ChatTemplate | None" = None
     """What writes conversations as texts."""
 
     @classmethod
@@ -113,6 +116,11 @@ class Tokenizer:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Tokenizer":
         """Restores a tokenizer from its description, to which `kind` is added."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Tokenizer":
+        """Reads a file of the library, for a kind in `files.SUFFIXES`."""
         raise NotImplementedError
 
     @property
@@ -229,7 +237,7 @@ class Tokenizer:
         changed.special = dataclasses.replace(self.special, names=(*self.special.names, *new), suppressed=suppressed)
         return changed
 
-    def with_chat(self, template: ChatTemplate, eos: Sequence[int] = ()) -> Self:
+    def with_chat(self, template: "ChatTemplate", eos: Sequence[int] = ()) -> Self:
         """Returns a copy with a template of conversations, whose outputs end with `eos` if it is not empty."""
         changed = copy.copy(self)
         changed.chat = template

@@ -1,57 +1,24 @@
-"""Tokenizers in files: tiktoken ranks, `tokenizer.json` and SentencePiece models, and the pair of a run folder."""
+"""Tokenizers in files: those of other libraries, and the pair of a run folder."""
 
-import base64
-import binascii
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
-
-import tokenizers as hf
+from typing import Any
 
 from tformer_jax.base.errors import UserError, first_line
-from tformer_jax.base.packages import import_extra
 from tformer_jax.config import kinds
-from tformer_jax.data.chat.template import ChatTemplate
-from tformer_jax.data.tokenizers.base import FIRST, Tokenizer
-from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
-from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from tformer_jax.special_tokens import UNK
+from tformer_jax.config.kinds import Kinds
+from tformer_jax.data.tokenizers.base import Tokenizer
 
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-"""GPT-2's pre-tokenization pattern ("Language Models are Unsupervised Multitask Learners", 2019, section 2.2)."""
-
-
-class TiktokenTokenizer(Tokenizer):
-    """Byte-level BPE of the `tiktoken` library with GPT-2's pre-tokenization; ids are shifted past the special tokens.
-
-    Ranks that the file leaves out add no text.
-    """
-
-    kind = "tiktoken"
-
-    def __init__(self, ranks: dict[bytes, int]):
-        library = import_extra("this tokenizer", "tiktoken", "tokenizers")
-        self._ranks = ranks
-        self._encoding = library.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-        self._tokens = {FIRST + rank: token for token, rank in ranks.items()}
-        self.vocab_size = max(self._tokens) + 1
-
-    def encode_normalized(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[FIRST + i for i in self._encoding.encode_ordinary(text)] for text in texts]
-
-    def decode_ordinary(self, ids: Sequence[int], unknown: str) -> str:
-        pieces = (unknown.encode() if i == UNK else self._tokens.get(i, b"") for i in ids)
-        return b"".join(pieces).decode("utf-8", "replace")
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        return cls({base64.b64decode(token): rank for token, rank in values["ranks"].items()})
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the ranks by token in base 64."""
-        return {"ranks": {base64.b64encode(token).decode(): rank for token, rank in self._ranks.items()}}
+FORMATS = Kinds(
+    checkpoint="tformer_jax.data.tokenizers.huggingface:HFTokenizer",
+    checkpoint_pieces="tformer_jax.data.tokenizers.sentencepiece:SentencePieceTokenizer",
+    sentencepiece="tformer_jax.data.tokenizers.sentencepiece:SentencePieceTokenizer",
+    tiktoken="tformer_jax.data.tokenizers.tiktoken:TiktokenTokenizer",
+)
+"""Classes by the `kind` of tokenizers that are only loaded; `kinds.TOKENIZERS` has the others."""
+SUFFIXES = {".json": "checkpoint", ".model": "sentencepiece", ".tiktoken": "tiktoken"}
+"""Formats by the suffix of a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,15 +58,6 @@ class Tokenizers:
         return cls(from_json(values["source"]), from_json(values["target"]))
 
 
-FORMATS: dict[str, type[Tokenizer]] = {
-    CHECKPOINT: HFTokenizer,
-    "checkpoint_pieces": SentencePieceTokenizer,
-    "sentencepiece": SentencePieceTokenizer,
-    "tiktoken": TiktokenTokenizer,
-}
-"""Classes by the `kind` of tokenizers that are only loaded; `kinds.TOKENIZERS` has the others."""
-
-
 def from_json(values: dict[str, Any]) -> Tokenizer:
     """Restores a tokenizer from its `to_json`.
 
@@ -113,6 +71,8 @@ def from_json(values: dict[str, Any]) -> Tokenizer:
     if values["kind"] == "extended":
         return from_json(values["tokenizer"]).extended(values["added"])
     if values["kind"] == "with_chat":
+        from tformer_jax.data.chat.template import ChatTemplate
+
         return from_json(values["tokenizer"]).with_chat(ChatTemplate.from_json(values["template"]), values["eos"])
     restored: Tokenizer = find_class(values["kind"]).from_json(values)
     restored.kind = values["kind"]
@@ -125,11 +85,10 @@ def find_class(kind: str) -> type[Tokenizer]:
     Raises:
         UserError: the kind is not registered.
     """
-    if kind in FORMATS:
-        return FORMATS[kind]
-    if kind not in kinds.TOKENIZERS:
+    names = FORMATS if kind in FORMATS else kinds.TOKENIZERS
+    if kind not in names:
         raise UserError(f"the kind of tokenizer {kind!r} is not known; --import MODULE registers others")
-    registered: type[Tokenizer] = kinds.load(kinds.TOKENIZERS, kind)
+    registered: type[Tokenizer] = kinds.load(names, kind)
     return registered
 
 
@@ -146,10 +105,10 @@ def load_tokenizer(path: Path, setting: str = "data.tokenizer_file") -> Tokenize
         return _load_saved(path)
     if not path.is_file():
         raise UserError(f"{setting}: {path} does not exist")
-    if path.suffix not in LOADERS:
-        raise UserError(f"{setting}: {path} must end in {' or '.join(LOADERS)}")
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{setting}: {path} must end in {' or '.join(SUFFIXES)}")
     try:
-        return LOADERS[path.suffix](path)
+        return find_class(SUFFIXES[path.suffix]).from_file(path)
     except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
@@ -171,21 +130,3 @@ def _load_saved(path: Path) -> Tokenizer:
         raise
     except Exception as error:  # the library raises bare Exception for JSON that is not a tokenizer
         raise UserError(f"{path} is damaged: {error}") from None
-
-
-def _load_ranks(path: Path) -> TiktokenTokenizer:
-    ranks = {}
-    for number, line in enumerate(path.read_text(encoding="ascii").splitlines(), start=1):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error) as error:
-            raise UserError(f"data.tokenizer_file: {path}, line {number}: must be base64<space>rank") from error
-    return TiktokenTokenizer(ranks)
-
-
-LOADERS: dict[str, Callable[[Path], Tokenizer]] = {
-    ".json": lambda path: HFTokenizer(hf.Tokenizer.from_file(str(path))),
-    ".model": lambda path: SentencePieceTokenizer(path.read_bytes()),
-    ".tiktoken": _load_ranks,
-}

@@ -6,13 +6,13 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import tokenizers as hf
 
 from tformer_jax.config import DataConfig
 from tformer_jax.data.tokenizers.base import FIRST, UNKNOWN_MARK, Tokenizer, special_from_json, with_context
-from tformer_jax.data.tokenizers.notation import notation_of
 from tformer_jax.data.tokenizers.simple import frequent_characters
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
 
@@ -110,6 +110,10 @@ class HFTokenizer(Tokenizer):
         split = bool(values.get("split_special_tokens"))
         return cls(library, special, split_special_tokens=split)
 
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        return cls(hf.Tokenizer.from_file(str(path)))
+
     def describe(self) -> dict[str, Any]:
         """Returns the library's JSON under `model`, and the special tokens of a checkpoint."""
         if self.kind != CHECKPOINT:
@@ -121,6 +125,8 @@ class HFTokenizer(Tokenizer):
         return None if self._shift else hf.Tokenizer.from_str(self.backend_tokenizer.to_str())
 
     def vocabulary(self) -> tuple[str, dict[str, int]]:
+        from tformer_jax.data.tokenizers.notation import notation_of
+
         return notation_of(self._model()), {
             token: self._shift + i for token, i in self.backend_tokenizer.get_vocab().items()
         }

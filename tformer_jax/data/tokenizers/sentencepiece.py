@@ -4,6 +4,7 @@ import base64
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -109,6 +110,10 @@ class SentencePieceTokenizer(Tokenizer):
         special = special_from_json(values["special"])
         options = {name: values.get(name, True) for name in ("spaced", "codes")}
         return cls(model, special, values["vocab"], added, **options)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        return cls(path.read_bytes())
 
     def describe(self) -> dict[str, Any]:
         """Returns the model file in base 64, and for a checkpoint the arguments of the tokenizer."""

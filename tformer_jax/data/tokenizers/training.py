@@ -16,18 +16,12 @@ from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.data import characters, placeholders
-from tformer_jax.data.chat.messages import contents
-from tformer_jax.data.chat.template import PLAIN, read_template
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
-from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.placeholders import NUMBERED, mask_example
 from tformer_jax.data.tokenizers import base, huggingface, normalization, simple, symbols
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
-from tformer_jax.data.tokenizers.chats import ending_answers, with_chat
-from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
-from tformer_jax.data.tokenizers.language_tags import matching_languages
 from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
 from tformer_jax.data.tokenizers.symbols import texts_between
 
@@ -63,6 +57,9 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
 
 def _add_chat(cfg: DataConfig, tokenizers: Tokenizers, root: Path | None) -> Tokenizers:
     """Returns the tokenizers with the template that `cfg` names, or their own, or a plain one."""
+    from tformer_jax.data.chat.template import PLAIN, read_template
+    from tformer_jax.data.tokenizers.chats import ending_answers, with_chat
+
     tokenizer = tokenizers.target
     if tokenizer.steps:
         raise cfg.error("tokenizer_file", "normalizes texts, which would change what the chat template writes")
@@ -106,7 +103,12 @@ def _load_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
     saved = folder / "tokenizers"
     if not (saved.is_dir() or (folder / "config.json").is_file()):
         raise cfg.error("tokenizer_file", f"{folder} is not the folder of a run or of a checkpoint")
-    loaded = Tokenizers.load(saved) if saved.is_dir() else load_checkpoint_tokenizers(folder)
+    if saved.is_dir():
+        loaded = Tokenizers.load(saved)
+    else:
+        from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
+
+        loaded = load_checkpoint_tokenizers(folder)
     for tokenizer in (loaded.source, loaded.target):
         _check_normalization(cfg, tokenizer, f" for data.tokenizer_file={cfg.tokenizer_file!r}")
     return _extend(cfg, loaded.source, loaded.target)
@@ -131,6 +133,8 @@ def _add_languages(cfg: DataConfig, tokenizers: Tokenizers, train: Iterable[Exam
     """Returns the tokenizers with a tag for each language of the examples that has none, in alphabetic order."""
     if not cfg.multilingual:
         return tokenizers
+    from tformer_jax.data.tokenizers.language_tags import matching_languages
+
     directions = {example["direction"] for example in train}
     codes = sorted({code for name in directions for code in Direction.parse(name)})
     names = [TAG.format(code) for code in codes if not matching_languages(tokenizers.target, code)]
@@ -149,6 +153,8 @@ def _extend(cfg: DataConfig, source: Tokenizer, target: Tokenizer) -> Tokenizers
 def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
     first = next(iter(train), None)
     if first is None:
+        from tformer_jax.data.corpora.splits import no_example
+
         raise no_example("train", train)
     sides = [key for key in first if key not in NO_TEXT]
     steps = steps_of(cfg, first.keys())
@@ -183,13 +189,21 @@ def _train_kind(
         for example in examples:
             masked = mask_example(cfg.placeholders, example)
             for side, change in normalizers.items():
-                text = contents(masked[side]) if side == "messages" else masked[side]
-                yield from texts_between(change(text), whole)
+                yield from texts_between(change(_text_of_side(masked, side)), whole)
 
     every = _sample(train, cfg.tokenizer_examples if isinstance(train, Endless) else None)
     tokenizer = find_class(kind).train(cfg, texts(_sample_balanced(cfg, train)), texts(every))
     tokenizer.kind = kind
     return tokenizer.with_symbols(whole, cfg.placeholders) if whole else tokenizer
+
+
+def _text_of_side(example: Example, side: str) -> str:
+    """Returns the text of a side; of a conversation, what its messages say."""
+    if side != "messages":
+        return example[side]
+    from tformer_jax.data.chat.messages import contents
+
+    return contents(example[side])
 
 
 def _symbols(cfg: DataConfig) -> tuple[str, ...]:
