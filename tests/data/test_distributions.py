@@ -16,8 +16,8 @@ from tests.data.prepared import config, prepared, write_corpus
 from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.data import distributions
+from tformer_jax.data.columns import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.data.corpora import load_corpus
-from tformer_jax.data.pending import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.rows import Shards

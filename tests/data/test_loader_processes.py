@@ -12,8 +12,8 @@ import grain
 import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, setup, take, train_batches
+from tformer_jax.data.columns import jsonable
 from tformer_jax.data.loading import LoadedBlocks
-from tformer_jax.data.pending import jsonable
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_jax.data import packing
-from tformer_jax.data.columns import Column, split_examples
+from tformer_jax.data.columns import Column, split_examples, with_ids
 from tformer_jax.data.features import FeatureConverter, Tokenized
 from tformer_jax.data.packing import POOL, choose_row
-from tformer_jax.data.pending import with_ids
 from tformer_jax.data.rows import WHOLE_BATCH, RowReader
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 

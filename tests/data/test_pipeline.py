@@ -14,9 +14,9 @@ from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, NoiseConfig
 from tformer_jax.data import order
+from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.features import Tokenized
-from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.rows import Shards, token_stream
 from tformer_jax.data.tokenizers import train_tokenizers

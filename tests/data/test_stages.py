@@ -13,9 +13,9 @@ from tests.data.test_pipeline import assert_restored_exactly, assert_same, asser
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.stages import End, read_stages
+from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.order import Mixture, shuffled_sources
-from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.stages import DrawSizes, PlannedStage, StagedOrder, stages_begun

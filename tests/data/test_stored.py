@@ -8,7 +8,7 @@ import pytest
 
 from tformer_jax.base.user_cache import VARIABLE
 from tformer_jax.config import Config, DataConfig, ModelConfig
-from tformer_jax.config.filters import FilterConfig
+from tformer_jax.config.examples import FilterConfig
 from tformer_jax.data.corpora import load_corpus, stored
 
 FILES = {

@@ -8,11 +8,10 @@ import pytest
 from tests.data.corpus_files import write
 from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
-from tformer_jax.data import coverage, summary
+from tformer_jax.data import summary
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
-from tformer_jax.data.coverage import language_lines, summarize_languages
 from tformer_jax.data.placeholders import NUMBERED
-from tformer_jax.data.summary import lines, summarize
+from tformer_jax.data.summary import language_lines, lines, summarize, summarize_languages
 from tformer_jax.data.summary_warnings import warnings
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -108,7 +107,7 @@ def test_languages_by_hand():
     train = [pair("abc", "deΩ") | {"direction": "en-de"}] * 6 + [pair("aΩ", "b") | {"direction": "fr-en"}]
     corpus = Corpus(train, HELD_OUT, HELD_OUT, directions={"en-de": 6, "fr-en": 1})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coverage, "READ", 3)
+        patch.setattr(summary, "TOKENIZED_BY_LANGUAGE", 3)
         found = summarize_languages(corpus, Tokenizers(*[LETTERS.extended(("<2de>", "<2en>", "<2fr>"))] * 2))
     assert {name: dataclasses.astuple(language) for name, language in found.items()} == {
         "de": (6, 3, 9, 9, 1.0, 3),

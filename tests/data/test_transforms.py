@@ -24,9 +24,9 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import prepare_data, train
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, kinds
 from tformer_jax.data import summary
+from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.features import Tokenized
-from tformer_jax.data.pending import jsonable
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers

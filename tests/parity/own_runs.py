@@ -7,7 +7,7 @@ from typing import Any
 from tests.data.trained import trained_tokenizer
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, DecodeConfig
-from tformer_jax.config.moe import MoEConfig
+from tformer_jax.config.layers import MoEConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.runs import run_folder, weights
 

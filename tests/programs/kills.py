@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import commands
-from tformer_jax.runs import events
-from tformer_jax.runs.run_folder import read_records
+from tformer_jax.runs.run_folder import events, read_records
 
 PLACES = ("while starting", "between two steps", "while saving")
 SHARES = (0.15, 0.4, 0.45)
@@ -62,7 +61,7 @@ def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict
 
 def stages_begun(run: Path) -> int:
     """Returns the number of stages of data that a run has begun."""
-    messages = [event["message"] for event in read_records(events.path(run)) if event["kind"] == "stage"]
+    messages = [event["message"] for event in read_records(events(run)) if event["kind"] == "stage"]
     return 1 + len(set(messages))
 
 

@@ -31,7 +31,7 @@ from tformer_jax.lab.commands import explain
 from tformer_jax.parallel import multihost
 from tformer_jax.runs import experiment, metrics, run_folder, training, weights
 from tformer_jax.runs.checkpoint import Checkpointer
-from tformer_jax.runs.events import EventLog
+from tformer_jax.runs.record import EventLog
 
 
 class Bucket(gpath.PosixGPath):

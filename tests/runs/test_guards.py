@@ -14,16 +14,16 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from tformer_jax.train.early_stopping import BestMetric
 
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.runs import failures, guards
+from tformer_jax.runs import endings, guards
+from tformer_jax.runs.endings import GracefulStop
 from tformer_jax.runs.guards import HUNG, FolderLock
-from tformer_jax.runs.interrupt import GracefulStop
 from tformer_jax.runs.training import Training
 from tformer_jax.train import non_finite
-from tformer_jax.train.early_stopping import BestMetric
 from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
 
 
@@ -183,16 +183,16 @@ def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_lack_of_memory_is_explained(count):
     sentence = "the run does not fit in memory .RESOURCE_EXHAUSTED: 9 of 8 GiB.: use --resume with more devices"
-    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup(0, count)):
+    with pytest.raises(RunError, match=sentence), endings.as_run_errors(ProcessGroup(0, count)):
         raise FULL
 
 
 def test_a_full_disk_is_explained():
     full = OSError(errno.ENOSPC, "No space left on device", "run/result.json")
     sentence = r"run/result.json cannot be written \(No space left on device\): free some space, .* --resume continues"
-    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup()):
+    with pytest.raises(RunError, match=sentence), endings.as_run_errors(ProcessGroup()):
         raise full
-    with pytest.raises(FileNotFoundError), failures.as_run_errors(ProcessGroup()):
+    with pytest.raises(FileNotFoundError), endings.as_run_errors(ProcessGroup()):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "corpus.txt")
 
 
@@ -200,18 +200,18 @@ def test_a_lost_loader_process_is_explained():
     """The error is Grain's."""
     lost = RuntimeError("Worker process was terminated unexpectedly with exit code -9. Search the logs above")
     sentence = r"the data loader failed \(Worker process .* exit code -9\), .*: free some; the .* fewer data.workers"
-    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup()):
+    with pytest.raises(RunError, match=sentence), endings.as_run_errors(ProcessGroup()):
         raise lost
-    with pytest.raises(RuntimeError, match="a bug"), failures.as_run_errors(ProcessGroup()):
+    with pytest.raises(RuntimeError, match="a bug"), endings.as_run_errors(ProcessGroup()):
         raise RuntimeError("a bug")
 
 
 def test_other_failures_are_those_of_a_process_or_unknown():
     bug = jax.errors.JaxRuntimeError("INTERNAL: a bug\nsomewhere")
     sentence = "a computation of 2 processes failed in process 1 .INTERNAL: a bug.; if another process was lost"
-    with pytest.raises(RunError, match=sentence), failures.as_run_errors(ProcessGroup(1, 2)):
+    with pytest.raises(RunError, match=sentence), endings.as_run_errors(ProcessGroup(1, 2)):
         raise bug
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), failures.as_run_errors(ProcessGroup()):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), endings.as_run_errors(ProcessGroup()):
         raise bug
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tformer_jax.config import Config, ModelConfig, TrainConfig
 from tformer_jax.runs import hardware, provenance
-from tformer_jax.runs.chips import CHIPS
+from tformer_jax.runs.hardware import CHIPS
 
 
 @pytest.mark.parametrize(

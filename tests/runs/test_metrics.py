@@ -15,8 +15,8 @@ from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.runs import metrics, run_folder
-from tformer_jax.runs.events import EventLog
 from tformer_jax.runs.metrics import MetricsWriter
+from tformer_jax.runs.record import EventLog
 from tformer_jax.runs.training import Training
 
 

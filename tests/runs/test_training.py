@@ -8,7 +8,7 @@ from tests.runs.conftest import small_config
 from tformer_jax.config import TrainConfig
 from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.training import Training
-from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.monitor import BestMetric
 
 LOGS, VALIDATES, CALLS, SAVES = 2, 3, 4, 5
 """Places in the list of actions, after the watchdog and the profiler."""

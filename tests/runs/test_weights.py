@@ -24,7 +24,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import announcement, experiment, training, weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.evaluations import Evaluations
-from tformer_jax.runs.setting_changes import SettingChanges
+from tformer_jax.runs.record import SettingChanges
 from tformer_jax.runs.start_from import load_matching
 from tformer_jax.runs.trained import load_trained
 from tformer_jax.train import optimizers, state

@@ -20,14 +20,13 @@ from tformer_jax.inference.text import Translator
 from tformer_jax.runs.evaluations import shown_samples
 from tformer_jax.runs.progress import ProgressView
 from tformer_jax.tasks.evaluators.directions import group_directions, hub_of, signatures_of, with_means
-from tformer_jax.tasks.evaluators.evaluation import Segment
+from tformer_jax.tasks.evaluators.evaluation import Segment, merged
 from tformer_jax.tasks.evaluators.likelihood import Losses, Measured
 from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
-from tformer_jax.tasks.evaluators.remarks import merged
 from tformer_jax.tasks.evaluators.split import evaluators_for
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 from tformer_jax.tasks.metrics.off_target import language_code
-from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.monitor import BestMetric
 
 TRAINED = ("en-de", "de-en", "en-zh", "zh-en")
 ROWS = [

@@ -13,7 +13,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.outputs import Output
 from tformer_jax.tasks.evaluators import continuations as samples
-from tformer_jax.tasks.evaluators.remarks import merged
+from tformer_jax.tasks.evaluators.evaluation import merged
 from tformer_jax.tasks.evaluators.split import evaluators_for
 
 LETTERS = CharacterTokenizer("abcdefg")  # eleven tokens with the special ones

@@ -15,7 +15,7 @@ from tformer_jax.config.metrics import Metric, build_metric, lower_is_better
 from tformer_jax.tasks.evaluators.likelihood import Losses, Measured
 from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
 from tformer_jax.tasks.evaluators.scores import measure_texts
-from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.monitor import BestMetric
 
 OUTPUTS = ["ab", "abc", ""]
 REFERENCES = [("abcd", "a"), ("abc",), ("äöü",)]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tformer_jax.tasks.evaluators.evaluation import Evaluation
-from tformer_jax.tasks.evaluators.remarks import merged
+from tformer_jax.tasks.evaluators.evaluation import Evaluation, merged
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import pytest
 from tformer_jax.runs import progress
 from tformer_jax.runs.progress import Figures, ProgressView, describe_classes, with_prefix
 from tformer_jax.train import meter
-from tformer_jax.train.compilation import compile_seconds
-from tformer_jax.train.meter import Meter
+from tformer_jax.train.meter import Meter, compile_seconds
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
 

@@ -123,7 +123,7 @@ def evaluate_split(
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.runs import run_folder
     from tformer_jax.runs.experiment import corpus_facts, find_tokenizers
-    from tformer_jax.tasks.evaluators.remarks import merged
+    from tformer_jax.tasks.evaluators.evaluation import merged
     from tformer_jax.tasks.evaluators.split import evaluators_for
 
     corpus = load_corpus(cfg, data_root)

@@ -4,14 +4,12 @@ from tformer_jax.config.convert import differences, flat, from_config_dict, load
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig
 from tformer_jax.config.embed import EmbedConfig
+from tformer_jax.config.examples import FilterConfig, NoiseConfig
 from tformer_jax.config.fields import ConfigError
-from tformer_jax.config.filters import FilterConfig
+from tformer_jax.config.layers import MoEConfig, RelativeConfig, RotaryConfig
 from tformer_jax.config.metrics import lower_is_better
 from tformer_jax.config.model import ModelConfig
-from tformer_jax.config.moe import MoEConfig
-from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.parallel import MESH_AXES, MESH_PRESETS, ParallelConfig, read_mesh
-from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 from tformer_jax.config.schema import Config, EvalConfig
 from tformer_jax.config.training import OptimConfig, TrainConfig
 

@@ -5,9 +5,8 @@ from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.directions import Direction, check_directions, with_reverses
+from tformer_jax.config.examples import FilterConfig, NoiseConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
-from tformer_jax.config.filters import FilterConfig
-from tformer_jax.config.noise import NoiseConfig
 from tformer_jax.config.stages import check_mixture
 from tformer_jax.config.symbols import PLACEHOLDERS, check_symbols
 from tformer_jax.config.transforms import Transform

@@ -5,12 +5,16 @@ import math
 from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
-from tformer_jax.config.attentions import GatedDeltaConfig, MLAConfig
 from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
-from tformer_jax.config.layer_pattern import check_layer_pattern
+from tformer_jax.config.layers import (
+    GatedDeltaConfig,
+    MLAConfig,
+    MoEConfig,
+    RelativeConfig,
+    RotaryConfig,
+    check_layer_pattern,
+)
 from tformer_jax.config.layouts import DTYPES, FUSED, NORM_PLACEMENTS, PROJECTIONS, QUANTIZATIONS, REMAT_POLICIES
-from tformer_jax.config.moe import MoEConfig
-from tformer_jax.config.positions import RelativeConfig, RotaryConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,12 +17,11 @@ import numpy as np
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
 from tformer_jax.config import Config
-from tformer_jax.data.columns import TokenIds
+from tformer_jax.data.columns import TAUGHT, TAUGHT_IDS, TAUGHT_LOG_P, PendingExample, TokenIds
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import id_dtype
 from tformer_jax.data.features import feature_converter
-from tformer_jax.data.pending import TAUGHT, TAUGHT_IDS, TAUGHT_LOG_P, PendingExample
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, IndexedReader, LengthReader, RowReader
 from tformer_jax.data.tokenizers import Tokenizers

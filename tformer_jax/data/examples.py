@@ -8,16 +8,16 @@ import grain
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
-from tformer_jax.data.batching import EvaluationPass
+from tformer_jax.data.columns import PendingExample, split_block
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.features import Tokenized, evaluation_converter, feature_converter
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.mixtures import example_weights
 from tformer_jax.data.order import index_blocks, numbered_blocks
-from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.rows import (
     BLOCK,
     BlockReader,
+    EvaluationPass,
     LengthReader,
     RowReader,
     Shards,

@@ -9,14 +9,12 @@ import numpy as np
 
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
-from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.bucketing import LABELS, Buckets
-from tformer_jax.data.columns import Column, TokenIds
+from tformer_jax.data.columns import Column, PendingExample, PendingExamples, TokenIds
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
-from tformer_jax.data.pending import PendingExample, PendingExamples
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import RowReader, Shards
+from tformer_jax.data.rows import Batching, EvaluationPass, RowReader, Shards
 from tformer_jax.data.stages import count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD

@@ -5,13 +5,21 @@ from collections.abc import Iterator, Sequence
 
 from tformer_jax.config import Config, kinds
 from tformer_jax.config.task import task_of
-from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.corpora import Corpus, DataError, Example
 from tformer_jax.data.corpora.corpus import CHATS, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.features import document_end, feature_converter
 from tformer_jax.data.prefetch import Batch, Prefetched
-from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, Shards, id_reader, pending_reader, token_stream
+from tformer_jax.data.rows import (
+    BLOCK,
+    WHOLE_BATCH,
+    Batching,
+    EvaluationPass,
+    Shards,
+    id_reader,
+    pending_reader,
+    token_stream,
+)
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import formats
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_che
 import numpy as np
 
 from tformer_jax.config import DataConfig
-from tformer_jax.data.columns import Block, Column, TokenIds, split_examples
+from tformer_jax.data.columns import Block, Column, PendingExample, TokenIds, split_block, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized
-from tformer_jax.data.pending import PendingExample, split_block
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
@@ -19,6 +18,12 @@ from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:
     from tformer_jax.data.corpora.prepared import StoredIds
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import grain
+
+from tformer_jax.config import Config
 
 T = TypeVar("T")
 
@@ -183,3 +188,29 @@ def training_streams(corpus: Corpus, tokenizers: Tokenizers) -> list[TokenStream
     """Returns the tokens of each entry of the training split."""
     parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
     return [token_stream(id_reader(part, tokenizers), document_end(tokenizers.target)) for part in parts]
+
+
+class EvaluationPass(NamedTuple):
+    """One pass over a split for evaluation."""
+
+    reader: IndexedReader | Tokenized
+    tokenizers: Tokenizers
+    indices: Sequence[int]
+    """The examples to evaluate."""
+    rows: int
+    """Rows of a global batch, a multiple of the shards."""
+    shards: Shards
+
+
+class Batching:
+    """Base of the kinds of batches, which hold the rows of this process only."""
+
+    @staticmethod
+    def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
+        """Returns endless batches of the training split."""
+        raise NotImplementedError
+
+    @staticmethod
+    def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
+        """Yields batches that hold each example, or each token of documents, once."""
+        raise NotImplementedError

@@ -8,10 +8,10 @@ import numpy as np
 
 from tformer_jax.config import Config
 from tformer_jax.config.stages import End, Stage, find_source, read_stages
+from tformer_jax.data.columns import PendingExample
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.mixtures import COUNTED, MeanSizes, Shares, direction_shares, mean_sizes
 from tformer_jax.data.order import Mixture, Shuffled, shuffled_numbers, shuffled_sources
-from tformer_jax.data.pending import PendingExample
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import EPOCHS
 

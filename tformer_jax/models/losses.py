@@ -10,7 +10,7 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.decode import AlignmentHead
-from tformer_jax.data.pending import TAUGHT_IDS, TAUGHT_LOG_P
+from tformer_jax.data.columns import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.models import registry
 from tformer_jax.models.conversions import convert_layers
 from tformer_jax.nn.attention_ops import attention_weights

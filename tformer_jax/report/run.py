@@ -16,7 +16,7 @@ from tformer_jax.config.convert import flat_values
 from tformer_jax.config.task import Task, task_of_settings
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
-from tformer_jax.runs import events, guards, run_folder
+from tformer_jax.runs import guards, run_folder
 from tformer_jax.runs.run_folder import read_records
 
 ENDED = ("finished", "stopped", "failed")
@@ -134,7 +134,7 @@ def load_run_files(folder: Path, name: str) -> RunFiles:
         data=_json(folder / "data.json"),
         result=_json(folder / "result.json"),
         metrics=_metrics(folder / "metrics.jsonl"),
-        events=_events(events.path(folder)),
+        events=_events(run_folder.events(folder)),
         outputs={
             path.stem: Outputs.from_json(contents)
             for path in sorted((folder / "outputs").glob("*.json"))

@@ -12,10 +12,9 @@ from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.record import Record
-from tformer_jax.tasks.evaluators.evaluation import Evaluation, Evaluator, Sample
-from tformer_jax.tasks.evaluators.remarks import merged
+from tformer_jax.tasks.evaluators.evaluation import Evaluation, Evaluator, Sample, merged
 from tformer_jax.tasks.evaluators.split import described, evaluators_for
-from tformer_jax.train.early_stopping import BestMetric
+from tformer_jax.train.monitor import BestMetric
 
 
 class Evaluations:

@@ -1,14 +1,77 @@
 """What a run writes and shows while it trains: metrics, events, outputs and lines on the terminal."""
 
-from collections.abc import Mapping
+import contextlib
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from tformer_jax.base.errors import first_line
+from tformer_jax.base.paths import append_lines
+from tformer_jax.config import Config
+from tformer_jax.config.fields import OTHER_TRAINING
 from tformer_jax.runs import run_folder
-from tformer_jax.runs.events import EventLog
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.metrics import MetricsWriter
 from tformer_jax.runs.progress import ProgressView
 from tformer_jax.tasks.evaluators.evaluation import Evaluation
+
+
+class EventLog:
+    """Appends to the events of a run. A resumed run keeps all earlier events, unlike its metrics."""
+
+    def __init__(self, run: Path, *, recording: bool = True):
+        """With `recording=False`, nothing is written."""
+        self._path, self._recording = run_folder.events(run), recording
+
+    def write(self, step: int, kind: str, message: str = "") -> None:
+        """Appends an event.
+
+        It is dropped if the disk is full or not writable, which the metrics report.
+
+        Args:
+            step: last step that was done.
+            kind: "start", "resume", "settings" (changed by a resume), "stage", "spike", "skipped", "stopped", "failed",
+                "fewer_averaged" (checkpoints than `train.average`) or "finished".
+            message: one line for people.
+        """
+        if not self._recording:
+            return
+        time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        event = {"time": time, "step": step, "kind": kind, "message": message}
+        with contextlib.suppress(OSError):
+            append_lines(self._path, json.dumps(event, ensure_ascii=False) + "\n")
+
+    @contextlib.contextmanager
+    def failure_recorded(self, step: Callable[[], int]) -> Iterator[None]:
+        """Appends the error that ends the block; `step` returns the last step that was done."""
+        try:
+            yield
+        except Exception as error:
+            self.write(step(), "failed", first_line(error))
+            raise
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingChanges:
+    """The changes of a resume, after those that the checkpoint records."""
+
+    from_step: int
+    """Step of the checkpoint that the run continues from."""
+    texts: list[str]
+    """The changes of this resume, as `optim.clip_norm: 1.0 -> 0.5`."""
+    earlier: list[dict[str, Any]]
+
+    def of_training(self, step: int) -> list[dict[str, Any]]:
+        """Returns the changes that affected the training of the steps up to `step`, with the step where each began."""
+        new = [
+            {"from_step": self.from_step, "setting": text}
+            for text in self.texts
+            if Config.resume_effect(text.partition(":")[0]) == OTHER_TRAINING
+        ]
+        return [*self.earlier, *(new if step > self.from_step else [])]
 
 
 class Record:

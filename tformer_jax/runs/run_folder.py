@@ -77,6 +77,11 @@ def weights_json(run: Path) -> Path:
     return run / "weights.json"
 
 
+def events(run: Path) -> Path:
+    """Returns the path of the events of a run."""
+    return run / "events.jsonl"
+
+
 def holds_run(run: Path) -> bool:
     """Returns whether `run` is a run folder.
 

@@ -12,21 +12,20 @@ from rich.console import Console
 
 from tformer_jax.base.errors import RunError
 from tformer_jax.config import Config
-from tformer_jax.data.pending import jsonable
+from tformer_jax.data.columns import jsonable
 from tformer_jax.data.stages import stages_begun
 from tformer_jax.models.losses import Teacher
 from tformer_jax.parallel import placement
-from tformer_jax.runs import announcement, failures, hardware, provenance, run_folder, weights
+from tformer_jax.runs import announcement, hardware, provenance, run_folder, weights
 from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.runs.endings import GracefulStop, as_run_errors
 from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.initial_state import start_or_restore
-from tformer_jax.runs.interrupt import GracefulStop
 from tformer_jax.runs.profiler import Profiler
 from tformer_jax.runs.progress import Figures, ProgressView
-from tformer_jax.runs.record import Record
-from tformer_jax.runs.setting_changes import SettingChanges
+from tformer_jax.runs.record import Record, SettingChanges
 from tformer_jax.train import lora, schedules
 from tformer_jax.train.loop import Action, Trainer
 from tformer_jax.train.meter import Meter
@@ -61,7 +60,7 @@ def run(
         _report_finished(experiment, experiment.finished["steps"])
         return experiment.finished
     with (
-        failures.as_run_errors(experiment.group),
+        as_run_errors(experiment.group),
         contextlib.closing(experiment),
         contextlib.closing(Training(experiment, profile=profile, callbacks=callbacks, metrics=metrics)) as training,
         training.record.events.failure_recorded(lambda: training.trainer.step),

@@ -22,8 +22,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tformer_jax.config import TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.nn.quantized import dequantize, is_quantized, stored_arrays
-from tformer_jax.train import globs
-from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
+from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
 
 
 @flax.struct.dataclass
@@ -49,7 +48,7 @@ def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
 
     Raises:
-        UserError: as `globs.match`, or the rank exceeds a side of a kernel.
+        UserError: as `parameters.match_globs`, or the rank exceeds a side of a kernel.
     """
     if not train.lora_rank:
         return shapes
@@ -67,7 +66,7 @@ def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
 
 def _fitting(train: TrainConfig, setting: str, boxes: dict[str, Any]) -> list[str]:
     """Returns the names of parameters that match a glob of the setting; each glob must match at least one."""
-    found = {name for glob in getattr(train, setting) for name in globs.match(train, setting, glob, [*boxes])}
+    found = {name for glob in getattr(train, setting) for name in match_globs(train, setting, glob, [*boxes])}
     return [name for name in boxes if name in found]
 
 

@@ -4,10 +4,28 @@ import math
 import time
 from typing import Any
 
+import jax
 import numpy as np
 
-from tformer_jax.train.compilation import compile_seconds
 from tformer_jax.train.step_metrics import StepMetrics, fetch
+
+EVENTS = "/jax/core/compile/"
+"""Begin of the names under which JAX reports the seconds of tracing, lowering and compiling a function."""
+_durations = [0.0]
+
+
+def _add(event: str, duration_secs: float, **_: str | int) -> None:
+    if event.startswith(EVENTS):
+        _durations[0] += duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_add)
+
+
+def compile_seconds() -> float:
+    """Returns the seconds spent so far."""
+    return _durations[0]
+
 
 STEPS_AHEAD = 2
 """Maximum number of steps in flight: enough to keep the device busy, few enough not to drain the loader."""

@@ -12,8 +12,8 @@ from optax import contrib
 
 from tformer_jax.config import OptimConfig
 from tformer_jax.config.kinds import Limit, declares
-from tformer_jax.train.matrices import matrix_axes
 from tformer_jax.train.optimizer_kinds import adamw
+from tformer_jax.train.parameters import matrix_axes
 
 MUON_RMS = 0.2
 """RMS of Muon's updates: that of AdamW's, so that both use the same learning rate ("Muon is Scalable", 2025)."""

@@ -20,7 +20,7 @@ from optax import contrib
 
 from tformer_jax.config import OptimConfig
 from tformer_jax.config.kinds import Limit, declares
-from tformer_jax.train.matrices import STACKED_AXES
+from tformer_jax.train.parameters import STACKED_AXES
 
 
 @declares(settings=("beta1", "beta2", "eps"), elementwise=True, width_power=-1)

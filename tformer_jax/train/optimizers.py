@@ -24,8 +24,8 @@ from tformer_jax import axes
 from tformer_jax.config import Config, ModelConfig, OptimConfig, kinds
 from tformer_jax.models import conversions, registry
 from tformer_jax.nn.module import parameter_name
-from tformer_jax.train import globs, lora, schedules
-from tformer_jax.train.matrices import STACKED_AXES, matrix_axes
+from tformer_jax.train import lora, schedules
+from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
 
 
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
@@ -83,7 +83,7 @@ def decay_mask(optim: OptimConfig, names: Any) -> Any:
     names = jax.tree.map(lora.kernel_name, names)
     leaves = jax.tree.leaves(names)
     for glob in optim.decayed if "decayed" in optim.changed_settings() else ():
-        globs.match(optim, "decayed", glob, leaves)
+        match_globs(optim, "decayed", glob, leaves)
     mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
     if optim.weight_decay and not any(map(operator.and_, jax.tree.leaves(mask), jax.tree.leaves(trained))):
         raise optim.error(
@@ -186,7 +186,7 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
     """Returns the learning-rate factor of each parameter."""
     entries = [entry.rpartition("=") for entry in optim.learning_rate_factors]
     for glob, _, _ in entries:
-        globs.match(optim, "learning_rate_factors", glob, _with_kernels(jax.tree.leaves(names)))
+        match_globs(optim, "learning_rate_factors", glob, _with_kernels(jax.tree.leaves(names)))
 
     def factor(name: str) -> float:
         own = {name, lora.kernel_name(name)}

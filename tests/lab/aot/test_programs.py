@@ -14,7 +14,7 @@ from tformer_jax.config import Config, DataConfig, ParallelConfig
 from tformer_jax.lab.aot import programs, topology
 from tformer_jax.lab.commands import describe
 from tformer_jax.models import registry
-from tformer_jax.runs.chips import CHIPS
+from tformer_jax.runs.hardware import CHIPS
 
 T = 16
 

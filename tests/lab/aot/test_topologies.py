@@ -14,7 +14,7 @@ import pytest
 
 from tests.programs.topologies import CASES
 from tformer_jax import presets
-from tformer_jax.runs.chips import CHIPS
+from tformer_jax.runs.hardware import CHIPS
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,7 +4,7 @@ import collections
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 
-from tformer_jax.config.filters import FilterConfig
+from tformer_jax.config.examples import FilterConfig
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 

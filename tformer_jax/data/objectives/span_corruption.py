@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from tformer_jax.config import DataConfig
-from tformer_jax.config.noise import SENTINELS
+from tformer_jax.config.examples import SENTINELS
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.objectives import Objective, check_window
 from tformer_jax.data.objectives.vocabulary import Vocabulary

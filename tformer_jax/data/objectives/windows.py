@@ -7,14 +7,21 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
-from tformer_jax.data.batching import Batching, EvaluationPass
 from tformer_jax.data.bucketing import pad_batch
 from tformer_jax.data.columns import TokenIds
 from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.objectives import Objective, build_objective
 from tformer_jax.data.order import numbered_blocks
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import WHOLE_BATCH, Shards, TokenStream, token_stream, training_streams
+from tformer_jax.data.rows import (
+    WHOLE_BATCH,
+    Batching,
+    EvaluationPass,
+    Shards,
+    TokenStream,
+    token_stream,
+    training_streams,
+)
 from tformer_jax.data.stages import window_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end

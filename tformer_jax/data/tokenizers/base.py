@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import tokenizers as hf
 
 from tformer_jax.config import DataConfig
-from tformer_jax.config.noise import SENTINELS
+from tformer_jax.config.examples import SENTINELS
 from tformer_jax.data.tokenizers.normalization import normalizer
 from tformer_jax.data.tokenizers.symbols import ids_of_symbols, symbol_pattern
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens

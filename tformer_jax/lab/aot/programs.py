@@ -15,7 +15,7 @@ from tformer_jax.lab.aot.hlo import Collective, collectives
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import BATCH_AXES, make_mesh
-from tformer_jax.runs.chips import Chip
+from tformer_jax.runs.hardware import Chip
 from tformer_jax.runs.teacher import abstract as abstract_teacher
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.step import jitted, make_train_step

@@ -10,7 +10,7 @@ from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config
 from tformer_jax.lab.aot import programs, topology
 from tformer_jax.lab.aot.programs import Program
-from tformer_jax.runs.chips import CHIPS, Chip
+from tformer_jax.runs.hardware import CHIPS, Chip
 
 
 def print_program(config: Config, options: argparse.Namespace, length: int) -> None:

@@ -1,9 +1,12 @@
-"""Globs of parameter names in settings."""
+"""Names and axes of parameters, by which settings and optimizers choose them."""
 
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
 
+from optax import contrib
+
+from tformer_jax import axes
 from tformer_jax.config.fields import Section
 from tformer_jax.config.layouts import FUSED
 
@@ -11,7 +14,7 @@ SCANNED = re.compile("/periods/layers_[0-9]+/")
 """Part of the names of parameters that hold those of several layers (`nn.stacks.Stack`)."""
 
 
-def match(section: Section, setting: str, glob: str, names: Sequence[str]) -> list[str]:
+def match_globs(section: Section, setting: str, glob: str, names: Sequence[str]) -> list[str]:
     """Returns the names of parameters that a glob of a setting matches.
 
     Raises:
@@ -44,3 +47,18 @@ def _parts(name: str, glob: str, names: Sequence[str]) -> Iterator[tuple[list[st
         if f"/{fused}/" in name and fused not in glob:
             parts = [name, *(name.replace(f"/{fused}/", f"/{part}/") for part in projections)]
             yield parts, "projection", "set model.attention_projections='separate'"
+
+
+MATRIX_AXES = {axes.EMBED, axes.HEADS, axes.KV_HEADS, axes.HEAD_DIM, axes.MLP}
+STACKED_AXES = {axes.LAYERS, axes.EXPERTS}
+"""Axes along which a parameter stacks several matrices."""
+
+
+def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | None:
+    """Returns the input (reduction) and output axes of a parameter; None if it is not a matrix of a layer."""
+    kept = [axis for axis, name in enumerate(names) if name not in STACKED_AXES]
+    inner = [names[axis] for axis in kept]
+    if len(inner) < 2 or not set(inner) <= MATRIX_AXES or axes.EMBED not in (inner[0], inner[-1]):
+        return None
+    split = 1 if inner[0] == axes.EMBED else len(kept) - 1
+    return contrib.MuonDimensionNumbers(tuple(kept[:split]), tuple(kept[split:]))
