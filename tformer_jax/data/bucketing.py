@@ -13,7 +13,6 @@ from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import Batching, EvaluationPass, RowReader, Shards, bucket_sizes
-from tformer_jax.data.stages import count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -117,7 +116,8 @@ class BucketIterator(grain.DatasetIterator):
             bucket.append(example)
             if len(bucket) == self._sizes[length]:
                 self._buckets[length] = []
-                count_batch(self._stages, bucket)
+                if self._stages is not None:
+                    self._stages.count_examples(bucket)
                 own = self._reader.own(bucket)
                 batch = _bucket_batch(self._reader.ids(own), len(own), length, example.lengths)
                 return self._reader.complete(batch)

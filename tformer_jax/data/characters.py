@@ -1,9 +1,11 @@
-"""White space and invisible characters of texts."""
+"""Characters of texts: white space, invisible characters, and frequent ones."""
 
+import collections
 import functools
+import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -100,3 +102,15 @@ def is_blank(text: str) -> bool:
     if text[:1].isascii() and text[:1].isalnum():  # most texts, in a tenth of the time
         return False
     return all(unicodedata.category(c) in INVISIBLE or c in FILLERS for c in text)
+
+
+def frequent_characters(texts: Iterable[str], coverage: float) -> list[str]:
+    """Returns the fewest characters that make up a fraction of the characters of texts, by code point.
+
+    Of equally frequent characters, the one with the smaller code point comes first.
+    """
+    counts = collections.Counter(itertools.chain.from_iterable(texts))
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    covered = itertools.accumulate(counts[character] for character in ranked)
+    enough = sum(1 for count in covered if count < coverage * counts.total()) + 1
+    return sorted(ranked[:enough])

@@ -25,12 +25,12 @@ from tformer_jax.data.rows import (
     id_reader,
     pending_reader,
 )
-from tformer_jax.data.stages import StagedOrder, example_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import Training, build
 
 if TYPE_CHECKING:
     from tformer_jax.data.distributions import Distributions
+    from tformer_jax.data.stages import StagedOrder
 
 DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
@@ -42,7 +42,7 @@ class TrainingExamples(NamedTuple):
     lists: grain.IterDataset
     """Endless lists of pending examples, in the order of training."""
     rows: RowReader
-    stages: StagedOrder | None
+    stages: "StagedOrder | None"
     """Counts the batches that are made of the examples; None: there are no stages."""
 
 
@@ -72,6 +72,8 @@ def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shard
     weights: tuple[float, ...] = ()
     stages = None
     if cfg.data.stages:
+        from tformer_jax.data.stages import example_stages
+
         block = min(block, _smallest_batch(cfg.data))  # a stage ends between two blocks
         stages = example_stages(cfg, corpus, tokenizers, block)
     else:

@@ -4,13 +4,15 @@ import multiprocessing
 import os
 import signal
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grain
 import numpy as np
 
 from tformer_jax.base.workarounds import mark_absl_flags_as_parsed
-from tformer_jax.data.stages import StagedOrder
+
+if TYPE_CHECKING:
+    from tformer_jax.data.stages import StagedOrder
 
 PREFETCHED_BLOCKS = 8
 
@@ -21,7 +23,7 @@ class LoadedBlocks(grain.IterDataset):
     With `stages`, the blocks are theirs; those read ahead of the end of a stage are read again.
     """
 
-    def __init__(self, blocks: grain.MapDataset, workers: int, stages: StagedOrder | None = None):
+    def __init__(self, blocks: grain.MapDataset, workers: int, stages: "StagedOrder | None" = None):
         super().__init__()
         self._blocks, self._workers, self._stages = blocks, workers, stages
 
@@ -32,7 +34,7 @@ class LoadedBlocks(grain.IterDataset):
 class BlockIterator(grain.DatasetIterator):
     """Iterator of `LoadedBlocks`; its state is the number of blocks returned, whatever the number of workers is."""
 
-    def __init__(self, blocks: grain.MapDataset, workers: int, stages: StagedOrder | None):
+    def __init__(self, blocks: grain.MapDataset, workers: int, stages: "StagedOrder | None"):
         super().__init__()
         self._blocks, self._workers, self._stages = blocks, workers, stages
         self._continue_at(0)

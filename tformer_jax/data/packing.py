@@ -15,7 +15,6 @@ from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import Batching, EvaluationPass, RowReader, Shards
-from tformer_jax.data.stages import count_batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -182,7 +181,8 @@ class PackedIterator(grain.DatasetIterator):
             while len(self._pool.examples) < POOL:
                 self._pool.add(next(self._parent))
             rows.append(self._pool.take_row())
-        count_batch(self._stages, itertools.chain.from_iterable(rows))
+        if self._stages is not None:
+            self._stages.count_examples(itertools.chain.from_iterable(rows))
         return _own_rows(rows, self._capacity, self._reader)
 
     def get_state(self) -> dict[str, Any]:

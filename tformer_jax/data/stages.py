@@ -129,6 +129,11 @@ class StagedOrder:
         self._step += 1
         self._tokens += tokens
 
+    def count_examples(self, examples: Iterable[PendingExample]) -> None:
+        """Counts a global batch of examples."""
+        lengths = (example.lengths for example in examples)
+        self.count_batch(sum(sizes[key] for sizes in lengths for key in COUNTED if key in sizes))
+
     def counted(self, tokens: int, batch: Any) -> Any:
         """Counts a batch and its tokens, and returns it."""
         self.count_batch(tokens)
@@ -197,13 +202,6 @@ def stages_begun(state: Any) -> list[Begun]:
     return [Begun(*place) for place in state["stages"]["begun"]] if state else []
 
 
-def count_batch(stages: StagedOrder | None, examples: Iterable[PendingExample]) -> None:
-    """Counts a global batch of examples, if there are stages."""
-    if stages is not None:
-        lengths = (example.lengths for example in examples)
-        stages.count_batch(sum(sizes[key] for sizes in lengths for key in COUNTED if key in sizes))
-
-
 def example_stages(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, block: int) -> StagedOrder:
     """Returns the order of a corpus whose examples are assigned to batches whole, `block` of which are read together.
 
@@ -212,19 +210,6 @@ def example_stages(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, block: i
     """
     draw = _example_draws(cfg, corpus, mean_sizes(cfg, corpus, tokenizers))
     return staged_order(cfg, list(corpus.directions or cfg.data.train), corpus.sizes, draw, block)
-
-
-def window_stages(cfg: Config, sizes: Sequence[int], length: int) -> StagedOrder | None:
-    """Returns the order of the windows of streams, if there are stages; each batch is a block.
-
-    Args:
-        sizes: number of windows of each stream, one for each of its tokens but the last `length` ones.
-        length: number of tokens in a window.
-    """
-    if not cfg.data.stages:
-        return None
-    draw = DrawSizes.of_windows(cfg, [size + length for size in sizes], length)
-    return staged_order(cfg, cfg.data.train, sizes, draw, cfg.data.batch_size)
 
 
 def plan_stages(cfg: Config, names: Sequence[str], draw: DrawSizes) -> list[PlannedStage]:

@@ -20,7 +20,6 @@ from tformer_jax.data.features import FeatureConverter, IdReader, evaluation_con
 from tformer_jax.data.mixtures import Shares, affordable, shares
 from tformer_jax.data.placeholders import count_unmatched
 from tformer_jax.data.rows import id_reader
-from tformer_jax.data.stages import summarize_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import Training, Transforms, build, formats
 
@@ -167,6 +166,8 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         _compare(summary, examples, trained, training=training)
         summary.left_out = dict(corpus.left_out.get(split, {}))
     if cfg.data.stages:
+        from tformer_jax.data.stages import summarize_stages
+
         summaries["train"].stages, measured = summarize_stages(cfg, corpus, tokenizers)
         summaries["train"].parts = _parts(cfg, corpus, measured)
     elif len(corpus.sizes) > 1:

@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import grain
 import numpy as np
@@ -22,10 +23,12 @@ from tformer_jax.data.rows import (
     token_stream,
     training_streams,
 )
-from tformer_jax.data.stages import StagedOrder, window_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.special_tokens import IGNORED, PAD
+
+if TYPE_CHECKING:
+    from tformer_jax.data.stages import StagedOrder
 
 
 class WindowBatches(Batching):
@@ -47,7 +50,22 @@ class WindowBatches(Batching):
         return covering_windows(stream, cfg.data.window, split.rows, split.shards, prefix_lm=cfg.model.prefix_lm)
 
 
-def loaded_windows(blocks: grain.MapDataset, cfg: Config, stages: StagedOrder | None) -> grain.IterDataset:
+def window_stages(cfg: Config, sizes: Sequence[int], length: int) -> "StagedOrder | None":
+    """Returns the order of the windows of streams, if there are stages; each batch is a block.
+
+    Args:
+        sizes: number of windows of each stream, one for each of its tokens but the last `length` ones.
+        length: number of tokens in a window.
+    """
+    if not cfg.data.stages:
+        return None
+    from tformer_jax.data.stages import DrawSizes, staged_order
+
+    draw = DrawSizes.of_windows(cfg, [size + length for size in sizes], length)
+    return staged_order(cfg, cfg.data.train, sizes, draw, cfg.data.batch_size)
+
+
+def loaded_windows(blocks: grain.MapDataset, cfg: Config, stages: "StagedOrder | None") -> grain.IterDataset:
     """Returns the batches of windows, which are counted if there are stages."""
     batches = LoadedBlocks(blocks, cfg.data.workers, stages)
     return batches if stages is None else batches.map(functools.partial(stages.counted, cfg.data.tokens_per_batch))

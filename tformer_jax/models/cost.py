@@ -13,7 +13,6 @@ from flax import linen as nn
 
 from tformer_jax.config import ModelConfig
 from tformer_jax.models import registry
-from tformer_jax.nn.decoder_cache import empty_entries, row_cache
 from tformer_jax.nn.module import named_leaves
 
 TRAINING_FLOPS = 3
@@ -148,6 +147,8 @@ def cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) ->
     """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
     if not cfg.model_class.decodes:
         return 0
+    from tformer_jax.nn.decoder_cache import empty_entries, row_cache
+
     total = size_bytes(jax.tree.leaves(jax.eval_shape(lambda: row_cache(cfg, batch, length, dtype=dtype).layers)))
     if cfg.model_class.reads_source:
         memory = jax.eval_shape(lambda: empty_entries(cfg, cfg.attention, batch, length).stored(dtype or cfg.dtype))

@@ -12,7 +12,6 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.config.decode import AlignmentHead
 from tformer_jax.data.columns import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.models import registry
-from tformer_jax.models.conversions import convert_layers
 from tformer_jax.nn.attention_ops import attention_weights
 from tformer_jax.nn.linear import LOW_RANK
 from tformer_jax.nn.watch import COLLECTION
@@ -78,6 +77,8 @@ def guided_loss(collected: Any, cfg: ModelConfig, batch: registry.Batch, guide: 
         batch: `aligned` is int32 [B, T], the place of a token of the source for each label; IGNORED: none.
     """
     layer = cfg.decoder_layers - 1 if guide.head.layer is None else guide.head.layer
+    from tformer_jax.models.conversions import convert_layers
+
     decoder = convert_layers(collected[COLLECTION], cfg, scan_layers=False)["decoder"]
     stored = decoder[f"layers_{layer}"]["cross_attention"]
     if "operands" not in stored:

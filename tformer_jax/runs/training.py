@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,7 +13,6 @@ from rich.console import Console
 from tformer_jax.base.errors import RunError
 from tformer_jax.config import Config
 from tformer_jax.data.columns import jsonable
-from tformer_jax.data.stages import stages_begun
 from tformer_jax.models.losses import Teacher
 from tformer_jax.parallel import placement
 from tformer_jax.runs import announcement, hardware, provenance, run_folder, weights
@@ -31,6 +30,9 @@ from tformer_jax.train.loop import Action, Trainer
 from tformer_jax.train.meter import Meter
 from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
 from tformer_jax.train.state import TrainState
+
+if TYPE_CHECKING:
+    from tformer_jax.data.stages import Begun
 
 Callback = Callable[[int, TrainState, Mapping[str, float]], None]
 """Called with the step, the state and the metrics of the step, named as in `curves.history`."""
@@ -143,7 +145,7 @@ class Training:
         self.callbacks, self._logged = callbacks, dict[str, float]()
         changed = run_folder.changed_settings(host["settings"], cfg)
         self.changes = SettingChanges(step, changed, host.get("changes", []))
-        self._stages = len(stages_begun(experiment.batches.get_state()))
+        self._stages = len(self._stages_begun())
         self.profiler = Profiler(folder / "profile", first_step=step, wanted=profile and experiment.group.first)
 
     @property
@@ -231,9 +233,16 @@ class Training:
     def _profile(self) -> None:
         self.profiler.after_step(self.trainer.step, self.trainer.state)
 
+    def _stages_begun(self) -> "list[Begun]":
+        if not self.cfg.data.stages:
+            return []
+        from tformer_jax.data.stages import stages_begun
+
+        return stages_begun(self.trainer.batches.get_state())
+
     def _announce_stages(self) -> None:
         """Announces the stages of data that have begun, with the last step before."""
-        begun, stages = stages_begun(self.trainer.batches.get_state()), self.cfg.data.stages
+        begun, stages = self._stages_begun(), self.cfg.data.stages
         for number in range(self._stages, len(begun)):
             message = f"stage {number + 1} of {len(stages)}: {stages[number]}"
             self.record.report_event(begun[number].step, "stage", message)

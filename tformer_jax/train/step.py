@@ -18,7 +18,7 @@ from tformer_jax.models import cost, registry
 from tformer_jax.models.losses import Guide, Sums, Teacher, batch_loss, zero_sums
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
-from tformer_jax.train import diagnostics, lora, optimizers
+from tformer_jax.train import lora, optimizers
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step_metrics import StepMetrics, pack
 
@@ -80,6 +80,8 @@ def make_train_step(
             metrics["divergence"] = sums.divergence / jnp.maximum(sums.labels, 1)
         if cfg.model.uses_experts or train.guided_alignment:
             metrics["auxiliary_loss"] = auxiliary_loss
+        if train.log_norms or train.noise_scale:
+            from tformer_jax.train import diagnostics
         if train.log_norms:
             metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trainable, "param_norm")
         if train.noise_scale:

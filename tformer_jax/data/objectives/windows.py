@@ -22,10 +22,9 @@ from tformer_jax.data.rows import (
     token_stream,
     training_streams,
 )
-from tformer_jax.data.stages import window_stages
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
-from tformer_jax.data.windows import loaded_windows
+from tformer_jax.data.windows import loaded_windows, window_stages
 
 
 class CorruptedBatches(Batching):

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self
 import tokenizers as hf
 
 from tformer_jax.config import DataConfig
+from tformer_jax.data.characters import frequent_characters
 from tformer_jax.data.tokenizers.base import FIRST, UNKNOWN_MARK, Tokenizer, special_from_json, with_context
-from tformer_jax.data.tokenizers.simple import frequent_characters
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK, SpecialTokens
 
 LONGEST_WORD = 1000

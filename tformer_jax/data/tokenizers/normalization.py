@@ -11,7 +11,6 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.packages import import_extra
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
-from tformer_jax.data.languages import read_language
 from tformer_jax.data.tokenizers.symbols import change_around
 
 Step = Callable[[str], str]
@@ -101,6 +100,8 @@ def _punctuation(language: str) -> Step:
 
 def _moses_code(name: str) -> str:
     """Returns the code by which sacremoses chooses its rules, which are those of English for other languages."""
+    from tformer_jax.data.languages import read_language
+
     language = read_language(name)
     if language is None:
         logging.getLogger(__name__).warning("%r is not a language: Moses' rules for English are used", name)

@@ -1,7 +1,6 @@
 """Tokenizers by bytes, characters and words."""
 
 import collections
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -9,6 +8,7 @@ from typing import Any, Self
 import tokenizers as hf
 
 from tformer_jax.config import DataConfig
+from tformer_jax.data.characters import frequent_characters
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer, with_context
 from tformer_jax.data.tokenizers.notation import byte_names
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK
@@ -144,18 +144,6 @@ class WordTokenizer(PieceTokenizer):
         library.normalizer = hf.normalizers.Replace(hf.Regex(words), unknown)
         library.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(f"[{WHITESPACE}]+"), "removed")
         return library  # without a decoder, the library joins tokens with spaces
-
-
-def frequent_characters(texts: Iterable[str], coverage: float) -> list[str]:
-    """Returns the fewest characters that make up a fraction of the characters of texts, by code point.
-
-    Of equally frequent characters, the one with the smaller code point comes first.
-    """
-    counts = collections.Counter(itertools.chain.from_iterable(texts))
-    ranked = sorted(counts, key=lambda character: (-counts[character], character))
-    covered = itertools.accumulate(counts[character] for character in ranked)
-    enough = sum(1 for count in covered if count < coverage * counts.total()) + 1
-    return sorted(ranked[:enough])
 
 
 def _vocabulary(pieces: list[str]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from tformer_jax.data import characters, placeholders
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.placeholders import NUMBERED, mask_example
-from tformer_jax.data.tokenizers import base, huggingface, normalization, simple, symbols
+from tformer_jax.data.tokenizers import base, normalization, symbols
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
@@ -31,8 +31,8 @@ SETTINGS = (
     *("character_coverage", "byte_fallback", "symbols", "placeholders", "tokenizer_temperature"),
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
-CODE = (characters, placeholders, base, normalization, symbols, simple, huggingface)
-"""Modules that determine a trained tokenizer, too."""
+CODE = (characters, placeholders, base, normalization, symbols)
+"""Modules that determine a trained tokenizer, too, beside that of its class."""
 
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
@@ -80,12 +80,13 @@ def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None)
         return _load_folder(cfg, folder)
     if not isinstance(train, Endless) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
         return _train_sides(cfg, train, root)
+    modules = dict.fromkeys(sys.modules[find_class(kind).__module__] for kind in cfg.tokenizer_kinds)
     key = {
         "examples": train.origin(),
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
         "tokenizers": hf.__version__,
         "normalization": normalization.signature(cfg.normalize),
-        "code": user_cache.source_digest(sys.modules[__name__], *CODE),
+        "code": user_cache.source_digest(sys.modules[__name__], *CODE, *modules),
     }
     return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
 
