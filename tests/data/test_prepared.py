@@ -16,7 +16,6 @@ from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import prepare_data
 from tformer_jax.config import Config, DataConfig
-from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus, DataError, load_corpus
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
@@ -25,7 +24,7 @@ from tformer_jax.data.objectives import build_objective
 from tformer_jax.data.objectives.windows import CorruptedWindows
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import _metadata, prepare
-from tformer_jax.data.rows import Shards, token_stream
+from tformer_jax.data.rows import ORDER, Shards, token_stream
 from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.simple import ByteTokenizer

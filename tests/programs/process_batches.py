@@ -18,11 +18,10 @@ import numpy as np
 
 from tests.runs.conftest import small_config
 from tformer_jax.config import Config, ParallelConfig
-from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.rows import WHOLE_BATCH, Shards
+from tformer_jax.data.rows import ORDER, WHOLE_BATCH, Shards
 from tformer_jax.data.stages import stages_begun
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.parallel import multihost, placement

@@ -14,7 +14,6 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from tformer_jax.train.early_stopping import BestMetric
 
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.config import Config, TrainConfig
@@ -24,7 +23,7 @@ from tformer_jax.runs.endings import GracefulStop
 from tformer_jax.runs.guards import HUNG, FolderLock
 from tformer_jax.runs.training import Training
 from tformer_jax.train import non_finite
-from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
+from tformer_jax.train.monitor import BestMetric, NotFinite, SpikeDetector, StepMonitor
 
 
 def test_the_first_interrupt_is_answered(capfd):

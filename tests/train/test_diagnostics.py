@@ -15,8 +15,8 @@ from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 from tformer_jax.models import registry
 from tformer_jax.models.family import Family
-from tformer_jax.train import diagnostics
 from tformer_jax.train.non_finite import first_non_finite
+from tformer_jax.train.step_metrics import noise_estimates
 
 
 def config(model: ModelConfig, **train: Any) -> Config:
@@ -108,11 +108,11 @@ def test_the_noise_of_uneven_micro_batches_is_unbiased(labels):
     parts = [mean + rng.normal(size=(draws, 50)) / np.sqrt(max(count, 1)) for count in labels]
     whole = sum(count * part for count, part in zip(labels, parts, strict=True)) / sum(labels)
     norms = np.stack([np.linalg.norm(part, axis=1) * (count > 0) for count, part in zip(labels, parts, strict=True)])
-    found = jax.vmap(diagnostics.noise_estimates, (0, 1, None))(np.linalg.norm(whole, axis=1), norms, jnp.array(labels))
+    found = jax.vmap(noise_estimates, (0, 1, None))(np.linalg.norm(whole, axis=1), norms, jnp.array(labels))
     assert found["gradient_squared"].mean() == pytest.approx(50 * 0.3**2, rel=0.03)
     assert found["gradient_variance"].mean() == pytest.approx(50, rel=0.03)
 
 
 def test_a_single_micro_batch_with_labels_shows_no_noise():
-    found = diagnostics.noise_estimates(jnp.array(2.0), jnp.array([2.0, 0.0]), jnp.array([7, 0]))
+    found = noise_estimates(jnp.array(2.0), jnp.array([2.0, 0.0]), jnp.array([7, 0]))
     assert {name: float(value) for name, value in found.items()} == {"gradient_squared": 0, "gradient_variance": 0}

@@ -2,8 +2,7 @@
 
 from tformer_jax.config.convert import differences, flat, from_config_dict, load, save, to_config_dict, to_dict
 from tformer_jax.config.data import DataConfig
-from tformer_jax.config.decode import DecodeConfig
-from tformer_jax.config.embed import EmbedConfig
+from tformer_jax.config.decode import DecodeConfig, EmbedConfig
 from tformer_jax.config.examples import FilterConfig, NoiseConfig
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.config.layers import MoEConfig, RelativeConfig, RotaryConfig

@@ -11,8 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from tformer_jax.base.paths import write_text
-from tformer_jax.config.decode import DecodeConfig
-from tformer_jax.config.embed import EmbedConfig
+from tformer_jax.config.decode import DecodeConfig, EmbedConfig
 from tformer_jax.config.fields import ConfigError, Section, UnknownKindError, allowed_types, qualified
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.schema import Config, EvalConfig

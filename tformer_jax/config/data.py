@@ -4,14 +4,14 @@ import dataclasses
 from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
-from tformer_jax.config.directions import Direction, check_directions, with_reverses
+from tformer_jax.config.directions import Direction, check_directions, check_mixture, with_reverses
 from tformer_jax.config.examples import FilterConfig, NoiseConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
-from tformer_jax.config.stages import check_mixture
-from tformer_jax.config.symbols import PLACEHOLDERS, check_symbols
 from tformer_jax.config.transforms import Transform
+from tformer_jax.special_tokens import SPECIAL_TOKENS
 
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
+PLACEHOLDERS = ("percent", "braces", "tags", "urls")
 BUCKETS = {"batching": ("buckets",)}
 ROWS = {"batching": ("windows", "packed")}
 PACKED = {"batching": ("packed",)}
@@ -318,9 +318,24 @@ class DataConfig(Section):
                 raise self.error(name, f"needs {needed}, not {sides[0]!r}; write {default!r}")
         if self.byte_fallback and self.character_coverage is None:
             raise self.error("byte_fallback", "needs data.character_coverage, such as 0.9995; write False")
-        check_symbols(self)
+        self._check_symbols()
         if self.shared_vocab and len(set(sides)) > 1:
             raise self.error("shared_vocab", "must be False for tokenizers of different kinds")
+
+    def _check_symbols(self) -> None:
+        for name in ("symbols", "placeholders"):
+            values = getattr(self, name)
+            if values and "file" in self.tokenizer_kinds:
+                raise self.error(
+                    name, "is not used by data.tokenizer='file', whose tokenizers have their own; write ()"
+                )
+            if len(set(values)) < len(values):
+                raise self.error(name, "has a value twice")
+        for symbol in self.symbols:
+            if not symbol or " ".join(symbol.split()) != symbol or not symbol.isprintable():
+                raise self.error("symbols", f"{symbol!r} must have visible characters, and single spaces only within")
+            if symbol in SPECIAL_TOKENS:
+                raise self.error("symbols", f"{symbol!r} is the name of a special token; choose another text")
 
     def _is_used(self, name: str) -> bool:
         """Returns whether a tokenizer uses the setting."""

@@ -1,10 +1,11 @@
-"""Settings of text generation."""
+"""Settings of how outputs are computed: decoding, and the embeddings of texts."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, ConfigError, Section, setting
+from tformer_jax.config import kinds
+from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, ConfigError, Section, nearest, setting
 from tformer_jax.config.layouts import DTYPES
 
 SAMPLING = {"strategy": ("sample",)}
@@ -222,3 +223,41 @@ class DecodeConfig(Section):
             if names and strategy != other:
                 raise ConfigError(f"{name(names[0])} needs {name('strategy')} {other}, but it is {strategy}")
         return dataclasses.replace(self, **{**changes, "strategy": strategy})
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbedConfig(Section):
+    """How a text becomes a vector, as `embed.py`, `serve.py` and `Run.embed` compute it unless told otherwise."""
+
+    path: ClassVar[str] = "embed"
+
+    pooling: str = setting(
+        "mean", "pooling of the last hidden states over the tokens of a text", choices=kinds.EMBEDDING_POOLINGS
+    )
+    normalize: bool = setting(False, "scale embeddings to length 1")
+    max_length: int | None = setting(
+        None, "maximum length of a text, in tokens with those around it; None: model.max_length", low=1
+    )
+    prompts: tuple[str, ...] = setting((), "texts that can be put before a text, each as NAME=TEXT")
+    prompt: str = setting("", "name of the prompt of texts for which none is given; '': none")
+
+    only: bool = setting(False, "the output head is not trained: the run only embeds texts")
+
+    def check(self) -> None:
+        for prompt in self.prompts:
+            if "=" not in prompt:
+                raise self.error("prompts", f"must hold NAME=TEXT, not {prompt!r}")
+        if self.prompt:
+            self.prompt_text(self.prompt)
+
+    def prompt_text(self, name: str) -> str:
+        """Returns the text of a prompt; "" has none.
+
+        Raises:
+            ConfigError: there is no prompt of this name.
+        """
+        texts = dict(prompt.split("=", maxsplit=1) for prompt in self.prompts)
+        if name and name not in texts:
+            hint = nearest(name, texts) if texts else "; embed.prompts has none"
+            raise ConfigError(f"there is no prompt {name!r} for embeddings{hint}")
+        return texts.get(name, "")

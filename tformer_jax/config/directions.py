@@ -1,7 +1,9 @@
-"""Directions of translation: the language of the source and the language of the target."""
+"""Directions of translation, from a source to a target language; checks of these and of mixtures of data."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from tformer_jax.config import kinds
 
 MULTILINGUAL = (
     *("both_directions", "zero_shot", "source_tags", "target_tags", "temperature", "upsampling"),
@@ -71,3 +73,25 @@ def check_directions(data: Any) -> None:
             raise data.error(name, "is not used with several directions; leave it out")
     if {"moses", "punctuation"} & {*data.normalize}:
         raise data.error("normalize", "cannot have moses or punctuation with several languages, whose rules differ")
+
+
+def check_mixture(data: Any) -> None:
+    """Raises `ConfigError` for weights and stages that make no sense, or do not fit other settings."""
+    parts, what = len(data.train), "entries of data.train"
+    if data.multilingual:
+        parts, what = len(data.wanted_directions), "directions of data.directions"
+    if data.weights and len(data.weights) != parts:
+        raise data.error("weights", f"must have one number for each of the {parts} {what}")
+    splits_files = data.source != "prepared" and data.source in kinds.Users(kinds.CORPORA, "validation")
+    if data.multilingual and not data.validation and splits_files:
+        raise data.error("validation", "must name data, because many languages have no common last part to hold out")
+    if data.mixed and not data.validation and splits_files:
+        raise data.error(data.mixed, "requires data.validation, because a mixture has no last part to hold out")
+    if data.weight_by != "examples" and not data.mixed:
+        raise data.error("weight_by", "is used only with data.weights; set them, or write 'examples'")
+    if data.weights and (data.temperature != 1 or data.upsampling is not None):
+        raise data.error("temperature", "and data.upsampling must be left out with data.weights")
+    if data.stages:
+        from tformer_jax.config.stages import check_stages
+
+        check_stages(data)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import operator
 import types
 import typing
@@ -10,7 +11,30 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
-from tformer_jax.config.bounds import Bounds
+
+
+class Bounds(NamedTuple):
+    """Bounds of a number: `low` and `high` are allowed, `above` and `below` are not; None: no bound."""
+
+    low: float | None
+    high: float | None
+    above: float | None
+    below: float | None
+
+    def problem(self, value: Any) -> str | None:
+        """Returns what is wrong with a number, if it is outside of the bounds or not finite."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return "must be a finite number"
+        if self.low is not None and value < self.low:
+            return f"must be at least {self.low}"
+        if self.high is not None and value > self.high:
+            return f"must be at most {self.high}"
+        if self.above is not None and value <= self.above:
+            return f"must be above {self.above}"
+        if self.below is not None and value >= self.below:
+            return f"must be below {self.below}"
+        return None
+
 
 INT32_MAX = 2**31 - 1
 """Largest number of steps or tokens, which are counted in int32 on devices."""
@@ -55,14 +79,8 @@ def setting(
             of the section that holds it.
         resumable: `SAME_TRAINING` or `OTHER_TRAINING` if a resumed run may change it; None: as `Section.resumable`.
     """
-    bounds = Bounds(low, high, above, below)
-    metadata = {
-        "meaning": meaning,
-        "choices": choices,
-        "bounds": bounds,
-        "used_by": used_by or {},
-        "resumable": resumable,
-    }
+    metadata = {"meaning": meaning, "choices": choices, "bounds": Bounds(low, high, above, below)}
+    metadata |= {"used_by": used_by or {}, "resumable": resumable}
     return dataclasses.field(default=default, metadata=metadata)
 
 

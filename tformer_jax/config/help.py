@@ -4,8 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 
-from tformer_jax.config.bounds import Bounds
-from tformer_jax.config.fields import Section, allowed_types, member_types, qualified
+from tformer_jax.config.fields import Bounds, Section, allowed_types, member_types, qualified
 from tformer_jax.config.schema import Config
 
 

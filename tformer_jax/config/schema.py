@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Self
 
 from tformer_jax.config import kinds
 from tformer_jax.config.data import DataConfig
-from tformer_jax.config.decode import DecodeConfig
-from tformer_jax.config.embed import EmbedConfig
+from tformer_jax.config.decode import DecodeConfig, EmbedConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, coerce, section, setting
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig

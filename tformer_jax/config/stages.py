@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tformer_jax.config import kinds
 from tformer_jax.config.fields import nearest
 
 STAGE = re.compile(
@@ -140,27 +139,8 @@ def read_stages(data: Any) -> tuple[Stage, ...]:
     return tuple(map(Stage.parse, data.stages))
 
 
-def check_mixture(data: Any) -> None:
-    """Raises `ConfigError` for weights and stages that make no sense, or do not fit other settings."""
-    parts, what = len(data.train), "entries of data.train"
-    if data.multilingual:
-        parts, what = len(data.wanted_directions), "directions of data.directions"
-    if data.weights and len(data.weights) != parts:
-        raise data.error("weights", f"must have one number for each of the {parts} {what}")
-    splits_files = data.source != "prepared" and data.source in kinds.Users(kinds.CORPORA, "validation")
-    if data.multilingual and not data.validation and splits_files:
-        raise data.error("validation", "must name data, because many languages have no common last part to hold out")
-    if data.mixed and not data.validation and splits_files:
-        raise data.error(data.mixed, "requires data.validation, because a mixture has no last part to hold out")
-    if data.weight_by != "examples" and not data.mixed:
-        raise data.error("weight_by", "is used only with data.weights; set them, or write 'examples'")
-    if data.weights and (data.temperature != 1 or data.upsampling is not None):
-        raise data.error("temperature", "and data.upsampling must be left out with data.weights")
-    if data.stages:
-        _check_stages(data)
-
-
-def _check_stages(data: Any) -> None:
+def check_stages(data: Any) -> None:
+    """Raises `ConfigError` for stages that make no sense, or do not fit other settings."""
     if data.weights or data.temperature != 1 or data.upsampling is not None:
         problem = "have their weights and temperatures; leave out data.weights, temperature and upsampling"
         raise data.error("stages", problem)

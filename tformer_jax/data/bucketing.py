@@ -12,14 +12,12 @@ from tformer_jax.data.columns import TAUGHT, PendingExample, PendingExamples, To
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import Batching, EvaluationPass, RowReader, Shards, bucket_sizes
+from tformer_jax.data.rows import ORDER, Batching, EvaluationPass, RowReader, Shards, bucket_sizes
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
 LABELS = ("target_out", "targets", "label", "aligned", TAUGHT)
 """Batch keys padded with IGNORED; others are padded with PAD."""
-ORDER = "order"
-"""Batch key of evaluations: the index in the split of each row that is not padding, int64 [<= rows]."""
 
 
 def length_of(example: PendingExample) -> int:

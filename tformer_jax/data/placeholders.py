@@ -9,7 +9,7 @@ import itertools
 import re
 from typing import NamedTuple
 
-from tformer_jax.config.symbols import PLACEHOLDERS
+from tformer_jax.config.data import PLACEHOLDERS
 from tformer_jax.data.corpora.example import Example
 
 NUMBERED = tuple(chr(0xF0000 + number) for number in range(32))

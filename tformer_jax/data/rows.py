@@ -50,6 +50,8 @@ def bucket_sizes(cfg: DataConfig) -> dict[int, int]:
     return {length: cfg.batch_tokens // length // multiple * multiple for length in cfg.bucket_lengths}
 
 
+ORDER = "order"
+"""Batch key of evaluations: the index in the split of each row that is not padding, int64 [<= rows]."""
 BLOCK = 512
 """Number of examples that are read together."""
 DOCUMENTS_PER_BLOCK = 256

@@ -10,7 +10,6 @@ import numpy as np
 from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
-from tformer_jax.config.stages import step_range
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, spread
@@ -310,8 +309,8 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
                 f"  {part['name']}: {part['size']:,} examples, {two_digits(100 * part['examples'])} % of those drawn, "
                 f"{two_digits(100 * part['tokens'])} % of the tokens, {two_digits(part['epochs'])} epochs"
             )
-        yield from (
-            f"  stage {stage['stage']!r}: {step_range(stage['from_step'], stage['to_step'])}"
-            for stage in summary.stages
-        )
+        if summary.stages:
+            from tformer_jax.config.stages import step_range
+        for stage in summary.stages:
+            yield f"  stage {stage['stage']!r}: {step_range(stage['from_step'], stage['to_step'])}"
         yield from language_lines(summary.languages)

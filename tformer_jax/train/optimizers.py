@@ -22,7 +22,7 @@ from optax import contrib
 
 from tformer_jax import axes
 from tformer_jax.config import Config, ModelConfig, OptimConfig, kinds
-from tformer_jax.models import conversions, registry
+from tformer_jax.models import registry
 from tformer_jax.nn.module import parameter_name
 from tformer_jax.train import lora, schedules
 from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
@@ -52,6 +52,8 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         masks = jax.tree.map(
             lambda box, decays: np.broadcast_to(decays, box.value.shape), shapes, mask, is_leaf=is_axis_metadata
         )
+        from tformer_jax.models import conversions
+
         masks = conversions.convert_projections(masks, cfg.model, "separate")
         optimizer = _on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model)
     if cfg.model.width_factor != 1:
@@ -149,6 +151,8 @@ def _on_separate_projections(
     optimizer: optax.GradientTransformation, model: ModelConfig
 ) -> optax.GradientTransformation:
     """Applies an optimizer of separate attention projections to parameters with fused ones."""
+    from tformer_jax.models import conversions
+
     separate = dataclasses.replace(model, attention_projections="separate")
     split = functools.partial(conversions.convert_projections, cfg=model, layout="separate")
     fuse = functools.partial(conversions.convert_projections, cfg=separate, layout=model.attention_projections)

@@ -20,7 +20,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import lora, optimizers
 from tformer_jax.train.state import TrainState
-from tformer_jax.train.step_metrics import StepMetrics, pack
+from tformer_jax.train.step_metrics import StepMetrics, layer_norms, noise_estimates, pack
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
@@ -48,7 +48,7 @@ def make_train_step(
     Metrics are float32 scalars: `loss` (nats per label), `labels` (number of labels), `tokens` (number of non-padding
     input tokens), `grad_norm` (before clipping), `skipped` (consecutive skipped steps up to this one), with label
     smoothing or a teacher `nll` (the loss without both), with a teacher `divergence`, with experts or links
-    `auxiliary_loss` (weighted, not part of `loss`), and those of `diagnostics` that `cfg.train` selects.
+    `auxiliary_loss` (weighted, not part of `loss`), and those of `step_metrics` that `cfg.train` selects.
 
     Args:
         smoothed: number of labels, those of the tokenizer, over which label smoothing spreads; None: all.
@@ -80,12 +80,10 @@ def make_train_step(
             metrics["divergence"] = sums.divergence / jnp.maximum(sums.labels, 1)
         if cfg.model.uses_experts or train.guided_alignment:
             metrics["auxiliary_loss"] = auxiliary_loss
-        if train.log_norms or train.noise_scale:
-            from tformer_jax.train import diagnostics
         if train.log_norms:
-            metrics |= diagnostics.layer_norms(grads, "grad_norm") | diagnostics.layer_norms(trainable, "param_norm")
+            metrics |= layer_norms(grads, "grad_norm") | layer_norms(trainable, "param_norm")
         if train.noise_scale:
-            metrics |= diagnostics.noise_estimates(norm, *stats)
+            metrics |= noise_estimates(norm, *stats)
         params = lora.with_trainable(state.params, trainable)
         new_state = TrainState(step=state.step + 1, skipped=skipped, params=params, opt_state=opt_state, ema=ema)
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}

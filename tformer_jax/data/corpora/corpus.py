@@ -5,13 +5,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora.example import DataError as DataError
 from tformer_jax.data.corpora.example import Example
-from tformer_jax.data.corpora.filters import Filters
-from tformer_jax.data.corpora.lines import BadLines
+
+if TYPE_CHECKING:
+    from tformer_jax.data.corpora.filters import Filters
+    from tformer_jax.data.corpora.lines import BadLines
 
 PAIRS, TEXTS, LABELED, CHATS = ("source", "target"), ("text",), ("text", "label"), ("messages",)
 """Keys of examples."""
@@ -62,9 +64,9 @@ class Splits:
     validation: Iterable[Example]
     test: Iterable[Example]
     labels: tuple[str, ...] | None = None
-    bad: dict[str, BadLines] = dataclasses.field(default_factory=dict)
+    bad: "dict[str, BadLines]" = dataclasses.field(default_factory=dict)
     """Skipped lines of each split read so far; empty for sources that are not files."""
-    filters: dict[str, Filters] = dataclasses.field(default_factory=dict)
+    filters: "dict[str, Filters]" = dataclasses.field(default_factory=dict)
     """Filters of the examples named for each split; empty for sources that are loaded as a whole."""
     known_left_out: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """As `Corpus.left_out`, of sources that are loaded as a whole."""

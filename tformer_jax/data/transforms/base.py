@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from tformer_jax.config import DataConfig
-from tformer_jax.config.stages import read_stages
 from tformer_jax.config.transforms import Transform, format_source
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
@@ -84,6 +83,10 @@ def build(transforms: Sequence[Transform], training: Training, seed: int) -> Tra
         chosen = [(each.on_ids, pair) for each, pair in prepared if names is None or each.kind in names]
         texts, ids = (tuple(pair for of_ids, pair in chosen if of_ids == wanted) for wanted in (False, True))
         return Transforms(seed, texts, ids)
+
+    if not training.data.stages:
+        return select(None)
+    from tformer_jax.config.stages import read_stages
 
     names = [stage.transforms for stage in read_stages(training.data)]
     stages = () if all(chosen is None for chosen in names) else tuple(map(select, names))

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.data.bucketing import ORDER
 from tformer_jax.data.corpora import DataError
+from tformer_jax.data.rows import ORDER
 from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy, sum_over_chunks
