@@ -8,7 +8,7 @@ import numpy as np
 from tests.helpers import tiny, with_own_stacks
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.config.layouts import PROJECTIONS
+from tformer_jax.config.layers import PROJECTIONS
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import PAD
 

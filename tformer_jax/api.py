@@ -21,7 +21,7 @@ from flax import linen as nn
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, DecodeConfig, read_mesh
-from tformer_jax.config.layouts import MEANS
+from tformer_jax.config.layers import MEANS
 from tformer_jax.config.task import Task, task_of
 from tformer_jax.data.chat.messages import Chat, Message
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens

@@ -11,7 +11,7 @@ from tests.helpers import build, tiny
 from tests.inference.test_text import TEXTS, TOKENIZERS, setup
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
-from tformer_jax.config.layouts import MEANS
+from tformer_jax.config.layers import MEANS
 from tformer_jax.inference.encoding import wrap_prompt
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import TextGenerator, Translator

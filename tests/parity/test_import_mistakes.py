@@ -17,7 +17,7 @@ import tformer_jax as tj
 from tests.helpers import build
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, import_hf
-from tformer_jax.config.layouts import PROJECTIONS
+from tformer_jax.config.layers import PROJECTIONS
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.guards import FolderLock
 

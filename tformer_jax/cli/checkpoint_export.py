@@ -17,7 +17,7 @@ from tformer_jax.cli import export_checks, model_card
 from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import format_size, load_run
 from tformer_jax.config import ModelConfig
-from tformer_jax.config.layouts import QUANTIZATIONS
+from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
 from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf

@@ -24,7 +24,7 @@ from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
 from tformer_jax.config.fields import INT32_MAX
 from tformer_jax.config.kinds import import_modules
-from tformer_jax.config.layouts import MEANS, QUANTIZATIONS
+from tformer_jax.config.layers import MEANS, QUANTIZATIONS
 from tformer_jax.runs.provenance import program
 
 if TYPE_CHECKING:

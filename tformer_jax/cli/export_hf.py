@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import check_new_folder, run_parser
-from tformer_jax.config.layouts import QUANTIZATIONS
+from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.interop import ctranslate2_models
 from tformer_jax.interop.published_fields import DEFAULTS
 

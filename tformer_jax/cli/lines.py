@@ -20,7 +20,7 @@ from tformer_jax.cli import outputs
 from tformer_jax.cli.common import add_path, add_weights, run_parser
 from tformer_jax.cli.inputs import Line, Source
 from tformer_jax.config.fields import flag
-from tformer_jax.config.layouts import MEANS
+from tformer_jax.config.layers import MEANS
 from tformer_jax.inference.encoding import ON_LONG, LongTextError, LongTexts, TextError
 from tformer_jax.runs import run_folder
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from tformer_jax.config import kinds
 from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, ConfigError, Section, nearest, setting
-from tformer_jax.config.layouts import DTYPES
+from tformer_jax.config.layers import DTYPES
 
 SAMPLING = {"strategy": ("sample",)}
 BEAM_SEARCH = {"strategy": ("beam",)}

@@ -1,10 +1,26 @@
-"""Settings of parts of layers: kinds of attention, experts and positions; checks of `model.layer_pattern`."""
+"""Settings and values of parts of layers: kinds of attention, experts, positions, layouts; the layer pattern."""
 
 import dataclasses
 from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.fields import Section, setting
+
+DTYPES = ("float32", "bfloat16")
+QUANTIZATIONS = ("int8_weights", "int8")
+PROJECTIONS = ("query", "key", "value", "output")
+FUSED = {"separate": (), "fused_qkv": ("query", "key", "value"), "fused_kv": ("key", "value")}
+"""Projections that each value of `attention_projections` fuses into one."""
+REMAT_POLICIES = (
+    "none",
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "everything_saveable",
+)
+NORM_PLACEMENTS = ("pre", "post", "both", "output")
+MEANS = ("probabilities", "log_probabilities")
+"""What an ensemble averages; the mean of log-probabilities is normalized."""
 
 
 @dataclasses.dataclass(frozen=True)

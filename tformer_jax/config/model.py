@@ -7,6 +7,12 @@ from typing import Any, ClassVar
 from tformer_jax.config import kinds
 from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
 from tformer_jax.config.layers import (
+    DTYPES,
+    FUSED,
+    NORM_PLACEMENTS,
+    PROJECTIONS,
+    QUANTIZATIONS,
+    REMAT_POLICIES,
     GatedDeltaConfig,
     MLAConfig,
     MoEConfig,
@@ -14,7 +20,6 @@ from tformer_jax.config.layers import (
     RotaryConfig,
     check_layer_pattern,
 )
-from tformer_jax.config.layouts import DTYPES, FUSED, NORM_PLACEMENTS, PROJECTIONS, QUANTIZATIONS, REMAT_POLICIES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.config.layouts import FUSED
+from tformer_jax.config.layers import FUSED
 
 Params = dict[str, Any]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ModelConfig
-from tformer_jax.config.layouts import MEANS
+from tformer_jax.config.layers import MEANS
 from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
 
 

@@ -10,7 +10,7 @@ from tformer_jax import axes
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.config.kinds import Limit
-from tformer_jax.config.layouts import FUSED
+from tformer_jax.config.layers import FUSED
 from tformer_jax.nn.attention_positions import PositionTerms
 from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import KeyValues, TokenCache

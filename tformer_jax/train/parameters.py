@@ -8,7 +8,7 @@ from optax import contrib
 
 from tformer_jax import axes
 from tformer_jax.config.fields import Section
-from tformer_jax.config.layouts import FUSED
+from tformer_jax.config.layers import FUSED
 
 SCANNED = re.compile("/periods/layers_[0-9]+/")
 """Part of the names of parameters that hold those of several layers (`nn.stacks.Stack`)."""

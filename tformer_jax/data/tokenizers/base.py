@@ -12,8 +12,7 @@ import tokenizers as hf
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.examples import SENTINELS
-from tformer_jax.data.tokenizers.normalization import normalizer
-from tformer_jax.data.tokenizers.symbols import ids_of_symbols, symbol_pattern
+from tformer_jax.data.tokenizers.normalization import ids_of_symbols, normalizer, symbol_pattern
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens
 
 if TYPE_CHECKING:

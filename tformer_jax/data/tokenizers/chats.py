@@ -14,7 +14,7 @@ from tformer_jax.data.chat.template import SPELLED, ChatTemplate
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora.example import DataError
 from tformer_jax.data.tokenizers.base import Tokenizer
-from tformer_jax.data.tokenizers.symbols import symbol_pattern
+from tformer_jax.data.tokenizers.normalization import symbol_pattern
 from tformer_jax.special_tokens import IGNORED
 
 NOTHING = re.compile(r"(?!)")

@@ -19,11 +19,10 @@ from tformer_jax.data import characters, placeholders
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.placeholders import NUMBERED, mask_example
-from tformer_jax.data.tokenizers import base, normalization, symbols
+from tformer_jax.data.tokenizers import base, normalization
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
-from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of
-from tformer_jax.data.tokenizers.symbols import texts_between
+from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of, texts_between
 
 SETTINGS = (
     *("tokenizer", "source_tokenizer", "target_tokenizer", "vocab_size", "tokenizer_examples"),
@@ -31,7 +30,7 @@ SETTINGS = (
     *("character_coverage", "byte_fallback", "symbols", "placeholders", "tokenizer_temperature"),
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
-CODE = (characters, placeholders, base, normalization, symbols)
+CODE = (characters, placeholders, base, normalization)
 """Modules that determine a trained tokenizer, too, beside that of its class."""
 
 

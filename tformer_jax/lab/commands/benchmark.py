@@ -8,7 +8,7 @@ from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import add_data, add_number, add_path, add_seconds, check_writable, integer, new_parser
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config.layouts import DTYPES
+from tformer_jax.config.layers import DTYPES
 from tformer_jax.lab.benchmarks import paged, train_cases
 from tformer_jax.lab.benchmarks.attention import attention_cases
 from tformer_jax.lab.benchmarks.data import data_cases
