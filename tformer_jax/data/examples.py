@@ -12,7 +12,6 @@ from tformer_jax.data.columns import PendingExample, split_block
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.features import Tokenized, evaluation_converter, feature_converter
 from tformer_jax.data.loading import LoadedBlocks
-from tformer_jax.data.mixtures import example_weights
 from tformer_jax.data.order import index_blocks, numbered_blocks
 from tformer_jax.data.rows import (
     BLOCK,
@@ -26,7 +25,7 @@ from tformer_jax.data.rows import (
     pending_reader,
 )
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms.base import Training, build
+from tformer_jax.data.transforms import build_transforms
 
 if TYPE_CHECKING:
     from tformer_jax.data.distributions import Distributions
@@ -65,7 +64,7 @@ class ExampleBatches(grain.IterDataset):
 
 def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> TrainingExamples:
     """Returns the examples of training, and the reader of the rows of `shards`."""
-    transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
+    transforms = build_transforms(cfg, corpus, tokenizers)
     reader = id_reader(corpus.train, tokenizers, corpus.labels, transforms)
     convert = feature_converter(cfg, tokenizers)
     block = DOCUMENTS if task_of(cfg).documents else BLOCK
@@ -76,7 +75,9 @@ def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shard
 
         block = min(block, _smallest_batch(cfg.data))  # a stage ends between two blocks
         stages = example_stages(cfg, corpus, tokenizers, block)
-    else:
+    elif cfg.data.weights or cfg.data.temperature != 1 or cfg.data.upsampling is not None:
+        from tformer_jax.data.mixtures import example_weights
+
         weights = example_weights(cfg, corpus, tokenizers)
     order = index_blocks if transforms is None else numbered_blocks
     blocks = order(corpus.sizes, weights, cfg.seed, block, stages)

@@ -15,11 +15,11 @@ from tformer_jax.data.corpora import Example
 from tformer_jax.data.placeholders import mask_example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
-from tformer_jax.data.transforms.base import Transforms
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
 
 if TYPE_CHECKING:
     from tformer_jax.data.tags import Tags
+    from tformer_jax.data.transforms.base import Transforms
 
 
 class IdReader(Protocol):
@@ -42,7 +42,7 @@ class Tokenized:
     examples: Sequence[Example]
     tokenizers: Tokenizers
     labels: tuple[str, ...] | None = None
-    transforms: Transforms | None = None
+    transforms: "Transforms | None" = None
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -65,7 +65,7 @@ def tokenize(
     examples: Sequence[Example],
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
-    changes: Sequence[tuple[Transforms, random.Random]] = (),
+    changes: "Sequence[tuple[Transforms, random.Random]]" = (),
 ) -> Block:
     """Tokenizes examples, without the special tokens around them; a label becomes its index in `labels`.
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tformer_jax.config import Config
-from tformer_jax.data.corpora import Corpus, DataError, Example
-from tformer_jax.data.corpora.corpus import Part, spread
-from tformer_jax.data.corpora.example import NO_TEXT
+from tformer_jax.data.corpora import Corpus, DataError
+from tformer_jax.data.corpora.corpus import Part, affordable, spread
 from tformer_jax.data.features import Tokenized, feature_converter
 from tformer_jax.data.rows import BLOCK, IndexedReader, bucket_sizes, id_reader, pending_reader
 from tformer_jax.data.tokenizers import Tokenizers
@@ -18,8 +17,6 @@ TOKENIZED = 10_000
 """Maximum number of examples of an entry, or of all directions, whose tokens are counted."""
 LEAST = 500
 """Minimum number of examples of a direction whose tokens are counted, if it has as many."""
-CHARACTERS = 4_000_000
-"""Approximate maximum number of characters to tokenize for a count."""
 COUNTED = ("source", "target_out", "tokens")
 """Features of an example whose tokens are counted: the target of a pair once."""
 
@@ -142,11 +139,3 @@ def _sizes(
             part = longest / cfg.data.window / rows
         sizes.append((sum(example.lengths[key] for key in COUNTED if key in example.lengths), part))
     return sizes
-
-
-def affordable(examples: Sequence[Example], limit: int) -> Sequence[int]:
-    """Returns the indices of evenly spread examples to tokenize: at most `limit`, fewer if they are long."""
-    probe = spread(len(examples), 50)
-    texts = (text for index in probe for key, text in examples[index].items() if key not in NO_TEXT)
-    characters = sum(map(len, texts)) / max(len(probe), 1)
-    return spread(len(examples), max(1, min(limit, int(CHARACTERS / max(characters, 1)))))

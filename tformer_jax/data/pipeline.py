@@ -21,7 +21,7 @@ from tformer_jax.data.rows import (
     token_stream,
 )
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms.base import formats
+from tformer_jax.data.transforms import build_formats
 
 PREFETCHED_BATCHES = 8
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
@@ -73,7 +73,7 @@ def evaluation_batches(
     """
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
     chosen = range(len(examples)) if indices is None else indices
-    reader = id_reader(examples, tokenizers, labels, formats(cfg.data.transforms))
+    reader = id_reader(examples, tokenizers, labels, build_formats(cfg))
     split = EvaluationPass(reader, tokenizers, chosen, rows, shards)
     batches = _batching(cfg).evaluation_batches(cfg, split)
     return (_check_ids(tokenizers, batch) for batch in batches)

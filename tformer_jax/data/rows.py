@@ -13,11 +13,11 @@ from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
-from tformer_jax.data.transforms.base import Transforms
 from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:
     from tformer_jax.data.corpora.prepared import StoredIds
+    from tformer_jax.data.transforms.base import Transforms
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -166,7 +166,7 @@ def id_reader(
     examples: Sequence[Example],
     tokenizers: Tokenizers,
     labels: tuple[str, ...] | None = None,
-    transforms: Transforms | None = None,
+    transforms: "Transforms | None" = None,
 ) -> IndexedReader | Tokenized:
     """Returns a reader of prepared ids; for text, and for prepared data with transforms, one that tokenizes."""
     if isinstance(examples, IndexedReader) and transforms is None:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,15 +12,18 @@ from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import Corpus, Example
-from tformer_jax.data.corpora.corpus import Endless, spread
+from tformer_jax.data.corpora.corpus import Endless, affordable, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.features import FeatureConverter, IdReader, evaluation_converter, feature_converter
-from tformer_jax.data.mixtures import Shares, affordable, shares
 from tformer_jax.data.placeholders import count_unmatched
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.transforms.base import Training, Transforms, build, formats
+from tformer_jax.data.transforms import build_formats, build_transforms
+
+if TYPE_CHECKING:
+    from tformer_jax.data.mixtures import Shares
+    from tformer_jax.data.transforms.base import Transforms
 
 TOKENIZED_BY_LANGUAGE = 300
 """Maximum number of examples of a direction whose tokens are counted, evenly spread."""
@@ -153,13 +156,13 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
     """Summarizes each split; a test split that is the validation split has no summary of its own."""
     summaries: dict[str, SplitSummary] = {}
     trained: set[bytes] = set()
-    transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
+    transforms = build_transforms(cfg, corpus, tokenizers)
     for split in SPLITS:
         examples = getattr(corpus, split)
         if split == "test" and examples is corpus.validation:
             continue
         training = split == "train"
-        changes = transforms if training else formats(cfg.data.transforms)
+        changes = transforms if training else build_formats(cfg)
         reader = id_reader(examples, tokenizers, corpus.labels, changes)
         summary = summaries[split] = _of_tokens(cfg, examples, reader, tokenizers, training=training)
         _compare(summary, examples, trained, training=training)
@@ -170,6 +173,8 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         summaries["train"].stages, measured = summarize_stages(cfg, corpus, tokenizers)
         summaries["train"].parts = _parts(cfg, corpus, measured)
     elif len(corpus.sizes) > 1:
+        from tformer_jax.data.mixtures import shares
+
         summaries["train"].parts = _parts(cfg, corpus, shares(cfg, corpus, tokenizers))
     if transforms is not None:
         summaries["train"].transforms = _changed_shares(cfg, corpus.train, transforms)
@@ -177,7 +182,7 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
     return summaries
 
 
-def _parts(cfg: Config, corpus: Corpus, measured: Shares) -> list[dict[str, Any]]:
+def _parts(cfg: Config, corpus: Corpus, measured: "Shares") -> list[dict[str, Any]]:
     names = list(corpus.directions or cfg.data.train)
     return [
         {"name": name, "size": size, "examples": float(row[0]), "tokens": float(row[1]), "epochs": float(row[2])}
@@ -257,7 +262,7 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
             summary.large_ratio += length_ratio(example) > LARGE_RATIO
 
 
-def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: Transforms) -> list[tuple[str, float]]:
+def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: "Transforms") -> list[tuple[str, float]]:
     """Returns the name of each transform, and the share of the examples that it changes; of ids, may change."""
     chosen = range(TRACED) if isinstance(examples, Endless) else spread(len(examples), TRACED)
     traces = [transforms.trace(examples[index], index) for index in chosen]

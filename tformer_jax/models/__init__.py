@@ -3,7 +3,13 @@
 `build` makes the Linen module of a `ModelConfig`, `init` its parameters, and `forward` runs it on a batch.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from tformer_jax import lazy_names
+
+Batch = Mapping[str, Any]
+"""What models read: arrays by key, such as int32 `tokens` [batch, tokens]."""
 
 __getattr__, __dir__ = lazy_names(
     __name__,

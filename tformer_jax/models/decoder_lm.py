@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from tformer_jax.models.batch import Batch
+from tformer_jax.models import Batch
 from tformer_jax.models.token_decoder import TokenDecoder
 from tformer_jax.nn.decoder_cache import DecoderCache, empty_cache
 from tformer_jax.nn.embeddings import InputEmbedding, TokenEmbedding

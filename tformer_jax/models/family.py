@@ -10,7 +10,7 @@ import numpy as np
 from flax import errors
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.models.batch import Batch
+from tformer_jax.models import Batch
 from tformer_jax.special_tokens import PAD
 
 

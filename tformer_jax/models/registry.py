@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.models.batch import Batch
+from tformer_jax.models import Batch
 from tformer_jax.nn import attention_ops, attention_positions
 from tformer_jax.nn.attention_ops.select import choose
 from tformer_jax.nn.linear import LOW_RANK, Linear

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.corpora.example import DataError as DataError
-from tformer_jax.data.corpora.example import Example
 
 if TYPE_CHECKING:
     from tformer_jax.data.corpora.filters import Filters
@@ -19,6 +19,8 @@ PAIRS, TEXTS, LABELED, CHATS = ("source", "target"), ("text",), ("text", "label"
 """Keys of examples."""
 FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "stages", "validation_fraction")
 """Settings of sources that read files."""
+CHARACTERS = 4_000_000
+"""Approximate maximum number of characters to tokenize for a count."""
 DIRECTIONS = ("directions", "both_directions", "zero_shot")
 """Settings of sources that have pairs of many languages."""
 
@@ -183,3 +185,11 @@ class Part(Sequence[Any]):
         if isinstance(index, slice):
             return [self.parent[i] for i in self.indices[index]]
         return self.parent[self.indices[index]]
+
+
+def affordable(examples: Sequence[Example], limit: int) -> Sequence[int]:
+    """Returns the indices of evenly spread examples to tokenize: at most `limit`, fewer if they are long."""
+    probe = spread(len(examples), 50)
+    texts = (text for index in probe for key, text in examples[index].items() if key not in NO_TEXT)
+    characters = sum(map(len, texts)) / max(len(probe), 1)
+    return spread(len(examples), max(1, min(limit, int(CHARACTERS / max(characters, 1)))))

@@ -69,14 +69,12 @@ class Transforms(NamedTuple):
         return ids
 
 
-def build(transforms: Sequence[Transform], training: Training, seed: int) -> Transforms | None:
-    """Prepares the transforms for a corpus; None if there are none.
+def build(transforms: Sequence[Transform], training: Training, seed: int) -> Transforms:
+    """Prepares transforms for a corpus.
 
     Raises:
         UserError: one does not fit the data, or a file that it names cannot be read.
     """
-    if not transforms:
-        return None
     prepared = [(transform, (transform.probability, transform.prepare(training))) for transform in transforms]
 
     def select(names: Sequence[str] | None) -> Transforms:
@@ -93,10 +91,8 @@ def build(transforms: Sequence[Transform], training: Training, seed: int) -> Tra
     return select(None)._replace(stages=stages)
 
 
-def formats(transforms: Sequence[Transform]) -> Transforms | None:
-    """Returns the formats that transforms give to sources of other splits; None if they give none."""
-    if not any(transform.is_format for transform in transforms):
-        return None
+def formats(transforms: Sequence[Transform]) -> Transforms:
+    """Returns the formats that transforms give to sources of other splits."""
     return Transforms(0, ((1.0, functools.partial(_format_example, tuple(transforms))),), ())
 
 

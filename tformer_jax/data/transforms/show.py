@@ -8,7 +8,8 @@ from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.features import Tokenized
 from tformer_jax.data.tokenizers import Tokenizers, token_texts
-from tformer_jax.data.transforms.base import Training, Transforms, build
+from tformer_jax.data.transforms import build_transforms
+from tformer_jax.data.transforms.base import Transforms
 
 TRIED = 1_000
 """Number of examples among which changed ones are looked for."""
@@ -21,7 +22,7 @@ def show_changes(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, count: int
 
     Transforms of ids are shown by the tokens of sources, or texts.
     """
-    transforms = build(cfg.data.transforms, Training(cfg.data, corpus, tokenizers), cfg.seed)
+    transforms = build_transforms(cfg, corpus, tokenizers)
     assert transforms is not None
     numbers = {False: itertools.count(), True: itertools.count()}
     for transform in cfg.data.transforms:
