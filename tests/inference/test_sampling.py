@@ -18,6 +18,7 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import NO_CONSTRAINTS, forbid
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.nn.xla import top_k
 from tformer_jax.special_tokens import BOS, PAD_TOKEN
 
 LOGITS = normal(3, 12, seed=4)
@@ -66,7 +67,7 @@ def test_ties_select_the_first_token():
 def test_top_k_equals_a_stable_sort(case):
     size, k = case
     values_of = st.sampled_from([-np.inf, -1.5, 0.0, 2.0, np.inf])
-    search = jax.jit(functools.partial(sampling.top_k, k=k))
+    search = jax.jit(functools.partial(top_k, k=k))
 
     @given(
         st.sampled_from([-np.inf, -3.0]).flatmap(
@@ -85,7 +86,7 @@ def test_top_k_equals_a_stable_sort(case):
 
 @pytest.mark.parametrize(("size", "k"), [(5000, 5), (577, 9), (40_001, 3)])
 def test_top_k_in_an_incomplete_last_block(size, k):
-    search = jax.jit(functools.partial(sampling.top_k, k=k))
+    search = jax.jit(functools.partial(top_k, k=k))
     rising = np.arange(size, dtype=np.float32)
     np.testing.assert_array_equal(search(rising)[1], size - 1 - np.arange(k))
     nothing = np.append(np.full(size - 1, -np.inf, np.float32), np.float32(0))
@@ -95,16 +96,14 @@ def test_top_k_in_an_incomplete_last_block(size, k):
 @pytest.mark.parametrize("k", [1, 5, 70, 100])
 def test_top_k_inside_a_loop(k):
     values = np.random.default_rng(k).permutation(4 * 5000).reshape(4, 5000).astype(np.float32)
-    found, indices = jax.jit(
-        lambda x: jax.lax.fori_loop(0, 2, lambda i, _: sampling.top_k(x + i, k), sampling.top_k(x, k))
-    )(values)
+    found, indices = jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda i, _: top_k(x + i, k), top_k(x, k)))(values)
     np.testing.assert_array_equal(found, -np.sort(-values, axis=-1)[:, :k] + 1)
     np.testing.assert_array_equal(np.take_along_axis(values, np.asarray(indices), axis=1) + 1, found)
 
 
 def test_top_k_never_sorts_all_values():
     def used_in_part(values):
-        found, indices = sampling.top_k(values, 4)
+        found, indices = top_k(values, 4)
         return found[:, :2], indices
 
     for size in (400, 5000):

@@ -12,7 +12,6 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora import Example
-from tformer_jax.data.placeholders import mask_example
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, SpecialTokens
@@ -74,7 +73,11 @@ def tokenize(
     Args:
         changes: the transforms of each example, which change its ids, with their generator; (): there are none.
     """
-    given, examples = examples, [mask_example(tokenizers.placeholders, example) for example in examples]
+    given = examples
+    if names := tokenizers.placeholders:
+        from tformer_jax.data.placeholders import mask_example
+
+        examples = [mask_example(names, example) for example in examples]
     block: Block = {}
     for key in examples[0]:
         values = [example[key] for example in examples]

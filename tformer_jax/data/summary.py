@@ -16,7 +16,6 @@ from tformer_jax.data.corpora.corpus import Endless, affordable, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
 from tformer_jax.data.features import FeatureConverter, IdReader, evaluation_converter, feature_converter
-from tformer_jax.data.placeholders import count_unmatched
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import build_formats, build_transforms
@@ -217,6 +216,8 @@ def _of_tokens(
             if tokenizer.special.unknown is not None:
                 side.unknown += int((block[key].ids == tokenizer.special.unknown).sum())
         if names := tokenizers.placeholders:
+            from tformer_jax.data.placeholders import count_unmatched
+
             pairs = (examples[index] for index in chosen[start : start + BLOCK])
             summary.unmatched_placeholders += sum(
                 count_unmatched(names, pair["source"], pair["target"]) for pair in pairs

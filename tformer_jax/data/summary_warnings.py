@@ -6,12 +6,11 @@ from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, Example
-from tformer_jax.data.languages import SIDES, read_language
 from tformer_jax.data.summary import LARGE_RATIO, SplitSummary
 
 FEW_EXAMPLES = 100
 """A held-out split with fewer examples cannot tell models apart."""
-NAMES_OF_COLUMNS = {"source", "target", "text", "label", "sentence", *SIDES}
+NAMES_OF_COLUMNS = {"source", "target", "text", "label", "sentence"}
 
 
 def warnings(cfg: Config, corpus: Corpus, summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
@@ -120,6 +119,8 @@ RULES: tuple[Callable[[Config, str, SplitSummary], Iterator[str]], ...] = (
 
 
 def _is_header(example: Example) -> bool:
+    from tformer_jax.data.languages import SIDES, read_language
+
     texts = [text.strip().lower() for text in example.values()]
-    codes = [text in NAMES_OF_COLUMNS or (len(text) > 1 and read_language(text) is not None) for text in texts]
+    codes = [text in NAMES_OF_COLUMNS | SIDES or (len(text) > 1 and read_language(text) is not None) for text in texts]
     return bool(texts) and all(codes)

@@ -15,6 +15,7 @@ from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.nn.padding import take_per_row
+from tformer_jax.nn.xla import top_k
 from tformer_jax.special_tokens import PAD
 
 WORST = -1e9
@@ -177,10 +178,10 @@ class BeamState(DecodingState):
         """
         k, n = self.cfg.beams, 1 + len(self.constraints.eos)
         allowed, total = self._log_weights(logits)
-        values, tokens = sampling.top_k(allowed, min(n * k, logits.shape[-1]))
+        values, tokens = top_k(allowed, min(n * k, logits.shape[-1]))
         B, _, width = values.shape
         sums = (self.sums[:, :, None] + values - total).reshape(B, k * width)
-        best, indices = sampling.top_k(sums, n * k)
+        best, indices = top_k(sums, n * k)
         best = jnp.where(jnp.arange(n * k) < n * self.settings.beams[:, None], best, UNUSED)
         tokens = jnp.take_along_axis(tokens.reshape(B, k * width), indices, axis=1)
         return self._with_forced(best, indices // width, tokens)
@@ -196,7 +197,7 @@ class BeamState(DecodingState):
 
     def _best_running(self, sums: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the sums of the k candidates that continue, best first, and their places, int [B, k]."""
-        return sampling.top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
+        return top_k(jnp.where(ends, sums + WORST, sums), self.cfg.beams)
 
     def _may_finish(self, sums: jax.Array, ends: jax.Array, parents: jax.Array, tokens: jax.Array) -> jax.Array:
         """Returns which candidates are outputs if they end, bool [B, n k]."""
@@ -244,7 +245,7 @@ class BeamState(DecodingState):
         k = self.cfg.beams
         counts = ends & (sums > WORST / 2) & may_finish & ~self.done[:, None]
         scores = jnp.where(counts, sums / self._penalty(generated)[:, None], WORST)
-        best, order = sampling.top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
+        best, order = top_k(jnp.concatenate([self.finished.scores, scores], axis=1), k)
         best = jnp.where(self._used(), best, WORST)
         return Hypotheses(take_per_row(jnp.concatenate([self.finished.tokens, grown], axis=1), order), best)
 

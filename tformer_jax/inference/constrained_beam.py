@@ -12,6 +12,7 @@ from tformer_jax.inference import sampling
 from tformer_jax.inference.beam import UNUSED, WORST, BeamState
 from tformer_jax.inference.requests import TokenConstraints
 from tformer_jax.nn.padding import take_per_row
+from tformer_jax.nn.xla import top_k
 from tformer_jax.special_tokens import PAD
 
 
@@ -74,7 +75,7 @@ class ConstrainedBeamState(BeamState):
         incomplete = ~(self.met | self._pending(matches).any(axis=-1)).all(axis=-1)
         ends = sampling.among(jnp.arange(logits.shape[-1]), self.constraints.eos)
         allowed = jnp.where(ends & incomplete[..., None], -jnp.inf, allowed)
-        values, tokens = sampling.top_k(allowed, min(n * k, logits.shape[-1]))
+        values, tokens = top_k(allowed, min(n * k, logits.shape[-1]))
         values = jnp.where(jnp.arange(values.shape[-1]) < n * self.settings.beams[:, None, None], values, -jnp.inf)
         wanted = self._next_of_phrases(matches)
         repeated = ((wanted[..., None] == tokens[..., None, :]) & (values > -jnp.inf)[..., None, :]).any(axis=-1)
@@ -91,7 +92,7 @@ class ConstrainedBeamState(BeamState):
 
     def _best_running(self, sums: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
         chosen = ~ends & (jnp.cumsum(~ends, axis=1) <= self.settings.beams[:, None])
-        return sampling.top_k(jnp.where(chosen, sums, UNUSED), self.cfg.beams)
+        return top_k(jnp.where(chosen, sums, UNUSED), self.cfg.beams)
 
     def _may_finish(self, sums: jax.Array, ends: jax.Array, parents: jax.Array, tokens: jax.Array) -> jax.Array:
         complete = self._after(parents, tokens).met.all(axis=-1)

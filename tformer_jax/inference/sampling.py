@@ -9,12 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.nn.xla import isolated_top_k
-
-BLOCK = 64
-"""Block size of `top_k`."""
-MAX_UNBLOCKED = 512
-"""Maximum number of values that `top_k` searches without blocks."""
+from tformer_jax.nn.xla import most_probable
 
 
 @flax.struct.dataclass
@@ -96,11 +91,6 @@ def among(tokens: jax.Array, ids: Sequence[int]) -> jax.Array:
     return (tokens[..., None] == jnp.array(ids, jnp.int32)).any(axis=-1)
 
 
-def most_probable(logits: jax.Array) -> jax.Array:
-    """Returns the index of the largest logit, the first one if several are equal: [..., V] -> int32 [...]."""
-    return top_k(logits, 1)[1][..., 0]
-
-
 def restrict(logits: jax.Array, settings: RowSettings) -> jax.Array:
     """Applies temperature, top-k, top-p and min-p: logits [B, V] -> logits [B, V] to sample from."""
     temperature = jnp.where(settings.temperature > 0, settings.temperature, 1)
@@ -138,32 +128,6 @@ def keep_min_p(logits: jax.Array, p: jax.Array) -> jax.Array:
     """
     lowest = logits.max(axis=-1) + jnp.log(p)
     return jnp.where(logits < lowest[:, None], -jnp.inf, logits)
-
-
-def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the k largest values along the last axis and their indices, like `jax.lax.top_k`, but faster.
-
-    Values are in descending order, equal values in order of their indices. Only the k blocks with the largest maxima
-    are searched: no value of another block is larger than these k maxima.
-
-    Args:
-        values: float [..., V], which may contain -inf.
-        k: at most V.
-
-    Returns:
-        Values [..., k], of the dtype of `values`, and indices, int32 [..., k].
-    """
-    *leading, V = values.shape
-    blocks = -(-V // BLOCK)
-    if V <= MAX_UNBLOCKED or blocks <= k:
-        return isolated_top_k(values, k)
-    missing = [(0, 0)] * len(leading) + [(0, blocks * BLOCK - V)]
-    maxima = jnp.pad(values, missing, constant_values=-jnp.inf).reshape(*leading, blocks, BLOCK).max(axis=-1)
-    chosen = jnp.sort(top_k(maxima, k)[1], axis=-1)
-    members = (chosen[..., None] * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)).reshape(*leading, k * BLOCK)
-    block_values = jnp.take_along_axis(values, jnp.minimum(members, V - 1), axis=-1)
-    largest, order = top_k(jnp.where(members < V, block_values, -jnp.inf), k)
-    return largest, jnp.take_along_axis(members, order, axis=-1)
 
 
 def _largest_threshold(logits: jax.Array, enough: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -28,9 +28,9 @@ from tformer_jax.inference.encoding import (
 )
 from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.requests import as_request
-from tformer_jax.inference.sampling import top_k
 from tformer_jax.models import registry
 from tformer_jax.nn.sharding import replicate
+from tformer_jax.nn.xla import top_k
 from tformer_jax.special_tokens import BOS, IGNORED
 
 POSITIONS_AT_ONCE = 64

@@ -13,6 +13,10 @@ from tformer_jax.nn.sharding import mesh_axes, platform
 
 QUERY_CHUNKS, SMALLEST_QUERY_CHUNK = 4, 32
 """Maximum number of chunks per call of attention, and minimum number of queries per chunk."""
+BLOCK = 64
+"""Block size of `top_k`."""
+MAX_UNBLOCKED = 512
+"""Maximum number of values that `top_k` searches without blocks."""
 
 
 def query_chunk(T: int) -> int:
@@ -72,3 +76,34 @@ def isolated_top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """
     largest, indices, _ = jax.lax.optimization_barrier((*jax.lax.top_k(values, k), jnp.zeros(())))
     return largest, indices
+
+
+def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the k largest values along the last axis and their indices, like `jax.lax.top_k`, but faster.
+
+    Values are in descending order, equal values in order of their indices. Only the k blocks with the largest maxima
+    are searched: no value of another block is larger than these k maxima.
+
+    Args:
+        values: float [..., V], which may contain -inf.
+        k: at most V.
+
+    Returns:
+        Values [..., k], of the dtype of `values`, and indices, int32 [..., k].
+    """
+    *leading, V = values.shape
+    blocks = -(-V // BLOCK)
+    if V <= MAX_UNBLOCKED or blocks <= k:
+        return isolated_top_k(values, k)
+    missing = [(0, 0)] * len(leading) + [(0, blocks * BLOCK - V)]
+    maxima = jnp.pad(values, missing, constant_values=-jnp.inf).reshape(*leading, blocks, BLOCK).max(axis=-1)
+    chosen = jnp.sort(top_k(maxima, k)[1], axis=-1)
+    members = (chosen[..., None] * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)).reshape(*leading, k * BLOCK)
+    block_values = jnp.take_along_axis(values, jnp.minimum(members, V - 1), axis=-1)
+    largest, order = top_k(jnp.where(members < V, block_values, -jnp.inf), k)
+    return largest, jnp.take_along_axis(members, order, axis=-1)
+
+
+def most_probable(logits: jax.Array) -> jax.Array:
+    """Returns the index of the largest logit, the first one if several are equal: [..., V] -> int32 [...]."""
+    return top_k(logits, 1)[1][..., 0]

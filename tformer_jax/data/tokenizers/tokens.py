@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers.base import Decoder, Tokenizer
 
 WORD = re.compile(r"\w+(?:['’\-]\w+)*")
@@ -55,6 +54,8 @@ def token_ranges(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int
 
     Spans that a token joins share their tokens.
     """
+    from tformer_jax.data.placeholders import mask
+
     texts = [text, *(text[:stop] for _, stop in spans)]
     ids, *beginnings = tokenizer.encode_batch([mask(tokenizer.placeholders, part).text for part in texts])
     ends = [len(some) if some == ids[: len(some)] else None for some in beginnings]

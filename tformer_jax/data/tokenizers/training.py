@@ -1,11 +1,12 @@
 """Trains the vocabularies of an experiment on its training split."""
 
 import collections
+import functools
 import hashlib
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers as hf
@@ -15,10 +16,9 @@ from rich.progress import track
 from tformer_jax.base import user_cache
 from tformer_jax.config import DataConfig, kinds
 from tformer_jax.config.directions import Direction
-from tformer_jax.data import characters, placeholders
+from tformer_jax.data import characters
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
-from tformer_jax.data.placeholders import NUMBERED, mask_example
 from tformer_jax.data.tokenizers import base, normalization
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
 from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
@@ -30,8 +30,8 @@ SETTINGS = (
     *("character_coverage", "byte_fallback", "symbols", "placeholders", "tokenizer_temperature"),
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
-CODE = (characters, placeholders, base, normalization)
-"""Modules that determine a trained tokenizer, too, beside that of its class."""
+CODE = (characters, base, normalization)
+"""Modules that determine a trained tokenizer, too, beside those of its class and of placeholders."""
 
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
@@ -80,6 +80,10 @@ def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None)
     if not isinstance(train, Endless) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
         return _train_sides(cfg, train, root)
     modules = dict.fromkeys(sys.modules[find_class(kind).__module__] for kind in cfg.tokenizer_kinds)
+    if cfg.placeholders:
+        from tformer_jax.data import placeholders
+
+        modules[placeholders] = None
     key = {
         "examples": train.origin(),
         "settings": {name: getattr(cfg, name) for name in SETTINGS},
@@ -183,11 +187,11 @@ def _train_kind(
     if kind in FORMATS:
         raise cfg.error("tokenizer", "is the name of a format of files; register the kind by another name")
 
-    whole = _symbols(cfg)
+    whole, mask = _symbols(cfg), _mask_of(cfg)
 
     def texts(examples: Iterable[Example]) -> Iterator[str]:
         for example in examples:
-            masked = mask_example(cfg.placeholders, example)
+            masked = mask(example)
             for side, change in normalizers.items():
                 yield from texts_between(change(_text_of_side(masked, side)), whole)
 
@@ -208,7 +212,20 @@ def _text_of_side(example: Example, side: str) -> str:
 
 def _symbols(cfg: DataConfig) -> tuple[str, ...]:
     """Returns the symbols of trained tokenizers."""
-    return tuple(dict.fromkeys((*cfg.symbols, *(NUMBERED if cfg.placeholders else ()))))
+    if not cfg.placeholders:
+        return tuple(dict.fromkeys(cfg.symbols))
+    from tformer_jax.data.placeholders import NUMBERED
+
+    return tuple(dict.fromkeys((*cfg.symbols, *NUMBERED)))
+
+
+def _mask_of(cfg: DataConfig) -> Callable[[Example], Example]:
+    """Returns a function that puts symbols for the placeholders of an example."""
+    if not cfg.placeholders:
+        return lambda example: example
+    from tformer_jax.data.placeholders import mask_example
+
+    return functools.partial(mask_example, cfg.placeholders)
 
 
 def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:

@@ -12,10 +12,10 @@ from flax import linen as nn
 
 from tformer_jax.data.corpora import DataError
 from tformer_jax.data.rows import ORDER
-from tformer_jax.inference.sampling import most_probable
 from tformer_jax.models import registry
 from tformer_jax.models.losses import masked_cross_entropy, sum_over_chunks
 from tformer_jax.nn.sharding import replicate
+from tformer_jax.nn.xla import most_probable
 from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
 from tformer_jax.special_tokens import IGNORED
 from tformer_jax.tasks.evaluators.evaluation import Losses
