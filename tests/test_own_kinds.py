@@ -85,9 +85,11 @@ def test_a_run_with_kinds_of_other_code_is_opened_by_its_imports(own_run):
     assert len(run.generate(["ab"], max_new_tokens=3)) == 1
     tokens = np.array([[4, 5, 6, 7]], np.int32)
     full, cache = apply(run.model, run.params, tokens), run.model.apply({}, 1, 4, method="init_cache")
+    decode_step = jax.jit(
+        lambda token, cache: run.model.apply({"params": run.params}, token, cache, method="decode_step")
+    )
     for position in range(4):
-        token = tokens[:, position : position + 1]
-        step, cache = run.model.apply({"params": run.params}, token, cache, method="decode_step")
+        step, cache = decode_step(tokens[:, position : position + 1], cache)
         assert_close(step, full[:, position : position + 1], 1e-5)
 
 

@@ -1,6 +1,7 @@
 """Finished runs without a train step, which the tests of commands load: no step is compiled."""
 
 import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -56,19 +57,28 @@ def run_of_conversations(folder: Path) -> Path:
     return finish("decoder_lm", folder, data, "chat", max_length=128, **llama)
 
 
-def runs_of_each_family(folder: Path) -> dict[str, Path]:
-    """Makes a run of each family below `folder`."""
-    words = ["abc", "bca", "cabb", "ac", "bb", "cc", "aabb", "b", "ca", "acab"]
-    (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
-    (folder / "labels.tsv").write_text("".join(f"{'xy'[n % 2]}\t{word}\n" for n, word in enumerate(words)))
-    (folder / "text.txt").write_text(" ".join(words * 5))
-    lengths = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
-    windows = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
-    return {
-        "seq2seq": finish("seq2seq", folder, DataConfig(source="tsv", train="pairs.tsv", **lengths)),
-        "classifier": finish("classifier", folder, DataConfig(source="tsv", train="labels.tsv", **lengths)),
-        "decoder_lm": finish("decoder_lm", folder, DataConfig(source="text", train="text.txt", **windows)),
-    }
+class RunsOfEachFamily(dict[str, Path]):
+    """Runs of the families below a folder, each made when it is first read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        words = ["abc", "bca", "cabb", "ac", "bb", "cc", "aabb", "b", "ca", "acab"]
+        (folder / "pairs.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
+        (folder / "labels.tsv").write_text("".join(f"{'xy'[n % 2]}\t{word}\n" for n, word in enumerate(words)))
+        (folder / "text.txt").write_text(" ".join(words * 5))
+
+    def __missing__(self, family: str) -> Path:
+        lengths = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
+        windows = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
+        data = {
+            "seq2seq": {"source": "tsv", "train": "pairs.tsv", **lengths},
+            "classifier": {"source": "tsv", "train": "labels.tsv", **lengths},
+            "decoder_lm": {"source": "text", "train": "text.txt", **windows},
+        }[family]
+        with contextlib.redirect_stdout(io.StringIO()):  # which a test may capture
+            self[family] = finish(family, self._folder, DataConfig(**data))
+        return self[family]
 
 
 def run_of_many_languages(folder: Path) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import tformer_jax as tj
-from tests.cli.finished_runs import runs_of_each_family
 from tests.helpers import rest_slow
 from tformer_jax import api
 from tformer_jax.base.errors import UserError
@@ -20,12 +19,6 @@ from tformer_jax.inference import batching
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import Translator
 from tformer_jax.runs.trained import load_trained
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """Runs of each family."""
-    return runs_of_each_family(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests import commands
-from tests.cli.finished_runs import runs_of_each_family
 
 ROOT = Path(__file__).resolve().parents[2]
 START = """
@@ -115,9 +114,9 @@ def test_closed_standard_streams():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ctrl_c_at_any_moment_of_a_translation(tmp_path):
+def test_ctrl_c_at_any_moment_of_a_translation(runs, tmp_path):
     """The command ends with status 130 and one line, never by a crash; resumed, it gives the same output."""
-    draw, run = random.Random(0), runs_of_each_family(tmp_path)["seq2seq"]
+    draw, run = random.Random(0), runs["seq2seq"]
     (tmp_path / "in.txt").write_text("".join(f"{'abc'[n % 3] * (1 + n % 15)}\n" for n in range(3000)))
     files = ["--input", str(tmp_path / "in.txt"), "--beams", "2"]
     command = [sys.executable, "scripts/translate.py", "--run", str(run), *files]

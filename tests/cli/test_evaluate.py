@@ -8,16 +8,10 @@ import pytest
 import sacrebleu
 
 import tformer_jax as tj
-from tests.cli.finished_runs import finish, runs_of_each_family
+from tests.cli.finished_runs import finish
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, translate
 from tformer_jax.config import DataConfig
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, Path]:
-    """Runs of each family."""
-    return runs_of_each_family(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("family", ["seq2seq", "classifier", "decoder_lm"])
@@ -96,9 +90,9 @@ def test_models_and_files_that_do_not_fit(runs, tmp_path):
     (tmp_path / "s").write_text("a\n")
     flags = ["--source", str(tmp_path / "s"), "--reference", str(tmp_path / "s")]
     with pytest.raises(UserError, match="translate: .* holds a classifier model; use classify"):
-        evaluate.main(["--run", str(run.parent / "classifier"), *flags])
+        evaluate.main(["--run", str(runs["classifier"]), *flags])
     with pytest.raises(UserError, match=r"eval.metrics=\('ter',\): must be \(\) for model.family='classifier'"):
-        evaluate.main(["--run", str(run.parent / "classifier"), "--metrics", "ter"])
+        evaluate.main(["--run", str(runs["classifier"]), "--metrics", "ter"])
     with pytest.raises(UserError, match="--direction and --language-fields name directions, but .* has one: omit them"):
         evaluate.main(["--run", str(run), *flags, "--direction", "en-de"])
     with pytest.raises(UserError, match="--split test and --source name different examples: leave one of them out"):

@@ -5,26 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.finished_runs import finish
 from tformer_jax.cli import generate, generation
-from tformer_jax.config import DataConfig
 
 TO_THE_END = ["--min-new-tokens", "99", "--max-new-tokens", "99"]
 """More tokens than the model has positions."""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "text.txt").write_text("abc bca cabb ac bb cc aabb b ca acab " * 5)
-    options = {"tokenizer": "characters", "batching": "windows", "window": 8, "batch_size": 2}
-    return finish("decoder_lm", folder, DataConfig(source="text", train="text.txt", **options))
+def run(runs) -> Path:
+    return runs["decoder_lm"]
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["abc", *TO_THE_END], "1 output ends at model.max_length=16 and may be incomplete\n"),
+        pytest.param(
+            ["abc", *TO_THE_END],
+            "1 output ends at model.max_length=16 and may be incomplete\n",
+            marks=pytest.mark.slow,
+        ),
         (["abc", "a", *TO_THE_END, "--samples", "2"], "4 outputs end at model.max_length=16 and may be incomplete\n"),
         (["--input", "in.txt", *TO_THE_END], "2 outputs end at model.max_length=16 and may be incomplete\n"),
         (

@@ -54,7 +54,7 @@ def test_it_has_languages_scores_data_and_the_command(tmp_path):
 @pytest.mark.parametrize(
     "case",
     rest_slow(
-        [("huggingface", "marian"), ("ctranslate2", "llama"), ("ctranslate2", "marian"), ("huggingface", "llama")], 2
+        [("huggingface", "marian"), ("ctranslate2", "llama"), ("ctranslate2", "marian"), ("huggingface", "llama")], 1
     ),
 )
 def test_its_program_writes_what_the_run_writes(case, tmp_path, monkeypatch, capsys):

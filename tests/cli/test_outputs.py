@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kill_lines import echo
+from tests.helpers import rest_slow
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli import common, outputs
 
@@ -46,7 +47,7 @@ def whole_text(name: str) -> str:
     return "".join(f"{text.upper()}\n" * 2 for text in TEXTS)
 
 
-@pytest.mark.parametrize("name", ["out.txt", "out.txt.gz", "out.jsonl", "out.jsonl.gz"])
+@pytest.mark.parametrize("name", rest_slow(["out.txt", "out.jsonl.gz", "out.txt.gz", "out.jsonl"], 2))
 def test_interrupted_at_any_byte_and_resumed_is_the_same_file(source, name):
     output, whole = source.with_name(name), whole_text(name)
     echo(source, output, resume=False, sleep=0)
@@ -72,7 +73,8 @@ def test_interrupted_at_any_byte_and_resumed_is_the_same_file(source, name):
         assert left(source.parent) == [name, f"{name}.provenance.json"]
 
 
-@pytest.mark.parametrize("name", ["out.jsonl.gz", pytest.param("out.txt", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["out.jsonl.gz", "out.txt"])
 def test_killed_again_and_again(source, name):
     texts = [f"text {number}" for number in range(120)]
     source.write_text("".join(f"{text}\n" for text in texts))

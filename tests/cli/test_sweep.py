@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from tests.helpers import rest_slow
 from tests.runs.conftest import small_config
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli import sweep
@@ -331,7 +332,12 @@ def test_a_narrow_terminal_shows_the_metric_alone(width, shown, monkeypatch, cap
     assert "20" in output and "19" in output
 
 
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path, capfd):
+FAILING = "import sys; sys.exit('error: pairs.tsv is missing')"
+
+
+@pytest.mark.parametrize("program", rest_slow({"substitute": FAILING, "train.py": sweep.TRAIN}, 1))
+def test_a_run_that_fails_does_not_stop_the_others(program, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sweep, "TRAIN", program)
     path = tmp_path / "small.py"
     path.write_text(CONFIG)
     with pytest.raises(RunError, match="1 of 1 runs failed; the first: .*seed=0: error: .*pairs.tsv"):

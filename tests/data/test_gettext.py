@@ -215,6 +215,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_django(tmp_path, capsys):
     pytest.importorskip("django", reason="the test extra installs it")
     (tmp_path / "messages.py").write_text(CONFIG)

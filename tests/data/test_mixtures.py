@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, setup, take
+from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data import mixtures, order
@@ -77,12 +78,16 @@ def share(counts: np.ndarray) -> float:
     return counts[0] / counts.sum()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OF_A_KIND = ("pairs in buckets, many dropped", "pairs packed and truncated", "documents packed and split")
+"""Kinds that also drop, cut or split."""
+
+
+@pytest.mark.parametrize("kind", rest_slow([*OF_A_KIND, *(kind for kind in KINDS if kind not in OF_A_KIND)], 3))
 def test_weights_by_tokens_are_the_shares_in_tokens(kind):
     assert share(drawn(mixed(kind))["tokens"]) == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.parametrize("weights", [(3, 1), (1, 4)])
+@pytest.mark.parametrize("weights", rest_slow([(3, 1), (1, 4)], 1))
 def test_unequal_weights_by_tokens(weights):
     counts = drawn(mixed("pairs in buckets", weights=weights), 200)
     assert share(counts["tokens"]) == pytest.approx(weights[0] / sum(weights), abs=0.03)
@@ -91,7 +96,7 @@ def test_unequal_weights_by_tokens(weights):
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        ("pairs in buckets", {}),
+        pytest.param("pairs in buckets", {}, marks=pytest.mark.slow),
         ("pairs packed", {}),
         (
             "pairs in buckets",
@@ -153,9 +158,17 @@ def test_weights_and_shares_by_hand():
     np.testing.assert_allclose(tokens, [6 / 14, 8 / 14])
 
 
-@pytest.mark.parametrize("weight_by", ["examples", "tokens"])
-@pytest.mark.parametrize("kind", ["pairs in buckets, many dropped", "documents packed and split"])
-def test_the_summary_has_the_shares_of_the_batches(kind, weight_by):
+SUMMARIES = {
+    "documents, tokens": ("documents packed and split", "tokens"),
+    "pairs, examples": ("pairs in buckets, many dropped", "examples"),
+    "documents, examples": ("documents packed and split", "examples"),
+    "pairs, tokens": ("pairs in buckets, many dropped", "tokens"),
+}
+
+
+@pytest.mark.parametrize("case", rest_slow(SUMMARIES, 2))
+def test_the_summary_has_the_shares_of_the_batches(case):
+    kind, weight_by = case
     cfg, corpus, tokenizers = mixed(kind, weight_by=weight_by)
     held_out = corpus.train.parts[1][:20]
     corpus = dataclasses.replace(corpus, validation=held_out, test=held_out)

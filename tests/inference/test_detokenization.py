@@ -142,7 +142,7 @@ def test_a_continuation_has_the_space_between_it_and_its_prompt(kind):
 STOPS = st.lists(st.text(alphabet="the a.数\ufffd", min_size=1, max_size=4), max_size=3)
 
 
-@pytest.mark.parametrize("examples", rest_slow([50, 500], 1))
+@pytest.mark.parametrize("examples", rest_slow([25, 500], 1))
 def test_random_tokens(tokenizer, examples):
     few, (end, *_) = [*range(FIRST + 3), *tokenizer.fallback_bytes][: FIRST + 60], tokenizer.special.eos
     token = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(few)
@@ -158,9 +158,11 @@ def test_random_tokens(tokenizer, examples):
     run()
 
 
-def test_random_texts(tokenizer):
+@pytest.mark.parametrize("examples", rest_slow([25, 100], 1))
+def test_random_texts(tokenizer, examples):
     alphabet = st.sampled_from("the cat.\n数字é😀 \ufffd'") | st.characters(exclude_categories=["Cs"])
 
+    @settings(max_examples=examples)
     @given(st.text(alphabet=alphabet, max_size=40), STOPS)
     def run(text, stop):
         check(tokenizer, tokenizer.encode(text), stop)

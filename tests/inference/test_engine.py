@@ -49,7 +49,7 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize("case", rest_slow(EACH, 2))
+@pytest.mark.parametrize("case", rest_slow(EACH, 1))
 def test_calls_keep_the_types_of_the_state(case):
     """Else each function would be compiled once more, for the types after the first call."""
     family, decode = case
@@ -100,6 +100,7 @@ def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
 
 
 @pytest.mark.parametrize("text", rest_slow(["abcdefgabcdefgabcd", "abc"], 1))
+@pytest.mark.parametrize("trained", rest_slow(["decoder_lm", "seq2seq"], 1), indirect=True)
 def test_samples_of_one_prompt_share_it(trained, text):
     served = engine(trained)
     number = submit(served, text, SAMPLE, seed=5, index=7, num_outputs=3)
@@ -234,7 +235,7 @@ def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
     assert served.idle
 
 
-@pytest.mark.parametrize("seconds", [0.0, math.inf])
+@pytest.mark.parametrize("seconds", rest_slow([math.inf, 0.0], 1))
 def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     trained, output = endless()
     served = engine(trained, max_rows=1, seconds=seconds)

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.helpers import build, tiny
+from tests.helpers import build, rest_slow, tiny
 from tests.inference.engines import finish
 from tests.serving.live import around
 from tformer_jax.config import Config, DataConfig, DecodeConfig
@@ -68,7 +68,7 @@ def decoded(model, cfg, tokenizers) -> dict[tuple[int, int], tuple[str, list[int
     return {key: (text, ids[key]) for key, (text, _) in finish(engine, events).items()}
 
 
-@pytest.mark.parametrize("decode", [SAMPLE, BEAM, SAMPLE | {"unknown": "copy"}], ids=["sample", "beam", "copy"])
+@pytest.mark.parametrize("decode", rest_slow({"copy": SAMPLE | {"unknown": "copy"}, "beam": BEAM, "sample": SAMPLE}, 2))
 def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
     cfg = config(model[0], **decode)
     results = decoded(model, cfg, TOKENIZERS)

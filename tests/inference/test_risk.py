@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from tests.helpers import build, tiny
+from tests.helpers import build, rest_slow, tiny
 from tests.inference.test_text import TEXTS, TOKENIZERS, setup
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
@@ -49,23 +49,23 @@ def test_the_first_has_the_highest_mean_chrf_and_repeated_texts_count_as_often()
     assert rank_by_risk([]) == []
 
 
-def test_translations_are_the_best_of_all_candidates():
+@pytest.mark.parametrize("settings", rest_slow([{"strategy": "sample"}, {"strategy": "beam", "beams": 6}], 1))
+def test_translations_are_the_best_of_all_candidates(settings):
     """Oracle: all outputs of the same seed, of which the mean chrF is computed one pair at a time."""
     cfg = setup("seq2seq")
     _, params = build(tiny("seq2seq"), seed=1)
     model, params = registry.build(cfg.model), params | {"head": {"bias": np.zeros(11, np.float32)}}
 
-    def outputs(count, **settings):
-        decode = DecodeConfig(max_new_tokens=5, **settings)
+    def outputs(count, **options):
+        decode = DecodeConfig(max_new_tokens=5, **options)
         translate = Translator(dataclasses.replace(cfg, decode=decode), model, TOKENIZERS)
         return [[each.text for each in row] for row in translate.stream(params, TEXTS, seed=3, outputs=count)]
 
-    for settings in ({"strategy": "sample"}, {"strategy": "beam", "beams": 6}):
-        decoded = outputs(6, **settings)
-        best = [max(row, key=lambda text: np.mean([sentence_chrf(text, other) for other in row])) for row in decoded]
-        assert outputs(1, candidates=6, **settings) == [[text] for text in best]
-        assert [sorted(row) for row in outputs(6, candidates=6, **settings)] == [sorted(row) for row in decoded]
-        assert any(text != row[0] for text, row in zip(best, decoded, strict=True))
+    decoded = outputs(6, **settings)
+    best = [max(row, key=lambda text: np.mean([sentence_chrf(text, other) for other in row])) for row in decoded]
+    assert outputs(1, candidates=6, **settings) == [[text] for text in best]
+    assert [sorted(row) for row in outputs(6, candidates=6, **settings)] == [sorted(row) for row in decoded]
+    assert any(text != row[0] for text, row in zip(best, decoded, strict=True))
 
 
 def test_candidates_need_several_outputs():

@@ -144,7 +144,7 @@ def test_outputs_that_end_at_the_maximum_length_of_the_model(language_model, str
     assert (stopped[0].limit, stopped[0].finish_reason) == (None, "stop")
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "beam"])
+@pytest.mark.parametrize("strategy", rest_slow(["greedy", "beam"], 1))
 def test_outputs_are_as_long_as_the_model_can_be(language_model, strategy, caplog):
     """A prompt and its output have 16 tokens together; a truncated prompt leaves room for half of them."""
     model, params = language_model

@@ -102,7 +102,7 @@ def mesh_of(name):
 
 
 EACH = {f"{name}-{mesh}": (name, mesh) for name in CHANGES for mesh in MESHES}
-OFTEN = ("gated-data=2,expert=2,sequence=2", "capacity-expert=2,fsdp=2,tensor=2")
+OFTEN = ("capacity-expert=2,fsdp=2,tensor=2",)
 FAST = {key: EACH[key] for key in OFTEN}
 
 

@@ -9,6 +9,7 @@ import sacrebleu
 from sacrebleu.metrics.base import Metric, Score, Signature
 from sacrebleu.significance import PairedTest
 
+from tests.helpers import rest_slow
 from tests.report.folders import SIGNATURES, write_run
 from tformer_jax.report import sections
 from tformer_jax.report.bootstrap import bleu_of, estimates, ratio, share
@@ -118,9 +119,10 @@ def test_losses_that_are_not_finite_prove_nothing():
     assert set(shown) == {sections.ABSENT}
 
 
-def test_equal_systems_differ_as_rarely_as_the_level_says():
+@pytest.mark.parametrize("pairs", rest_slow([400, 1000], 1))
+def test_equal_systems_differ_as_rarely_as_the_level_says(pairs):
     rng = np.random.default_rng(0)
-    noise = rng.normal(size=(1000, 2, 100))
+    noise = rng.normal(size=(pairs, 2, 100))
     p_values = np.array([ratio(list(pair), np.ones(100), resamples=200)[1].p_value for pair in noise])
     for level in (0.05, 0.2, 0.5):
         error = 3 * np.sqrt(level * (1 - level) / len(noise))

@@ -59,20 +59,35 @@ def small_config(*, bucket_lengths: tuple[int, ...] = (12,), **train: Any) -> Co
     )
 
 
-@pytest.fixture(scope="module")
-def compiled_by_the_first_step() -> Iterator[None]:
-    """Trainers that make no step compile none."""
+@contextlib.contextmanager
+def without_compiling() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(initial_state, "compiling", lambda *_: contextlib.nullcontext())
         yield
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory, corpus_folder, compiled_by_the_first_step) -> Path:
-    """A run with a checkpoint and final weights: the initial parameters."""
+def compiled_by_the_first_step() -> Iterator[None]:
+    """Trainers that make no step compile none."""
+    with without_compiling():
+        yield
+
+
+@pytest.fixture(scope="session")
+def initial_run(tmp_path_factory, corpus_folder) -> Path:
+    """A run with a checkpoint and final weights: the initial parameters. Tests change only copies of it."""
     folder = tmp_path_factory.mktemp("runs") / "first"
-    built = experiment.build(small_config(steps=1), folder, data_root=corpus_folder)
-    with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
+    with (
+        without_compiling(),
+        contextlib.closing(experiment.build(small_config(steps=1), folder, data_root=corpus_folder)) as built,
+        contextlib.closing(training.Training(built)) as started,
+    ):
         started.save()
         weights.save(folder, started.trainer.state.params, "last", [0], 0)
     return folder
+
+
+@pytest.fixture(scope="module")
+def first(initial_run, compiled_by_the_first_step) -> Path:
+    """The run `initial_run`, in a module whose trainers compile nothing by themselves."""
+    return initial_run

@@ -168,6 +168,7 @@ def restore_damaged(folder: str) -> None:
     gc.collect()
 
 
+@pytest.mark.slow
 def test_damage_is_reported_once(tmp_path):
     """Regression test: Orbax's pending reads printed a traceback each, some of them after a garbage collection."""
     keeper = Checkpointer(tmp_path / "intact", keep=1)

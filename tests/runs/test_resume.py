@@ -111,9 +111,13 @@ def test_what_may_not_change_is_refused_by_name(settings, first, corpus_folder):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"train.accumulate": 2},
-        {"train.log_norms": True, "name": "other"},
-        {"model.attention_backend": "xla", "optim.weight_decay": 0.1},
+        {
+            "train.accumulate": 2,
+            "train.log_norms": True,
+            "name": "other",
+            "model.attention_backend": "xla",
+            "optim.weight_decay": 0.1,
+        },
         pytest.param({"data.workers": 1}, marks=pytest.mark.slow),
     ],
 )

@@ -168,7 +168,9 @@ def test_weight_decay_does_not_depend_on_the_width(optimizer, projections):
     )
     model, params = build(cfg.model)
     built = optimizers.build(cfg, registry.shapes(model))
-    updates, _ = built.update(jax.tree.map(jnp.zeros_like, params), built.init(params), params)
+    updates, _ = jax.jit(lambda params: built.update(jax.tree.map(jnp.zeros_like, params), built.init(params), params))(
+        params
+    )
     decays = optimizers.decay_mask(cfg.optim, optimizers.parameter_names(params))
     expected = jax.tree.map(lambda param, decayed: -0.1 * 0.5 * decayed * param, params, decays)
     jax.tree.map(lambda found, other: np.testing.assert_allclose(found, other, 1e-5), updates, expected)
