@@ -1,6 +1,7 @@
 """Minimum Bayes risk decoding: sacreBLEU's chrF between all candidates, and the choice of the most similar output."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ import sacrebleu
 from tests.helpers import build, rest_slow, tiny
 from tests.inference.test_text import TEXTS, TOKENIZERS, setup
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.risk import chrf_matrix, rank_by_risk
+from tformer_jax.config import DecodeConfig, kinds
+from tformer_jax.inference.risk import Utility, chrf_matrix
 from tformer_jax.inference.text import Translator
 from tformer_jax.models import registry
 
@@ -41,16 +42,46 @@ def test_chrf_of_all_pairs_equals_sacrebleu():
 
 
 def test_the_first_has_the_highest_mean_chrf_and_repeated_texts_count_as_often():
-    order = rank_by_risk(CANDIDATES)
+    order = Utility().rank("", CANDIDATES)
     means = [np.mean([sentence_chrf(text, other) for other in CANDIDATES]) for text in CANDIDATES]
     assert sorted(order) == list(range(len(CANDIDATES)))
     assert [means[place] for place in order] == pytest.approx(sorted(means, reverse=True))
-    assert rank_by_risk(["q", "r", "q"]) == [0, 2, 1]
-    assert rank_by_risk([]) == []
+    assert Utility().rank("", ["q", "r", "q"]) == [0, 2, 1]
+    assert Utility().rank("", []) == Utility("ter").rank("", []) == []
+
+
+SIMILARITIES = {
+    "bleu": lambda _, text, other: sacrebleu.BLEU(effective_order=True).sentence_score(text, [other]).score,
+    "ter": lambda _, text, other: -sacrebleu.TER().sentence_score(text, [other]).score,
+    "chrf++": lambda _, text, other: sacrebleu.CHRF(word_order=2).sentence_score(text, [other]).score,
+    "exact_match": lambda _, text, other: 100.0 * (text.split() == other.split()),
+    "shared": lambda source, text, other: len({*source} & {*text} & {*other}),
+}
+
+
+def shared(sources, outputs, references):
+    return [len({*a} & {*b} & {*c}) for a, b, (c,) in zip(sources, outputs, references, strict=True)]
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_any_metric_ranks_every_list_of_a_tiny_set_as_enumeration_does(name, monkeypatch):
+    """All lists of up to three texts, with repetitions; a metric of its own reads the source, too."""
+    monkeypatch.setitem(kinds.METRICS, "shared", shared)
+    own, similarity = Utility(name), SIMILARITIES[name]
+    texts, source = ["a dog", "a cat", "", "the cat"], "a d"
+    value = {(a, b): similarity(source, a, b) for a in texts for b in texts}
+    for row in itertools.chain.from_iterable(itertools.product(texts, repeat=count) for count in (1, 2, 3)):
+        means = [np.mean([value[text, other] for other in row]) for text in row]
+        order = own.rank(source, row)
+        assert sorted(order) == list(range(len(row)))
+        assert [means[place] for place in order] == pytest.approx(sorted(means, reverse=True))
+    rows = [texts, texts[:2], []]
+    for found, own_texts in zip(own.matrices([source] * 3, rows), rows, strict=True):
+        assert found.tolist() == [pytest.approx([value[a, b] for b in own_texts]) for a in own_texts]
 
 
 @pytest.mark.parametrize("settings", rest_slow([{"strategy": "sample"}, {"strategy": "beam", "beams": 6}], 1))
-def test_translations_are_the_best_of_all_candidates(settings):
+def test_translations_are_the_best_of_all_candidates(settings, monkeypatch):
     """Oracle: all outputs of the same seed, of which the mean chrF is computed one pair at a time."""
     cfg = setup("seq2seq")
     _, params = build(tiny("seq2seq"), seed=1)
@@ -66,10 +97,19 @@ def test_translations_are_the_best_of_all_candidates(settings):
     assert outputs(1, candidates=6, **settings) == [[text] for text in best]
     assert [sorted(row) for row in outputs(6, candidates=6, **settings)] == [sorted(row) for row in decoded]
     assert any(text != row[0] for text, row in zip(best, decoded, strict=True))
+    longest = [sorted(row, key=len)[-1] for row in decoded]
+    monkeypatch.setitem(kinds.METRICS, "length", lambda sources, outputs, references: [len(text) for text in outputs])
+    assert [len(row[0]) for row in outputs(1, candidates=6, utility="length", **settings)] == [*map(len, longest)]
+    with pytest.raises(UserError, match="decode.utility='command': has settings in eval: add it to eval.metrics"):
+        outputs(1, candidates=6, utility="command", **settings)
+    with pytest.raises(UserError, match="off_target"):
+        outputs(1, candidates=6, utility="off_target", **settings)
 
 
 def test_candidates_need_several_outputs():
     with pytest.raises(UserError, match=r"decode.candidates=8: needs decode.strategy='sample' or 'beam'"):
         DecodeConfig(candidates=8)
+    with pytest.raises(UserError, match=r"decode.utility='ter': compares candidates: write decode.candidates above 1"):
+        DecodeConfig(utility="ter")
     with pytest.raises(UserError, match="must not exceed decode.beams=4"):
         DecodeConfig(candidates=8, strategy="beam")

@@ -22,6 +22,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.chats import with_chat
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.inference.engine import Event, Request
+from tformer_jax.inference.risk import Utility
 from tformer_jax.inference.scores import Row as ScoredRow
 from tformer_jax.inference.scores import Scored
 from tformer_jax.serving import server
@@ -164,7 +165,9 @@ def served(engine: FakeEngine, family: str) -> ServedModel:
 
     parts = "fake", family, engine.decode, Tokenizers(BYTES, BYTES), LONGEST + 1, False
     options = {"labels": LABELS if family == "classifier" else (), "attention": attention, "about": about(family)}
-    return ServedModel(*parts, score=score, embed=embed, classify=classify, **options)
+    return ServedModel(
+        *parts, score=score, embed=embed, classify=classify, utility=Utility(engine.decode.utility), **options
+    )
 
 
 def about(family: str) -> dict[str, Any]:

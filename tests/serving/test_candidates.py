@@ -1,13 +1,14 @@
 """Minimum Bayes risk decoding by the server: of all candidates, those with the least risk are returned."""
 
+import dataclasses
 import itertools
 
 import pytest
 
 from tests.serving.fake_engine import expected
 from tests.serving.live import live
-from tformer_jax.config import DecodeConfig
-from tformer_jax.inference.risk import rank_by_risk
+from tformer_jax.config import DecodeConfig, kinds
+from tformer_jax.inference.risk import Utility
 
 BEAM = DecodeConfig("beam", beams=12, candidates=12, max_new_tokens=1)  # of 0 to 11, the first digit 1 is frequent
 SAMPLE = DecodeConfig("sample", candidates=3)
@@ -15,7 +16,7 @@ SAMPLE = DecodeConfig("sample", candidates=3)
 
 def ranked(request):
     texts = [expected(request, sample)[0] for sample in range(request.num_outputs)]
-    return [texts[place] for place in rank_by_risk(texts)]
+    return [texts[place] for place in Utility().rank("", texts)]
 
 
 def test_translations_have_the_least_risk():
@@ -43,6 +44,26 @@ def test_a_request_that_selects_a_strategy_asks_for_candidates_itself():
         answer = one.post("/v1/completions", prompt="abc", temperature=0, candidates=4)
         assert answer.status_code == 400
         assert "candidates=4: needs decode.strategy='sample' or 'beam'" in answer.json()["error"]["message"]
+
+
+def test_the_metric_of_the_run_ranks_outputs(monkeypatch):
+    seen = []
+
+    def last_letter(sources, outputs, references):
+        seen.extend(zip(sources, outputs, references, strict=True))
+        return [ord(text[-1:] or " ") for text in outputs]
+
+    monkeypatch.setitem(kinds.METRICS, "last_letter", last_letter)
+    with live("decoder_lm", decode=dataclasses.replace(SAMPLE, utility="last_letter")) as one:
+        found = one.post("/v1/completions", prompt="abc", n=3, temperature=0.5, candidates=3).json()["choices"]
+        texts = [choice["text"] for choice in found]
+        request = one.engine.seen[0]
+        candidates = [expected(request, sample)[0] for sample in range(3)]
+        assert texts == sorted(candidates, key=lambda text: -ord(text[-1:] or " "))
+        different = dict.fromkeys(candidates)
+        assert seen == [("abc", text, (other,)) for text in different for other in different]
+        assert one.post("/v1/completions", prompt="abc", temperature=0).status_code == 200
+        assert one.engine.seen[-1].decode.utility == "chrf"
 
 
 def test_samples_of_several_prompts_differ_and_a_stream_has_the_complete_outputs():

@@ -18,9 +18,9 @@ from tformer_jax.base.paths import write_text
 from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import add_imports, add_path, check_writable, new_parser
 from tformer_jax.cli.inputs import Source
-from tformer_jax.config import EvalConfig, kinds, metrics
+from tformer_jax.config import EvalConfig, kinds
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
-from tformer_jax.inference.risk import chrf_matrix, expected_utilities
+from tformer_jax.inference.risk import Utility, expected_utilities
 
 RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
     "forward": lambda text, output: (text, output),
@@ -30,43 +30,13 @@ RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
 """What the run of a feature scores, given a text and an output."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Metric:
-    """A metric of `kinds.METRICS`, the higher the better."""
-
-    name: str
-    language: str = "en"
-    """Of the outputs."""
-    command: str | None = None
-    """As `eval.command`."""
-
-    @functools.cached_property
-    def scorer(self) -> metrics.Metric:
-        """The metric itself."""
-        evaluation = EvalConfig(metrics=(self.name,), command=self.command)
-        scorer = metrics.build_metric(evaluation, self.name, self.language)
-        if not scorer.applies:
-            raise UserError(f"--metric {self.name}: does not compare outputs with references")
-        return scorer
-
-    @property
-    def sign(self) -> int:
-        """-1 if lower values are better, else 1."""
-        return -1 if metrics.lower_is_better(self.name) else 1
+class Metric(Utility):
+    """A metric of pools of outputs."""
 
     def risks(self, pools: Sequence["Pool"]) -> list[Sequence[float]]:
         """Returns the expected similarity of each candidate of each text to all outputs of the text."""
-        if self.name == "chrf":
-            return [expected_utilities(pool.written, chrf_matrix)[pool.candidates].tolist() for pool in pools]
         texts = [[pool.written[place] for place in pool.candidates] for pool in pools]
-        triples = [
-            (pool.text, output, (other,))
-            for pool, unique in zip(pools, texts, strict=True)
-            for output in unique
-            for other in unique
-        ]
-        scores = iter(np.array(self.scorer.score_texts(*zip(*triples, strict=True))) * self.sign)
-        matrices = [np.array(list(itertools.islice(scores, len(row) ** 2))).reshape(len(row), -1) for row in texts]
+        matrices = self.matrices([pool.text for pool in pools], texts)
         return [
             expected_utilities(pool.written, lambda _, matrix=matrix: matrix)[pool.candidates].tolist()  # type: ignore[misc]
             for pool, matrix in zip(pools, matrices, strict=True)
@@ -140,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     saved = read_json(options.weights) if options.weights else {}
     weights = feature_weights(options, saved)
     named = saved.get("metric", options.metric), saved.get("language", options.language)
-    metric = Metric(*named, options.metric_command)
+    metric = Metric(*named, EvalConfig(metrics=named[:1], command=options.metric_command))
     pools = read_pools(options.nbest, options.field)
     features = compute_features(pools, list(weights), metric)
     if options.tune:

@@ -76,10 +76,11 @@ class DecodeConfig(Section):
     candidates: int = setting(
         1,
         "number of samples, or of outputs of beam search, of which minimum Bayes risk decoding chooses the output that "
-        "is most similar to all of them, by chrF; 1 disables it",
+        "is most similar to all of them, by decode.utility; 1 disables it",
         low=1,
         high=1024,
     )
+    utility: str = setting("chrf", "similarity of candidates: chrf, which is fast, or another metric of translations")
     max_new_tokens: int | None = setting(
         None,
         "maximum length of an output, in tokens; model.max_length limits it too; None: only model.max_length does",
@@ -167,6 +168,10 @@ class DecodeConfig(Section):
             raise self.error("candidates", "needs decode.strategy='sample' or 'beam': greedy decoding has one output")
         if self.strategy == "beam" and self.candidates > self.beams:
             raise self.error("candidates", f"must not exceed decode.beams={self.beams}")
+        if self.utility not in kinds.METRICS:
+            raise self.error("utility", f"must be one of {', '.join(kinds.METRICS)}")
+        if self.candidates == 1 and self.utility != "chrf":
+            raise self.error("utility", "compares candidates: write decode.candidates above 1")
         if self.alignments and self.markup == "align":
             raise self.error("alignments", "numbers words of texts without markup: write decode.markup='keep'")
         if self.alignments and self.split_sentences:

@@ -123,6 +123,9 @@ class Config(Section):
             raise self.embed.error("max_length", f"must not exceed model.max_length={self.model.max_length}")
         self._check_data()
         self._check_training()
+        utility, configured = self.decode.utility, ("chrf", *self.eval.metrics)
+        if utility not in configured and hasattr(kinds.load(kinds.METRICS, utility), "settings"):
+            raise self.decode.error("utility", "has settings in eval: add it to eval.metrics, and set them")
         if self.eval.references == "normalized" and not self.data.normalize:
             raise self.eval.error("references", "must be 'raw' without data.normalize")
 

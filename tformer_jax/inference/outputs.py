@@ -19,7 +19,7 @@ from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
 from tformer_jax.inference.engine.pool import max_new_tokens
 from tformer_jax.inference.requests import EncodedRequest
-from tformer_jax.inference.risk import rank_by_risk
+from tformer_jax.inference.risk import Utility
 
 UNSPACED = re.compile("[\u0e00-\u0eff\u3000-\u30ff\u3400-\u9fff\uff00-\uffef\U00020000-\U0003ffff]\\Z")
 """Last characters of sentences after which no space is written: Chinese, Japanese, Thai and Lao."""
@@ -148,7 +148,7 @@ class RowDecoder:
         """Yields the outputs of each row, in order, as soon as all earlier rows have theirs.
 
         They depend only on the arguments, bit for bit, because each call creates an engine. With `decode.candidates`,
-        they are the first ones of these by `rank_by_risk`.
+        they are the first ones of these by `Utility.rank`.
 
         Args:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
@@ -156,8 +156,11 @@ class RowDecoder:
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
         """
         candidates = self._cfg.decode.candidates
-        for decoded in self._decode(rows, first, seed, max(outputs, candidates), scores, window):
-            order = rank_by_risk([output.text for output in decoded]) if candidates > 1 else range(outputs)
+        utility = Utility.of_run(self._cfg)
+        found = self._decode(rows, first, seed, max(outputs, candidates), scores, window)
+        for row, decoded in zip(rows, found, strict=True):
+            texts = [output.text for output in decoded]
+            order = utility.rank(row.text, texts) if candidates > 1 else range(outputs)
             yield [decoded[place] for place in order[:outputs]]
 
     def _decode(

@@ -4,34 +4,92 @@
 Approximations to Minimum Bayes Risk Decoding for Neural Machine Translation", 2022.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import Config, EvalConfig, metrics
+from tformer_jax.inference.languages import own_direction
 
 ORDER, BETA = 6, 2
 """Maximum length of n-grams of chrF, and weight of recall; sacreBLEU's defaults."""
 
 
-Utility = Callable[[Sequence[str]], np.ndarray]
+Similarity = Callable[[Sequence[str]], np.ndarray]
 """Returns the similarity of each text to each text as the reference: float64 [N, N]."""
 
 
-def rank_by_risk(texts: Sequence[str]) -> list[int]:
-    """Returns the indices of the texts, the one with the highest mean chrF against all texts first.
+@dataclasses.dataclass(frozen=True)
+class Utility:
+    """A metric of `kinds.METRICS`, the higher the better, as the similarity of the outputs of a text."""
+
+    name: str = "chrf"
+    language: str = "en"
+    """Of the outputs."""
+    evaluation: EvalConfig | None = None
+    """Settings of the metric; None: the defaults."""
+
+    @classmethod
+    def of_run(cls, cfg: Config) -> "Utility":
+        """Returns `decode.utility`.
+
+        Raises:
+            UserError: the metric does not compare outputs with references, or lacks a package or file.
+        """
+        own = own_direction(cfg.data)
+        utility = cls(cfg.decode.utility, own.target if own else "en", cfg.eval)
+        if cfg.decode.candidates > 1 and utility.name != "chrf":
+            utility.scorer  # noqa: B018
+        return utility
+
+    @functools.cached_property
+    def scorer(self) -> metrics.Metric:
+        """The metric itself."""
+        evaluation = self.evaluation or EvalConfig(metrics=(self.name,))
+        scorer = metrics.build_metric(evaluation, self.name, self.language)
+        if not scorer.applies:
+            raise UserError(f"the metric {self.name} does not compare outputs with references: name another one")
+        return scorer
+
+    @property
+    def sign(self) -> int:
+        """-1 if lower values are better, else 1."""
+        return -1 if metrics.lower_is_better(self.name) else 1
+
+    def matrices(self, sources: Sequence[str], rows: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """Returns the similarities of the outputs of each source, as `Similarity`."""
+        if self.name == "chrf":
+            return [chrf_matrix(texts) for texts in rows]
+        pairs = zip(sources, rows, strict=True)
+        triples = [(source, text, (other,)) for source, texts in pairs for text in texts for other in texts]
+        scores = self.sign * np.array(self.scorer.score_texts(*zip(*triples, strict=True)) if triples else ())
+        parts = np.split(scores, np.cumsum([len(texts) ** 2 for texts in rows])[:-1])
+        return [part.reshape(len(texts), len(texts)) for part, texts in zip(parts, rows, strict=True)]
+
+    def rank(self, source: str, texts: Sequence[str]) -> list[int]:
+        """Returns the indices of the outputs of a source, the one with the least risk first (`rank_by_risk`)."""
+        return rank_by_risk(texts, lambda unique: self.matrices([source], [unique])[0])
+
+
+def rank_by_risk(texts: Sequence[str], similarity: Similarity) -> list[int]:
+    """Returns the indices of the texts, the one with the highest mean similarity to all texts first.
 
     A text that occurs several times counts as often, and equal texts stay together, in order.
     """
-    values = expected_utilities(texts, chrf_matrix)
+    values = expected_utilities(texts, similarity)
     firsts = {text: place for place, text in reversed([*enumerate(texts)])}
     return sorted(range(len(texts)), key=lambda index: (-values[index], firsts[texts[index]]))
 
 
-def expected_utilities(texts: Sequence[str], utility: Utility) -> np.ndarray:
+def expected_utilities(texts: Sequence[str], similarity: Similarity) -> np.ndarray:
     """Returns the mean similarity of each text to all texts, of which a repeated one counts as often: float64 [N]."""
     unique = list(dict.fromkeys(texts))
     places = {text: place for place, text in enumerate(unique)}
     order = [places[text] for text in texts]
-    return (utility(unique) @ np.bincount(order, minlength=len(unique)) / max(len(texts), 1))[order]
+    return (similarity(unique) @ np.bincount(order, minlength=len(unique)) / max(len(texts), 1))[order]
 
 
 def chrf_matrix(texts: Sequence[str]) -> np.ndarray:

@@ -246,8 +246,8 @@ class Handlers:
     def _generate(
         self, requests: Sequence[Request | Empty], reply: Reply, stream: bool = False, returned: int = 1
     ) -> Response:
-        how: dict[str, Any] = {"returned": returned, "seconds": self.limits.timeout, "stream": stream}
-        return Generation(self.worker, self.metrics, requests, reply, **how)
+        how: dict[str, Any] = {"utility": self.served.utility, "seconds": self.limits.timeout, "stream": stream}
+        return Generation(self.worker, self.metrics, requests, reply, returned=returned, **how)
 
     def _description(self) -> dict[str, Any]:
         description = {"id": self.served.name, "object": "model", "created": self._created, "owned_by": "tformer_jax"}

@@ -126,6 +126,7 @@ class DirectedBody(Body):
         """
         if self.candidates or "strategy" in changes:
             changes = {**changes, "candidates": self.candidates or 1}
+            changes |= {} if changes["candidates"] > 1 else {"utility": "chrf"}
         prefixes = [saved.prefix if prefix is None else prefix for prefix in self.by_text("prefix", count)]
         decode = {prefix: dataclasses.replace(saved, **{**changes, "prefix": prefix}) for prefix in {*prefixes}}
         return [decode[prefix] for prefix in prefixes]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from tformer_jax.inference.engine import Event, Request
-from tformer_jax.inference.risk import rank_by_risk
+from tformer_jax.inference.risk import Utility
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.replies import Outputs, Reply, empty_outputs
@@ -33,6 +33,7 @@ class Generation(Response):
         metrics: records the response times.
         requests: engine requests of this HTTP request.
         reply: builds the response of the route.
+        utility: ranks the outputs of each text.
         returned: number of outputs of each text to return; where there are more, those with the least risk.
         seconds: maximum time until the end of the response.
         stream: whether to respond with server-sent events.
@@ -49,12 +50,13 @@ class Generation(Response):
         requests: Sequence[Request | Empty],
         reply: Reply,
         *,
+        utility: Utility,
         returned: int,
         seconds: float,
         stream: bool,
     ) -> None:
         self.worker, self.metrics, self.requests, self.reply = worker, metrics, requests, reply
-        self.returned, self.seconds, self.stream = returned, seconds, stream
+        self.utility, self.returned, self.seconds, self.stream = utility, returned, seconds, stream
         self._begun, self._started = time.perf_counter(), False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +104,9 @@ class Generation(Response):
         """Returns the outputs of each text to return."""
         if not self._chooses:
             return outputs
-        orders = await asyncio.to_thread(lambda: [rank_by_risk([output.text for output in row]) for row in outputs])
+        texts = [request.text if isinstance(request, Request) else "" for request in self.requests]
+        rows = [[output.text for output in row] for row in outputs]
+        orders = await asyncio.to_thread(lambda: [*map(self.utility.rank, texts, rows)])
         return [[row[place] for place in order[: self.returned]] for row, order in zip(outputs, orders, strict=True)]
 
     async def _computed(self, job: Job, outputs: Outputs) -> Any:

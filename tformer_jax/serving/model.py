@@ -22,6 +22,7 @@ from tformer_jax.inference.embeddings import Embedder, embed_rows
 from tformer_jax.inference.encoding import NO_START, no_tokens, start_of_text, too_long, wrap_prompt
 from tformer_jax.inference.forced import first_tokens
 from tformer_jax.inference.languages import Languages, TagIds
+from tformer_jax.inference.risk import Utility
 from tformer_jax.inference.scores import Row, Scored, score_rows
 from tformer_jax.inference.text import classify_rows
 from tformer_jax.models.ensemble import first_member
@@ -58,6 +59,8 @@ class ServedModel:
     """Class names of a classifier; empty: its head is not trained."""
     start: tuple[int, ...] = ()
     """What an empty prompt is read as (`start_of_text`); (): it is an error."""
+    utility: Utility = Utility()  # noqa: RUF009
+    """Ranks the outputs of minimum Bayes risk decoding."""
     languages: Languages | None = None
     """The languages of a translator."""
     attention: Callable[[Any, str], str] | str = ""
@@ -98,6 +101,7 @@ class ServedModel:
             cfg.model.prefix_lm,
             embedded_length=cfg.embed.max_length,
             prompt=cfg.embed.prompt_text(cfg.embed.prompt),
+            utility=Utility.of_run(cfg),
             start=start_of_text(cfg, tokenizers.target) if cfg.model.model_class.continues else (),
             languages=Languages(cfg.data, tokenizers) if cfg.model.model_class.reads_source else None,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),
