@@ -56,12 +56,9 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         if sys.stdout is not None:
             sys.stdout.flush()
         gc.freeze()  # the final collection at exit then skips all objects
-    except UserError as error:
+    except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(FAILED)
+        sys.exit(USER_ERROR if isinstance(error, UserError) else FAILED)
     except KeyboardInterrupt:
         interrupt.end_process()
     except BrokenPipeError:

@@ -161,15 +161,11 @@ def read_record(text: str, fields: Fields) -> Line:
         raise ValueError(f"is not valid JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(record, dict):
         raise ValueError("is not a JSON object")
-    present = {
-        flag: "" if flag in OPTIONAL and record.get(field) is None else _value_of(record, flag, field)
-        for flag, field in fields.items()
-    }
-    return Line(tuple(present.values()), record)
-
-
-def _value_of(record: Mapping[str, Any], flag: str, field: str) -> Any:
-    return (value_in if flag == CONSTRAINTS else text_in)(record, flag, field)
+    texts = []
+    for flag, field in fields.items():
+        read = value_in if flag == CONSTRAINTS else text_in
+        texts.append("" if flag in OPTIONAL and record.get(field) is None else read(record, flag, field))
+    return Line(tuple(texts), record)
 
 
 def _finite(text: str) -> float:

@@ -18,8 +18,9 @@ def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredAr
     that of a language model beside a model of images.
     """
     wrapped, base = _wrapper_length(arrays), is_base_model(arrays, architecture)
-    names = {name: re.sub(r"LayerNorm\.(gamma|beta)$", _modern_name, name[wrapped:]) for name in arrays}
-    names = {old: LANGUAGE_MODEL.sub(r"\1", new) for old, new in names.items()}
+    names = {name: LANGUAGE_MODEL.sub(r"\1", name[wrapped:]) for name in arrays}
+    for early, modern in (("gamma", "weight"), ("beta", "bias")):
+        names = {old: re.sub(rf"LayerNorm\.{early}$", f"LayerNorm.{modern}", new) for old, new in names.items()}
     if base:
         names = {
             old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()
@@ -50,7 +51,3 @@ def rename_copies(arrays: StoredArrays, architecture: Architecture, tied: bool) 
         if copy in arrays and original not in names.values():
             names[copy] = original
     return arrays.renamed(names)
-
-
-def _modern_name(match: re.Match[str]) -> str:
-    return "LayerNorm." + {"gamma": "weight", "beta": "bias"}[match[1]]

@@ -1,6 +1,5 @@
 """Reads and writes the decoding settings of a checkpoint: `generation_config.json`, or the fields of `config.json`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.base.errors import UserError
@@ -96,12 +95,13 @@ def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[De
             lengths.pop("max_length", None)
         unapplied += _differing_settings(given, lengths)
     shortest, longest = _new_token_limits(given, cfg)
+    stop = given.get("stop_strings", ())
     settings: Settings = {
         "min_new_tokens": shortest,
         "max_new_tokens": longest,
         "repetition_penalty": float(given.get("repetition_penalty", 1.0)),
         "no_repeat_ngram": given.get("no_repeat_ngram_size", 0),
-        "stop": _as_texts(given.get("stop_strings", ())),
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
     }
     chosen, left = _strategy_settings(given)
     unapplied += left
@@ -125,10 +125,6 @@ def _strategy_settings(given: Settings) -> tuple[Settings, list[str]]:
 def _differing_settings(given: Settings, defaults: Settings) -> list[str]:
     """Returns the settings that differ from the defaults, as `name=value`."""
     return [f"{name}={given[name]!r}" for name, value in defaults.items() if given.get(name, value) != value]
-
-
-def _as_texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _new_token_limits(given: Settings, cfg: ModelConfig) -> tuple[int, int | None]:

@@ -46,16 +46,14 @@ class PyTorch:
                     continue
                 number, _, key = key.partition("/")
                 self._batches += [{}] * (int(number) == len(self._batches))
-                self._batches[-1] = self._batches[-1] | {key: self._host(torch.from_numpy(array).long())}
+                tensor = torch.from_numpy(array).long()
+                self._batches[-1] |= {key: tensor.pin_memory() if self._device == "cuda" else tensor}
         torch_models.load_params(model, params)
         model.to(self._device)
         self._parameters = list(model.parameters())
         self._optimizer = adamw(self._parameters, cfg.optim)
         self._loss = torch.compile(model) if compiled else model
         self._done = 0
-
-    def _host(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory() if self._device == "cuda" else tensor
 
     def steps(self, count: int) -> tuple[float, list[float]]:
         """Runs `count` steps and returns the mean seconds and the loss of each."""

@@ -58,7 +58,9 @@ def measure_case(case: Case, rounds: int, steps: int) -> dict[str, Any]:
     with start_systems(case, PEERS) as systems:
         first = {name: first_step(system) for name, system in systems.items()}
         if compared == case:
-            losses = {name: [first[name][0], *remaining_losses(system)] for name, system in systems.items()}
+            losses = {
+                name: [first[name][0], *system.call("steps", CHECKED_STEPS - 1)[1]] for name, system in systems.items()
+            }
         turns = {name: functools.partial(time_steps, system, steps) for name, system in systems.items()}
         seconds = alternate_runs(turns, rounds)
         facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
@@ -111,12 +113,6 @@ def first_step(system: Remote) -> tuple[float, dict[str, Any]]:
     seconds = system.seconds + time.perf_counter() - start
     compilations = system.call("facts").get("compilations")
     return loss, {"first_step_seconds": seconds, "compilations_at_first_step": compilations}
-
-
-def remaining_losses(system: Remote) -> list[float]:
-    """Returns the losses of the next `CHECKED_STEPS - 1` steps."""
-    losses: list[float] = system.call("steps", CHECKED_STEPS - 1)[1]
-    return losses
 
 
 def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tformer_jax.nn.attention_ops import shards
 from tformer_jax.nn.attention_ops.core import Backend, Operands
-from tformer_jax.nn.attention_ops.reference import dense_bias, zero_masked_rows
+from tformer_jax.nn.attention_ops.reference import block_bias, zero_masked_rows
 
 
 def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.Array:
@@ -26,7 +26,7 @@ def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.
     may_attend = dataclasses.replace(mask, causal=False, window=None).dense(T, S) if causal else mask.dense(T, S)
     if may_attend is not None and implementation == "cudnn":  # cuDNN does not broadcast masks along T
         may_attend = jnp.broadcast_to(may_attend, (*may_attend.shape[:2], T, S))
-    added = dense_bias(x.bias, mask, T, S)
+    added = None if x.bias is None else block_bias(x.bias, mask, 0, T, 0, S)
     if added is not None and implementation == "cudnn":  # cuDNN needs the dtype of q
         added = added.astype(x.q.dtype)
     out = jax.nn.dot_product_attention(

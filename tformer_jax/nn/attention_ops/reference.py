@@ -107,11 +107,6 @@ def block_bias(bias: Bias, mask: Mask, t: int, T: int, s: int, S: int) -> jax.Ar
     return block if block.ndim == 4 else block[None]
 
 
-def dense_bias(bias: Bias | None, mask: Mask, T: int, S: int) -> jax.Array | None:
-    """Returns the bias between all queries and keys: float32 [B or 1, N, T, S]; None without a bias."""
-    return None if bias is None else block_bias(bias, mask, 0, T, 0, S)
-
-
 def zero_masked_rows(out: jax.Array, mask: Mask, S: int) -> jax.Array:
     """Zeroes the rows of out [B, T, N, H] whose queries may attend to none of the S keys."""
     attends = mask.attends_to_any(out.shape[1], S)
