@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tformer_jax.cli import report
 from tformer_jax.cli.common import add_number, add_path, check_writable, new_parser, run_path
+from tformer_jax.cli.tables import make_table
 from tformer_jax.config.task import Task
 from tformer_jax.report import check_pages_installed, run
 from tformer_jax.report.charts import title_of
@@ -123,7 +124,7 @@ def _loss_table(comparison: Comparison) -> Table:
 
 
 def _setting_table(comparison: Comparison) -> Table:
-    table = _table("settings that differ", ["setting", "A", "B"], right=False)
+    table = _table("settings that differ", ["setting", "A", "B"], left=3)
     for name, values in comparison.settings.items():
         table.add_row(name, *(escape(repr(value)) for value in values))
     return table
@@ -143,8 +144,5 @@ def _describe_quality(value: float, task: Task) -> str:
     return f"{'correct' if value > 0 else 'wrong'} with probability {abs(value):.3g}"
 
 
-def _table(title: str, headings: Sequence[str], *, right: bool = True) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if right and number else "left", overflow="fold")
-    return table
+def _table(title: str, headings: Sequence[str], *, left: int = 1) -> Table:
+    return make_table(headings, (), left=left, title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))

@@ -223,14 +223,13 @@ def metric_table(result: dict[str, Any]) -> Table:
     if others := len(result.get("ensemble", ())):
         made += f" with {others} other run{'' if others == 1 else 's'}"
     examples = result.get("split") or Path(next(iter(result["test_set"]))).name
-    view = Table(title=f"{escape(result['name'])}, {made}, {escape(examples)}: {result['examples']:,} examples")
+    title = f"{escape(result['name'])}, {made}, {escape(examples)}: {result['examples']:,} examples"
     signatures = result["signatures"]
-    for heading in ("metric", "value", "signature") if signatures else ("metric", "value"):
-        view.add_column(heading, overflow="fold")
+    view = make_table(("metric", "value", "signature")[: 3 if signatures else 2], (), left=3, title=title)
     for name, value in result["metrics"].items():
         signature = "\n".join(signatures_of(name, signatures))
-        title = f"{name} (tokenized)" if signature.endswith(TOKENIZED) else name
-        view.add_row(title, f"{value:.4g}", *([signature] if signatures else []))
+        metric = f"{name} (tokenized)" if signature.endswith(TOKENIZED) else name
+        view.add_row(metric, f"{value:.4g}", *([signature] if signatures else []))
     return view
 
 

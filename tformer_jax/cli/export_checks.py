@@ -40,6 +40,17 @@ class Difference(UserError):
     """Another library computes something else from the exported folder than the run does."""
 
 
+@contextlib.contextmanager
+def _failures_reported(problem: str) -> Iterator[None]:
+    """Context in which an exception of a library, which may be any, becomes a `Difference` that names the problem."""
+    try:
+        yield
+    except Difference:
+        raise
+    except Exception as error:
+        raise Difference(f"{problem} ({first_line(error, 200)})") from error
+
+
 def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
     """Compares ids, decoded texts and logits with transformers; returns the result as one sentence.
 
@@ -52,14 +63,9 @@ def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
     if missing := not_installed(["torch", "transformers"]):
         return f"not checked with transformers: {' and '.join(missing)} is not installed"
     name = f"transformers {metadata.version('transformers')}"
-    with without_warnings():
-        try:
-            ids = _check_ids(folder, run) if tokenizer else ""
-            difference = _check_logits(_load_theirs(folder, run), run)
-        except Difference:
-            raise
-        except Exception as error:  # a library may raise anything
-            raise Difference(f"{name} cannot read the exported folder ({first_line(error, 200)})") from error
+    with without_warnings(), _failures_reported(f"{name} cannot read the exported folder"):
+        ids = _check_ids(folder, run) if tokenizer else ""
+        difference = _check_logits(_load_theirs(folder, run), run)
     return f"checked with {name}: {ids}logits within {difference:.0e} of the largest (at most {TOLERANCE:.0e})"
 
 
@@ -75,15 +81,11 @@ def check_adapter(folder: Path, base: str, run: tj.Run) -> str:
         return f"not checked with PEFT: {base} is not a folder"
     import peft
 
-    with without_warnings():
-        try:
-            adapted = peft.PeftModel.from_pretrained(_load_theirs(Path(base), run), str(folder)).eval()
-            difference = _check_logits(adapted, run)
-        except Difference:
-            raise
-        except Exception as error:  # a library may raise anything
-            raise Difference(f"PEFT {peft.__version__} cannot load the adapter ({first_line(error, 200)})") from error
-    return f"checked with PEFT {peft.__version__}: logits within {difference:.0e} (at most {TOLERANCE:.0e})"
+    name = f"PEFT {peft.__version__}"
+    with without_warnings(), _failures_reported(f"{name} cannot load the adapter"):
+        adapted = peft.PeftModel.from_pretrained(_load_theirs(Path(base), run), str(folder)).eval()
+        difference = _check_logits(adapted, run)
+    return f"checked with {name}: logits within {difference:.0e} (at most {TOLERANCE:.0e})"
 
 
 def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
@@ -122,10 +124,8 @@ def check_converted(folder: Path, converted: Path, run: tj.Run, quantization: st
         Difference: they differ, or CTranslate2 cannot compute them.
     """
     name = f"CTranslate2 {metadata.version('ctranslate2')}"
-    try:
+    with _failures_reported(f"{name} cannot score the tokens of its model"):
         difference = _score_difference(folder, converted, run)
-    except Exception as error:  # the library raises many types
-        raise Difference(f"{name} cannot score the tokens of its model ({first_line(error, 200)})") from error
     if quantization not in (None, "float32"):
         return f"{name} with weights of {quantization}: log-probabilities within {difference:.2g} nats of the run's"
     if not difference <= SCORE_TOLERANCE:

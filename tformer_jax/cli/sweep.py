@@ -24,6 +24,7 @@ from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, add_number, add_path, check_writable, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.sweep_results import RESULTS, check_same_data, read_results, run_name, write_results
+from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, comparable, differences, flat, to_dict
 from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.report import sweep_plot, sweeps
@@ -327,11 +328,11 @@ def result_table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     """Returns a table of the test metrics `names` in the order of the sweep: means over seeds with 95 % intervals."""
     groups, metric = record["groups"], record["metric"]
     best = min(groups, key=lambda group: sweeps.badness(group["mean"][metric], metric))
-    view = Table(title=f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}")
+    title = f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}"
     seconds = record["equal_seconds"]
     timed = [f"validation {metric}\nafter {seconds:,.0f} s"] if seconds else []
-    for heading in ("settings", "seeds", "parameters", "tokens/s", *names, *timed):
-        view.add_column(heading, overflow="fold")
+    headings = ("settings", "seeds", "parameters", "tokens/s", *names, *timed)
+    view = make_table(headings, (), left=len(headings), title=title)
     for group in groups:
         facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
         cells = [sweeps.format_mean(group["mean"][name], group["interval"][name]) for name in names]
