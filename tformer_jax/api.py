@@ -11,7 +11,7 @@ import functools
 import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -48,9 +48,11 @@ from tformer_jax.models import cost, registry
 from tformer_jax.models.ensemble import Ensemble, check_member
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
-from tformer_jax.report.history_plot import Plot, plot_history
-from tformer_jax.runs import curves, run_folder
+from tformer_jax.runs import run_folder
 from tformer_jax.runs.trained import load_trained
+
+if TYPE_CHECKING:
+    from tformer_jax.report.history_plot import Plot
 
 
 def load(
@@ -142,10 +144,14 @@ class Run:
     @property
     def history(self) -> dict[str, np.ndarray]:
         """The metrics by step, as columns of equal length: `pandas.DataFrame(run.history)`; see `curves.history`."""
+        from tformer_jax.runs import curves
+
         return curves.history(self.path)
 
-    def plot(self, *names: str) -> Plot:
+    def plot(self, *names: str) -> "Plot":
         """Draws metrics of `history` by step; default: the loss, and metrics of the validation split."""
+        from tformer_jax.report.history_plot import plot_history
+
         return plot_history(self.history, names)
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from tests.helpers import rest_slow
 from tformer_jax.base import user_cache
 from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data.corpora import cldr, load_corpus
-from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 
 VALUE = {"a": ["ü", "\ud800"], "b": [1, 2.5, None]}
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.features import Tokenized
-from tformer_jax.data.tokenizers import Tokenizers, token_texts, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, token_texts
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms import base
 from tformer_jax.data.transforms.bpe_dropout import RandomMerges
 

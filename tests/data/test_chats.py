@@ -18,10 +18,11 @@ from tformer_jax.data.pipeline import check_predictable, evaluation_batches, tra
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import lines, summarize
 from tformer_jax.data.summary_warnings import warnings
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_chat, written_text
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.surgery import needed_tokens, trim
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import IGNORED
 
 PAIR = chats.chat("How are you?", "I am fine.")

@@ -19,8 +19,9 @@ from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import summarize
 from tformer_jax.data.tags import tag_ids
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.language_tags import find_language, languages_of
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 PAIRS = {"en-de": 60, "en-fr": 25, "en-pt_BR": 5}

@@ -11,7 +11,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.lab.commands import machine_checks
 
 TRUNCATED = gzip.compress("".join(f"{n}\t-{n}\n" for n in range(5000)).encode())[:-3000]

@@ -11,8 +11,9 @@ import pytest
 from tests.helpers import build, score_texts, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig
-from tformer_jax.data.tokenizers import Tokenizers, normalizer, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, normalizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms.bpe_dropout import RandomMerges
 from tformer_jax.inference.outputs import Output
 from tformer_jax.tasks.evaluators.evaluation import Segment

@@ -15,8 +15,9 @@ from tformer_jax.config import Config, DataConfig, NoiseConfig
 from tformer_jax.data.objectives.denoising import Denoising, draw_span_lengths
 from tformer_jax.data.objectives.span_corruption import SpanCorruption, draw_parts
 from tformer_jax.data.objectives.vocabulary import Vocabulary
-from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, from_json
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, SpecialTokens
 
 

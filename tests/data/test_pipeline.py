@@ -19,7 +19,7 @@ from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.features import Tokenized
 from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.rows import Shards, token_stream
-from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.windows import Windows, covering_windows
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 

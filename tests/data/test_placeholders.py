@@ -17,8 +17,9 @@ from tformer_jax.data.placeholders import (
     mask_target,
     restore,
 )
-from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, from_json
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 
 A, B, C = NUMBERED[:3]
 EVERY = tuple(PATTERNS)

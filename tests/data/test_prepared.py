@@ -25,9 +25,10 @@ from tformer_jax.data.objectives.windows import CorruptedWindows
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import _metadata, prepare
 from tformer_jax.data.rows import ORDER, Shards, token_stream
-from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, from_json
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.windows import Windows
 from tformer_jax.special_tokens import PAD
 

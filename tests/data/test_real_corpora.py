@@ -12,7 +12,8 @@ import pytest
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.data.corpora import DataError, load_corpus, tfds
 from tformer_jax.data.pipeline import train_batches
-from tformer_jax.data.tokenizers import normalizer, train_tokenizers
+from tformer_jax.data.tokenizers import normalizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.lab.benchmarks.data import count_positions
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -13,8 +13,9 @@ from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.summary import language_lines, lines, summarize, summarize_languages
 from tformer_jax.data.summary_warnings import warnings
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 
 LETTERS = CharacterTokenizer("abcdefgh")
 TOKENIZERS = Tokenizers(LETTERS, LETTERS)

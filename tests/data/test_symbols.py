@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 
 from tests.data.trained import trained_tokenizer
 from tformer_jax.config import ConfigError, DataConfig
-from tformer_jax.data.tokenizers import Tokenizer, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, from_json
 from tformer_jax.data.tokenizers.correspondence import correspondence
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
-from tformer_jax.data.tokenizers.training import _sample, _sample_balanced, adopt_tokenizers, balanced_counts
+from tformer_jax.data.tokenizers.training import (
+    _sample,
+    _sample_balanced,
+    adopt_tokenizers,
+    balanced_counts,
+    train_tokenizers,
+)
 from tformer_jax.data.transforms.bpe_dropout import RandomMerges
 from tformer_jax.inference.detokenization import TextStream
 from tformer_jax.special_tokens import SPECIAL_TOKENS, UNK

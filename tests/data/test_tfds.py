@@ -18,7 +18,7 @@ from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
 from tformer_jax.data.builders import enwik8, multi30k, rt_polarity, tatoeba_en_zh
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 from tformer_jax.data.corpora import tfds as source
-from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three ü", "drei"), ("four", "vier")] * 10
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
-from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, from_json
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.files import load_tokenizer
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.tiktoken import TiktokenTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import EOS, SPECIAL_TOKENS, UNK, SpecialTokens
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog", "naïve 数字 123"] * 20

@@ -13,8 +13,9 @@ from tests.runs.conftest import small_config, write_pairs
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import score, translate
 from tformer_jax.config import Config, DataConfig, kinds
-from tformer_jax.data.tokenizers import Tokenizers, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, from_json
 from tformer_jax.data.tokenizers.files import FORMATS
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.runs import experiment, training
 from tformer_jax.special_tokens import EOS, UNK
 

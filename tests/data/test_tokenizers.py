@@ -14,8 +14,9 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.features import tokenize
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import BOS, EOS, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "der Hund saß auf dem Baum", "naïve 数字 123 456"]

@@ -29,7 +29,8 @@ from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.features import Tokenized
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms.base import Training, build
 from tformer_jax.data.transforms.show import show_changes
 from tformer_jax.inference.languages import Languages

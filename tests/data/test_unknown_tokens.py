@@ -8,9 +8,10 @@ import tokenizers as hf
 
 from tests.inference.test_detokenization import bert, marian, metaspace, spiece
 from tformer_jax.config import DataConfig
-from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizer, from_json, train_tokenizers
+from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizer, from_json
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import UNK
 
 TEXTS = ["the cat sat", "the dog's mat", "a cat, a dog"]

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tformer_jax.config import DataConfig
-from tformer_jax.data.tokenizers import Tokenizer, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 
 
 def trained_tokenizer(kind: str, texts: Iterable[str], vocab_size: int, **settings: Any) -> Tokenizer:

@@ -9,10 +9,10 @@ import tokenizers as hf
 from tests.helpers import normal
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig, DecodeConfig
-from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.standalone import character_tokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference import sampling
 from tformer_jax.inference.constraints import (
     Constraints,

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from tests.helpers import rest_slow
 from tformer_jax.config import DataConfig
-from tformer_jax.data.tokenizers import FIRST, Tokenizer, train_tokenizers
+from tformer_jax.data.tokenizers import FIRST, Tokenizer
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.tiktoken import TiktokenTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.detokenization import MAX_WAITING, TextBuffer, TextStream, cut, output_decoder
 from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS
 

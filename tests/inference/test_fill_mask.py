@@ -9,8 +9,9 @@ import scipy.special
 from tests.helpers import apply, build, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, EvalConfig
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.batching import pad_rows
 from tformer_jax.inference.encoding import LongTexts, TextError
 from tformer_jax.inference.fill_mask import MaskFiller

@@ -12,8 +12,9 @@ from tests.helpers import build, rest_slow, tiny
 from tests.inference.engines import finish
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, DecodeConfig
-from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.final_texts import Finisher, Unfinished
 from tformer_jax.inference.text import Translator

@@ -6,8 +6,8 @@ import pytest
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.data.placeholders import mask
-from tformer_jax.data.tokenizers import train_tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.phrases import (
     FORMAT,
     are_met,

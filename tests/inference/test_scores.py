@@ -13,9 +13,10 @@ from tests.helpers import assert_close, build, tiny
 from tests.inference.test_text import LETTERS, TOKENIZERS, setup, without_start
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.standalone import character_tokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference import scores
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.scores import Scorer

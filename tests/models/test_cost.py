@@ -10,7 +10,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, DataConfig, ModelConfig, kinds
 from tformer_jax.config.sizes import with_sizes
-from tformer_jax.data.tokenizers import train_tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.lab.benchmarks import train_cases
 from tformer_jax.lab.commands import describe
 from tformer_jax.models import cost, registry

@@ -39,8 +39,9 @@ from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.corpora.files import file_reader
 from tformer_jax.data.corpora.lines import BadLines
-from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.engine import Engine
 from tformer_jax.runs import experiment, run_folder, training, weights
 from tformer_jax.serving.model import ServedModel

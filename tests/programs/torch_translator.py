@@ -32,7 +32,8 @@ from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora import Example, load_corpus
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.tags import tag_ids
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh

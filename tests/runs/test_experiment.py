@@ -16,9 +16,10 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, Pa
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import check_predictable
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.tokenizers.standalone import character_tokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import experiment, initial_state, run_folder
 from tformer_jax.runs.start_from import Report, check_tokenizers

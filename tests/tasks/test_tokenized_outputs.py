@@ -5,8 +5,9 @@ import sacrebleu
 
 from tests.helpers import build, tiny
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.outputs import Output
 from tformer_jax.tasks.evaluators.evaluation import Segment
 from tformer_jax.tasks.evaluators.translation import TranslationEvaluator

@@ -12,6 +12,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 MADV_HUGEPAGE = 14
 HUGE_PAGE = 2**21
 NEVER = 2**31 - 1
+RESERVED = 0.5
+"""Fraction of the machine's memory that is reserved on huge pages."""
 ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
 """Device files of NVIDIA's and AMD's drivers and of TPUs."""
 COMPILATION = "/jax/core/compile/backend_compile_duration"
@@ -22,7 +24,7 @@ OPTIMIZATION_LEVEL = "xla_backend_optimization_level"
 """Option of XLA's compiler, 3 by default."""
 
 
-def keep_memory(share: float = 0.5) -> bool:
+def keep_memory() -> bool:
     """Makes glibc keep freed memory, on huge pages, instead of returning it to the system.
 
     XLA allocates the temporary arrays of a step in every step. By default, glibc maps such large blocks and unmaps
@@ -32,9 +34,6 @@ def keep_memory(share: float = 0.5) -> bool:
     Only the heap of the main thread can hold blocks of any size; `run_in_calling_thread` lets XLA allocate there. (One
     heap for all threads would keep their blocks too, but threads that compile wait for it: starts took a fifth longer
     on two cores, and five times as long on 16 cores beside a GPU.)
-
-    Args:
-        share: fraction of the machine's memory to reserve on huge pages.
 
     Returns:
         Whether the settings took effect; False unless `allocates_with_glibc`.
@@ -46,7 +45,7 @@ def keep_memory(share: float = 0.5) -> bool:
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     accepted = [libc.mallopt(M_MMAP_MAX, 0), libc.mallopt(M_TRIM_THRESHOLD, NEVER)]
-    size = int(share * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    size = int(RESERVED * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     heap = libc.malloc(size)
     if heap is None or not all(accepted):
         return False

@@ -18,7 +18,8 @@ from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.prepare import Summary, is_prepared, prepare
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms.show import TRIED, show_changes
 from tformer_jax.runs.guards import FolderLock
 

@@ -31,8 +31,8 @@ from tformer_jax.data.corpora.prepared import (
 )
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.features import document_end, tokenize
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
-from tformer_jax.data.tokenizers.training import adopt_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.training import adopt_tokenizers, train_tokenizers
 
 EXAMPLES_PER_CHUNK = 1024
 """Number of examples to tokenize at once."""

@@ -247,7 +247,7 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
     if isinstance(examples, Endless):
         return
     seen = trained if training else set[bytes]()
-    chosen = _spread(examples, COMPARED)
+    chosen = spread(len(examples), COMPARED)
     summary.compared = len(chosen)
     for index in chosen:
         example = examples[index]
@@ -277,11 +277,6 @@ def _is_quoted(texts: Sequence[str]) -> bool:
     """Returns whether all texts stand in double quotes, or one of them with doubled quotes inside."""
     insides = [text[1:-1] for text in texts if len(text) > 1 and text[0] == text[-1] == '"']
     return len(insides) == len(texts) or any('""' in inside for inside in insides)
-
-
-def _spread(examples: Sequence[Any], limit: int) -> Sequence[int]:
-    """Returns the indices of at most `limit` evenly spread examples; of an endless split, the first ones."""
-    return range(GENERATED) if isinstance(examples, Endless) else spread(len(examples), limit)
 
 
 def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from tformer_jax.config import Config, ParallelConfig
 from tformer_jax.data.corpora.python import python_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.models.family import check_ids
 from tformer_jax.nn.module import parameter_name

@@ -26,7 +26,8 @@ from tformer_jax.data.pipeline import check_predictable, train_batches
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.summary import SplitSummary, summarize
-from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, same_tokens, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, same_tokens
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh

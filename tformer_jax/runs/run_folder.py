@@ -29,6 +29,7 @@ from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import finite, is_remote, replacing_folder, write_text
 from tformer_jax.config import Config, DecodeConfig, kinds
+from tformer_jax.config.convert import flat_values
 from tformer_jax.config.decode import AlignmentHead
 from tformer_jax.config.metrics import base_metric
 from tformer_jax.data.tokenizers import Tokenizers
@@ -281,7 +282,7 @@ def score_settings(cfg: Config) -> dict[str, Any]:
 
 def score_fingerprint(cfg: Config) -> int:
     """Returns a checksum of the `score_settings` that are not the defaults; scores are comparable if it is equal."""
-    defaults = config.flat(Config())
+    defaults = flat_values(Config.defaults())
     chosen = {name: value for name, value in score_settings(cfg).items() if value != defaults[name]}
     return zlib.crc32(json.dumps(chosen).encode())
 

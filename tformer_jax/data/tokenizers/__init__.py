@@ -4,7 +4,6 @@ from tformer_jax.data.tokenizers.base import FIRST, MASK, SENTINEL_TOKENS, UNKNO
 from tformer_jax.data.tokenizers.files import Tokenizers, from_json
 from tformer_jax.data.tokenizers.normalization import normalizer, signature
 from tformer_jax.data.tokenizers.tokens import same_tokens, token_texts
-from tformer_jax.data.tokenizers.training import train_tokenizers
 
 __all__ = [
     "FIRST",
@@ -19,5 +18,4 @@ __all__ = [
     "same_tokens",
     "signature",
     "token_texts",
-    "train_tokenizers",
 ]

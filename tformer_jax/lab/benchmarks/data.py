@@ -13,7 +13,8 @@ from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.pipeline import Batch, train_batches
 from tformer_jax.data.prepare import prepare
-from tformer_jax.data.tokenizers import Tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.models import registry
 
 WARM_UP_BATCHES = 8
