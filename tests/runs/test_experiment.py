@@ -21,7 +21,7 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.tokenizers.standalone import character_tokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.runs import experiment, initial_state, run_folder
+from tformer_jax.runs import experiment, initial_state, run_folder, start_from
 from tformer_jax.runs.start_from import Report, check_tokenizers
 from tformer_jax.tasks.translation import TRANSLATION
 
@@ -303,7 +303,7 @@ def test_a_run_is_kept_if_another_process_refuses_its_replacement(corpus_folder,
 def said(built: experiment.Experiment, run: Path) -> list[str]:
     """Returns what a run prints when it starts from the parameters of another, none of which is really loaded."""
     lines: list[str] = []
-    with mock.patch.object(initial_state, "load_matching", return_value=({}, Report((), (), (), ()))):
+    with mock.patch.object(start_from, "load_matching", return_value=({}, Report((), (), (), ()))):
         initial_state.load_initial(dataclasses.replace(built, start_from=run), {}, lines.append)
     return lines
 
