@@ -19,12 +19,15 @@ from tformer_jax.config import (
     ParallelConfig,
     TrainConfig,
 )
-from tformer_jax.runs import experiment, initial_state, training
+from tformer_jax.runs import experiment, initial_state, training, weights
 
 SMALL = {"dim": 8, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 8, "max_length": 16}
 
 
-def finish(family: str, folder: Path, data: DataConfig, task: str | None = None, **model: Any) -> Path:
+def finish(
+    family: str, folder: Path, data: DataConfig, task: str | None = None, *, evaluated: bool = True, **model: Any
+) -> Path:
+    """Makes a run below `folder`; if it is not evaluated, it has weights, and no `result.json`."""
     cfg = Config(
         task=task,
         model=ModelConfig(family=family, dropout=0.0, **{**with_own_stacks(family, SMALL), **model}),
@@ -40,7 +43,10 @@ def finish(family: str, folder: Path, data: DataConfig, task: str | None = None,
         built = stack.enter_context(contextlib.closing(experiment.build(cfg, folder / family, data_root=folder)))
         trainer = stack.enter_context(contextlib.closing(training.Training(built)))
         trainer.save()
-        trainer.finish()
+        if evaluated:
+            trainer.finish()
+        else:
+            weights.save(folder / family, trainer.trainer.state.params, "last", [0], 0)
     return folder / family
 
 
@@ -54,7 +60,7 @@ def run_of_conversations(folder: Path) -> Path:
     data = DataConfig(source="jsonl", **files, **tokenizer, batching="packed", batch_size=2, window=120)
     llama = {"ffn": "gated", "norm": "rmsnorm", "activation": "silu", "position": "rotary", "attention_bias": ()}
     llama |= {"ffn_bias": False, "scale_embeddings": False, "tie_embeddings": "output"}
-    return finish("decoder_lm", folder, data, "chat", max_length=128, **llama)
+    return finish("decoder_lm", folder, data, "chat", evaluated=False, max_length=128, **llama)
 
 
 class RunsOfEachFamily(dict[str, Path]):
@@ -88,4 +94,4 @@ def run_of_many_languages(folder: Path) -> Path:
     settings = {"tokenizer": "characters", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
     files = dict.fromkeys(("train", "validation"), "{src}-{tgt}.tsv")
     directions = {"directions": ("en-de", "en-fr", "de-fr"), "target_tags": ("source", "target"), "source_tags": ()}
-    return finish("seq2seq", folder, DataConfig(source="tsv", **files, **directions, **settings))
+    return finish("seq2seq", folder, DataConfig(source="tsv", **files, **directions, **settings), evaluated=False)

@@ -116,6 +116,7 @@ def test_an_entry_that_was_not_finished_is_removed(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*-*")) == ["whole-atime", "whole-cache"]
 
 
+@pytest.mark.slow
 def test_the_next_process_compiles_nothing_and_the_cache_stays_small(tmp_path):
     program = """
 import sys

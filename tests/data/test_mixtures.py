@@ -56,7 +56,7 @@ def mixed(kind: str, **changes) -> tuple[Config, Corpus, Tokenizers]:
     return cfg, Corpus(train, [], [], ("x",) if family == "classifier" else None), BYTES
 
 
-def drawn(arguments, batches: int = 150) -> dict[str, np.ndarray]:
+def drawn(arguments, batches: int = 100) -> dict[str, np.ndarray]:
     """Counts the examples and tokens of long and of short lines in batches: int64 [2] each."""
     found = take(train_batches(*arguments), batches)
     counts = {"examples": np.zeros(2, np.int64), "tokens": np.zeros(2, np.int64)}
@@ -89,7 +89,7 @@ def test_weights_by_tokens_are_the_shares_in_tokens(kind):
 
 @pytest.mark.parametrize("weights", rest_slow([(3, 1), (1, 4)], 1))
 def test_unequal_weights_by_tokens(weights):
-    counts = drawn(mixed("pairs in buckets", weights=weights), 200)
+    counts = drawn(mixed("pairs in buckets", weights=weights), 120)
     assert share(counts["tokens"]) == pytest.approx(weights[0] / sum(weights), abs=0.03)
 
 
@@ -173,7 +173,7 @@ def test_the_summary_has_the_shares_of_the_batches(case):
     held_out = corpus.train.parts[1][:20]
     corpus = dataclasses.replace(corpus, validation=held_out, test=held_out)
     parts = summarize(cfg, corpus, tokenizers)["train"].parts
-    counts = drawn((cfg, corpus, tokenizers), 300)
+    counts = drawn((cfg, corpus, tokenizers), 200)
     assert parts[0]["tokens"] == pytest.approx(share(counts["tokens"]), abs=0.03)
     assert sum(part["examples"] for part in parts) == pytest.approx(1)
 

@@ -15,7 +15,11 @@ FIRST = [((), ""), ((5,), ""), ((), "ba"), ((6, 4), "c"), ((), ""), ((4,), "abcd
 """Tags and prefix of each of TEXTS."""
 EACH = {
     f"{family}-{decode.strategy}": (family, decode)
-    for family, decode in (("seq2seq", BEAM), ("decoder_lm", SAMPLE), *itertools.product(SEEDS, (GREEDY, SAMPLE, BEAM)))
+    for family, decode in (
+        ("seq2seq", GREEDY),
+        ("decoder_lm", SAMPLE),
+        *itertools.product(SEEDS, (GREEDY, SAMPLE, BEAM)),
+    )
 }
 
 

@@ -20,7 +20,7 @@ from tformer_jax.models.ensemble import Ensemble, check_member
 from tformer_jax.special_tokens import BOS, EOS, PAD
 
 SOURCES = ["abc", "gg"]
-WIDTHS = ({}, {"dim": 12, "num_heads": 3, "decoder_layers": 3})
+WIDTHS = ({}, {"dim": 12, "num_heads": 3, "decoder_layers": 2})
 """Members differ in width and depth."""
 
 

@@ -96,7 +96,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
-@pytest.mark.parametrize("rule", rest_slow(RULES.keys(), 2))
+@pytest.mark.parametrize("rule", rest_slow(RULES.keys(), 1))
 @settings(max_examples=15)
 @given(data=st.data())
 def test_every_mask(rule, mesh, data):

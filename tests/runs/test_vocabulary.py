@@ -39,7 +39,8 @@ def folder(tmp_path_factory):
     (folder / "pairs.tsv").write_text("".join(f"{line}\t{line[::-1]}\n" for line in lines))
     (folder / "abc.txt").write_text("".join(f"{line}\n" for line in sentences("abc", ROWS)))
     lengths = {"bucket_lengths": (16,), "batch_tokens": 64, "batch_multiple": 1, "vocab_size": 340}
-    run = finish("seq2seq", folder, DataConfig(source="tsv", train="pairs.tsv", tokenizer="bpe", **lengths))
+    data = DataConfig(source="tsv", train="pairs.tsv", tokenizer="bpe", **lengths)
+    run = finish("seq2seq", folder, data, evaluated=False)
     params = tj.load(run).params
     weights.save(run, randomized(params, seed=3, scale=2.0), "last", [1], 1)
     return folder

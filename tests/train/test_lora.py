@@ -174,7 +174,7 @@ def test_a_base_of_int8_is_that_of_rounded_kernels(name):
     step = jax.jit(functools.partial(accumulated_gradients, model, batch=data, key=jax.random.key(0), cfg=cfg))
     rounded = params.replace(base=unflatten_dict(plain))
     jax.tree.map(lambda one, two: assert_close(one, two, 1e-4), step(params)[:3], step(rounded)[:3])
-    merged, expected = (lora.merged(each) for each in (params, rounded))
+    merged, expected = (jax.jit(lora.merged)(each) for each in (params, rounded))
     jax.tree.map(lambda one, two: assert_close(one, two, 1e-5), merged, expected)
 
 
