@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from tformer_jax.data.markup import keeps_markup, put_back, take_out, unit_spans
+from tformer_jax.data.markup import keeps_markup, leave_out, put_back, take_out, unit_spans
 
 PIECES = ("a", "bc", " ", ".", "<b>", "</b>", "<i>", "</i>", "<br/>", "{0}")
 MARK = re.compile(r"<[^>]*>|\{0\}")
@@ -91,6 +91,16 @@ def test_texts_without_markup_are_as_they_were():
         segment = take_out(text)
         assert segment == (text, [])
         assert put_back(segment, "x  y ", []) == "x  y "
+
+
+def test_invented_marks_are_left_out_until_none_is_there():
+    assert leave_out("a <b>%s</b> {0}.") == ("a  .", 4)
+    assert leave_out("<<b>i>%<br/>d 5 < 6") == (" 5 < 6", 4)
+    assert leave_out("{0} %s", ("braces",)) == ("{0} ", 1)
+    draw = random.Random(0)
+    for _ in range(500):
+        text = "".join(draw.choices([*PIECES, "<", ">", "%", "s", "{", "}"], k=8))
+        assert not take_out(leave_out(text)[0]).marks
 
 
 def test_placeholders_that_the_model_reads_stay():

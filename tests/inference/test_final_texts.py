@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 import re
 
 import numpy as np
@@ -12,11 +13,13 @@ from tests.helpers import build, rest_slow, tiny
 from tests.inference.engines import finish
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, DecodeConfig
+from tformer_jax.data.markup import take_out
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.final_texts import Finisher, Unfinished
+from tformer_jax.inference.outputs import OutputCounts
 from tformer_jax.inference.text import Translator
 from tformer_jax.inference.watch import watch
 from tformer_jax.special_tokens import BOS, EOS, UNK
@@ -180,3 +183,41 @@ def test_markup_is_taken_out_and_put_back(model, strategy):
         assert sorted(marks.findall(output.text)) == sorted(marks.findall(text))
         assert output.placeholders_kept
     assert found[2].text == "%s<br/>"
+
+
+def test_markup_of_the_model_is_left_out():
+    """By hand: a vocabulary whose words are marks, of which none was in the source, and the name of unknown tokens."""
+    target = WordTokenizer(["T", "<b>", "{0}", "%s", "X", "Y", "Z"])
+    finisher = Finisher(None, None, Tokenizers(SOURCE, target), 1)
+    segment, words = take_out("<i>a</i> b"), ["T", "<b>", "X", "{0}"]
+    source = SOURCE.special.wrap_side(SOURCE.encode(segment.plain))
+    ids, decode = [*target.encode(" ".join(words)), UNK], DecodeConfig(markup="align")
+    weights = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]], float)
+    output = Unfinished(decode, source, BOS, segment.plain, segment=segment, text="T <b> X {0} <unk>", tokens=ids)
+    assert finisher._finished(output, weights).text.split() == ["<i>T</i>", "X", "<unk>"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [*DECODINGS])
+def test_no_mark_of_1000_segments_is_lost_or_invented_by_random_weights(model, strategy):
+    """The model has not learned anything, and some of its words are marks; the marks are counted by their texts."""
+    from tests.programs.alignments import with_marks
+
+    draw = random.Random(1)
+    tokenizers = Tokenizers(SOURCE, WordTokenizer(["T", "<b>", "{0}", "%s", "X", "%d", "Z"]))
+    decode = dataclasses.replace(DECODINGS[strategy], unknown="omit", markup="align")
+    translate = Translator(config(decode, model[0]), model[0], tokenizers)
+    texts = [with_marks(draw.choices(SOURCE.pieces, k=draw.randint(1, 6)), draw) for _ in range(1000)]
+    found = translate.outputs(model[1], texts)
+    pattern = re.compile(r"</?[a-z][^<>]*>|\{\d\}|%[sd]")
+    for text, output in zip(texts, found, strict=True):
+        assert sorted(pattern.findall(output.text)) == sorted(pattern.findall(text)), (text, output)
+        assert output.placeholders_kept
+    assert sum(len(pattern.findall(text)) for text in texts) > 1000
+    counts = OutputCounts()
+    for output in found:
+        counts.add([output])
+    invented = sum(output.invented > 0 for output in found)
+    assert (invented > 0) == (strategy == "sample")  # the others write unknown tokens, which are left out
+    said = f"{invented:,} of 1,000 outputs have markup that the model wrote itself"
+    assert (said in " ".join(counts.describe(translate.cfg))) == (invented > 0)

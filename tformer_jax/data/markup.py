@@ -105,6 +105,15 @@ def take_out(text: str, known: Sequence[str] = ()) -> Segment:
     return Segment(plain if run else plain + space, marks)
 
 
+def leave_out(text: str, known: Sequence[str] = ()) -> tuple[str, int]:
+    """Returns a text without markup, and the number of marks that it had; `known` is as for `take_out`."""
+    total, count = 0, 1
+    while count:  # what stood around a mark may be another one
+        text, count = pattern_of(known).subn("", text)
+        total += count
+    return text, total
+
+
 def unit_spans(text: str) -> list[tuple[int, int]]:
     """Returns start and end of each unit that is aligned."""
     return [match.span() for match in UNIT.finditer(text)]

@@ -9,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.data.markup import Segment, put_back, unit_spans
+from tformer_jax.data.markup import Segment, leave_out, put_back, unit_spans
 from tformer_jax.data.placeholders import mask, restore
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.normalization import detokenizer
@@ -100,7 +100,11 @@ class Finisher:
     def _finished(self, output: Unfinished, weights: np.ndarray) -> Finished:
         def finish(text: str) -> str:
             text = self._filled(output, text, weights) if UNKNOWN_MARK in text else text
-            return restore(self._detokenize(text) if output.decode.detokenize else text, output.originals)
+            text = self._detokenize(text) if output.decode.detokenize else text
+            if output.segment is not None:
+                name, known = self._tokenizers.target.special.unknown_name, self._tokenizers.placeholders
+                text = name.join(leave_out(part, known)[0] for part in text.split(name))  # <unk> is no tag
+            return restore(text, output.originals)
 
         text, decode = finish(output.text), output.decode
         if not _is_aligned(output):

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.markup import keeps_markup, take_out
+from tformer_jax.data.markup import keeps_markup, leave_out, take_out
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders, mask, symbols_of
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.word_links import Links
@@ -51,6 +51,8 @@ class Output(NamedTuple):
     """Number of sentences that were translated separately."""
     recased: int = 0
     """Number of words whose case is changed by `decode.casing`."""
+    invented: int = 0
+    """Number of marks that the model wrote, and that `decode.markup="align"` leaves out."""
 
     @property
     def finish_reason(self) -> str:
@@ -94,6 +96,8 @@ class OutputCounts:
     """Number of outputs that lack a phrase of their constraints."""
     recased: int = 0
     """Number of outputs with words whose case is that of the source."""
+    invented: int = 0
+    """Number of outputs of which markup of the model was left out."""
 
     def add(self, outputs: Sequence[Output]) -> None:
         """Counts the outputs of a text."""
@@ -104,6 +108,7 @@ class OutputCounts:
         self.other_placeholders += sum(output.placeholders_kept is False for output in outputs)
         self.lacking += sum(output.constraints_met is False for output in outputs)
         self.recased += sum(output.recased > 0 for output in outputs)
+        self.invented += sum(output.invented > 0 for output in outputs)
 
     def describe(self, cfg: Config, limits_of: int | None = None) -> Iterator[str]:
         """Yields sentences about the numbers that are not 0; `limits_of` is the total that those of limits mention."""
@@ -114,6 +119,7 @@ class OutputCounts:
         yield from self._of_all(self.other_placeholders, "other placeholders or markup than the source")
         yield from self._of_all(self.lacking, "not all phrases of their constraints, for lack of room or of a token")
         yield from self._of_all(self.recased, f"words in the case of the source (decode.casing={cfg.decode.casing!r})")
+        yield from self._of_all(self.invented, "markup that the model wrote itself, which is left out")
         if self.sentences > self.texts:
             yield f"{self.texts:,} texts were translated as {self.sentences:,} sentences (decode.split_sentences)"
 
@@ -194,6 +200,7 @@ class RowDecoder:
                             *(text, event.score, limit, unknown, exact, event.alignment),
                             constraints_met=self._meets_constraints(rows[key[0]], text),
                             recased=event.recased,
+                            invented=self._invented(tokens),
                         )
             row_outputs = finished.pop(n, {})
             yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank(row.text)] * outputs
@@ -230,6 +237,11 @@ class RowDecoder:
             return True if self._cfg.decode.markup == "align" else None
         written, originals = {*symbols_of(target.decode(ids))}, mask(names, source).originals or ()
         return written <= {*NUMBERED[: len(originals)]} and has_same_placeholders(names, source, output)
+
+    def _invented(self, ids: Sequence[int]) -> int:
+        if self._cfg.decode.markup != "align":
+            return 0
+        return leave_out(self._parts[2].target.decode(ids), self._parts[2].placeholders)[1]
 
     def _meets_constraints(self, row: EncodedRequest, text: str) -> bool | None:
         if not row.constraints:
@@ -320,6 +332,7 @@ class Parts(NamedTuple):
             constraints_met=_all_true(output.constraints_met for output in sentences),
             sentences=len(sentences),
             recased=sum(output.recased for output in sentences),
+            invented=sum(output.invented for output in sentences),
         )
 
 
