@@ -121,7 +121,7 @@ class BucketIterator(grain.DatasetIterator):
                 return self._reader.complete(batch)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state between two batches; `pending.jsonable` converts it to JSON."""
+        """Returns the state between two batches; `columns.jsonable` converts it to JSON."""
         buckets = {str(length): PendingExamples(bucket) for length, bucket in self._buckets.items()}
         return {"parent": self._parent.get_state(), "buckets": buckets, "unsorted": PendingExamples(self._unsorted)}
 

@@ -186,7 +186,7 @@ class PackedIterator(grain.DatasetIterator):
         return _own_rows(rows, self._capacity, self._reader)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state between two batches; `pending.jsonable` converts it to JSON."""
+        """Returns the state between two batches; `columns.jsonable` converts it to JSON."""
         return {"parent": self._parent.get_state(), "pending": PendingExamples(self._pool.examples)}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tformer_jax.base import packages
 from tformer_jax.base.errors import RunError
@@ -19,24 +19,8 @@ REMOTE_SECONDS = 60
 """Minimum interval of writes of `metrics.jsonl` to a bucket between flushes, since each writes the entire object."""
 
 
-class Sink(Protocol):
-    """A destination of metrics."""
-
-    def write(self, step: int, group: str, values: dict[str, float]) -> None:
-        """Records the values of one group at a step."""
-        ...
-
-    def flush(self) -> None:
-        """Writes the records that wait in memory."""
-        ...
-
-    def close(self) -> None:
-        """Flushes and closes the destination."""
-        ...
-
-
 class MetricsWriter:
-    """Writes scalar metrics to every sink.
+    """Writes scalar metrics to every sink: a destination with the methods `write`, `flush` and `close`.
 
     When a run is resumed, records after its checkpoint and records of an earlier test are dropped, as if the run had
     never stopped.
@@ -45,7 +29,7 @@ class MetricsWriter:
     def __init__(self, run: Path, cfg: Config, *, resume_step: int = 0, recording: bool = True):
         """Opens the sinks; with `recording=False` there are none."""
         self._run = run
-        self._sinks: list[Sink] = []
+        self._sinks: list[JsonLines | TensorBoard | WeightsAndBiases] = []
         if not recording:
             return
         with self._as_run_errors():
@@ -84,13 +68,10 @@ class MetricsWriter:
         try:
             yield
         except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> RunError:
-        return RunError(
-            f"metrics cannot be written to {self._run} ({error.strerror or error}): free some space or restore the "
-            "write permission, then the same command with --resume continues from the last checkpoint"
-        )
+            raise RunError(
+                f"metrics cannot be written to {self._run} ({error.strerror or error}): free some space or restore the "
+                "write permission, then the same command with --resume continues from the last checkpoint"
+            ) from error
 
 
 class JsonLines:
