@@ -2,8 +2,6 @@
 
 import dataclasses
 import datetime
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -12,18 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tformer_jax.base.numbers import GIB
 from tformer_jax.config.metrics import group_of_metric
+from tformer_jax.runs.console import RunConsole
 from tformer_jax.tasks.evaluators.split import Sample
 from tformer_jax.train.meter import compile_seconds
-
-
-class RunConsole(Console):
-    """A console whose reader may leave: a run goes on without its output."""
-
-    def on_broken_pipe(self) -> None:
-        """Discards all further output, where rich ends the process."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
 
 SHOWN_WAIT_PERCENT = 5
 """The wait for data is shown if it exceeds this percentage of the time."""
