@@ -103,6 +103,30 @@ def test_outputs_of_own_runs_are_equal(case, tmp_path):
     assert ours == [decoded(tokenizer, row) for row in rows]
 
 
+@pytest.mark.slow
+def test_beams_that_begin_with_a_prefix_are_equal(tmp_path):
+    """Without a length penalty, for which forced tokens count there and not here."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    own_runs.make(run, "marian", "bpe")
+    loaded = tj.load(run)
+    frequent_ends(loaded)
+    weights.save(run, loaded.params, "last", [], 0)
+    export(run, out, "--model-type", "marian")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    inputs = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in TEXTS]
+    search = {"beam_size": 3, "length_penalty": 0, "suppress_sequences": [["<pad>"], ["<s>"]]}
+    settings = {"beams": 3, "length_alpha": 0.0, "early_stopping": "first", "max_new_tokens": NEW, "unknown": "omit"}
+    for prefix in ("der", "a dog"):
+        forced = tokenizer.convert_ids_to_tokens(tokenizer(text_target=prefix, add_special_tokens=False)["input_ids"])
+        found = ctranslate2.Translator(str(out)).translate_batch(
+            inputs, target_prefix=[forced] * len(inputs), max_decoding_length=NEW, **search
+        )
+        ours = loaded.translate(TEXTS, prefix=prefix, **settings)
+        assert ours == [decoded(tokenizer, result.hypotheses[0]) for result in found]
+        assert all(text.startswith(prefix) for text in ours)
+        assert ours != loaded.translate(TEXTS, **settings)
+
+
 def export(run, out, *flags):
     export_hf.main(["--run", str(run), str(out), "--format", "ctranslate2", *flags])
 
