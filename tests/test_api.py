@@ -57,13 +57,20 @@ def test_a_translator(runs):
     assert "encoder" in run.params
 
 
-def test_a_translator_of_many_languages():
-    """Languages are given for all texts, for each, or by requests; scores do not count the tags of targets."""
+@pytest.fixture(scope="module")
+def translator_of_many_languages():
     letters = LETTERS.extended(["<2de>", "<2en>", "<2fr>"])
     files = {"train": ("{src}-{tgt}",), "validation": ("{src}-{tgt}",), "bucket_lengths": (8,)}
     data = DataConfig(source="tsv", **files, directions=("en-de", "en-fr", "de-fr"), target_tags=("source", "target"))
     model = tiny("seq2seq", vocab_size=letters.vocab_size, source_vocab_size=letters.vocab_size)
-    run = dataclasses.replace(run_of(Config(model=model, data=data)), tokenizers=Tokenizers(letters, letters))
+    return dataclasses.replace(run_of(Config(model=model, data=data)), tokenizers=Tokenizers(letters, letters))
+
+
+@pytest.mark.slow
+def test_a_translator_of_many_languages(translator_of_many_languages):
+    """Languages are given for all texts, for each, or by requests; scores do not count the tags of targets."""
+    run = translator_of_many_languages
+    letters = run.tokenizers.target
     assert (run.languages.sources, run.languages.targets) == (("en", "de"), ("de", "fr"))
     german, french = ({"to": to, "source_language": "en", "beams": 2} for to in ("German", "fr"))
     requests = [tj.Request("abc", "fr"), tj.Request("abc", source_language="de"), "abc"]
@@ -85,6 +92,10 @@ def test_a_translator_of_many_languages():
         expected = log_softmax(rows[2:])[np.arange(3), scored.tokens]
         assert_close(np.array(scored.log_probabilities), expected, 1e-5)
     assert scores[0].total != scores[1].total
+
+
+def test_languages_of_texts_that_are_missing(translator_of_many_languages):
+    run = translator_of_many_languages
     with pytest.raises(UserError, match="to has 1 languages for 2 texts: name one for each, or one for all"):
         run.translate(["a", "b"], to=["de"])
     with pytest.raises(UserError, match="text 1: the target language is missing: name one of de, fr"):

@@ -97,7 +97,7 @@ def test_unequal_weights_by_tokens(weights):
     ("kind", "changes"),
     [
         pytest.param("pairs in buckets", {}, marks=pytest.mark.slow),
-        ("pairs packed", {}),
+        pytest.param("pairs packed", {}, marks=pytest.mark.slow),
         (
             "pairs in buckets",
             {"weights": (), "stages": ("long until step 4", "long 2 to 1, short 0 to 1 until step 9", "short")},

@@ -88,6 +88,7 @@ def alone(trained, text: str, decode: DecodeConfig, seed: int = 0, index: int = 
     return LETTERS.decode(output, unknown="<unk>")
 
 
+@functools.cache
 def endless(family: str = "decoder_lm"):
     """Returns a model that never chooses EOS, and its greedy output for "abc"."""
     cfg = config(family, output_bias=True)

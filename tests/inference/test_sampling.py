@@ -63,7 +63,7 @@ def test_ties_select_the_first_token():
     np.testing.assert_array_equal(sampling.most_probable(jnp.asarray(logits)), logits.argmax(-1))
 
 
-@pytest.mark.parametrize("case", rest_slow([(1, 1), (600, 1), (1300, 30), (31, 31), (5000, 5), (40_000, 2)], 3))
+@pytest.mark.parametrize("case", rest_slow([(1300, 30), (1, 1), (600, 1), (31, 31), (5000, 5), (40_000, 2)], 1))
 def test_top_k_equals_a_stable_sort(case):
     size, k = case
     values_of = st.sampled_from([-np.inf, -1.5, 0.0, 2.0, np.inf])

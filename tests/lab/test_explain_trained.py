@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tformer_jax as tj
-from tests.helpers import rest_slow, tiny
+from tests.helpers import tiny
 from tests.report.folders import write_run
 from tests.test_api import DATA, run_of
 from tformer_jax.base.errors import UserError
@@ -66,7 +66,8 @@ def test_sums_of_outputs_are_their_log_probabilities(run, computed):
             assert curve.y[-1] == pytest.approx(scored.total, rel=1e-5)
 
 
-@pytest.mark.parametrize("prefix_lm", rest_slow([True, False], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix_lm", [True, False])
 def test_outputs_of_a_language_model_have_the_scores_of_its_beam_search(prefix_lm):
     """With a run whose shortest output is longer than those of the figures."""
     model = tiny("decoder_lm", prefix_lm=prefix_lm, max_length=32, decoder_layers=2)
