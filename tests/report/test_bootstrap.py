@@ -12,7 +12,7 @@ from sacrebleu.significance import PairedTest
 from tests.helpers import rest_slow
 from tests.report.folders import SIGNATURES, write_run
 from tformer_jax.report import sections
-from tformer_jax.report.bootstrap import bleu_of, estimates, ratio, share
+from tformer_jax.report.bootstrap import bleu_of, estimates, ratio
 from tformer_jax.report.run import load_all
 from tformer_jax.tasks.classification import CLASSIFICATION
 from tformer_jax.tasks.language_model import LANGUAGE_MODEL
@@ -73,7 +73,7 @@ def test_equal_to_sacrebleu(outputs, name, metric):
 
 def test_the_resamples_of_accuracy_by_hand():
     better, worse = np.array([True] * 6 + [False] * 2), np.array([True] * 3 + [False] * 5)
-    first, second = share([worse, better], resamples=100)
+    first, second = ratio([100.0 * worse, 100.0 * better], np.ones(8), 100, 100.0)
     drawn = np.random.default_rng(12345).choice(8, size=(100, 8), replace=True)
     sampled = np.sort([100 * sum(worse[at] for at in row) / 8 for row in drawn])
     assert (first.score, second.score) == (37.5, 75.0)
@@ -85,7 +85,7 @@ def test_the_resamples_of_accuracy_by_hand():
 
 
 def test_intervals_stay_between_0_and_100_percent():
-    low, high = (share([np.arange(40) < hits], resamples=100)[0] for hits in (1, 39))
+    low, high = (ratio([100.0 * (np.arange(40) < hits)], np.ones(40), 100, 100.0)[0] for hits in (1, 39))
     assert (low.low, high.high) == (0.0, 100.0)
     assert low.mean < low.half and high.mean + high.half > 100, "sacreBLEU's intervals are symmetric"
 

@@ -171,13 +171,20 @@ def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, m
     assert "Stopped at step 3; the same command with --resume continues from there." in capsys.readouterr().out
     monkeypatch.undo()
     traced_once.clear()
-    ended = Path(shutil.copytree(folder, tmp_path / "ended"))
-    assert run(two_shapes(steps=3), ended, corpus_folder, resume=True) is not None
-    of_step = [record["group"] for record in records(ended) if record["step"] == 3]
-    assert of_step == ["train", "validation", "test"]
     assert run(two_shapes(), folder, corpus_folder, resume=True) is not None
     assert_same_run(folder, uninterrupted)
     assert events(folder) == [("start", 0), ("stopped", 3), ("resume", 3), ("finished", 8)]
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_with_no_steps_left(corpus_folder, tmp_path, monkeypatch):
+    folder = tmp_path / "stopped"
+    act_after(3, lambda _: signal.raise_signal(signal.SIGINT), monkeypatch)
+    assert run(two_shapes(), folder, corpus_folder) is None
+    monkeypatch.undo()
+    assert run(two_shapes(steps=3), folder, corpus_folder, resume=True) is not None
+    of_step = [record["group"] for record in records(folder) if record["step"] == 3]
+    assert of_step == ["train", "validation", "test"]
 
 
 @pytest.mark.slow

@@ -68,7 +68,8 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
     if task.references is None or not systems[0].texts:
         return results
     if task.references == "labels":
-        return results | {"accuracy": share([system.hits for system in systems], resamples)}
+        hits = [PERCENT * system.hits for system in systems]
+        return results | {"accuracy": ratio(hits, np.ones(len(hits[0])), resamples, PERCENT)}
     directions = dict.fromkeys(systems[0].directions)
     parts = {
         direction: _of_translations([system.of_direction(direction) for system in systems], direction, resamples)
@@ -148,15 +149,6 @@ def bleu_of(signatures: dict[str, str], direction: str | None = None) -> Metric 
         return Bleu(EvalConfig(bleu_tokenize=tokenizer[1]), "") if tokenizer else None
     except UserError:
         return None
-
-
-def share(systems: Sequence[np.ndarray], resamples: int = RESAMPLES) -> list[Estimate]:
-    """Returns the percentage of true values of each system; see `ratio`.
-
-    Args:
-        systems: bool [examples] each, for the same examples.
-    """
-    return ratio([PERCENT * hits for hits in systems], np.ones(len(systems[0])), resamples, PERCENT)
 
 
 def ratio(

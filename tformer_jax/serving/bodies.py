@@ -131,6 +131,15 @@ class DirectedBody(Body):
         decode = {prefix: dataclasses.replace(saved, **{**changes, "prefix": prefix}) for prefix in {*prefixes}}
         return [decode[prefix] for prefix in prefixes]
 
+    def engine_request(
+        self, number: int, ids: tuple[int, ...], decode: DecodeConfig, tags: TagIds, text: Text, **options: Any
+    ) -> Request:
+        """Returns the request of the text `number`; `options` are `seed`, `scored` and the `num_outputs` to return."""
+        count = options["num_outputs"] = max(options["num_outputs"], decode.candidates)
+        given = text_or_empty(text)
+        constraints = constraints_of(decode, given, self.constraints)
+        return Request(ids, decode, index=number * count, tags=tags[1], text=given, constraints=constraints, **options)
+
 
 @dataclasses.dataclass(frozen=True)
 class Translation(DirectedBody):
@@ -204,24 +213,13 @@ class Translation(DirectedBody):
         if self.max_new_tokens:
             changes |= limit_tokens(self.max_new_tokens, saved)
         decodes = self.decode_settings(saved, changes, len(rows))
-        common: dict[str, Any] = {
-            "seed": secrets.randbelow(INT32_MAX),
-            "scored": True,
-        }  # the seed of a run that samples
+        seed = secrets.randbelow(INT32_MAX)  # of a run that samples
         parts = zip(rows, decodes, tags, self.texts("text"), strict=True)
         return [
-            Request(
-                *(ids, decode),
-                index=number * max(self.n_best, decode.candidates),
-                num_outputs=max(self.n_best, decode.candidates),
-                tags=own_tags,
-                text=text_or_empty(text),
-                constraints=constraints_of(decode, text_or_empty(text), self.constraints),
-                **common,
-            )
+            self.engine_request(number, ids, decode, both, text, num_outputs=self.n_best, seed=seed, scored=True)
             if ids
             else Empty(self.n_best, "stop", text_or_empty(text).strip() if decode.markup == "align" else "")
-            for number, (ids, decode, (_, own_tags), text) in enumerate(parts)
+            for number, (ids, decode, both, text) in enumerate(parts)
         ]
 
 
@@ -320,20 +318,13 @@ class Generated(ModelBody, DirectedBody):
                 raise self.error("stop", f"{text!r} occurs in {saved.prefix!r}, with which every output starts")
         decodes = self.decode_settings(saved, changes, len(rows))
         seed = secrets.randbelow(INT32_MAX) if self.seed is None else self.seed
-
-        def request(
-            number: int, ids: tuple[int, ...], decode: DecodeConfig, both: TagIds, text: Text
-        ) -> Request | Empty:
-            if not ids or self.limit == 0:
-                return Empty(self.n, "length" if ids else "stop")
-            count = max(self.n, decode.candidates)
-            given = text_or_empty(text)
-            constraints = constraints_of(decode, given, self.constraints)
-            own: dict[str, Any] = {"tags": both[1], "text": given, "constraints": constraints}
-            return Request(ids, decode, seed, number * count, count, **own)
-
         parts = zip(rows, decodes, tags, self.inputs(), strict=True)
-        return [request(number, *part) for number, part in enumerate(parts)]
+        return [
+            self.engine_request(number, ids, decode, both, text, num_outputs=self.n, seed=seed)
+            if ids and self.limit != 0
+            else Empty(self.n, "length" if ids else "stop")
+            for number, (ids, decode, both, text) in enumerate(parts)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
