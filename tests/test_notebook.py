@@ -16,7 +16,9 @@ from flax import nnx
 import tformer_jax as tj
 from tests.helpers import assert_close, build, tiny
 from tformer_jax.base.errors import UserError
+from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.cli import train as train_command
+from tformer_jax.config import ConfigError, kinds
 from tformer_jax.config.help import explain
 from tformer_jax.data.corpora import DataError
 from tformer_jax.data.corpora.python import python_corpus
@@ -29,9 +31,12 @@ DATA = {"train": PAIRS[6:], "validation": PAIRS[:6]}
 MODEL = {"dim": 8, "num_heads": 2, "ffn_dim": 8, "encoder_layers": 1, "decoder_layers": 1, "max_length": 8}
 
 
-def config(**train) -> tj.Config:
+MARIAN = {"norm_placement": "post", "position": "sinusoidal_halves", "tie_embeddings": "all", "output_bias": True}
+
+
+def config(model=None, **train) -> tj.Config:
     return tj.Config(
-        model=tj.ModelConfig(**MODEL),
+        model=tj.ModelConfig(**MODEL | (model or {})),
         data=tj.DataConfig(source="python", tokenizer="words", bucket_lengths=(8,), batch_tokens=64),
         train=tj.TrainConfig(**{"steps": 4, "log_every": 1, "eval_every": 4, "checkpoint_every": 2, **train}),
         decode=tj.DecodeConfig(max_new_tokens=4),
@@ -45,14 +50,15 @@ def equal_lengths(outputs, references):
 
 @pytest.mark.slow
 def test_a_notebook_from_data_to_a_saved_run(tmp_path, monkeypatch):
-    """Own data, optimizer, metric and callback; curves; another attention; decode, save, load, translate."""
+    """Own data, optimizer, metric and callback; curves; another attention; decode, save, load, translate, export."""
     monkeypatch.chdir(tmp_path)
     seen = []
 
     def watch(step, state, metrics):
         seen.append((step, int(state.step), metrics["loss"]))
 
-    run = tj.train(config(), DATA, optimizer=optax.adam(0.01), metrics={"lengths": equal_lengths}, callbacks=[watch])
+    cfg, metrics = config(MARIAN), {"lengths": equal_lengths}
+    run = tj.train(cfg, DATA, optimizer=optax.adam(0.01), metrics=metrics, callbacks=[watch])
     history = run.history
     assert [step for step, _, _ in seen] == [1, 2, 3, 4] == [at for _, at, _ in seen] == history["step"].tolist()
     assert [loss for _, _, loss in seen] == history["loss"].tolist()
@@ -84,7 +90,28 @@ def test_a_notebook_from_data_to_a_saved_run(tmp_path, monkeypatch):
     )
     assert done.stdout == f"{run.translate(['two six'])[0]}\n"
     with pytest.raises(UserError, match="is already at step 4|has finished|optimizer"):
-        tj.train(config(), DATA, resume=True, optimizer=optax.adam(0.02))
+        tj.train(cfg, DATA, resume=True, optimizer=optax.adam(0.02))
+
+    export_hf.main(["--run", "saved", "--model-type", "marian", "exported"])
+    import_hf.main(["exported", "--run", "imported"])
+    imported = tj.load("imported")
+    jax.tree.map(np.testing.assert_array_equal, imported.params, run.params)
+    for mine, theirs in zip(run.logits(PAIRS), imported.logits(PAIRS), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert imported.translate(["two six"], beams=2) == run.translate(["two six"], beams=2)
+
+
+def test_a_metric_of_ones_own_selects_weights_once_it_is_registered(monkeypatch):
+    with pytest.raises(ConfigError, match=r"metrics= is only recorded: register it as .*kinds.METRICS\[NAME\]"):
+        config(metric="lengths")
+    monkeypatch.setitem(kinds.METRICS, "lengths", lambda sources, outputs, references: [0.0 for _ in outputs])
+    cfg = dataclasses.replace(
+        config(), eval=tj.EvalConfig(metrics=("lengths",)), train=tj.TrainConfig(metric="lengths")
+    )
+    assert cfg.train.metric == "lengths"
+    model = tj.ModelConfig(family="classifier", dim=8, num_heads=2, ffn_dim=8, encoder_layers=1, max_length=8)
+    with pytest.raises(ConfigError, match="metrics= are only recorded: compare them in run.history"):
+        dataclasses.replace(config(), model=model, train=tj.TrainConfig(metric="bleu"))
 
 
 class Stop(Exception):

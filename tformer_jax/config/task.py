@@ -95,7 +95,8 @@ class Task:
     def check_metric(self, cfg: Config) -> None:
         """Raises `ConfigError` if evaluations do not have `train.metric`."""
         if cfg.train.metric not in self.metrics:
-            raise cfg.train.error("metric", f"must be one of {self.metrics} for {self.named_by(cfg)}")
+            own = "; functions of metrics= are only recorded: compare them in run.history" if self.references else ""
+            raise cfg.train.error("metric", f"must be one of {self.metrics} for {self.named_by(cfg)}{own}")
 
     def check_translation_settings(self, cfg: Config) -> None:
         """Raises `ConfigError` for settings that only translation uses."""

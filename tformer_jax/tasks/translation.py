@@ -30,7 +30,8 @@ class Translation(TokenPrediction):
         if group:
             allowed = tuple(f"{name}:{group}" for name in allowed if name not in ("perplexity", "token_accuracy"))
         if cfg.train.metric not in allowed:
-            raise cfg.train.error("metric", f"must be one of {allowed}; eval.metrics adds others")
+            register = "a function of metrics= is only recorded: register it as tformer_jax.config.kinds.METRICS[NAME]"
+            raise cfg.train.error("metric", f"must be one of {allowed}; eval.metrics adds others ({register})")
 
     def check_translation_settings(self, cfg: Config) -> None:
         """Raises `ConfigError` for settings of pairs that do not fit each other."""
