@@ -10,7 +10,7 @@ import pytest
 from tests.report.folders import write_run
 from tformer_jax.cli import compare
 from tformer_jax.report import matrices
-from tformer_jax.report.bootstrap import estimates, share
+from tformer_jax.report.bootstrap import PERCENT, estimates, ratio
 from tformer_jax.report.comparison import compare_runs
 from tformer_jax.report.run import load_all
 from tformer_jax.tasks.translation import TRANSLATION
@@ -36,7 +36,8 @@ def test_each_direction_is_tested_alone_and_their_mean_by_the_mean_of_their_resa
         alone = estimates(parts, TRANSLATION, resamples=100)
         for name in ("bleu", "chrf", "exact_match"):
             assert found[f"{name}:{direction}"] == alone[f"{name}:{direction}"]
-        assert found[f"exact_match:{direction}"] == share([part.hits for part in parts], resamples=100)
+        hits = [PERCENT * part.hits for part in parts]
+        assert found[f"exact_match:{direction}"] == ratio(hits, np.ones(len(hits[0])), 100, PERCENT)
     hits = [[100 * system.hits[place::3] for system in systems] for place in range(3)]
     draws = [np.random.default_rng(12345).choice(len(part[0]), size=(100, len(part[0]))) for part in hits]
     means = [
