@@ -9,11 +9,12 @@ The strategies of one run use the first. All choices are made on the validation 
 (`SAMPLINGS`) of which the one with the least Bayes risk is chosen, and the weights of features for reranking. The
 candidates of reranking are the beams of all runs, and its features those of `scripts/rerank.py`. Speeds are tokens of
 the chosen outputs per second; each strategy first decodes some texts, and all texts again if a program was compiled
-while the clock ran.
+while the clock ran. The same command continues after an interruption.
 """
 
 import argparse
 import functools
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,12 +60,16 @@ def main() -> None:
     validation = segments_of(corpus.validation, options.validation)
     test = segments_of(corpus.test, options.test)
     scores = functools.partial(score, runs[0])
-    by_settings = {
-        name: scores(validation, least_risk(samples([runs[0]], options.samples, settings))(sources(validation)))
-        for name, settings in SAMPLINGS.items()
-    }
-    chosen = max(by_settings, key=lambda name: by_settings[name]["chrf"])
-    reranked, weights = tuned(runs, validation)
+    found = Progress(options, runs[0].config.name, validation=len(validation), test=len(test))
+    by_settings = found.get(
+        "validation",
+        lambda: {
+            name: scores(validation, least_risk(samples([runs[0]], options.samples, settings))(sources(validation)))
+            for name, settings in SAMPLINGS.items()
+        },
+    )
+    chosen = found.get("chosen", lambda: max(by_settings, key=lambda name: by_settings[name]["chrf"]))
+    weights = found.get("weights", lambda: tuned_weights(runs, validation))
     settings = SAMPLINGS[chosen]
     strategies: dict[str, Strategy] = {
         "greedy": first_outputs(runs[0], strategy="greedy"),
@@ -75,19 +80,41 @@ def main() -> None:
         f"least risk of {len(runs)} x {options.samples} samples": least_risk(samples(runs, options.samples, settings)),
         f"least risk of {len(runs)} x {BEAMS} beams": least_risk(beams(runs)),
         f"least risk of {BEAMS} beams of the ensemble": least_risk(beams([together])),
-        f"{len(runs)} x {BEAMS} beams, reranked": reranked,
+        f"{len(runs)} x {BEAMS} beams, reranked": reranked(runs, [*weights.values()]),
     }
-    found = {}
-    for name, strategy in strategies.items():
+
+    def measure(strategy: Strategy) -> dict[str, float]:
         outputs, seconds = timed(strategy, sources(test))
         tokens = sum(len(runs[0].tokenizers.target.encode(output)) for output in outputs)
-        found[name] = {**scores(test, outputs), "tokens_per_second": tokens / seconds}
-        print(name, found[name], flush=True)
-    if options.record:
-        facts = {"runs": [str(path) for path in options.runs], "name": runs[0].config.name, "samples": options.samples}
-        facts |= {"examples": {"validation": len(validation), "test": len(test)}}
-        facts |= {"validation": by_settings, "chosen": chosen, "weights": weights}
-        commands.write_record(options.record, "tests.programs.quality", **facts, strategies=found)
+        return {**scores(test, outputs), "tokens_per_second": tokens / seconds}
+
+    for name, strategy in strategies.items():
+        print(name, found.get(name, functools.partial(measure, strategy), among="strategies"), flush=True)
+
+
+class Progress:
+    """What is measured, in the file `--record` after each part; the same command continues from there."""
+
+    def __init__(self, options: argparse.Namespace, name: str, **examples: int):
+        self._path: Path | None = options.record
+        self._facts: dict[str, Any] = {"runs": [str(path) for path in options.runs], "name": name}
+        self._facts |= {"samples": options.samples, "examples": examples}
+        self._parts: dict[str, Any] = {"strategies": {}}
+        if self._path and self._path.exists():
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            if all(known.get(key) == value for key, value in self._facts.items()):
+                self._parts = {
+                    key: known[key] for key in ("validation", "chosen", "weights", "strategies") if key in known
+                }
+
+    def get(self, name: str, measure: Callable[[], Any], among: str | None = None) -> Any:
+        """Returns a part, measured and written if it is not known."""
+        parts = self._parts[among] if among else self._parts
+        if name not in parts:
+            parts[name] = measure()
+            if self._path:
+                commands.write_record(self._path, "tests.programs.quality", **self._facts, **self._parts)
+        return parts[name]
 
 
 def segments_of(examples: Sequence[Any], limit: int) -> list[Segment]:
@@ -136,31 +163,40 @@ def least_risk(candidates: Candidates) -> Strategy:
     return translate
 
 
-def tuned(runs: Sequence[tj.Run], segments: Sequence[Segment]) -> tuple[Strategy, dict[str, float]]:
-    """Returns the strategy that reranks the beams of all runs by features with tuned weights, and the weights."""
-    candidates, metric, names = beams(runs), Metric("chrf"), ("log-probability", "length", "risk")
+FEATURES = "log-probability", "length", "risk"
 
-    def features(texts: Sequence[str], rows: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        pairs = [(text, output) for text, row in zip(texts, rows, strict=True) for output in row]
-        totals = np.mean([[each.total for each in run.score(pairs)] for run in runs], axis=0)
-        by_text = np.split(totals, np.cumsum([len(row) for row in rows])[:-1])
-        return [
-            np.stack([scores, [len(output) for output in row], expected_utilities(row, chrf_matrix)], axis=1)
-            for scores, row in zip(by_text, rows, strict=True)
-        ]
 
-    rows = candidates(sources(segments))
+def features(runs: Sequence[tj.Run], texts: Sequence[str], rows: Sequence[Sequence[str]]) -> list[np.ndarray]:
+    """Returns the `FEATURES` of the candidates of each text; log-probabilities are means over the runs."""
+    pairs = [(text, output) for text, row in zip(texts, rows, strict=True) for output in row]
+    totals = np.mean([[each.total for each in run.score(pairs)] for run in runs], axis=0)
+    by_text = np.split(totals, np.cumsum([len(row) for row in rows])[:-1])
+    return [
+        np.stack([scores, [len(output) for output in row], expected_utilities(row, chrf_matrix)], axis=1)
+        for scores, row in zip(by_text, rows, strict=True)
+    ]
+
+
+def tuned_weights(runs: Sequence[tj.Run], segments: Sequence[Segment]) -> dict[str, float]:
+    """Returns the weights of `FEATURES` that choose the best of the beams of all runs."""
+    metric, rows = Metric("chrf"), beams(runs)(sources(segments))
     lists = [
         NBest(found, metric.scorer.statistics([segment.source] * len(row), row, [segment.references] * len(row)))
-        for found, row, segment in zip(features(sources(segments), rows), rows, segments, strict=True)
+        for found, row, segment in zip(features(runs, sources(segments), rows), rows, segments, strict=True)
     ]
-    weights = tune(lists, metric.score).weights
+    return dict(zip(FEATURES, tune(lists, metric.score).weights.tolist(), strict=True))
+
+
+def reranked(runs: Sequence[tj.Run], weights: Sequence[float]) -> Strategy:
+    """Returns the strategy that reranks the beams of all runs by weighted `FEATURES`."""
 
     def translate(texts: Sequence[str]) -> list[str]:
-        rows = candidates(texts)
-        return [row[choose(found, weights)] for row, found in zip(rows, features(texts, rows), strict=True)]
+        rows = beams(runs)(texts)
+        return [
+            row[choose(found, np.array(weights))] for row, found in zip(rows, features(runs, texts, rows), strict=True)
+        ]
 
-    return translate, dict(zip(names, weights.tolist(), strict=True))
+    return translate
 
 
 def timed(strategy: Strategy, texts: Sequence[str]) -> tuple[list[str], float]:
