@@ -98,8 +98,9 @@ def start(
 
 
 def write_record(path: Path, module: str, **found: Any) -> None:
-    """Writes the results of `python -m module`, with versions, revision and hardware."""
-    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
+    """Writes the results of `python -m module`, with versions, revision and hardware; of absolute paths, the name."""
+    arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    command = shlex.join(["python", "-m", module, *arguments])
     write_json(path, {**provenance.collect(), "command": command, **found})
 
 

@@ -1,5 +1,9 @@
-"""The records of mutation tests and of equivalences match the code and the tests."""
+"""Records of mutation tests and of equivalences match the code; no record names a folder of its machine."""
 
+import json
+import sys
+
+from tests import commands
 from tests.programs import equivalences, mutate
 from tests.programs.mutation import changes, forks
 
@@ -24,3 +28,23 @@ def test_the_tests_that_detected_a_mutant_exist():
 
 def test_the_table_of_equivalences_has_every_test_that_compares():
     assert list(equivalences.read()) == equivalences.every(), "run python -m tests.programs.equivalences"
+
+
+RECORDS = [
+    path for folder in ("configs/results", "tests/programs") for path in (commands.ROOT / folder).rglob("*.json")
+]
+
+
+def test_no_recorded_command_names_a_folder_of_its_machine():
+    loaded = {path: json.loads(path.read_text(encoding="utf-8")) for path in RECORDS}
+    found = {path: record["command"] for path, record in loaded.items() if "command" in record}
+    assert len(found) > 20
+    assert not [str(path) for path, command in found.items() if " /" in command or "=/" in command]
+
+
+def test_the_command_of_a_record_has_only_the_name_of_an_absolute_path(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["program.py", "--data", "/some/where/data", "--runs", "runs/a b"])
+    commands.write_record(tmp_path / "record.json", "tests.programs.x", scores=[1])
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["command"] == "python -m tests.programs.x --data data --runs 'runs/a b'"
+    assert record["scores"] == [1]
