@@ -96,6 +96,13 @@ def test_a_model_with_itself_is_the_model():
     assert twice((params, params), TEXTS) == Translator(cfg, model, TOKENIZERS)(params, TEXTS)
 
 
+def test_a_cache_has_the_layers_of_all_members():
+    """Also that of language models, which read no source."""
+    models = tuple(registry.build(tiny("decoder_lm", **width)) for width in WIDTHS)
+    cache = jax.eval_shape(lambda: Ensemble(models).apply({"params": ({}, {})}, 2, 4, method="init_cache"))
+    assert len(cache.layers) == sum(model.cfg.decoder_layers for model in models)
+
+
 def test_members_share_what_decoding_needs():
     cfg = setup("seq2seq")
     other = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, max_length=32))

@@ -141,13 +141,13 @@ class DecodeConfig(Section):
     alignments: bool = setting(False, "translation: align the words of outputs with those of their sources")
     alignment_layer: int | None = setting(
         None,
-        "decoder layer, from 0, whose cross-attention aligns words; None: the last, or the choice of align.py",
+        "decoder layer, from 0, whose cross-attention aligns words; None: the last, or that of attention.py --links",
         low=0,
         resumable=OTHER_TRAINING,
     )
     alignment_head: int | None = setting(
         None,
-        "head of that layer, from 0; None: the mean of all, or the choice of align.py",
+        "head of that layer, from 0; None: the mean of all, or the choice of attention.py --links",
         low=0,
         resumable=OTHER_TRAINING,
     )

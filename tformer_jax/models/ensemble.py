@@ -46,7 +46,7 @@ class Ensemble:
 
     def _part_of(self, method: str, number: int, array: Any) -> Any:
         """Returns the features or encoder outputs of a member; other arguments are the same for all members."""
-        if method not in ("logits", "init_cache"):
+        if method != "logits" and (method != "init_cache" or not self.members[number].reads_source):
             return array
         starts = np.cumsum([0, *(member.cfg.dim for member in self.members)])
         return array[..., starts[number] : starts[number + 1]]

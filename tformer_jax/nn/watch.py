@@ -12,8 +12,9 @@ attention              `operands`    `attention_ops.Operands`, after norms, rota
 `Stack`                `stream`      [B, T, D], the residual stream after all layers
 =====================  ============  ==================================================================
 
-Each value is in a tuple of one element, as `flax.linen.Module.sow` stores it. Scanned layers have a leading axis of
-repetitions in each leaf. Attention to a paged KV cache is not watched, nor is that of `LatentAttention` to a cache.
+Each value is in a tuple, as `flax.linen.Module.sow` stores it: of one element, or with `model.shared_layers` of one for
+each use of the layer. Scanned layers have a leading axis of repetitions in each leaf. Attention to a paged KV cache is
+not watched, nor is that of `LatentAttention` to a cache.
 """
 
 from typing import Any
