@@ -109,7 +109,7 @@ def test_rows_of_a_missing_column_are_all_counted(tmp_path, caplog):
 def test_a_header_line_is_reported_as_a_label_with_one_example(tmp_path, caplog):
     write(tmp_path, **{"a.tsv": b"label\ttext\n" + b"neg\tbad\npos\tgood\n" * 3, "b.tsv": b"neg\tbad\n"})
     load_corpus(config("tsv", "a.tsv", "classifier", validation="b.tsv"), tmp_path)
-    assert "label 'label' has only one example in data.train; TSV files have no header line" in caplog.text
+    assert "label 'label' has only one example in data.train; if it names a column, set data.header=True" in caplog.text
 
 
 def test_text_holds_out_its_last_characters(tmp_path):

@@ -68,6 +68,16 @@ def test_a_header_is_no_example_and_names_columns(tmp_path):
         load_corpus(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, header=False)), tmp_path)
 
 
+def test_an_empty_file_without_a_header_is_skipped(tmp_path):
+    write(tmp_path, **{"a.tsv": b"en\tde\nhouse\tHaus\n", "b.tsv": b""})
+    named = {"validation": "a.tsv", "header": True, "fields": ("en", "de")}
+    with pytest.raises(DataError, match=r"b\.tsv is empty"):
+        load_corpus(config("tsv", "*.tsv", **named), tmp_path)
+    corpus = load_corpus(config("tsv", "*.tsv", on_bad_line="skip", **named), tmp_path)
+    assert list(corpus.train) == [{"source": "house", "target": "Haus"}]
+    assert corpus.left_out["train"]["the file is empty"] == 1
+
+
 def test_a_header_of_each_of_two_files(tmp_path):
     write(tmp_path, **{"a.en": b"English\none\n", "a.de": b"Deutsch\neins\n"})
     cfg = config("parallel_lines", "a.{lang}", validation="a.{lang}", header=True)

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from tformer_jax.data.markup import keeps_markup, leave_out, put_back, take_out, unit_spans
+from tformer_jax.data.tokenizers import Placeholders
 
 PIECES = ("a", "bc", " ", ".", "<b>", "</b>", "<i>", "</i>", "<br/>", "{0}")
 MARK = re.compile(r"<[^>]*>|\{0\}")
@@ -96,7 +97,7 @@ def test_texts_without_markup_are_as_they_were():
 def test_invented_marks_are_left_out_until_none_is_there():
     assert leave_out("a <b>%s</b> {0}.") == ("a  .", 4)
     assert leave_out("<<b>i>%<br/>d 5 < 6") == (" 5 < 6", 4)
-    assert leave_out("{0} %s", ("braces",)) == ("{0} ", 1)
+    assert leave_out("{0} %s", Placeholders(("braces",))) == ("{0} ", 1)
     draw = random.Random(0)
     for _ in range(500):
         text = "".join(draw.choices([*PIECES, "<", ">", "%", "s", "{", "}"], k=8))
@@ -105,8 +106,11 @@ def test_invented_marks_are_left_out_until_none_is_there():
 
 def test_placeholders_that_the_model_reads_stay():
     text = "<b>{0}</b> of %s"
-    assert take_out(text, ("braces",)).plain == "{0} of"
-    assert take_out(text, ("braces", "tags", "percent")) == (text, [])
-    assert keeps_markup(text, "<b></b> %s", ("braces",))
+    assert take_out(text, Placeholders(("braces",))).plain == "{0} of"
+    assert take_out(text, Placeholders(("braces", "tags", "percent"))) == (text, [])
+    assert keeps_markup(text, "<b></b> %s", Placeholders(("braces",)))
     assert not keeps_markup(text, "<b></b> %s")
     assert not keeps_markup("a", "a {0}")
+    marked = Placeholders(symbols=("<hint>", "</hint>"))
+    assert take_out("<b>x <hint> y </hint></b>", marked).plain == "x <hint> y </hint>"
+    assert keeps_markup("a <hint> b </hint> <i>", "<i> b", marked)

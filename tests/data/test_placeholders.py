@@ -17,12 +17,12 @@ from tformer_jax.data.placeholders import (
     mask_target,
     restore,
 )
-from tformer_jax.data.tokenizers import Tokenizers, from_json
+from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders, Tokenizers, from_json
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 
 A, B, C = NUMBERED[:3]
-EVERY = tuple(PATTERNS)
+EVERY = Placeholders(tuple(PATTERNS))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ EVERY = tuple(PATTERNS)
     ],
 )
 def test_placeholders(name, text, found):
-    assert mask((name,), text).originals == tuple(dict.fromkeys(found.split("|") if found else ()))
+    assert mask(Placeholders((name,)), text).originals == tuple(dict.fromkeys(found.split("|") if found else ()))
 
 
 def test_numbers_are_those_of_the_source():
@@ -55,14 +55,35 @@ def test_numbers_are_those_of_the_source():
     assert mask_pair(EVERY, source, target) == (f"{A} saw {B} and {A}", f"{B}, {A} {B} <b> {{1}}")
     assert count_unmatched(EVERY, source, target) == 2
     assert restore(f"{B}{C}x{A}", ("%s", "{0}")) == "{0}x%s"
-    assert mask(("tags",), source).text == source
+    assert mask(Placeholders(("tags",)), source).text == source
     assert has_same_placeholders(EVERY, source, "%s {0} %s")
     assert not has_same_placeholders(EVERY, source, "%s {0}")
     assert not has_same_placeholders(EVERY, source, "%s {0} %s %s")
     assert mask_pair(EVERY, "{0} of 5 %d", "5%d {{0}}") == (f"{A} of 5 {B}", f"5{B} {{{A}}}")
     assert has_same_placeholders(EVERY, "5 %d", "5%d")
-    assert mask((), source) == (source, None)
+    assert mask(NO_PLACEHOLDERS, source) == (source, None)
     assert restore(source + A, None) == source + A
+
+
+def test_symbols_of_the_vocabulary_are_no_placeholders():
+    """By hand: a symbol stays where a pattern would match it, or begin within it."""
+    marked = Placeholders(EVERY.names, ("<hint>", "</hint>", "@{x}", "%"))
+    source = "<hint> %s </hint> <b>{x} @{x}</b>"
+    masked = f"<hint> {A} </hint> {B}{C} @{{x}}{NUMBERED[3]}"
+    assert mask(marked, source) == (masked, ("%s", "<b>", "{x}", "</b>"))
+    assert mask_target(marked, "</hint> {x}", ("{x}",)) == f"</hint> {A}"
+    assert count_unmatched(marked, "a <b>", "</hint> <b> <i>") == 1
+    assert has_same_placeholders(marked, source, "{x} %s <b></b> <hint>")
+    assert not has_same_placeholders(EVERY, source, "{x} %s <b></b> <hint>")
+
+
+def test_a_trained_vocabulary_reads_symbols_in_brackets():
+    pairs = [{"source": f"<{name}> copy <b>", "target": "<b>"} for name in ("general", "domain")]
+    cfg = DataConfig(tokenizer="bytes", placeholders=("tags",), symbols=("<general>", "<domain>"))
+    tokenizers = train_tokenizers(cfg, pairs)
+    block, ids = tokenize(pairs, tokenizers), tokenizers.source.symbol_ids
+    assert [row[0] for row in block["source"].rows()] == [ids["<general>"], ids["<domain>"]]
+    assert block["target"].ids.tolist() == [ids[A]] * 2
 
 
 def test_a_text_with_the_symbols_themselves_gets_them_back():
@@ -106,7 +127,7 @@ def test_vocabularies_have_the_symbols_and_pairs_are_tokenized_with_them():
     tokenizers = train_tokenizers(cfg, pairs)
     tokenizer = from_json(tokenizers.source.to_json())
     assert tokenizer.symbols == ("!", *NUMBERED)
-    assert tokenizers.placeholders == tokenizer.placeholders == ("percent", "braces")
+    assert tokenizers.placeholders.names == tokenizer.placeholders == ("percent", "braces")
     assert not any("%s" in tokenizer.decode([i]) for i in range(4, tokenizer.own_size))
     block = tokenize(pairs, tokenizers)
     assert tokenizer.decode(block["source"].ids[: block["source"].lengths[0]]) == f"Copy {A} to {B}!"
@@ -114,9 +135,9 @@ def test_vocabularies_have_the_symbols_and_pairs_are_tokenized_with_them():
 
 
 def test_a_side_without_symbols_has_no_placeholders():
-    source = ByteTokenizer().with_symbols(NUMBERED, EVERY)
-    assert Tokenizers(source, source).placeholders == EVERY
-    assert Tokenizers(source, ByteTokenizer()).placeholders == ()
+    source = ByteTokenizer().with_symbols(NUMBERED, EVERY.names)
+    assert Tokenizers(source, source).placeholders == Placeholders(EVERY.names, NUMBERED)
+    assert not Tokenizers(source, ByteTokenizer()).placeholders
     block = tokenize([{"text": "a %s"}], Tokenizers(source, source))
     assert source.decode(block["text"].ids) == "a %s"
 

@@ -15,7 +15,7 @@ from tests.data.test_pipeline import assert_restored_exactly, assert_same, asser
 from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import prepare_data
-from tformer_jax.config import Config, DataConfig
+from tformer_jax.config import Config, DataConfig, TrainConfig
 from tformer_jax.data.corpora import Corpus, DataError, load_corpus
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
@@ -330,3 +330,22 @@ def test_a_corpus_without_end_is_not_prepared(tmp_path):
     with pytest.raises(DataError, match="data.source='cldr_translation' is generated on the fly and endless"):
         prepare(cfg, None, tmp_path / "p")
     assert not list(tmp_path.iterdir())
+
+
+def test_links_are_not_dropped(tmp_path):
+    data = DataConfig(source="parallel_lines", train="a.{lang}", validation="a.{lang}", links="links")
+    cfg = Config(data=data, train=TrainConfig(guided_alignment=0.5))
+    with pytest.raises(UserError, match="data.links='links': is not stored in prepared data: train on the files"):
+        prepare(cfg, tmp_path, tmp_path / "out")
+
+
+def test_the_test_split_is_that_of_the_folders_which_have_one(tmp_path, caplog):
+    for name in ("train", "held", "test"):
+        (tmp_path / f"{name}.tsv").write_text(f"{name}\tx\n" * 9)
+    files = {"train": "train.tsv", "validation": "held.tsv", "tokenizer": "bytes"}
+    prepare(config("seq2seq", **files), tmp_path, tmp_path / "a")
+    prepare(config("seq2seq", **files, test="test.tsv"), tmp_path, tmp_path / "b")
+    corpus = load_corpus(prepared(config("seq2seq", tokenizer="bytes"), tmp_path / "a", tmp_path / "b"), None)
+    sources = [[example["source"] for example in split] for split in (corpus.train, corpus.validation, corpus.test)]
+    assert sources == [["train"] * 18, ["held"] * 18, ["test"] * 9]
+    assert f"no test split: {tmp_path / 'a'}; the test examples are those of the others" in caplog.text

@@ -1,8 +1,11 @@
 """The summary of a corpus, by hand, and its warnings."""
 
+import copy
 import csv
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 
 from tests.data.corpus_files import write
@@ -10,6 +13,7 @@ from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
 from tformer_jax.data import summary
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
+from tformer_jax.data.features import feature_converter, tokenize
 from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.summary import language_lines, lines, summarize, summarize_languages
 from tformer_jax.data.summary_warnings import warnings
@@ -129,6 +133,67 @@ def test_placeholders_that_sources_lack_are_counted():
     found = summarize(CFG, Corpus(train, HELD_OUT, HELD_OUT), Tokenizers(letters, letters))
     assert found["train"].unmatched_placeholders == 3
     assert "3 placeholders of targets are not in their source" in next(lines(found))
+
+
+def test_texts_of_other_tasks_have_no_placeholders():
+    """A language model may have the tokenizer of a translator."""
+    letters = LETTERS.with_symbols(NUMBERED, ("braces",))
+    data = DataConfig(source="lines", train="a", batching="packed", window=8)
+    cfg = Config(model=ModelConfig(family="decoder_lm"), data=data)
+    texts = [{"text": "a {0}"}] * 9
+    assert (
+        summarize(cfg, Corpus(texts, texts, texts), Tokenizers(letters, letters))["train"].unmatched_placeholders == 0
+    )
+
+
+def lost_tokens(cfg, examples, tokenizers, key):
+    """Returns the number of examples that training drops or shortens, and that of the tokens of a side lost by this."""
+    block = tokenize(examples, tokenizers, labels=("x", "y"))
+    convert = dataclasses.replace(feature_converter(cfg, tokenizers), drop=False)
+    endless = dataclasses.replace(convert, length=99, source_length=99)
+    rows, whole = ([column.lengths for column in each(block).values()] for each in (convert, endless))
+    short = np.any([a < b for a, b in zip(rows, whole, strict=True)], axis=0)
+    return int(short.sum()), int((endless(block)[key].lengths - convert(block)[key].lengths).sum())
+
+
+def test_truncated_texts_of_classifiers_are_counted():
+    data = DataConfig(source="tsv", train="a", bucket_lengths=(4, 8), batch_tokens=64)
+    cfg = Config(model=ModelConfig(family="classifier", max_length=8), data=data)
+    bracketed = copy.copy(LETTERS)
+    bracketed.special = dataclasses.replace(LETTERS.special, before=(1,), after=(2,))
+    tokenizers = Tokenizers(bracketed, bracketed)
+    texts = [{"text": "a" * size, "label": "xy"[size % 2]} for size in (1, 5, 6, 7, 9, 12)]
+    corpus = Corpus(texts, texts, texts, ("x", "y"))
+    found = summarize(cfg, corpus, tokenizers)
+    for split in ("train", "validation"):
+        side = found[split].sides["text"]
+        lost = found[split].long, side.tokens_beyond
+        assert lost == lost_tokens(cfg, texts, tokenizers, "tokens") == (3, 1 + 3 + 6)
+        assert (side.limit, side.too_long) == (6, 3)
+    told = " | ".join(warnings(cfg, corpus, found))
+    assert "50 % of the training examples are too long for their row and truncated, by 10 tokens" in told
+    assert "3 examples of validation (50 %) are truncated to model.max_length" in told
+
+
+@pytest.mark.parametrize(
+    ("tags", "limits"), [({"source_tags": ("source", "target")}, (5, 7)), ({"target_tags": ("target",)}, (6, 6))]
+)
+def test_tags_of_languages_take_room(tags, limits):
+    data = DataConfig(
+        source="tsv",
+        train="a",
+        validation="b",
+        fields=("1", "2"),
+        language_fields=("3", "4"),
+        **{"bucket_lengths": (8,), "batch_tokens": 64, **tags},
+    )
+    cfg = Config(model=ModelConfig(max_length=16), data=data)
+    tokenizers = Tokenizers(*[LETTERS.extended(("<2de>", "<2en>"))] * 2)
+    sizes = itertools.product(range(4, 9), repeat=2)
+    train = [pair("a" * n, "b" * m) | {"direction": "en-de"} for n, m in sizes]
+    summary = summarize(cfg, Corpus(train, train, train, directions={"en-de": 25}), tokenizers)["train"]
+    assert (summary.sides["source"].limit, summary.sides["target"].limit) == limits
+    assert (summary.long, summary.sides["source"].tokens_beyond) == lost_tokens(cfg, train, tokenizers, "source")
 
 
 def test_left_out_lines_and_headers(tmp_path):

@@ -12,12 +12,12 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.config.transforms import Transform
 from tformer_jax.data.corpora import Corpus, Joined
+from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.transforms.base import Training
 from tformer_jax.data.transforms.noise import KEYS
 
-BYTES = Tokenizers(ByteTokenizer(), ByteTokenizer())
 YES, NO = 0.0, 0.999
 draw = random.Random(0)
 TEXTS = [
@@ -48,14 +48,16 @@ class Scripted(random.Random):
         return self.randrange(low, high + 1)
 
 
-def prepared(kind, pairs=(), sizes=None, root=None, data=None, **settings):
+def prepared(kind, pairs=(), sizes=None, root=None, data=None, tokenizers=None, **settings):
     """Returns the change of a transform for some pairs, of which `sizes` are those of the entries."""
     data = DataConfig(**{"source": "tsv", "train": "x", "transforms": ({"kind": kind, **settings},), **(data or {})})
     train = list(pairs)
     if sizes:
         ends = [0, *itertools.accumulate(sizes)]
         train = Joined([train[start:stop] for start, stop in itertools.pairwise(ends)])
-    return data.transforms[0].prepare(Training(data, Corpus(train, [], [], root=root), BYTES))
+    own = ByteTokenizer().with_symbols(data.symbols, data.placeholders)
+    tokenizers = tokenizers or Tokenizers(own, own)
+    return data.transforms[0].prepare(Training(data, Corpus(train, [], [], root=root), tokenizers))
 
 
 def changed(kind, text, *draws, **settings):
@@ -176,34 +178,88 @@ def test_texts_of_documents_are_changed_and_labels_are_not():
     assert upper(example, Scripted(), 0) == {"source": "AB", "target": "AB", "direction": "en-de"}
 
 
-GLOSSARY = [("cat", "Katze"), ("black cat", "schwarze Katze"), ("can't", "kann nicht"), ("sat", "saß"), ("a b c", "x")]
+GLOSSARY = [
+    *(("cat", "Katze"), ("black cat", "schwarze Katze"), ("can't", "kann nicht"), ("sat", "saß", "setzte")),
+    *(("a b c", "x"), ("C++", "C plus"), (".NET", "Punktnetz"), ("U.S.", "USA"), ("C", "Buchstabe"), ("cat", "Kater")),
+]
+FIXED = ("{cat}", "<cat>", "<b>")
 
 
 def hints_of(source: str, target: str) -> str:
-    """Replaces terms with hints by one regular expression, the longest first."""
-    terms = sorted((term for term, _ in GLOSSARY), key=len, reverse=True)
-    pattern = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, terms))})(?!\w)")
+    """Replaces terms with hints by one regular expression, the longest first, between symbols and placeholders."""
+    terms: dict[str, list[str]] = {}
+    for term, *translations in GLOSSARY:
+        terms.setdefault(term, []).extend(translations)
+    ordered = sorted(terms, key=len, reverse=True)
+    pattern = re.compile("|".join(re.sub(r"^(?=\w)|(?<=\w)$", r"\\b", re.escape(term)) for term in ordered))
 
     def hint(match):
-        translation = dict(GLOSSARY)[match[0]]
-        return f"{match[0]} <hint> {translation} </hint>" if translation in target else match[0]
+        translation = next((text for text in terms[match[0]] if text in target), None)
+        return match[0] if translation is None else f"{match[0]} <hint> {translation} </hint>"
 
-    return pattern.sub(hint, source)
+    parts = re.split(f"({'|'.join(FIXED)})", source)
+    return "".join(part if part in FIXED else pattern.sub(hint, part) for part in parts)
 
 
 def test_terms_get_hints_as_by_a_regular_expression(tmp_path):
-    (tmp_path / "terms.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in GLOSSARY), encoding="utf-8")
-    data = {"symbols": ("<hint>", "</hint>")}
+    (tmp_path / "terms.tsv").write_text("".join("\t".join(line) + "\n" for line in GLOSSARY), encoding="utf-8")
+    data = {"symbols": ("<hint>", "</hint>", "<cat>"), "placeholders": ("braces", "tags")}
     change = prepared("terminology", root=tmp_path, data=data, glossary="terms.tsv", rate=1.0)
-    rng, words = random.Random(5), ["the", "black", "cat", "cats", "can't", "sat", "a", "b", "c", ",", "xcat"]
+    rng, words = random.Random(5), ["the", "black", "cat", "cats", "can't", "sat", "a", "b", "c", ",", "xcat", *FIXED]
+    words += ["C++", "C+++", "C", ".NET", "x.NET", ".NETS", "U.S.", "U.S"]
     for _ in range(500):
         source = " ".join(rng.choices(words, k=rng.randint(1, 8)))
-        target = " ".join(b for _, b in rng.sample(GLOSSARY, 3))
-        found = change({"source": source, "target": target}, rng, 0)
-        assert found == {"source": hints_of(source, target), "target": target}
+        target = " ".join(rng.choice(line[1:]) for line in rng.sample(GLOSSARY, 4))
+        result = change({"source": source, "target": target}, rng, 0)
+        assert result == {"source": hints_of(source, target), "target": target}
     some = prepared("terminology", root=tmp_path, data=data, glossary="terms.tsv")
     pair = {"source": "cat sat", "target": "Katze saß"}
     assert some(pair, Scripted(NO, YES), 0)["source"] == "cat sat <hint> saß </hint>"
+
+
+def test_terms_beside_placeholders_and_in_scripts_without_spaces(tmp_path):
+    (tmp_path / "terms.tsv").write_text("file\tDatei\n猫\tKatze\nsee {url}\tsiehe\n", encoding="utf-8")
+    data = {"symbols": ("<hint>", "</hint>"), "placeholders": ("braces", "urls")}
+    change = prepared("terminology", root=tmp_path, data=data, glossary="terms.tsv", rate=1.0)
+    for source, target, expected in [
+        ("Delete file {file}?", "Datei {file} löschen?", "Delete file <hint> Datei </hint> {file}?"),
+        ("http://a/file file", "http://a/file Datei", "http://a/file file <hint> Datei </hint>"),
+        ("我喜欢猫。", "Ich mag die Katze.", "我喜欢猫 <hint> Katze </hint>。"),
+        ("see {url}", "siehe {url}", "see {url} <hint> siehe </hint>"),
+    ]:
+        assert change({"source": source, "target": target}, random.Random(0), 0)["source"] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("terminology", {"glossary": "g"}),
+        ("fuzzy_matches", {}),
+        ("entry_tags", {"tags": ("<bt>",)}),
+        ("concatenation", {"separator": " <br> "}),
+    ],
+)
+def test_marks_that_loaded_tokenizers_read_as_placeholders_are_refused(kind, settings):
+    loaded = ByteTokenizer().with_symbols(NUMBERED, ("tags",))
+    data = {"tokenizer": "file", "tokenizer_file": "a.json"}
+    with pytest.raises(UserError, match=rf"{kind}.*: '</?\w+>' is a placeholder for the tokenizers, and none of their"):
+        prepared(kind, data=data, tokenizers=Tokenizers(loaded, loaded), **settings)
+
+
+def test_symbols_of_loaded_tokenizers_stay_whole():
+    loaded = ByteTokenizer().with_symbols(("<br>", *NUMBERED), ("braces",))
+    upper = prepared(
+        "case", data={"tokenizer": "file", "tokenizer_file": "a.json"}, tokenizers=Tokenizers(loaded, loaded)
+    )
+    assert upper({"source": "a <br> {b}", "target": ""}, Scripted(), 0)["source"] == "A <br> {b}"
+
+
+def test_entries_of_datasets_are_not_told_apart():
+    tags = {"kind": "entry_tags", "tags": ("", "<bt>")}
+    with pytest.raises(
+        UserError, match="tags.*: needs data.weights or data.stages, which tell the examples of entries"
+    ):
+        DataConfig(source="tfds", dataset="x", train=("a", "b"), symbols=("<bt>",), transforms=(tags,))
 
 
 @pytest.mark.parametrize(

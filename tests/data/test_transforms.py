@@ -30,6 +30,7 @@ from tformer_jax.data.features import Tokenized
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms.base import Training, build
 from tformer_jax.data.transforms.show import show_changes
@@ -131,10 +132,10 @@ def test_epochs_of_training_differ():
 
 def test_a_transform_at_the_end_leaves_what_the_others_draw():
     first = {"kind": "typos", "probability": 0.5, "rate": 0.5}
-    traces = []
+    traces, tokenizers = [], Tokenizers(ByteTokenizer(), ByteTokenizer())
     for others in ((), ("word_swap",)):
         data = DataConfig(source="tsv", train="x", transforms=(first, *others))
-        transforms = build(data.transforms, Training(data, CORPORA["seq2seq"], None), 3)
+        transforms = build(data.transforms, Training(data, CORPORA["seq2seq"], tokenizers), 3)
         traces.append([transforms.trace(PAIRS[index], index)[1] for index in range(60)])
     assert traces[0] == traces[1] != PAIRS
 

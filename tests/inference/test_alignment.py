@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,6 +14,9 @@ from tests.inference.test_final_texts import DECODINGS, SOURCE, TARGET, TEXTS, T
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.decode import AlignmentHead
+from tformer_jax.data.placeholders import NUMBERED
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.word_links import error_rate, read_links
 from tformer_jax.inference.alignment import head_error_rates, word_links, written_ranges
 from tformer_jax.inference.text import Translator
@@ -114,6 +118,22 @@ def test_heads_are_ranked_by_their_error_rates(model):
             expected_links(*model, source, own, layer, head, query) for (source, _), own in zip(pairs, ids, strict=True)
         ]
         assert rate == pytest.approx(error_rate(links, references))
+
+
+def test_heads_are_ranked_on_pairs_with_placeholders():
+    """By a head that attends as the reference says, of a target with a placeholder that its source lacks."""
+    source = WordTokenizer(["a", "b"]).with_symbols(NUMBERED, ("braces",))
+    target = CharacterTokenizer([*"{}yTU "]).with_symbols(NUMBERED, ("braces",))
+    written = f"{{y}}T {NUMBERED[0]} U"
+    ids = source.special.wrap_side(source.encode(f"a {NUMBERED[0]} b")), [BOS, *target.encode(written)]
+    words = [written[: place + 1].count(" ") for place in range(len(written))]
+    weights = np.eye(4)[[*words, 3]]  # each token attends to the word of the source with its word's number
+    watched = SimpleNamespace(
+        tokens={"source": np.array(ids[0]), "target_in": np.array(ids[1])}, weights={"cross": weights[None, None]}
+    )
+    pairs, references = [("a {x} b", "{y}T {x} U")], [read_links("0-0 1-1 2-2")]
+    rates = head_error_rates(Tokenizers(source, target), pairs, [watched], references)
+    assert rates[AlignmentHead(0, 0, "predicts")] == 0
 
 
 def test_the_choice_is_recorded_and_does_not_replace_a_setting(model, tmp_path):

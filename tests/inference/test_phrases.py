@@ -6,6 +6,7 @@ import pytest
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.data.placeholders import mask
+from tformer_jax.data.tokenizers import Placeholders
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.phrases import (
@@ -58,10 +59,11 @@ def test_phrases_are_whole_words_where_scripts_write_spaces(phrase, text, met):
 
 def test_a_glossary_applies_the_longest_term(tmp_path):
     path = tmp_path / "terms.tsv"
-    path.write_text("New York\tNew York\nYork\tYork\thier\nnew\tneu\n\nhouse\tHaus\n", encoding="utf-8")
+    path.write_text("New York\tNew York\nYork\tYork\nnew\tneu\n\nYork\thier\tYork\nhouse\tHaus\n", encoding="utf-8")
     assert glossary_constraints(str(path), "New York and York") == (("New York",), ("York", "hier"))
     assert glossary_constraints(str(path), "a new house, new houses") == (("neu",), ("Haus",))
     assert glossary_constraints(str(path), "nothing") == ()
+    assert glossary_constraints(str(path), "{house} %(new)s <York> http://a.b/new York") == (("York", "hier"),)
     broken = tmp_path / "broken.tsv"
     broken.write_text("house Haus\n")
     with pytest.raises(UserError, match="line 1 of glossary .* must be a term, a tab and its translation"):
@@ -75,8 +77,8 @@ def test_tokens_decode_as_written():
     assert (direct[1:], spaced[1:]) == ((True, True), (False, True))
     assert {tokens[1:] for tokens in encode("中国")[0]} == {(False, False)}
     assert {tokens[1:] for tokens in encode("-a")[0]} == {(False, True)}
-    masked = mask(("percent",), "a %s b")
-    ((direct, _),) = encode("%s", names=("percent",), originals=masked.originals)
+    masked = mask(Placeholders(("percent",)), "a %s b")
+    ((direct, _),) = encode("%s", names=Placeholders(("percent",)), originals=masked.originals)
     assert LETTERS.decode(direct.ids) == "\U000f0000"
 
 

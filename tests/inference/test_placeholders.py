@@ -15,6 +15,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.engine import Engine, Request
+from tformer_jax.inference.outputs import RowDecoder
 from tformer_jax.inference.requests import Request as TextRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import Translator
@@ -25,6 +26,7 @@ NAMES = ("percent", "tags")
 SOURCE = WordTokenizer(["a", "b", "c"]).with_symbols(NUMBERED[:3], NAMES)
 TARGET = WordTokenizer(["T", "U", "V"]).with_symbols(NUMBERED[:3], NAMES)
 TOKENIZERS = Tokenizers(SOURCE, TARGET)
+PLACEHOLDERS = TOKENIZERS.placeholders
 TEXTS = ["a %s b <b>", "<b> %d %(x)s c", "c"]
 ORIGINALS = [("%s", "<b>"), ("<b>", "%d", "%(x)s"), ()]
 
@@ -82,7 +84,7 @@ def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
     for number, (text, output) in enumerate(zip(TEXTS, outputs, strict=True)):
         written = {i - TARGET.own_size for i in results[number, 0][1] if i >= TARGET.own_size}
         known_numbers = all(symbol < len(ORIGINALS[number]) for symbol in written)
-        assert output.placeholders_kept == (known_numbers and has_same_placeholders(NAMES, text, output.text))
+        assert output.placeholders_kept == (known_numbers and has_same_placeholders(PLACEHOLDERS, text, output.text))
 
 
 def test_beam_search_prefers_outputs_with_exactly_the_placeholders_of_their_source(model):
@@ -91,7 +93,7 @@ def test_beam_search_prefers_outputs_with_exactly_the_placeholders_of_their_sour
     moved = 0
     for text, outputs in zip(TEXTS, translate.stream(model[1], TEXTS, outputs=8), strict=True):
         by_score = sorted(outputs, key=lambda output: -output.score)
-        expected = sorted(by_score, key=lambda output: not has_same_placeholders(NAMES, text, output.text))
+        expected = sorted(by_score, key=lambda output: not has_same_placeholders(PLACEHOLDERS, text, output.text))
         assert [output.text for output in outputs] == [output.text for output in expected]
         moved += outputs != by_score
     assert moved
@@ -152,15 +154,22 @@ def test_given_targets_are_scored_with_symbols(model):
     assert scored.tokens == [first + 1, *TARGET.encode("T"), first, UNK, EOS]
 
 
+def test_a_language_model_has_no_placeholders_to_keep():
+    """It may have the tokenizer of a translator."""
+    data = DataConfig(source="lines", train="a", batching="packed", window=8)
+    decoder = RowDecoder(Config(model=tiny("decoder_lm"), data=data), None, None, TOKENIZERS)
+    assert decoder._keeps_placeholders("a %s", "b", []) is None
+
+
 def test_inputs_have_the_format_of_transforms_wherever_they_are_read(model):
     """A source without a tag starts with that of held-out splits, and the model reads equal ids."""
-    source = WordTokenizer(["a", "b", "c"]).with_symbols(("<bt>", "<hq>"))
+    source = WordTokenizer(["a", "b", "c"]).with_symbols(("<bt>", "<hq>", *NUMBERED), NAMES)
     cfg = config(model[0])
     tags = ({"kind": "entry_tags", "tags": ("<hq>", "<bt>"), "held_out": "<hq>"},)
     data = {"source": "tsv", "train": ("x", "y"), "validation": "z", "weights": (1, 1), "symbols": ("<bt>", "<hq>")}
     tagged = dataclasses.replace(cfg, data=DataConfig(**data, transforms=tags, bucket_lengths=(16,)))
     tokenizers = Tokenizers(source, TARGET)
-    for text, written in {"a b": "<hq>a b", "<bt>a": "<bt>a", "<hq>c": "<hq>c"}.items():
+    for text, written in {"a b": "<hq>a b", "<bt>a": "<bt>a", "<hq>c <b>": f"<hq>c {NUMBERED[0]}"}.items():
         expected = source.special.wrap_side(source.encode(written))
         read = Translator(tagged, model[0], tokenizers)._encode(LongTexts("stop"), 0, TextRequest(text))
         assert read.ids == expected

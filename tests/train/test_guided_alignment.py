@@ -13,6 +13,7 @@ from tformer_jax.config.decode import AlignmentHead
 from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.features import feature_converter, tokenize
 from tformer_jax.data.pipeline import train_batches
+from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.word_links import linked_places
@@ -62,6 +63,18 @@ def test_links_become_places_of_tokens():
     assert linked_places(several, back, 4) == [0, 1, 0, 1]  # the tokens of a word share its links
     with pytest.raises(UserError, match="link 2-0 of data.links: 'ab cd' and its target have 2 and 3 words"):
         linked_places(TOKENIZERS, pair | {"links": "2-0"}, 3)
+
+
+def test_links_have_the_places_of_the_tokens_that_the_model_reads():
+    """A placeholder that the source lacks stays text: its letters are tokens."""
+    source = WordTokenizer(["a", "b"]).with_symbols(NUMBERED, ("braces",))
+    target = CharacterTokenizer([*"{}yTU "]).with_symbols(NUMBERED, ("braces",))
+    pair = {"source": "a {x} b", "target": "{y}T {x} U", "links": "1-1 2-2"}
+    block = tokenize([pair], Tokenizers(source, target))
+    tokens = [target.decode([token]) for token in block["target"].ids]
+    assert tokens == [*"{y}T ", NUMBERED[0], *" U"]
+    linked = dict(zip(tokens, block["links"].ids.tolist(), strict=True))
+    assert (linked[NUMBERED[0]], linked["U"], linked["y"]) == (1, 2, IGNORED)
 
 
 def test_files_of_links_are_read_beside_their_pairs(folder):

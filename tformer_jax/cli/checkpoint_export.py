@@ -181,7 +181,7 @@ def _write_files(
         fields |= settings | generation.suppressed_fields(special, *sizes)
     (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     notes = [f"without a tokenizer: {why_not}"] if why_not else []
-    if names := run.tokenizers.placeholders:
+    if names := run.tokenizers.placeholders.names:
         notes.append(f"not written: data.placeholders={names!r}; symbols from U+F0000 on stand for them in all texts")
     return model_type, [*notes, *([f"not written: {', '.join(unwritten)}"] if unwritten else [])]
 

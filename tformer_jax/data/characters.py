@@ -50,6 +50,13 @@ FLAG: Ranges = ((0x1F3F4, 0x1F3F4),)
 """The emoji that tags follow, as in the flag of Scotland."""
 FILLERS = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and symbols without a shape."""
+UNSPACED = (
+    "\u0e00-\u0fff\u1000-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u31ff\u3400-\u9fff\uac00-\ud7ff\uf900-\ufaff"
+    "\uff66-\uffdc\U00020000-\U0003ffff"
+)
+"""Scripts that put no spaces around words, or, as in Korean, join particles to them."""
+LETTER = rf"[^\W{UNSPACED}]"
+"""Letters, digits and underscores of other scripts: a word there begins and ends where none of these is adjacent."""
 INVISIBLE = {"Cc", "Cf", "Mc", "Me", "Mn", "Zl", "Zp", "Zs"}
 """Unicode categories of control and format characters, combining marks and separators."""
 

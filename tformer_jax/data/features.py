@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -155,7 +155,7 @@ class FeatureConverter:
 
     def _features(self, ids: Block) -> Block:
         if "label" in ids:
-            texts = self._truncate(ids["text"], self.length - self.target.added, self.settings[0])
+            texts = self._truncate(ids["text"], self.limits(ids)["text"], self.settings[0])
             return {"tokens": texts.surround(self.target.before, self.target.after), "label": ids["label"]}
         if "messages" in ids:
             return self._chats(ids["messages"], ids["answers"])
@@ -194,8 +194,7 @@ class FeatureConverter:
             self._warn_of_dropped(fits, "pairs", limits, " or ".join(dict.fromkeys(reversed(self.settings))))
             chosen = fits & self._has_tokens(lengths)
             ids = {key: column.select(chosen) for key, column in ids.items()}
-        limit = self.source_length - self.source.added_to_side - self._tag_count("source")
-        source = self._truncate(ids["source"], limit, self.settings[1])
+        source = self._truncate(ids["source"], self.limits(ids)["source"], self.settings[1])
         source_tags, tags = ((), ()) if self.tags is None else (self.tags.of_sources(ids), self.tags.of_targets(ids))
         first, last = ((), source_tags) if self.source.tags_last else (source_tags, ())
         start, tags = self.target.start_target(tags)
@@ -222,12 +221,22 @@ class FeatureConverter:
             return 0
         return len(self.tags.source if side == "source" else self.target.start_target(self.tags.target)[1])
 
+    def limits(self, keys: Collection[str]) -> dict[str, int]:
+        """Returns the maximum number of ids of each text of examples with these keys; {} if texts are split."""
+        if "source" in keys:
+            return {
+                "source": self.source_length - self.source.added_to_side - self._tag_count("source"),
+                "target": self.length - self.target.added_to_side - self._tag_count("target"),
+            }
+        if "label" in keys:
+            return {"text": self.length - self.target.added}
+        if "messages" in keys:
+            return {"messages": self.length + 1}
+        return {} if self.split else {"text": self.length}
+
     def _fits(self, lengths: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns whether both sides of pairs fit into their rows: bool [pairs]."""
-        limits = {
-            "source": self.source_length - self.source.added_to_side - self._tag_count("source"),
-            "target": self.length - self.target.added_to_side - self._tag_count("target"),
-        }
+        limits = self.limits(lengths)
         long = np.any([lengths[side] > limit for side, limit in limits.items()], axis=0)
         return ~long if self.drop else np.ones_like(long)
 

@@ -4,12 +4,14 @@ Markup is what `data.placeholders` names besides URLs: tags such as `<b>`, and p
 """
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tformer_jax.data.placeholders import PATTERNS
+from tformer_jax.data.placeholders import pattern_outside
+from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders
 
 HAN = r"\u3041-\u30ff\u3400-\u9fff"
 PUNCTUATION = r"!-/:-@\[-`{-~\u00a1-\u00bf\u2010-\u205e\u3000-\u303f\uff01-\uff0f"
@@ -43,19 +45,20 @@ class Segment(NamedTuple):
     marks: Sequence[Mark]
 
 
-def pattern_of(known: Sequence[str]) -> re.Pattern[str]:
-    """Returns the pattern of markup, except the placeholders `known` to a model."""
-    return re.compile("|".join(PATTERNS[name] for name in ("tags", "braces", "percent") if name not in known) or "(?!)")
+@functools.cache
+def pattern_of(known: Placeholders) -> re.Pattern[str]:
+    """Returns the pattern of markup, except the placeholders and symbols `known` to a model."""
+    return re.compile(pattern_outside({"tags", "braces", "percent"}.difference(known.names), known.symbols))
 
 
-def take_out(text: str, known: Sequence[str] = ()) -> Segment:
+def take_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> Segment:
     """Removes the markup of a text.
 
     A tag without its counterpart is single. Where markup stood between spaces, one space is left, and where several
     marks, or a single one, stood between two words, a space is put.
 
     Args:
-        known: names in `PATTERNS` of placeholders that stay, since the model reads them.
+        known: placeholders and symbols that stay, since the model reads them.
     """
     plain, space, end, run = "", "", 0, 0
     marks: list[Mark] = []
@@ -105,7 +108,7 @@ def take_out(text: str, known: Sequence[str] = ()) -> Segment:
     return Segment(plain if run else plain + space, marks)
 
 
-def leave_out(text: str, known: Sequence[str] = ()) -> tuple[str, int]:
+def leave_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> tuple[str, int]:
     """Returns a text without markup, and the number of marks that it had; `known` is as for `take_out`."""
     total, count = 0, 1
     while count:  # what stood around a mark may be another one
@@ -237,6 +240,6 @@ def _is_apart(mark: Mark, in_source: str, in_output: str) -> bool:
     return not mark.opening.startswith("<") and in_output.isalnum() and not in_source.isalnum()
 
 
-def keeps_markup(source: str, output: str, known: Sequence[str] = ()) -> bool:
+def keeps_markup(source: str, output: str, known: Placeholders = NO_PLACEHOLDERS) -> bool:
     """Returns whether an output has each mark of its source as often, and no other."""
     return sorted(pattern_of(known).findall(source)) == sorted(pattern_of(known).findall(output))

@@ -1,16 +1,18 @@
 """Placeholders, such as `%s`, `{name}` and `<b>`: models read and write numbered symbols in their place.
 
 Equal placeholders of a source have the same number, by their first appearance. Outputs get the placeholders back from
-their source.
+their source. A symbol of the vocabulary, such as `<hint>`, is no placeholder, even if a pattern matches it.
 """
 
 import functools
 import itertools
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tformer_jax.config.data import PLACEHOLDERS
 from tformer_jax.data.corpora.example import Example
+from tformer_jax.data.tokenizers import Placeholders
 
 NUMBERED = tuple(chr(0xF0000 + number) for number in range(32))
 """Symbols that stand for placeholders: private-use characters."""
@@ -40,15 +42,12 @@ class Masked(NamedTuple):
 UNMASKED = Masked("", None)
 
 
-def mask(names: tuple[str, ...], text: str) -> Masked:
+def mask(placeholders: Placeholders, text: str) -> Masked:
     """Replaces the placeholders of a source by symbols, except those after the first `len(NUMBERED)` different ones.
 
-    A symbol that the text has is a placeholder, too; one that gets no number is left out.
-
-    Args:
-        names: keys of `PATTERNS`.
+    A symbol in `NUMBERED` that the text has is a placeholder, too; one that gets no number is left out.
     """
-    if not names or not text:
+    if not placeholders or not text:
         return Masked(text, None)
     symbols: dict[str, str] = {}
 
@@ -57,32 +56,32 @@ def mask(names: tuple[str, ...], text: str) -> Masked:
             symbols[match[0]] = NUMBERED[len(symbols)]
         return symbols.get(match[0], _unnumbered(match))
 
-    masked = _pattern(names).sub(number, text)
+    masked = _pattern(placeholders).sub(number, text)
     return Masked(masked, tuple(symbols))
 
 
-def mask_target(names: tuple[str, ...], target: str, originals: tuple[str, ...] | None) -> str:
+def mask_target(placeholders: Placeholders, target: str, originals: tuple[str, ...] | None) -> str:
     """Replaces the placeholders of a source by symbols, wherever they stand; a symbol of the target is left out."""
-    if not names:
+    if not placeholders:
         return target
     symbols = dict(zip(originals or (), NUMBERED, strict=False))
-    masked = _pattern(names).sub(lambda match: symbols.get(match[0], _unnumbered(match)), target)
+    masked = _pattern(placeholders).sub(lambda match: symbols.get(match[0], _unnumbered(match)), target)
     for original in sorted(symbols.keys() - {*NUMBERED}, key=lambda text: (-len(text), text)):
         masked = masked.replace(original, symbols[original])  # beside letters or digits
     return masked
 
 
-def mask_pair(names: tuple[str, ...], source: str, target: str) -> tuple[str, str]:
+def mask_pair(placeholders: Placeholders, source: str, target: str) -> tuple[str, str]:
     """Returns a source and its target with symbols for their placeholders."""
-    text, originals = mask(names, source)
-    return text, mask_target(names, target, originals)
+    text, originals = mask(placeholders, source)
+    return text, mask_target(placeholders, target, originals)
 
 
-def mask_example(names: tuple[str, ...], example: Example) -> Example:
+def mask_example(placeholders: Placeholders, example: Example) -> Example:
     """Returns an example with symbols for the placeholders of a pair; others are as before."""
-    if not names or "source" not in example:
+    if not placeholders or "source" not in example:
         return example
-    source, target = mask_pair(names, example["source"], example["target"])
+    source, target = mask_pair(placeholders, example["source"], example["target"])
     return {**example, "source": source, "target": target}
 
 
@@ -99,24 +98,33 @@ def symbols_of(text: str) -> list[str]:
     return sorted(character for character in text if NUMBERED[0] <= character <= NUMBERED[-1])
 
 
-def has_same_placeholders(names: tuple[str, ...], source: str, output: str) -> bool:
+def has_same_placeholders(placeholders: Placeholders, source: str, output: str) -> bool:
     """Returns whether an output has each placeholder as often as its source."""
-    text, originals = mask(names, source)
-    masked = mask_target(names, output, originals)
-    all_of_source, own, others = (_pattern(names).findall(each) for each in (source, text, masked))
+    text, originals = mask(placeholders, source)
+    masked = mask_target(placeholders, output, originals)
+    all_of_source, own, others = (_pattern(placeholders).findall(each) for each in (source, text, masked))
     return sorted(own) == sorted(others) and len(own) == len(all_of_source)
 
 
-def count_unmatched(names: tuple[str, ...], source: str, target: str) -> int:
+def count_unmatched(placeholders: Placeholders, source: str, target: str) -> int:
     """Returns the number of placeholders of a target that have no number, because its source lacks them."""
-    originals = mask(names, source).originals or ()
-    return sum(placeholder not in originals for placeholder in _pattern(names).findall(target))
+    originals = mask(placeholders, source).originals or ()
+    return sum(text not in originals for text in _pattern(placeholders).findall(target))
+
+
+def pattern_outside(names: Iterable[str], symbols: Iterable[str]) -> str:
+    """Returns the regular expression of some `PATTERNS`, which matches nothing that begins within a symbol."""
+    chosen = "|".join(PATTERNS[name] for name in PATTERNS if name in names) or "(?!)"
+    match = re.compile(chosen).match
+    inside = [(symbol, place) for symbol in symbols for place in range(len(symbol)) if match(symbol, place)]
+    within = (f"(?<={re.escape(symbol[:place])}){re.escape(symbol[place:])}" for symbol, place in inside)
+    return f"(?!{'|'.join(within)})(?:{chosen})" if inside else chosen
 
 
 @functools.cache
-def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    alternatives = [pattern for name, pattern in PATTERNS.items() if name in names]
-    return re.compile("|".join([*alternatives, f"[{NUMBERED[0]}-{NUMBERED[-1]}]"]))
+def _pattern(placeholders: Placeholders) -> re.Pattern[str]:
+    chosen = pattern_outside(placeholders.names, placeholders.symbols)
+    return re.compile(f"{chosen}|[{NUMBERED[0]}-{NUMBERED[-1]}]")
 
 
 def _unnumbered(match: re.Match[str]) -> str:

@@ -88,12 +88,14 @@ def prepare(
 
     Raises:
         DataError: the corpus cannot be read, one of its splits is empty, or it is endless.
-        UserError: `cfg.data.weights` or `stages` is set, the tokenizers cannot be trained, or given ones do not
-            normalize as `cfg.data` says.
+        UserError: `cfg.data.weights`, `stages` or `links` is set, the tokenizers cannot be trained, or given ones do
+            not normalize as `cfg.data` says.
     """
     if mixed := cfg.data.mixed:
         problem = "is not stored in prepared data; prepare each entry of data.train alone, and mix the folders when you"
         raise cfg.data.error(mixed, f"{problem} train")
+    if cfg.data.links is not None:
+        raise cfg.data.error("links", "is not stored in prepared data: train on the files directly, or write None")
     if task_of(cfg).keys == CHATS:
         raise cfg.data.error("source", "cannot be prepared for conversations: train on their files directly")
     splits = stream_corpus(cfg, root)

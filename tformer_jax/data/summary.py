@@ -15,7 +15,7 @@ from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, affordable, spread
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.corpora.filters import digest_of, length_ratio
-from tformer_jax.data.features import FeatureConverter, IdReader, evaluation_converter, feature_converter
+from tformer_jax.data.features import IdReader, evaluation_converter, feature_converter
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import build_formats, build_transforms
@@ -202,7 +202,7 @@ def _of_tokens(
         lengths = {key: column.lengths for key, column in block.items() if key not in NO_TEXT}
         if "answers" in block:
             summary.answer_tokens += int(block["answers"].ids.sum())
-        limits = _limits(converter, lengths)
+        limits = converter.limits(block) if converter else {}
         if "messages" in limits:
             summary.unanswered += sum(not row.any() for row in block["answers"].truncate(limits["messages"]).rows())
         for key, sizes in lengths.items():
@@ -215,31 +215,18 @@ def _of_tokens(
             side.tokens_beyond += int(beyond.sum())
             if tokenizer.special.unknown is not None:
                 side.unknown += int((block[key].ids == tokenizer.special.unknown).sum())
-        if names := tokenizers.placeholders:
+        if (placeholders := tokenizers.placeholders) and "source" in block:
             from tformer_jax.data.placeholders import count_unmatched
 
             pairs = (examples[index] for index in chosen[start : start + BLOCK])
             summary.unmatched_placeholders += sum(
-                count_unmatched(names, pair["source"], pair["target"]) for pair in pairs
+                count_unmatched(placeholders, pair["source"], pair["target"]) for pair in pairs
             )
         long = [lengths[key] > limit for key, limit in limits.items()]
         summary.long += int(np.any(long, axis=0).sum()) if long else 0
     if "source" in summary.sides:
         summary.length_ratio = summary.sides["target"].tokens / max(summary.sides["source"].tokens, 1)
     return summary
-
-
-def _limits(converter: FeatureConverter | None, lengths: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """Returns the maximum number of tokens of each side; {} if texts are split instead of truncated."""
-    if converter is None or (not {"target", "messages"} & lengths.keys() and converter.split):
-        return {}
-    limits = {
-        "source": converter.source_length - converter.source.added_to_side,
-        "target": converter.length - converter.target.added_to_side,
-        "text": converter.length,
-        "messages": converter.length + 1,
-    }
-    return {key: limits[key] for key in lengths}
 
 
 def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[bytes], *, training: bool) -> None:

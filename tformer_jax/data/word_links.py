@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.lines import BadLines, numbered_lines
+from tformer_jax.data.placeholders import mask, mask_target
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import token_ranges
 from tformer_jax.special_tokens import IGNORED
@@ -75,6 +76,23 @@ def error_rate(found: Iterable[Iterable[tuple[int, int]]], references: Iterable[
     return 1 - agreed / total if total else 0.0
 
 
+def word_ranges(tokenizers: Tokenizers, source: str, target: str) -> tuple[list[range], list[range]]:
+    """Returns the places of the tokens of each word of a source, and of each word of its target."""
+    placeholders = tokenizers.placeholders
+    originals = mask(placeholders, source).originals
+
+    def read_source(text: str) -> str:
+        return mask(placeholders, text).text
+
+    def read_target(text: str) -> str:
+        return mask_target(placeholders, text, originals)
+
+    return (
+        token_ranges(tokenizers.source, source, word_spans(source), read_source),
+        token_ranges(tokenizers.target, target, word_spans(target), read_target),
+    )
+
+
 def linked_places(tokenizers: Tokenizers, pair: Example, count: int) -> list[int]:
     """Returns for each of the `count` tokens of a target the place of a token of the source; IGNORED without a link.
 
@@ -83,8 +101,7 @@ def linked_places(tokenizers: Tokenizers, pair: Example, count: int) -> list[int
     Raises:
         DataError: a link names a word that the pair lacks.
     """
-    sides = ((tokenizers.source, pair["source"]), (tokenizers.target, pair["target"]))
-    sources, targets = (token_ranges(tokenizer, text, word_spans(text)) for tokenizer, text in sides)
+    sources, targets = word_ranges(tokenizers, pair["source"], pair["target"])
     tokens: dict[int, list[int]] = {}
     for source, target in sorted(read_links(pair["links"]).sure):
         if source >= len(sources) or target >= len(targets):

@@ -11,10 +11,11 @@ from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.decode import AlignmentHead
+from tformer_jax.data.placeholders import mask, mask_pair
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.tokens import token_ranges
-from tformer_jax.data.word_links import Links, Reference, error_rate, word_spans
+from tformer_jax.data.word_links import Links, Reference, error_rate, word_ranges, word_spans
 from tformer_jax.inference.batching import compute_rows
 from tformer_jax.inference.requests import as_request
 from tformer_jax.inference.watch import Watched, watch
@@ -34,7 +35,7 @@ def text_places(tokenizer: Tokenizer, ids: Sequence[int]) -> range:
 
 
 def source_ranges(
-    tokenizer: Tokenizer,
+    tokenizers: Tokenizers,
     ids: Sequence[int],
     text: str,
     spans: Callable[[str], list[tuple[int, int]]] = word_spans,
@@ -44,8 +45,14 @@ def source_ranges(
     Args:
         spans: returns start and end of each word of a text.
     """
-    places = text_places(tokenizer, ids)
-    return [places[part.start : part.stop] for part in token_ranges(tokenizer, text, spans(text))]
+    parts = token_ranges(tokenizers.source, text, spans(text), lambda part: mask(tokenizers.placeholders, part).text)
+    return _places_of(parts, tokenizers, ids)
+
+
+def _places_of(parts: Sequence[range], tokenizers: Tokenizers, ids: Sequence[int]) -> list[range]:
+    """Returns the places of parts of a source among its `ids` as the model reads them."""
+    places = text_places(tokenizers.source, ids)
+    return [places[part.start : part.stop] for part in parts]
 
 
 def written_ranges(text: str, beginnings: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[range]:
@@ -133,9 +140,11 @@ def head_error_rates(
     """
     links: dict[AlignmentHead, list[Links]] = {}
     for (given, target), found in zip(pairs, watched, strict=True):
-        source = source_ranges(tokenizers.source, found.tokens["source"].tolist(), as_request(given).text)
-        parts = token_ranges(tokenizers.target, target, word_spans(target))
-        ids, after = tokenizers.target.encode(target), tokenizers.target.special.after_side
+        text = as_request(given).text
+        sources, parts = word_ranges(tokenizers, text, target)
+        source = _places_of(sources, tokenizers, found.tokens["source"].tolist())
+        ids = tokenizers.target.encode(mask_pair(tokenizers.placeholders, text, target)[1])
+        after = tokenizers.target.special.after_side
         first = len(found.tokens["target_in"]) - len(after) - len(ids)
         written = [range(first + part.start, first + part.stop) for part in parts]
         weights = np.asarray(found.weights["cross"])

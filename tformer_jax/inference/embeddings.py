@@ -13,7 +13,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.config.kinds import EMBEDDING_POOLINGS, POOLINGS
 from tformer_jax.data.placeholders import mask
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Tokenizers
 from tformer_jax.inference.batching import TextProcessor, compute_rows
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.models import registry
@@ -60,7 +60,7 @@ class Embedder(TextProcessor[str, list[int], np.ndarray]):
         special = tokenizer.special
         wrap, added = (special.wrap_side, special.added_to_side) if self._pair else (special.wrap_text, special.added)
         limit = (self.cfg.embed.max_length or self.cfg.model.max_length) - added
-        names = self.tokenizers.placeholders if self._pair else ()
+        names = self.tokenizers.placeholders if self._pair else NO_PLACEHOLDERS
         read = mask(names, self._before + text).text
         return wrap(long_texts.fit(index, tokenizer.encode(read), limit, "text") or [])
 

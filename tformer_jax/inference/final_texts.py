@@ -113,7 +113,7 @@ class Finisher:
         ends = [finish(decoder.decode(output.tokens[:count])) for count in range(1, len(output.tokens))]
 
         def links(spans: Callable[[str], list[tuple[int, int]]]) -> Links:
-            source = source_ranges(self._tokenizers.source, output.source, output.source_text, spans)
+            source = source_ranges(self._tokenizers, output.source, output.source_text, spans)
             return word_links(weights, source, written_ranges(text, ends, spans(text)))
 
         written, recased = text, 0

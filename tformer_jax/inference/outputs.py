@@ -233,7 +233,7 @@ class RowDecoder:
         names, target = self._parts[2].placeholders, self._parts[2].target
         if self._cfg.decode.markup == "align" and not keeps_markup(source, output, names):
             return False
-        if not names or not source:
+        if not names or not source or not self._cfg.model.model_class.reads_source:
             return True if self._cfg.decode.markup == "align" else None
         written, originals = {*symbols_of(target.decode(ids))}, mask(names, source).originals or ()
         return written <= {*NUMBERED[: len(originals)]} and has_same_placeholders(names, source, output)

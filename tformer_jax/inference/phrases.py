@@ -11,11 +11,13 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
+from tformer_jax.data.characters import LETTER
 from tformer_jax.data.placeholders import mask_target
-from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders, Tokenizer
 from tformer_jax.data.tokenizers.normalization import detokenizer
-from tformer_jax.data.transforms.terminology import read_glossary
+from tformer_jax.data.transforms.terminology import cuts_span, read_glossary
 from tformer_jax.inference.batching import power_of_two
+from tformer_jax.inference.casing import FIXED
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.forced import CONTEXTS, encode_continuation
@@ -27,13 +29,6 @@ SMALLEST = (4, 4, 8)
 """Smallest sizes of arrays for constraints, alternatives and tokens: fewer would be compiled separately."""
 CACHED = 4096
 FORMAT = "constraints must be a text, or a list of texts, or of lists of texts of which one must appear, none empty"
-UNSPACED = (
-    "\u0e00-\u0fff\u1000-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u31ff\u3400-\u9fff\uac00-\ud7ff\uf900-\ufaff"
-    "\uff66-\uffdc\U00020000-\U0003ffff"
-)
-"""Scripts that put no spaces around words, or, as in Korean, join particles to them."""
-LETTER = rf"[^\W{UNSPACED}]"
-"""Letters, digits and underscores of other scripts: a word there begins and ends where none of these is adjacent."""
 
 
 def read_constraints(value: Any) -> tuple[Constraint, ...]:
@@ -69,20 +64,21 @@ def are_met(constraints: Iterable[Constraint], text: str) -> bool:
     return all(_pattern(phrases).search(text) for phrases in constraints)
 
 
-@functools.lru_cache(4)
-def _translations(path: str) -> dict[str, Constraint]:
-    terms = read_glossary(Path(path))
-    return {term: tuple(filter(None, map(str.strip, text.split("\t")))) for term, text in terms.items()}
+_read_glossary = functools.lru_cache(4)(read_glossary)
 
 
 def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:
     """Returns the translations of each term in a source; where terms overlap, of the longest one, from the left.
 
+    Within tags, placeholders and addresses there are no terms.
+
     Raises:
         UserError: the glossary cannot be read, or a line is malformed.
     """
-    terms = _translations(path)
-    return tuple(dict.fromkeys(terms[match[0]] for match in _pattern(tuple(terms)).finditer(source)))
+    terms = _read_glossary(Path(path))
+    fixed = [match.span() for match in FIXED.finditer(source)]
+    matches = (match for match in _pattern(tuple(terms)).finditer(source) if not cuts_span(*match.span(), fixed))
+    return tuple(dict.fromkeys(terms[match[0]] for match in matches))
 
 
 def constraints_of(decode: DecodeConfig, text: str, given: Any) -> tuple[Constraint, ...]:
@@ -96,7 +92,7 @@ def encode_constraints(
     tokenizer: Tokenizer,
     constraints: Sequence[Constraint],
     limit: int,
-    names: tuple[str, ...] = (),
+    names: Placeholders = NO_PLACEHOLDERS,
     originals: tuple[str, ...] | None = None,
 ) -> TokenConstraints:
     """Returns the tokens of constraints.

@@ -17,7 +17,7 @@ from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora.example import DataError
 from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask, mask_target
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders, Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_prompt
 from tformer_jax.inference.batching import WINDOW, TextProcessor, compute_rows, run_in_chunks
 from tformer_jax.inference.encoding import NO_START, LongTexts, TextError, no_tokens, start_of_text, wrap_prompt
@@ -140,7 +140,11 @@ class _Generator:
         raise NotImplementedError
 
     def _constraints(
-        self, index: int, request: Request, names: tuple[str, ...] = (), originals: tuple[str, ...] | None = None
+        self,
+        index: int,
+        request: Request,
+        names: Placeholders = NO_PLACEHOLDERS,
+        originals: tuple[str, ...] | None = None,
     ) -> tuple[Constraint, ...]:
         """Returns the constraints of text `index`, and of the glossary; the others are as for `encode_constraints`.
 
@@ -203,7 +207,7 @@ class Translator(_Generator):
         limit = self.cfg.model.max_length - special.added_to_side - len(source_tags)
         fitting = long_texts.fit(index, ids, limit, "source")
         wrapped = special.wrap_side(fitting, source_tags) if fitting else []
-        constraints = self._constraints(index, request, names if originals is not None else (), originals)
+        constraints = self._constraints(index, request, names if originals is not None else NO_PLACEHOLDERS, originals)
         return EncodedRequest(wrapped, request.text, tags, request.prefix, constraints)
 
     def _encode_parts(self, long_texts: LongTexts, index: int, request: Request) -> Parts:

@@ -14,7 +14,9 @@ import collections
 import copy
 import dataclasses
 import functools
+import itertools
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,7 +251,7 @@ class JoinedRecords(Joined):
 
 
 class Prepared(Source):
-    """The prepared folders that `data.train` names; each split is the concatenation over the folders."""
+    """The prepared folders that `data.train` names; each split is the concatenation over those that have it."""
 
     settings = (
         *(*FILE_SETTINGS, *DIRECTIONS, "language_fields", "fields", "languages", "dataset", "heldout_examples"),
@@ -271,7 +273,7 @@ class Prepared(Source):
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:
-        """Opens the folders.
+        """Opens the folders; logs which of them have no test split, if others have.
 
         Raises:
             DataError: a folder has no prepared data, is damaged or of another family, or its tokenizers or labels
@@ -298,7 +300,11 @@ class Prepared(Source):
 
         labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None
         validation = _join(parts("validation"))
-        test = _join(parts("test")) if any(map(_has_test, metadata)) else validation
+        tested = list(map(_has_test, metadata))
+        test = _join(list(itertools.compress(parts("test"), tested))) if any(tested) else validation
+        if len({*tested}) > 1:
+            without = ", ".join(str(folder) for folder, has_test in zip(folders, tested, strict=True) if not has_test)
+            logging.getLogger(__name__).warning("no test split: %s; the test examples are those of the others", without)
         train, directions = parts("train"), None
         if cfg.data.multilingual:
             train, directions = _by_direction(train, [entry["splits"]["train"]["directions"] for entry in metadata])

@@ -54,8 +54,10 @@ class Tsv(FileSource):
             raise cfg.error(
                 "fields", "must be column numbers, such as ('1', '2'), for data.source='tsv' without data.header"
             )
-        _, header = next(numbered_lines(path, self.bad))
-        names = (header or "").split("\t")
+        first = next(numbered_lines(path, self.bad), None)
+        if first is None:  # the file is empty
+            return dict.fromkeys(fields, 0)
+        names = (first[1] or "").split("\t")
         if missing := [field for field in fields.values() if field not in names]:
             raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names))}: set data.fields")
         return {key: names.index(field) for key, field in fields.items()}

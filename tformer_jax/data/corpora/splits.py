@@ -115,7 +115,7 @@ def _divide(cfg: Config, read: Mapping[str, Any], bad: BadLines) -> tuple[Any, A
     test = read.get("test", validation)
     if "label" not in task_of(cfg).keys:
         return train, validation, test, None
-    labels = _labels(train, (validation, test), named=bool(cfg.data.fields))
+    labels = _labels(cfg.data, train, (validation, test))
     if not cfg.data.validation and len(labels) > 1:
         check_not_sorted(validation)
     return train, validation, test, labels
@@ -250,21 +250,20 @@ def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
     return boundary
 
 
-def _labels(train: Iterable[Example], others: Iterable[Iterable[Example]], *, named: bool) -> tuple[str, ...]:
-    """Returns the labels of the training split; unless the fields are `named`, they must not look like texts."""
+def _labels(data: DataConfig, train: Iterable[Example], others: Iterable[Iterable[Example]]) -> tuple[str, ...]:
+    """Returns the labels of the training split; unless `data.fields` are named, they must not look like texts."""
     counts = collections.Counter(example["label"] for example in train)
     labels = tuple(sorted(counts))
-    if not named and len(labels) > max(MANY_LABELS, counts.total() / 2):
+    if not data.fields and len(labels) > max(MANY_LABELS, counts.total() / 2):
         raise DataError(
             f"data.train has {len(labels):,} labels in {counts.total():,} examples: name the fields of text and label "
             "in data.fields, such as ('1', '2')"
         )
     if len(labels) == 1:
         raise DataError(f"data.train has only the label {labels[0]!r}: a classifier needs at least two")
+    hint = "; if it names a column, set data.header=True" if data.source == "tsv" and not data.header else ""
     if once := [label for label in labels if counts[label] == 1]:
-        logging.getLogger(__name__).warning(
-            "label %r has only one example in data.train; TSV files have no header line", min(once)
-        )
+        logging.getLogger(__name__).warning("label %r has only one example in data.train%s", min(once), hint)
     for split in others:
         unknown = {example["label"] for example in split} - set(labels)
         if unknown:

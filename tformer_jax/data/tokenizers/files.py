@@ -1,6 +1,7 @@
 """Tokenizers in files: those of other libraries, and the pair of a run folder."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,33 @@ SUFFIXES = {".json": "checkpoint", ".model": "sentencepiece", ".tiktoken": "tikt
 
 
 @dataclasses.dataclass(frozen=True)
+class Placeholders:
+    """The parts of texts for which a model reads numbered symbols (`data.placeholders`); false if there are none."""
+
+    names: tuple[str, ...] = ()
+    """Keys of `data.placeholders.PATTERNS`."""
+    symbols: tuple[str, ...] = ()
+    """Symbols of the vocabulary, which are no placeholders, even if a pattern matches them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+
+NO_PLACEHOLDERS = Placeholders()
+
+
+@dataclasses.dataclass(frozen=True)
 class Tokenizers:
     """The source and target tokenizers; the same object if the vocabulary is shared."""
 
     source: Tokenizer
     target: Tokenizer
 
-    @property
-    def placeholders(self) -> tuple[str, ...]:
-        """Names of the patterns of placeholders, for which symbols stand in pairs; () if one side has no symbols."""
-        return self.source.placeholders if self.source.placeholders == self.target.placeholders else ()
+    @functools.cached_property
+    def placeholders(self) -> Placeholders:
+        """The placeholders of pairs; none if one side has no symbols for them."""
+        names = self.source.placeholders if self.source.placeholders == self.target.placeholders else ()
+        return Placeholders(names, tuple(dict.fromkeys((*self.source.symbols, *self.target.symbols))))
 
     def save(self, folder: Path) -> None:
         """Writes `source.json` and `target.json`."""

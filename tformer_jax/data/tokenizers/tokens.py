@@ -1,7 +1,7 @@
 """What tokens stand for in texts."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tformer_jax.data.tokenizers.base import Decoder, Tokenizer
 
@@ -49,15 +49,18 @@ def copied_words(tokenizer: Tokenizer, text: str, *, whole_words: bool) -> list[
     return parts
 
 
-def token_ranges(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> list[range]:
+def token_ranges(
+    tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]], read: Callable[[str], str] = str
+) -> list[range]:
     """Returns the places of the tokens of each span of characters of a text, which may be empty.
 
     Spans that a token joins share their tokens.
-    """
-    from tformer_jax.data.placeholders import mask
 
+    Args:
+        read: returns a text, or the beginning of one, with symbols for its placeholders.
+    """
     texts = [text, *(text[:stop] for _, stop in spans)]
-    ids, *beginnings = tokenizer.encode_batch([mask(tokenizer.placeholders, part).text for part in texts])
+    ids, *beginnings = tokenizer.encode_batch(list(map(read, texts)))
     ends = [len(some) if some == ids[: len(some)] else None for some in beginnings]
     starts = [max((end for end in ends[:n] if end is not None), default=0) for n in range(len(ends))]
     stops = [min((end for end in ends[n:] if end is not None), default=len(ids)) for n in range(len(ends))]

@@ -21,7 +21,7 @@ from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.tokenizers import base, normalization
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
-from tformer_jax.data.tokenizers.files import FORMATS, Tokenizers, find_class, is_saved, load_tokenizer
+from tformer_jax.data.tokenizers.files import FORMATS, Placeholders, Tokenizers, find_class, is_saved, load_tokenizer
 from tformer_jax.data.tokenizers.normalization import BY_LANGUAGE, WHITESPACE, Step, normalizer, steps_of, texts_between
 
 SETTINGS = (
@@ -51,7 +51,7 @@ def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | Non
         DataError: the training split has no example.
     """
     tokenizers = _add_languages(cfg, _train_or_load(cfg, train, root), train)
-    return _add_chat(cfg, tokenizers, root) if "messages" in next(iter(train)) else tokenizers
+    return _add_chat(cfg, tokenizers, root) if "messages" in next(iter(train), {}) else tokenizers
 
 
 def _add_chat(cfg: DataConfig, tokenizers: Tokenizers, root: Path | None) -> Tokenizers:
@@ -225,7 +225,7 @@ def _mask_of(cfg: DataConfig) -> Callable[[Example], Example]:
         return lambda example: example
     from tformer_jax.data.placeholders import mask_example
 
-    return functools.partial(mask_example, cfg.placeholders)
+    return functools.partial(mask_example, Placeholders(cfg.placeholders, cfg.symbols))
 
 
 def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:

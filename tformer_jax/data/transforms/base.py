@@ -105,3 +105,13 @@ def check_symbols(transform: Transform, name: str, texts: Sequence[str], data: D
     missing = tuple(text for text in dict.fromkeys(map(str.strip, texts)) if text and text not in data.symbols)
     if missing and "file" not in data.tokenizer_kinds:
         raise transform.error(name, f"must be single tokens: add {missing} to data.symbols")
+
+
+def check_marks(transform: Transform, name: str, texts: Sequence[str], tokenizers: Tokenizers) -> None:
+    """Raises `ConfigError` for a text, of a setting of a transform, that tokenizers read as a placeholder."""
+    from tformer_jax.data.placeholders import mask
+
+    for text in texts:
+        if mask(tokenizers.placeholders, text).originals:
+            problem = f"{text.strip()!r} is a placeholder for the tokenizers, and none of their symbols"
+            raise transform.error(name, f"{problem}: choose one of these, or a text without brackets")

@@ -12,7 +12,7 @@ from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.corpora.corpus import PAIRS, TEXTS
-from tformer_jax.data.transforms.base import Change, Training, check_symbols
+from tformer_jax.data.transforms.base import Change, Training, check_marks, check_symbols
 from tformer_jax.data.transforms.texts import SIDES
 
 
@@ -35,6 +35,7 @@ class Concatenation(Transform):
 
     def prepare(self, training: Training) -> Change:
         """Returns the change of examples."""
+        check_marks(self, "separator", (self.separator,), training.tokenizers)
         return Joiner(self, training.corpus.train, tuple(itertools.accumulate(training.corpus.sizes)))
 
 

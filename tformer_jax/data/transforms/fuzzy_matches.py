@@ -14,7 +14,7 @@ from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.corpora.corpus import PAIRS, spread
-from tformer_jax.data.transforms.base import Change, Training, check_symbols
+from tformer_jax.data.transforms.base import Change, Training, check_marks, check_symbols
 
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -41,6 +41,7 @@ class FuzzyMatches(Transform):
 
     def prepare(self, training: Training) -> Change:
         """Returns the change of sources."""
+        check_marks(self, "separator", (self.separator,), training.tokenizers)
         train = training.corpus.train
         return MatchedSources(Matches(train, spread(len(train), self.searched), self.similarity), self.separator)
 

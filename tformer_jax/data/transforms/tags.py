@@ -12,7 +12,7 @@ from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.corpora.corpus import PAIRS
-from tformer_jax.data.transforms.base import Change, Training, check_symbols
+from tformer_jax.data.transforms.base import Change, Training, check_marks, check_symbols
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EntryTags(Transform):
             raise self.error("tags", "cannot be used with many languages, whose examples are sorted by direction")
         if len(self.tags) != len(data.train) or not any(self.tags):
             raise self.error("tags", f"must have one text for each of the {len(data.train)} entries of data.train")
-        if len(data.train) > 1 and not data.mixed and data.source not in ("prepared", "tfds"):
+        if len(data.train) > 1 and not data.mixed and data.source != "prepared":
             raise self.error("tags", "needs data.weights or data.stages, which tell the examples of entries apart")
         if self.held_out and self.held_out not in self.tags:
             raise self.error("held_out", f"must be one of {tuple(filter(None, self.tags))}")
@@ -38,6 +38,7 @@ class EntryTags(Transform):
 
     def prepare(self, training: Training) -> Change:
         """Returns the change of sources."""
+        check_marks(self, "tags", self.tags, training.tokenizers)
         return EntryTagger(self.tags, tuple(itertools.accumulate(training.corpus.sizes)))
 
     @property

@@ -3,19 +3,22 @@
 import dataclasses
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
+from tformer_jax.data.characters import LETTER
 from tformer_jax.data.corpora import DataError, Example
 from tformer_jax.data.corpora.corpus import PAIRS
 from tformer_jax.data.corpora.lines import BadLines, numbered_lines
-from tformer_jax.data.transforms.base import Change, Training, check_symbols
+from tformer_jax.data.transforms.base import Change, Training, check_marks, check_symbols
+from tformer_jax.data.transforms.texts import fixed_pattern
 
-WORD = re.compile(r"\w+")
+UNIT = re.compile(rf"{LETTER}+|\S")
+"""Words, and other characters; terms begin and end with whole units."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Terminology(Transform):
     Terminology Constraints", 2019)."""
 
     examples: ClassVar[tuple[tuple[str, ...], ...]] = (PAIRS,)
-    glossary: str = setting("", "file below the data folder: lines of a term, a tab and its translation")
+    glossary: str = setting("", "file below the data folder: lines of a term and its translations, separated by tabs")
     rate: float = setting(0.5, "probability with which a term gets its hint", low=0, high=1)
     marks: tuple[str, ...] = setting(("<hint>", "</hint>"), "texts before and after a hint, symbols of the vocabulary")
 
@@ -48,55 +51,64 @@ class Terminology(Transform):
         Raises:
             DataError: the glossary is missing or malformed.
         """
+        check_marks(self, "marks", self.marks, training.tokenizers)
         terms = read_glossary(Path(training.corpus.root or "") / self.glossary)
-        return Hints(terms, max(len(WORD.findall(term)) for term in terms), self.rate, (self.marks[0], self.marks[1]))
+        units = max(len(UNIT.findall(term)) for term in terms)
+        return Hints(terms, units, self.rate, (self.marks[0], self.marks[1]), fixed_pattern(training.tokenizers))
 
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-    """Writes hints into sources; `words` is the number of words of the longest term."""
+    """Writes hints into sources; `units` is the number of units of the longest term."""
 
-    terms: Mapping[str, str]
-    words: int
+    terms: Mapping[str, Sequence[str]]
+    units: int
     rate: float
     marks: tuple[str, str]
+    fixed: re.Pattern[str] | None
+    """Symbols and placeholders, which no hint cuts."""
 
     def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
         source, parts, end = example["source"], [], 0
-        for stop, translation in self.matches(source):
-            if translation in example["target"] and rng.random() < self.rate:
-                parts.append(f"{source[end:stop]} {self.marks[0]} {translation} {self.marks[1]}")
+        for stop, translations in self.matches(source):
+            hint = next((text for text in translations if text in example["target"]), "")
+            if hint and rng.random() < self.rate:
+                parts.append(f"{source[end:stop]} {self.marks[0]} {hint} {self.marks[1]}")
                 end = stop
         return {**example, "source": "".join(parts) + source[end:]}
 
-    def matches(self, source: str) -> Iterator[tuple[int, str]]:
-        """Yields the end and the translation of each term in a source: the longest at each word, from the left.
-
-        Terms start and end with whole words.
-        """
-        spans = [match.span() for match in WORD.finditer(source)]
+    def matches(self, source: str) -> Iterator[tuple[int, Sequence[str]]]:
+        """Yields the end and the translations of each term in a source: the longest at each unit, from the left."""
+        spans = [match.span() for match in UNIT.finditer(source)]
+        fixed = [match.span() for match in self.fixed.finditer(source)] if self.fixed else []
         place = 0
         while place < len(spans):
-            ends = [stop for _, stop in spans[place : place + self.words]]
-            terms = (source[spans[place][0] : stop] for stop in reversed(ends))
-            size = next((len(ends) - number for number, term in enumerate(terms) if term in self.terms), 0)
+            start, ends = spans[place][0], [stop for _, stop in spans[place : place + self.units]]
+            sizes = (n for n in range(len(ends), 0, -1) if source[start : ends[n - 1]] in self.terms)
+            size = next((n for n in sizes if not cuts_span(start, ends[n - 1], fixed)), 0)
             if size:
-                yield ends[size - 1], self.terms[source[spans[place][0] : ends[size - 1]]]
+                yield ends[size - 1], self.terms[source[start : ends[size - 1]]]
             place += max(size, 1)
 
 
-def read_glossary(path: Path) -> dict[str, str]:
-    """Returns the translations of a glossary by term.
+def cuts_span(start: int, stop: int, fixed: Sequence[tuple[int, int]]) -> bool:
+    """Returns whether a term has some characters of a span, but not all."""
+    return any(first < stop and start < end and (first < start or stop < end) for first, end in fixed)
+
+
+def read_glossary(path: Path) -> dict[str, tuple[str, ...]]:
+    """Returns the translations of a glossary by term, those of all its lines.
 
     Raises:
-        DataError: the file is missing or empty, or a line has no term, translation, or a word.
+        DataError: the file is missing or empty, or a line has no term or no translation.
     """
-    terms: dict[str, str] = {}
+    terms: dict[str, tuple[str, ...]] = {}
     for number, line in numbered_lines(path, BadLines()):
         if line is None or not line.strip():
             continue
-        term, _, translation = map(str.strip, line.partition("\t"))
-        if not WORD.search(term) or not translation:
+        term, *others = map(str.strip, line.split("\t"))
+        translations = tuple(filter(None, others))
+        if not term or not translations:
             raise DataError(f"line {number} of glossary {path} must be a term, a tab and its translation: {line!r}")
-        terms.setdefault(term, translation)
+        terms[term] = tuple(dict.fromkeys((*terms.get(term, ()), *translations)))
     return terms

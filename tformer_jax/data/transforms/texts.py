@@ -6,12 +6,12 @@ import random
 import re
 from collections.abc import Callable
 
-from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.corpora.example import NO_TEXT
 from tformer_jax.data.placeholders import PATTERNS
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import Change, Training
 
 SIDES = ("source", "target")
@@ -33,7 +33,7 @@ class TextTransform(Transform):
 
     def prepare(self, training: Training) -> Change:
         """Returns the change of examples."""
-        return TextChange(self.change_text, self.sides, fixed_pattern(training.data))
+        return TextChange(self.change_text, self.sides, fixed_pattern(training.tokenizers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,9 @@ class TextChange:
         return self.change(self.fixed.sub(mark, text), rng).translate(originals)
 
 
-def fixed_pattern(data: DataConfig) -> re.Pattern[str] | None:
+def fixed_pattern(tokenizers: Tokenizers) -> re.Pattern[str] | None:
     """Returns a pattern of what transforms leave as it is: symbols and placeholders; None if there are none."""
-    symbols = map(re.escape, sorted(data.symbols, key=len, reverse=True))
-    patterns = [*symbols, *(pattern for name, pattern in PATTERNS.items() if name in data.placeholders)]
+    placeholders = tokenizers.placeholders
+    symbols = map(re.escape, sorted(placeholders.symbols, key=len, reverse=True))
+    patterns = [*symbols, *(pattern for name, pattern in PATTERNS.items() if name in placeholders.names)]
     return re.compile("|".join(patterns)) if patterns else None

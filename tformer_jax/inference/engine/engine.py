@@ -18,7 +18,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DecodeConfig
 from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask, mask_target, restore
-from tformer_jax.data.tokenizers import Decoder, Tokenizers
+from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.detokenization import TextBuffer, TextStream, has_text, output_decoder
@@ -230,7 +230,7 @@ class Engine:
         known, text = self._tokenizers.placeholders, request.text
         segment = take_out(text, known) if decode.markup == "align" else None
         text = text if segment is None else segment.plain
-        masked = mask(known if translates else (), text)
+        masked = mask(known if translates else NO_PLACEHOLDERS, text)
         start, tags = self._tokenizers.target.special.start_target(request.tags)
         prompt, source = ([start], tokens) if translates else (tokens, None)
         limit = self._limit(decode, len(prompt))
@@ -281,7 +281,8 @@ class Engine:
         """Returns the phrases of a request, and the kind of its lane, which only requests with phrases use."""
         from tformer_jax.inference.phrases import encode_constraints, with_phrases
 
-        target, names = self._tokenizers.target, () if originals is None else self._tokenizers.placeholders
+        target = self._tokenizers.target
+        names = NO_PLACEHOLDERS if originals is None else self._tokenizers.placeholders
         phrases = encode_constraints(request.decode, target, request.constraints, limit, names, originals)
         return phrases, (kind[0], with_phrases(kind[1], phrases, target))
 
