@@ -151,4 +151,4 @@ def score_texts(outputs, references, cfg: Config, language: str) -> Evaluation:
     """Returns BLEU, chrF, exact match and the metrics of a config of outputs in a language."""
     metrics, sources = text_metrics(cfg, language), [""] * len(outputs)
     rows = measure_texts({language: metrics}, [language] * len(outputs), sources, outputs, references)
-    return score_rows(rows, metrics)
+    return score_rows(rows, metrics, references)

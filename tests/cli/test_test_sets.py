@@ -2,11 +2,16 @@
 
 import gzip
 import json
+import types
 
 import pytest
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, test_sets
+from tformer_jax.config import DataConfig
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.tasks.evaluators.directions import group_directions
 from tformer_jax.tasks.evaluators.evaluation import Segment
 
 
@@ -55,12 +60,31 @@ def test_records_of_tsv_and_jsonl(tmp_path):
         read("--source", tmp_path / "c.jsonl")
     with pytest.raises(UserError, match=r"a.tsv, line 2: has no field 'target', only 'doc', .* with --reference-field"):
         read("--source", tmp_path / "a.tsv", "--source-field", "src")
+    (tmp_path / "b.tsv").write_text("source\ttarget\n")
+    with pytest.raises(UserError, match=r"b.tsv has only a header, no example: write one in each line after it"):
+        read("--source", tmp_path / "b.tsv")
     (tmp_path / "b.tsv").write_text("source\ttarget\na\tb\nc\n")
     with pytest.raises(UserError, match=r"b.tsv, line 3: has 1 columns where the first line has 2"):
         read("--source", tmp_path / "b.tsv")
     (tmp_path / "b.jsonl").write_text('{"source": "a", "target": [1]}\n')
     with pytest.raises(UserError, match=r"b.jsonl, line 1: field 'target' is int, not text"):
         read("--source", tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize("parts", [[{"name": "en-de"}], []])
+def test_trained_directions_are_named_as_those_of_test_sets(tmp_path, parts):
+    """Regression test: all directions were zero-shot ones. A run with one direction stores no parts."""
+    letters = CharacterTokenizer("ab").extended(["deu_Latn", "eng_Latn", "fra_Latn"])
+    files = {"train": ("{src}-{tgt}.tsv",), "validation": ("{src}-{tgt}.tsv",)}
+    data = DataConfig(source="tsv", **files, directions=("en-de",), zero_shot=("de-fr",))
+    tokenizers = Tokenizers(letters, letters)
+    run = types.SimpleNamespace(path=tmp_path, config=types.SimpleNamespace(data=data), tokenizers=tokenizers)
+    (tmp_path / "data.json").write_text(json.dumps({"splits": {"train": {"parts": parts}}}))
+    given = [Segment("a", ("b",), "en-German"), Segment("a", ("b",), "deu-fr")]
+    directions = [segment.direction for segment in test_sets.with_directions_of(run, given)]
+    trained = evaluate.trained_directions(run)
+    assert trained == ("eng_Latn-deu_Latn",)
+    assert group_directions(directions, trained) == {"zero-shot": ["deu_Latn-fra_Latn"]}
 
 
 @pytest.mark.parametrize(

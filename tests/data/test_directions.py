@@ -70,6 +70,30 @@ def test_listed_directions_in_their_order_and_zero_shot_ones(tmp_path):
     assert texts(corpus.validation) == {("en-de", "e 100", "d 100"), ("fr-de", "f 101", "d 101")}
 
 
+def test_rows_are_read_in_their_own_direction_where_both_are_listed(tmp_path):
+    """By hand. Regression test: all were read backwards, too, without `both_directions`."""
+    (tmp_path / "train.tsv").write_text("en\tde\ta\tb\nde\ten\tc\td\nfr\tde\te\tf\n")
+    (tmp_path / "dev.tsv").write_text("en\tde\tg\th\nfr\ten\ti\tj\nde\tfr\tk\tl\n")
+    listed = {"directions": ("en-de", "de-en", "de-fr"), "zero_shot": ("en-fr", "fr-de")}
+    corpus = load_corpus(config(**listed), tmp_path)
+    assert texts(corpus.train) == {("en-de", "a", "b"), ("de-en", "c", "d"), ("de-fr", "f", "e")}
+    held_out = {("en-de", "g", "h"), ("en-fr", "j", "i"), ("de-fr", "k", "l"), ("fr-de", "l", "k")}
+    assert texts(corpus.validation) == held_out
+    (tmp_path / "train.tsv").write_text("en\tde\ta\tb\n")
+    with pytest.raises(DataError, match="de-en: leave it out of .*, or set data.both_directions=True to read"):
+        load_corpus(config(directions=("en-de", "de-en")), tmp_path)
+
+
+def test_reversed_pairs_are_duplicates_of_rows(tmp_path):
+    write_table(tmp_path)
+    (tmp_path / "train.tsv").write_text("en\tde\ta\tb\nde\ten\tb\ta\nde\ten\tc\td\nen\tde\td\tc\n")
+    corpus = load_corpus(config(both_directions=True, filters={"duplicates": True}), tmp_path)
+    expected = [("de-en", "b", "a"), ("de-en", "c", "d"), ("en-de", "a", "b"), ("en-de", "d", "c")]
+    assert len(corpus.train) == len(expected)
+    assert texts(corpus.train) == {*expected}
+    assert corpus.left_out["train"] == {"duplicates": 4}
+
+
 @pytest.mark.parametrize("layout", ["{src}-{tgt}/train.{lang}", "{src}-{tgt}.tsv", "rows.jsonl"])
 def test_files_by_language(tmp_path, layout):
     """Files of each pair, and records that name their languages, have the examples of the table."""

@@ -14,7 +14,7 @@ from tests.data.corpus_files import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import train
 from tformer_jax.data.corpora import DataError, load_corpus
-from tformer_jax.data.corpora.gettext import Gettext, find_catalogues
+from tformer_jax.data.corpora.gettext import Gettext, find_catalogues, language_of_locale
 
 WORDS = [f"word {number}" for number in range(60)]
 
@@ -117,6 +117,20 @@ def test_without_directions_english_is_paired_with_each_language_that_has_enough
     assert set(load_corpus(config("gettext", "a"), folder).directions) == {"en-de", "de-en", "en-fr", "fr-en"}
     asked = load_corpus(config("gettext", "a", directions=("en-en_GB",)), folder)
     assert ("word 0", "word 0, Sir") in pairs(asked)["en-en_GB"]
+
+
+@pytest.mark.parametrize("layout", ["{}/LC_MESSAGES/app.mo", "{}.po"])
+def test_locales_with_modifiers(folder, monkeypatch, layout):
+    """Regression test: English in other quotation marks was a foreign language, and some files an error."""
+    for locale in ("sr", "sr@latin", "ca", "ca@valencia", "en@quot", "en_GB"):
+        write(folder / "b" / layout.format(locale), {word: f"{word} {locale}" for word in WORDS})
+    monkeypatch.setattr(Gettext, "ENOUGH", 60)
+    corpus = load_corpus(config("gettext", "b"), folder)
+    languages = {"sr": "sr", "sr_Latn": "sr@latin", "ca": "ca", "ca@valencia": "ca@valencia"}
+    assert set(corpus.directions) == {name for code in languages for name in (f"en-{code}", f"{code}-en")}
+    for code, locale in languages.items():
+        assert pairs(corpus)[f"en-{code}"] == {(word, f"{word} {locale}") for word in WORDS}
+    assert language_of_locale("sr-RS@latin") == "sr_Latn_RS"
 
 
 def test_compiled_catalogues_come_before_their_sources(folder):

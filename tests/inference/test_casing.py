@@ -15,6 +15,7 @@ from tformer_jax.data.markup import take_out, unit_spans
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
 from tformer_jax.inference.casing import copy_casing
+from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.final_texts import Finished, Finisher, Unfinished, is_withheld
 from tformer_jax.inference.text import Translator
 from tformer_jax.inference.watch import watch
@@ -58,8 +59,9 @@ def test_case_follows_links(source, output, links, capitals, titles):
 
 
 def test_i_keeps_its_dot_where_the_language_has_two():
-    assert copy_casing("BIG", "iki ılık", ((0, 0), (0, 1)), titles=False, language="tr") == ("İKİ ıLıK", 2)
-    assert copy_casing("BIG", "iki", ((0, 0),), titles=False) == ("IKI", 1)
+    assert copy_casing("BIG", "iki ılık", ((0, 0), (0, 1)), titles=False, language="tr") == ("İKİ ILIK", 2)
+    assert copy_casing("my Cat", "x ırmak", STRAIGHT, titles=True, language="az") == ("x Irmak", 1)
+    assert copy_casing("BIG", "iki ılık", ((0, 0), (0, 1)), titles=False) == ("IKI ıLıK", 2)
 
 
 def test_only_case_changes():
@@ -116,6 +118,20 @@ def test_outputs_have_the_case_of_the_words_that_they_attend_to(model):
         assert event.recased == sum(a != b for a, b in zip(found.split(), text.split(), strict=True))
         assert last.recased == 0
     assert 0 < sum(changed) < sum(len(text.split()) for text, _, _ in plain.values())
+
+
+@pytest.mark.slow
+def test_words_have_the_case_of_the_language_of_the_output(model):
+    """Regression test: outputs had that of the rules of normalization, and of no language without these."""
+    tokenizers = Tokenizers(LETTERS.source, WordTokenizer(["ii", *(2 * letter for letter in "uvwxyz")]))
+    cfg = config(dataclasses.replace(DECODINGS["greedy"], casing="capitals"), model[0])
+    files = {"source": "tsv", "train": ("a.tsv",), "bucket_lengths": (16,)}
+    cfg = dataclasses.replace(cfg, data=DataConfig(**files, target_language="tur_Latn"))
+    engine = Engine(cfg, *model, tokenizers, max_rows=1)
+    ids = tuple(tokenizers.source.special.wrap_side(tokenizers.source.encode("BB")))
+    (row,) = engine._queue_request(0, Request(ids, cfg.decode, text="BB")).rows
+    row.unfinished.text, row.unfinished.tokens = "ii", tokenizers.target.encode("ii")
+    assert engine._finish([row.unfinished])[0].text == "İİ"
 
 
 @pytest.mark.slow

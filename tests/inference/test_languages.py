@@ -78,6 +78,30 @@ def test_languages_need_no_name_where_there_is_only_one():
     assert pair.targets == ()
 
 
+@pytest.mark.parametrize("source_tags", [(), ("target",), ("source", "target")])
+@pytest.mark.parametrize("target_tags", [("target",), ("target", "source")])
+def test_the_language_of_an_output_is_that_of_its_tags(source_tags, target_tags):
+    sides = {"source_tags": source_tags, "target_tags": target_tags}
+    if source_tags == ("target",):
+        sides["target_tags"] = tuple(name for name in target_tags if name == "source")  # one side tells the target
+    languages = Languages(data("en-de", "de-en", "en-pt_BR", **sides), TOKENIZERS)
+    for source, target, code in (("en", "de", "de"), ("de", "en", "en"), ("en", "pt_BR", "pt")):
+        before, forced = languages.tags(target, source)
+        assert languages.of_output([*before, *LETTERS.encode("abc"), EOS], forced) == code
+        assert languages.of_output([*LETTERS.encode("abc"), EOS, *before], forced) == code
+
+
+def test_languages_of_texts_that_need_no_name():
+    into_english = Languages(data("de-en", "fr-en", target_tags=("source",), source_tags=()), TOKENIZERS)
+    assert into_english.of_output(LETTERS.encode("abc"), (TAG["fr"],)) == "en"
+    from_german = Languages(data("de-en", "de-fr"), TOKENIZERS)
+    assert from_german.language_of_source(Request("abc", "en")) == "de"
+    turkish = DataConfig(source="tsv", train=("a.tsv",), source_language="de", target_language="tur_Latn")
+    assert Languages(turkish, TOKENIZERS).of_output(LETTERS.encode("abc"), ()) == "tr"
+    assert Languages(turkish, TOKENIZERS).language_of_source(Request("abc")) == "de"
+    assert Languages(DataConfig(source="tsv", train=("a.tsv",)), TOKENIZERS).of_output((), ()) == "en"
+
+
 def greedy(model, params, source: list[int], forced: list[int], length: int) -> tuple[str, float]:
     """Returns the most probable output after `forced`, and its log-probability, by float64 full passes."""
     output, total = list(forced), 0.0

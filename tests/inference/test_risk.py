@@ -10,7 +10,11 @@ import sacrebleu
 from tests.helpers import build, rest_slow, tiny
 from tests.inference.test_text import TEXTS, TOKENIZERS, setup
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import DecodeConfig, kinds
+from tformer_jax.config import Config, DataConfig, DecodeConfig, kinds
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers.language_tags import languages_of
+from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.risk import Utility, chrf_matrix
 from tformer_jax.inference.text import Translator
 from tformer_jax.models import registry
@@ -78,6 +82,25 @@ def test_any_metric_ranks_every_list_of_a_tiny_set_as_enumeration_does(name, mon
     rows = [texts, texts[:2], []]
     for found, own_texts in zip(own.matrices([source] * 3, rows), rows, strict=True):
         assert found.tolist() == [pytest.approx([value[a, b] for b in own_texts]) for a in own_texts]
+
+
+def test_outputs_are_ranked_by_the_metric_of_their_own_language():
+    """Regression test: Chinese and Japanese outputs of models of many languages were one word for BLEU."""
+    letters = CharacterTokenizer("ab").extended(["<2de>", "<2en>", "<2zh>"])
+    files = {"train": ("{src}-{tgt}.tsv",), "validation": ("{src}-{tgt}.tsv",)}
+    cfg = Config(
+        data=DataConfig(source="tsv", **files, directions=("en-zh", "en-de")),
+        decode=DecodeConfig(strategy="sample", candidates=3, utility="bleu"),
+    )
+    utility = Utility.of_run(cfg, Tokenizers(letters, letters))
+    texts = ["他走了很远", "我吃了一个大苹果", "我吃了大苹果"]
+    scorer = sacrebleu.BLEU(tokenize="zh", effective_order=True)
+    means = [np.mean([scorer.sentence_score(text, [other]).score for other in texts]) for text in texts]
+    best = sorted(range(3), key=lambda place: -means[place])
+    tags = languages_of(letters)
+    assert utility.rank_outputs(EncodedRequest([tags["zh"], *letters.encode("ab")]), texts) == best
+    assert best != [0, 1, 2]
+    assert utility.rank_outputs(EncodedRequest([tags["de"], *letters.encode("ab")]), texts) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("settings", rest_slow([{"strategy": "sample"}, {"strategy": "beam", "beams": 6}], 1))

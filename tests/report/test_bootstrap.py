@@ -15,6 +15,7 @@ from tformer_jax.report import sections
 from tformer_jax.report.bootstrap import bleu_of, estimates, ratio
 from tformer_jax.report.run import load_all
 from tformer_jax.tasks.classification import CLASSIFICATION
+from tformer_jax.tasks.evaluators.directions import with_means
 from tformer_jax.tasks.language_model import LANGUAGE_MODEL
 from tformer_jax.tasks.translation import TRANSLATION
 
@@ -145,6 +146,23 @@ def test_scores_that_runs_stored_are_resampled_by_hand(outputs):
     assert second.p_value == (sum(abs(each - gap) >= abs(gap) for each in gaps) + 1) / 101
     unpaired = [stored[0], dataclasses.replace(outputs[1], metrics=[{"own": 1.0}] * size)]
     assert "comet" not in estimates(unpaired, TRANSLATION, resamples=10)
+
+
+def test_means_are_over_the_directions_that_have_a_metric(tmp_path):
+    """As in an evaluation; there is no mean if a metric of a direction cannot be computed again."""
+    (run,) = load_all([write_run(tmp_path / "a", directions=("en-tlh", "en-de", "en-fr"))])
+    plain = run.outputs["test"]
+    rows = [{} if name == "en-tlh" else {"off_target": number % 7} for number, name in enumerate(plain.directions)]
+    stored = dataclasses.replace(plain, metrics=rows)
+    found = estimates([stored, stored], TRANSLATION, resamples=10)
+    parts = [{"off_target": found[f"off_target:{name}"][0].score} for name in ("en-de", "en-fr")]
+    expected = with_means({"en-tlh": {}, "en-de": parts[0], "en-fr": parts[1]}, ())
+    assert found["off_target"][0].score == pytest.approx(expected["off_target"])
+    signatures = {f"bleu:{name}": SIGNATURES["bleu"] for name in ("en-de", "en-fr")}
+    found = estimates([dataclasses.replace(plain, signatures=signatures)], TRANSLATION, resamples=10)
+    assert "bleu:en-de" in found and not {"bleu", "bleu:en-tlh"} & {*found}
+    unpaired = dataclasses.replace(stored, metrics=[{"off_target": 1.0}] * len(rows))
+    assert "off_target" not in estimates([stored, unpaired], TRANSLATION, resamples=10)
 
 
 def test_which_metrics_a_family_has(outputs):

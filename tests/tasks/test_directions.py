@@ -100,7 +100,10 @@ def evaluation(rows=ROWS, trained=TRAINED, **settings):
         decode=DecodeConfig(max_new_tokens=4),
         eval=EvalConfig(**settings),
     )
-    segments = [Segment(source, (reference,), direction) for direction, source, reference, _ in rows]
+    segments = [
+        Segment(source, references if isinstance(references, tuple) else (references,), direction)
+        for direction, source, references, _ in rows
+    ]
     evaluate = TranslationEvaluator(cfg, None, Tokenizers(ByteTokenizer(), ByteTokenizer()), segments, trained=trained)
     evaluate._translate.outputs = lambda params, sources, **_: [Output(row[3], -1.0) for row in rows]
     return evaluate(None)
@@ -134,6 +137,23 @@ def test_signatures_that_differ_name_their_directions():
     found = signatures_of("bleu", evaluation().signatures)
     assert [*found.values()] == [["en-de", "zh-en"], ["en-zh", "de-zh"]]
     assert list(signatures_of("chrf", evaluation().signatures).values()) == [[]]
+
+
+def test_signatures_count_the_references_of_their_own_direction():
+    """Regression test: directions into one language had the signature of all texts in it."""
+    rows = [("de-en", "Hund", ("a dog", "the dog"), "a dog"), ("fr-en", "chien", "a dog", "the dog")]
+    found = evaluation(rows, ()).signatures
+    for direction, count in (("de-en", 2), ("fr-en", 1)):
+        assert found[f"bleu:{direction}"].startswith(f"nrefs:{count}|")
+        assert found[f"chrf:{direction}"].startswith(f"nrefs:{count}|")
+
+
+def test_a_group_has_another_name_than_a_direction():
+    """From Tongan, whose code is `to`."""
+    parts = {"to-en": {"chrf": 10.0}, "de-en": {"chrf": 20.0}, "en-fr": {"chrf": 60.0}}
+    found = with_means(parts, ())
+    assert (found["chrf:to-en"], found["chrf:into-en"], found["chrf:from-en"]) == (10, 15, 60)
+    assert with_means({"de-en": {"chrf": 20.0}}, tuple(parts))["chrf:into-en"] == 20
 
 
 def test_the_log_shows_means_over_directions_and_outputs_of_several():

@@ -159,14 +159,15 @@ def evaluate_test_set(
 
 
 def trained_directions(run: "tj.Run") -> tuple[str, ...]:
-    """Returns the directions of the training examples of a run; () if it has only one."""
+    """Returns the directions of the training examples of a run, named as those of test sets; () if it has none."""
     from tformer_jax.runs import run_folder
 
-    path = run.path / "data.json"
-    if not (run.config.data.multilingual and path.exists()):
+    path, data = run.path / "data.json", run.config.data
+    if not (data.multilingual and path.exists()):
         return ()
     parts = run_folder.read_json(path).get("splits", {}).get("train", {}).get("parts", ())
-    return tuple(part["name"] for part in parts)
+    names = [part["name"] for part in parts] or map(str, data.wanted_directions)  # one direction has no parts
+    return tuple(test_sets.named_direction(run, name) for name in names)
 
 
 def make_record(

@@ -52,7 +52,8 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
     """Reads the test set that the options name; None: they name none.
 
     Raises:
-        UserError: the options contradict each other, or a file is missing, malformed, or has another number of lines.
+        UserError: the options contradict each other, or a file is missing, empty, malformed, or has another number of
+            lines.
     """
     given = [name for name, default in RECORD_FLAGS.items() if getattr(options, name) != default]
     if options.source is None:
@@ -65,7 +66,9 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
     if options.source.name.endswith((*TSV, *JSONL)):
         if options.reference:
             raise UserError("--reference names files of lines: leave it out, or name the fields by --reference-field")
-        return list(_segments(options, direction))
+        if segments := list(_segments(options, direction)):
+            return segments
+        raise UserError(f"{options.source} has only a header, no example: write one in each line after it")
     if given:
         raise UserError(f"{flag(given[0])} names a field of records: --source must be named .tsv or .jsonl")
     if not options.reference:
@@ -89,12 +92,13 @@ def with_directions_of(run: "tj.Run", segments: Sequence[Segment]) -> list[Segme
         raise UserError(
             f"{run.path} has many languages: name those of the test set by --direction or --language-fields"
         )
-    named = {name: _named(run, Direction.parse(name)) for name in directions if name is not None}
+    named = {name: named_direction(run, name) for name in directions if name is not None}
     return [segment._replace(direction=named[segment.direction or ""]) for segment in segments]
 
 
-def _named(run: "tj.Run", direction: Direction) -> str:
-    return str(Direction(*(find_language(run.tokenizers.target, language) for language in direction)))
+def named_direction(run: "tj.Run", direction: str) -> str:
+    """Returns a direction with the languages as the vocabulary of a run names them."""
+    return str(Direction(*(find_language(run.tokenizers.target, name) for name in Direction.parse(direction))))
 
 
 def _direction(text: str) -> str:

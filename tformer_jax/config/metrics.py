@@ -39,7 +39,7 @@ class Metric:
     stored: ClassVar[bool] = True
     """Whether a run stores the scores of its texts, which comparisons read; otherwise, they compute them again."""
     signature: str = ""
-    """What determines the scores, if that is more than the name."""
+    """What determines the scores, besides the references, if that is more than the name."""
 
     def __init__(self, evaluation: EvalConfig, language: str, languages: Sequence[str] = ()):
         self.evaluation, self.language, self.languages = evaluation, language, languages
@@ -67,6 +67,10 @@ class Metric:
     def score_alone(self, row: "np.ndarray") -> float:
         """Returns the score of one text, given its `statistics`, float64 [S]."""
         return self.score(row)
+
+    def signature_of(self, references: References) -> str:
+        """Returns what determines the scores against these references; "": only the name."""
+        return self.signature
 
     def problem(self, references: Sequence[str]) -> str | None:
         """Returns a sentence about references that the metric does not fit, for a warning."""

@@ -10,8 +10,8 @@ from tformer_jax.data.word_links import Links
 SENTENCE_ENDS = frozenset(".!?…。！？")
 FIXED = re.compile("|".join(PATTERNS.values()))
 """What has no case to copy and keeps its own: tags, placeholders and URLs."""
-DOTTED = {"tr": "İ", "az": "İ"}
-"""Languages in which `i` keeps its dot as a capital."""
+DOTTED = {language: {"i": "İ", "ı": "I"} for language in ("az", "crh", "gag", "tr")}
+"""Capitals of the two letters i, by code of the languages that have them."""
 
 
 def copy_casing(source: str, output: str, links: Links, titles: bool, language: str = "") -> tuple[str, int]:
@@ -24,7 +24,7 @@ def copy_casing(source: str, output: str, links: Links, titles: bool, language: 
     Args:
         links: pairs of a unit of the source and a unit of the output (`unit_spans`).
         titles: whether first capitals count, or only words in capitals.
-        language: code of the output's language.
+        language: code of the output's language, of ISO 639-1 if it has one.
     """
     casings = _casings(source)
     text, end, changed, first = "", 0, 0, True
@@ -82,7 +82,7 @@ def _casings(text: str) -> Sequence[str | None]:
 
 def _capital(letter: str, language: str) -> str:
     """Returns the capital of a letter, or the letter if its capital is several letters, or that of another one."""
-    if letter == "i" and language in DOTTED:
-        return DOTTED[language]
+    if letter in DOTTED.get(language, ""):
+        return DOTTED[language][letter]
     capital = letter.upper()
     return capital if len(capital) == 1 and capital.casefold() == letter.casefold() else letter

@@ -38,6 +38,8 @@ class Unfinished:
     """The placeholders of the source text; None: there are none."""
     segment: Segment | None = None
     """What is put back into the output; None: `decode.markup` is "keep"."""
+    language: str = ""
+    """Code of the language of the output, as for `copy_casing`."""
     text: str = ""
     """With `UNKNOWN_MARK` for each unknown token that a word is copied for."""
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -118,8 +120,8 @@ class Finisher:
 
         written, recased = text, 0
         if decode.casing != "keep":
-            titles, language = decode.casing == "titles", self._tokenizers.target.language
-            written, recased = copy_casing(output.source_text, text, links(unit_spans), titles, language)
+            titles = decode.casing == "titles"
+            written, recased = copy_casing(output.source_text, text, links(unit_spans), titles, output.language)
         if output.segment is not None:
             written = put_back(output.segment, written, links(unit_spans))
         return Finished(written, links(word_spans) if decode.alignments else None, recased)

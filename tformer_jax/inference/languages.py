@@ -1,6 +1,7 @@
 """Languages of translators: which a model has, and the tags that tell it between which to translate."""
 
 import functools
+from collections.abc import Sequence
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
@@ -9,7 +10,7 @@ from tformer_jax.config.transforms import format_source
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.languages import read_language
 from tformer_jax.data.tags import tag_ids
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.language_tags import find_language, languages_of
 from tformer_jax.inference.encoding import TextError
 from tformer_jax.inference.requests import Request
@@ -70,8 +71,27 @@ class Languages:
 
     def language_of_source(self, request: Request) -> str:
         """Returns the code of the language of a text, `en` if it is not known."""
-        own = own_direction(self._data)
-        name = request.source_language or (own.source if own else self._tokenizers.source.language)
+        return self._code("source", request.source_language)
+
+    def of_output(self, ids: Sequence[int], tags: Sequence[int]) -> str:
+        """Returns the code of the language of an output, `en` if it is not known.
+
+        Args:
+            ids: the source, as the model reads it.
+            tags: those with which the output starts.
+        """
+        if not self._data.multilingual:
+            return self._code("target", None)
+        source, target = self._tokenizers.source, self._tokenizers.target
+        read = _named_tags(source, self._data.source_tags, ids) | _named_tags(target, self._data.target_tags, tags)
+        return self._code("target", read.get("target"))
+
+    def _code(self, side: str, name: str | None) -> str:
+        """Returns the code of the language of a side, `en` if it is not known; `name` is as for `tags`."""
+        own, languages = own_direction(self._data), getattr(self, f"{side}s")
+        if name is None and len(languages) == 1:
+            name = languages[0]
+        name = name or (getattr(own, side) if own else getattr(self._tokenizers, side).language)
         language = read_language(name or "en")
         return language.code if language else "en"
 
@@ -113,6 +133,12 @@ class Languages:
         if language not in languages:
             raise UserError(f"the model has no {side} language {name!r}, only {listed}")
         return language
+
+
+def _named_tags(tokenizer: Tokenizer, sides: Sequence[str], ids: Sequence[int]) -> dict[str, str]:
+    """Returns the languages whose tags are among `ids` by side, in the order of the `sides` that have tags."""
+    languages = {token: language for language, token in languages_of(tokenizer).items()}
+    return dict(zip(sides, (languages[token] for token in ids if token in languages), strict=False))
 
 
 def own_direction(data: DataConfig) -> Direction | None:

@@ -154,7 +154,7 @@ class RowDecoder:
         """Yields the outputs of each row, in order, as soon as all earlier rows have theirs.
 
         They depend only on the arguments, bit for bit, because each call creates an engine. With `decode.candidates`,
-        they are the first ones of these by `Utility.rank`.
+        they are the first ones of these by `Utility.rank_outputs`.
 
         Args:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
@@ -162,11 +162,11 @@ class RowDecoder:
                 read together. Larger windows are faster; smaller ones yield the first outputs earlier.
         """
         candidates = self._cfg.decode.candidates
-        utility = Utility.of_run(self._cfg)
+        utility = Utility.of_run(self._cfg, self._parts[2])
         found = self._decode(rows, first, seed, max(outputs, candidates), scores, window)
         for row, decoded in zip(rows, found, strict=True):
             texts = [output.text for output in decoded]
-            order = utility.rank(row.text, texts) if candidates > 1 else range(outputs)
+            order = utility.rank_outputs(row, texts) if candidates > 1 else range(outputs)
             yield [decoded[place] for place in order[:outputs]]
 
     def _decode(

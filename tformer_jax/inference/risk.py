@@ -7,12 +7,18 @@ Approximations to Minimum Bayes Risk Decoding for Neural Machine Translation", 2
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, EvalConfig, metrics
-from tformer_jax.inference.languages import own_direction
+from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.inference.languages import Languages, own_direction
+from tformer_jax.inference.requests import EncodedRequest
+
+if TYPE_CHECKING:
+    from tformer_jax.inference.engine import Request
 
 ORDER, BETA = 6, 2
 """Maximum length of n-grams of chrF, and weight of recall; sacreBLEU's defaults."""
@@ -31,16 +37,19 @@ class Utility:
     """Of the outputs."""
     evaluation: EvalConfig | None = None
     """Settings of the metric; None: the defaults."""
+    languages: Languages | None = None
+    """Those of a model of several languages."""
 
     @classmethod
-    def of_run(cls, cfg: Config) -> "Utility":
+    def of_run(cls, cfg: Config, tokenizers: Tokenizers) -> "Utility":
         """Returns `decode.utility`.
 
         Raises:
             UserError: the metric does not compare outputs with references, or lacks a package or file.
         """
         own = own_direction(cfg.data)
-        utility = cls(cfg.decode.utility, own.target if own else "en", cfg.eval)
+        languages = Languages(cfg.data, tokenizers) if cfg.data.multilingual else None
+        utility = cls(cfg.decode.utility, own.target if own else "en", cfg.eval, languages)
         if cfg.decode.candidates > 1 and utility.name != "chrf":
             utility.scorer  # noqa: B018
         return utility
@@ -72,6 +81,18 @@ class Utility:
     def rank(self, source: str, texts: Sequence[str]) -> list[int]:
         """Returns the indices of the outputs of a source, the one with the least risk first (`rank_by_risk`)."""
         return rank_by_risk(texts, lambda unique: self.matrices([source], [unique])[0])
+
+    def rank_outputs(self, request: "Request | EncodedRequest", texts: Sequence[str]) -> list[int]:
+        """As `rank`, with the metric of the language into which a request is translated."""
+        if self.languages is None or self.name == "chrf":
+            return self.rank(request.text, texts)
+        language = self.languages.of_output(request.ids, request.tags)
+        return _in_language(self.name, language, self.evaluation).rank(request.text, texts)
+
+
+@functools.cache
+def _in_language(name: str, language: str, evaluation: EvalConfig | None) -> Utility:
+    return Utility(name, language, evaluation)
 
 
 def rank_by_risk(texts: Sequence[str], similarity: Similarity) -> list[int]:

@@ -52,7 +52,8 @@ class Estimate:
 def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES) -> dict[str, list[Estimate]]:
     """Returns the loss, and the metrics of translations or the accuracy of labels, for each system.
 
-    Translations in several directions have metrics of each direction, such as `chrf:en-de`, and their means.
+    Translations in several directions have metrics of each direction, such as `chrf:en-de`, and their means: as in an
+    evaluation, over the directions that have the metric.
 
     The first system is the baseline of the paired bootstrap test (Koehn, 2004). All systems share the resamples, and
     must have the same references. The loss needs losses of the same parts in all systems.
@@ -75,13 +76,19 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
         direction: _of_translations([system.of_direction(direction) for system in systems], direction, resamples)
         for direction in directions
     }
-    for name in next(iter(parts.values())):
-        if all(name in part for part in parts.values()):
-            results[name] = _compared(*_mean([part[name] for part in parts.values()]))
+    for name in dict.fromkeys(name for part in parts.values() for name in part):
+        own = {direction: part[name] for direction, part in parts.items() if name in part}
+        if len(own) == len(parts) or all(_directions_with(name, system) == {*own} for system in systems):
+            results[name] = _compared(*_mean([*own.values()]))
     for direction, part in parts.items():
         if direction is not None:
             results |= {f"{name}:{direction}": _compared(*found) for name, found in part.items()}
     return results
+
+
+def _directions_with(name: str, system: Outputs) -> set[str | None]:
+    """Returns the directions for whose outputs a system stored a metric."""
+    return {direction for direction, row in zip(system.directions, system.metrics, strict=False) if name in row}
 
 
 class Sampled(NamedTuple):

@@ -14,7 +14,7 @@ from tformer_jax.inference.engine import Event, Request
 from tformer_jax.inference.risk import Utility
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.metrics import Metrics
-from tformer_jax.serving.replies import Outputs, Reply, empty_outputs
+from tformer_jax.serving.replies import AccumulatedOutput, Outputs, Reply, empty_outputs
 from tformer_jax.serving.worker import Empty, Job, Worker
 
 CLIENT_CLOSED = 499
@@ -104,10 +104,13 @@ class Generation(Response):
         """Returns the outputs of each text to return."""
         if not self._chooses:
             return outputs
-        texts = [request.text if isinstance(request, Request) else "" for request in self.requests]
-        rows = [[output.text for output in row] for row in outputs]
-        orders = await asyncio.to_thread(lambda: [*map(self.utility.rank, texts, rows)])
+        orders = await asyncio.to_thread(lambda: [*map(self._order, self.requests, outputs)])
         return [[row[place] for place in order[: self.returned]] for row, order in zip(outputs, orders, strict=True)]
+
+    def _order(self, request: Request | Empty, row: Sequence[AccumulatedOutput]) -> Sequence[int]:
+        """Returns the numbers of the outputs of a request, the one with the least risk first."""
+        texts = [output.text for output in row]
+        return self.utility.rank_outputs(request, texts) if isinstance(request, Request) else range(len(texts))
 
     async def _computed(self, job: Job, outputs: Outputs) -> Any:
         """Returns what the reply needs besides the outputs, or None, and records the time until then."""

@@ -101,7 +101,7 @@ class ServedModel:
             cfg.model.prefix_lm,
             embedded_length=cfg.embed.max_length,
             prompt=cfg.embed.prompt_text(cfg.embed.prompt),
-            utility=Utility.of_run(cfg),
+            utility=Utility.of_run(cfg, tokenizers),
             start=start_of_text(cfg, tokenizers.target) if cfg.model.model_class.continues else (),
             languages=Languages(cfg.data, tokenizers) if cfg.model.model_class.reads_source else None,
             score=lambda rows, top: list(score_rows(model, params, rows, batch_size, top)),

@@ -8,27 +8,33 @@ from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora.corpus import Joined, Part
 from tformer_jax.data.corpora.example import DataError, Example
+from tformer_jax.data.corpora.filters import DUPLICATES, digest_of
 
 OTHERS = "examples of other directions"
 
 
 class DirectionFilter:
-    """Yields the examples of a split that `data.directions` names, and each pair the other way round where it says so.
+    """Yields the examples of a split that `data.directions` names.
+
+    With `data.both_directions`, each pair is read the other way round, too. Without, a pair whose row names its
+    languages is read so unless both of its directions are listed.
 
     Args:
         training: whether the examples are for training, which has no direction of `data.zero_shot`.
-        dropped: counts the examples of other directions.
+        dropped: counts the examples of other directions, and of reversed pairs the duplicates.
     """
 
     def __init__(self, cfg: DataConfig, *, training: bool, dropped: collections.Counter[str]):
         zero_shot = tuple(map(Direction.parse, cfg.zero_shot))
         self._excluded = {*zero_shot} if training else set()
         self._wanted = {*cfg.wanted_directions, *(() if training else zero_shot)} if cfg.directions else None
-        self._always, self._by_name = cfg.both_directions, bool(cfg.language_fields)
+        self._listed, self._by_name = {*cfg.wanted_directions}, bool(cfg.language_fields)
+        self._always, self._once = cfg.both_directions, training and cfg.filters.duplicates
         self._dropped = dropped
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields examples with a direction; one without is yielded as it is."""
+        seen: set[bytes] = set()
         for example in examples:
             if "direction" not in example:
                 yield example
@@ -38,10 +44,17 @@ class DirectionFilter:
             if not chosen:
                 self._dropped[OTHERS] += 1
             for each in chosen:
-                yield example if each == direction else reversed_example(example)
+                directed = example if each == direction else reversed_example(example)
+                if self._once and (digest := digest_of(directed)) in seen:
+                    self._dropped[DUPLICATES] += 1
+                    continue
+                if self._once:
+                    seen.add(digest)
+                yield directed
 
     def _candidates(self, direction: Direction) -> list[Direction]:
-        both = [direction, direction.reverse] if self._always or (self._by_name and self._wanted) else [direction]
+        turned = self._by_name and self._wanted and not {direction, direction.reverse} <= self._listed
+        both = [direction, direction.reverse] if self._always or turned else [direction]
         return both if self._wanted is None else [each for each in both if each in self._wanted]
 
 
@@ -75,7 +88,10 @@ def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Jo
     for index, example in enumerate(examples):
         groups.setdefault(example["direction"], array.array("q")).append(index)
     if missing := [name for name, group in groups.items() if not group]:
-        raise DataError(f"data.train has no example of direction {missing[0]}: leave it out of data.directions")
+        raise DataError(
+            f"data.train has no example of direction {missing[0]}: leave it out of data.directions, or set "
+            "data.both_directions=True to read pairs the other way round"
+        )
     if not groups:
         raise DataError("split train has no valid example")
     order = list(groups) if cfg.directions else sorted(groups)

@@ -10,6 +10,7 @@ from tformer_jax.data.corpora.example import NO_TEXT, Example
 
 BLANK_LINE = "blank lines"
 HEADER = "header lines"
+DUPLICATES = "duplicates"
 
 
 class Filters:
@@ -65,7 +66,7 @@ class Filters:
                     break
             if reason is None and self._once:
                 digest = digest_of(example)
-                reason = "duplicates" if digest in seen else None
+                reason = DUPLICATES if digest in seen else None
                 seen.add(digest)
             yield example, reason
 

@@ -34,6 +34,8 @@ DAMAGED = (PoFileError, OSError, ValueError, LookupError, struct.error)
 """Exceptions of Babel for damaged catalogues."""
 WARNING = re.compile(r"WARNING: (.*)\nWARNING: Problem on line (\d+)")
 """What Babel prints of a malformed message."""
+SCRIPTS = {"latin": "Latn", "cyrillic": "Cyrl", "devanagari": "Deva"}
+"""ISO 15924 by modifier of locales, such as `sr@latin`."""
 
 
 class Message(NamedTuple):
@@ -205,10 +207,22 @@ def place_of(path: Path) -> tuple[Path, str, str]:
         DataError: the path does not name the language.
     """
     if path.parent.name == "LC_MESSAGES":
-        return path.parents[2], path.stem, path.parents[1].name.replace("-", "_")
-    if read_language(path.stem) is None:
+        return path.parents[2], path.stem, language_of_locale(path.parents[1].name)
+    if read_language(path.stem.partition("@")[0]) is None:
         raise DataError(f"{path} is neither LOCALE/LC_MESSAGES/{path.name} nor named by its language, such as de.po")
-    return path.parent, "", path.stem.replace("-", "_")
+    return path.parent, "", language_of_locale(path.stem)
+
+
+def language_of_locale(locale: str) -> str:
+    """Returns the language of a locale: `sr_Latn_RS` of `sr_RS@latin`.
+
+    Other modifiers stay (`ca@valencia`), so that the texts of two catalogues are not mixed.
+    """
+    base, _, modifier = locale.replace("-", "_").partition("@")
+    if modifier not in SCRIPTS:
+        return locale.replace("-", "_")
+    language, *region = base.split("_")
+    return "_".join((language, SCRIPTS[modifier], *region))
 
 
 def _default_directions(messages: Messages) -> list[Direction]:
@@ -219,7 +233,7 @@ def _default_directions(messages: Messages) -> list[Direction]:
 
 
 def _is_english(name: str) -> bool:
-    language = read_language(name)
+    language = read_language(name.partition("@")[0])
     return language is not None and language.code == ENGLISH
 
 

@@ -30,6 +30,7 @@ from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admi
 from tformer_jax.inference.engine.state import Plan
 from tformer_jax.inference.final_texts import Finisher, Unfinished, is_changed, is_withheld
 from tformer_jax.inference.forced import FirstTokens, first_tokens
+from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.layout import decoding_layout
 from tformer_jax.inference.requests import TokenConstraints
 from tformer_jax.models.ensemble import first_member
@@ -97,6 +98,7 @@ class Engine:
         with use_whole_mesh(self._mesh):
             self._model, self._params = decoding_layout(model, params)
         shown = first_member(self._model, self._params)  # for attention
+        self._languages = Languages(cfg.data, tokenizers)
         self._finish = Finisher(*shown, tokenizers, min(max_rows, cfg.eval.batch_size))
         self._unfinished: dict[tuple[int, int], Unfinished] = {}
         self._max_rows, self._pages, self._grows = max_rows, pages, grows
@@ -244,6 +246,7 @@ class Engine:
             raise UserError(f"{length}, but only {limit} fit after the prompt: shorten one of them")
         if not isinstance(request.seed, int | np.integer) or not 0 <= request.seed < 2**32:
             raise UserError(f"seed={request.seed!r}: must be an integer from 0 to {2**32 - 1}")
+        language = self._languages.of_output(tokens, request.tags) if decode.casing != "keep" else ""
         rows = [
             RequestRow(
                 request=number,
@@ -261,7 +264,7 @@ class Engine:
                 scored=request.scored,
                 phrases=phrases,
                 masked=masked,
-                unfinished=Unfinished(decode, tokens, prompt[0], text, masked.originals, segment)
+                unfinished=Unfinished(decode, tokens, prompt[0], text, masked.originals, segment, language)
                 if is_changed(decode)
                 else None,
             )

@@ -77,10 +77,14 @@ def with_means(parts: Mapping[str, Mapping[str, float]], trained: Collection[str
 
 
 def group_directions(directions: Sequence[str], trained: Collection[str]) -> dict[str, list[str]]:
-    """Returns the directions into and from the hub, and those without training examples, as far as there are any."""
+    """Returns the directions into and from the hub, and those without training examples, as far as there are any.
+
+    The name of the first group is `into-en` where `to-en` is a direction, from Tongan.
+    """
     groups: dict[str, list[str]] = {}
     if hub := hub_of(trained or directions):
-        groups[f"to-{hub}"] = [name for name in directions if Direction.parse(name).target == hub]
+        into = "into" if f"to-{hub}" in {*directions, *trained} else "to"
+        groups[f"{into}-{hub}"] = [name for name in directions if Direction.parse(name).target == hub]
         groups[f"from-{hub}"] = [name for name in directions if Direction.parse(name).source == hub]
     groups[ZERO_SHOT] = [name for name in directions if trained and name not in trained]
     return {group: members for group, members in groups.items() if members}

@@ -63,7 +63,8 @@ def measure_texts(
     return rows
 
 
-def score_rows(rows: Sequence[Row], metrics: Metrics) -> Evaluation:
+def score_rows(rows: Sequence[Row], metrics: Metrics, references: References) -> Evaluation:
     """Returns the scores of texts in one language, given the statistics of each, and what determines them."""
     scores = {name: metrics[name].score(np.sum([row[name] for row in rows], axis=0)) for name in rows[0]}
-    return Evaluation(scores, signatures={name: text for name in scores if (text := metrics[name].signature)})
+    signatures = {name: text for name in scores if (text := metrics[name].signature_of(references))}
+    return Evaluation(scores, signatures=signatures)

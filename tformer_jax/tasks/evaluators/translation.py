@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
+from tformer_jax.config.metrics import References
 from tformer_jax.data.tokenizers import Tokenizers, normalizer, signature
 from tformer_jax.data.tokenizers.normalization import MOSES
 from tformer_jax.data.tokenizers.tokens import unknown_per_word
@@ -85,7 +86,9 @@ class TranslationEvaluator:
 
         def evaluate(direction: str | None, places: Sequence[int]) -> Evaluation:
             chosen = [outputs[place] for place in places], [rows[place] for place in places]
-            return self._evaluate(*chosen, target_language(self._cfg, direction), counts_unknown=counts_unknown)
+            references = [self._segments[place].references for place in places]
+            language = target_language(self._cfg, direction)
+            return self._evaluate(*chosen, references, language, counts_unknown=counts_unknown)
 
         found = evaluate_directions(directions, self._trained, evaluate)
         limits = describe_limits(count_limits(outputs), self._translate.cfg, len(outputs))
@@ -134,10 +137,16 @@ class TranslationEvaluator:
         }
 
     def _evaluate(
-        self, outputs: Sequence[Output], rows: Sequence[Row], language: str, *, counts_unknown: bool
+        self,
+        outputs: Sequence[Output],
+        rows: Sequence[Row],
+        references: References,
+        language: str,
+        *,
+        counts_unknown: bool,
     ) -> Evaluation:
         """Returns the metrics of outputs in one language."""
-        found = score_rows(rows, self._metrics[language])
+        found = score_rows(rows, self._metrics[language], references)
         metrics, signatures = found.metrics, found.signatures
         if self._tokenized:
             signatures = {name: f"{text}|{TOKENIZED}" for name, text in signatures.items()}

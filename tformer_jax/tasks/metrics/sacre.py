@@ -38,9 +38,10 @@ class SacreMetric(Metric):
         alone.effective_order = True
         return float(alone._compute_score_from_stats(row.tolist()).score)
 
-    @property
-    def signature(self) -> str:  # type: ignore[override]
-        """SacreBLEU's signature, which knows the number of references after `statistics`."""
+    def signature_of(self, references: References) -> str:
+        """Returns sacreBLEU's signature, which names the number of references."""
+        counts = {len(each) for each in references}
+        self.scorer.num_refs = counts.pop() if len(counts) == 1 else -1
         return str(self.scorer.get_signature())
 
 
