@@ -219,7 +219,7 @@ from tformer_jax.config import (
 )
 
 def get_config():
-    sizes = {"dim": 16, "encoder_layers": 1, "num_heads": 2, "ffn_dim": 32, "max_length": 8, "dropout": 0.0}
+    sizes = {"dim": 16, "encoder_layers": 1, "num_heads": 2, "ffn_dim": 32, "max_length": 40, "dropout": 0.0}
     cfg = Config(
         task="tagging",
         model=ModelConfig(family="masked_lm", **sizes),

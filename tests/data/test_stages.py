@@ -11,7 +11,7 @@ import pytest
 from tests.data.test_mixtures import mixed
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, setup, take
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.config.stages import End, read_stages
 from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, Joined
@@ -323,3 +323,12 @@ def test_a_stage_without_examples_for_batches_is_refused(weight_by):
     train = Joined([[{"source": "a" * 90, "target": "a"}], [{"source": "b", "target": "b"}]])
     with pytest.raises(UserError, match="stage 1, 'long until step 9': all .* that were read are blank or"):
         train_batches(cfg, Corpus(train, [], []), tokenizers)
+
+
+def test_a_linear_stage_ends_when_its_tokens_are_counted():
+    """Rows of 512 tokens with corrupted spans are made of 568 tokens of texts; stages count those of rows."""
+    cfg = DataConfig(source="stdlib_text", batching="windows", window=512, batch_size=4)
+    model = ModelConfig(family="decoder_lm", max_length=512)
+    draw = DrawSizes.of_windows(Config(model=model, data=cfg), [1e6, 1e6], 568)
+    assert PlannedStage((1, 0), (0, 1), End("tokens", 512 * 1000)).length(0, draw) == 1000
+    np.testing.assert_array_equal(draw.epochs, 1e6 / 568)

@@ -4,6 +4,7 @@ import numpy as np
 
 from tformer_jax.config import kinds
 from tformer_jax.data.corpora import DataError
+from tformer_jax.special_tokens import PAD
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
@@ -30,7 +31,7 @@ class Tagging(TokenPrediction):
         """Returns the tags of the words of each text."""
         tokenizer = run.tokenizers.source
         rows = [tokenizer.special.wrap_side(tokenizer.encode(text)) for text in texts]
-        tokens = np.array([row + [0] * (run.config.model.max_length - len(row)) for row in rows], np.int32)
+        tokens = np.array([row + [PAD] * (run.config.model.max_length - len(row)) for row in rows], np.int32)
         logits = run.model.apply({"params": run.params}, **run.model.arguments({"tokens": tokens}))
         best = np.asarray(logits).argmax(axis=-1)
         return [tokenizer.decode(ids[: len(row)]).split() for ids, row in zip(best, rows, strict=True)]

@@ -6,10 +6,11 @@ python -m tests.programs.quality --data DIR --runs runs/multi30k/seed=0 runs/mul
 python -m tests.programs.readme_tables
 
 The strategies of one run use the first. All choices are made on the validation split, by chrF: the settings of samples
-(`SAMPLINGS`) of which the one with the least Bayes risk is chosen, and the weights of features for reranking. The
-candidates of reranking are the beams of all runs, and its features those of `scripts/rerank.py`. Speeds are tokens of
-the chosen outputs per second; each strategy first decodes some texts, and all texts again if a program was compiled
-while the clock ran. The same command continues after an interruption.
+(`SAMPLINGS`) of which the one with the least Bayes risk is chosen, and the weights of features for reranking. Without a
+test split, every other example of validation serves for choices, and the others are scored. The candidates of reranking
+are the beams of all runs, and its features those of `scripts/rerank.py`. Speeds are tokens of the chosen outputs per
+second; each strategy first decodes some texts, and all texts again if a program was compiled while the clock ran. The
+same command continues after an interruption.
 """
 
 import argparse
@@ -27,8 +28,10 @@ import tformer_jax as tj
 from tests import commands
 from tformer_jax.base.cpu import COMPILATION
 from tformer_jax.cli.rerank import Metric
+from tformer_jax.config import Config
 from tformer_jax.data.corpora import load_corpus
-from tformer_jax.data.corpora.corpus import spread
+from tformer_jax.data.corpora.corpus import Corpus, spread
+from tformer_jax.data.tokenizers.normalization import normalizer
 from tformer_jax.inference.reranking import NBest, choose, tune
 from tformer_jax.inference.risk import chrf_matrix, expected_utilities
 from tformer_jax.tasks.evaluators.evaluation import Segment
@@ -57,10 +60,10 @@ def main() -> None:
     runs = [tj.load(path) for path in options.runs]
     together = tj.load(options.runs[0], ensemble=options.runs[1:])
     corpus = load_corpus(runs[0].config, options.data)
-    validation = segments_of(corpus.validation, options.validation)
-    test = segments_of(corpus.test, options.test)
+    validation, test = segments_of(corpus, runs[0].config, options.validation, options.test)
     scores = functools.partial(score, runs[0])
-    found = Progress(options, runs[0].config.name, validation=len(validation), test=len(test))
+    scored = "test" if corpus.test else "other validation"
+    found = Progress(options, runs[0].config.name, {"validation": len(validation), scored: len(test)})
     by_settings = found.get(
         "validation",
         lambda: {
@@ -95,7 +98,7 @@ def main() -> None:
 class Progress:
     """What is measured, in the file `--record` after each part; the same command continues from there."""
 
-    def __init__(self, options: argparse.Namespace, name: str, **examples: int):
+    def __init__(self, options: argparse.Namespace, name: str, examples: dict[str, int]):
         self._path: Path | None = options.record
         self._facts: dict[str, Any] = {"runs": [str(path) for path in options.runs], "name": name}
         self._facts |= {"samples": options.samples, "examples": examples}
@@ -117,8 +120,24 @@ class Progress:
         return parts[name]
 
 
-def segments_of(examples: Sequence[Any], limit: int) -> list[Segment]:
-    return [Segment.from_example(examples[place]) for place in spread(len(examples), limit)]
+def segments_of(corpus: Corpus, cfg: Config, *limits: int) -> list[list[Segment]]:
+    """Returns examples of validation, for choices, and of test; without a test split, every other one of validation.
+
+    References are as `eval.references` says.
+    """
+    steps = cfg.data.normalize if cfg.eval.references == "normalized" else ()
+    normalize = normalizer(steps, cfg.data.target_language)
+    if corpus.test:
+        parts = [list(corpus.validation), list(corpus.test)]
+    else:
+        parts = [list(corpus.validation)[start::2] for start in (0, 1)]
+    return [
+        [
+            Segment(examples[place]["source"], (normalize(examples[place]["target"]),))
+            for place in spread(len(examples), limit)
+        ]
+        for examples, limit in zip(parts, limits, strict=True)
+    ]
 
 
 def sources(segments: Sequence[Segment]) -> list[str]:

@@ -155,7 +155,7 @@ def many_languages_table() -> str:
     counts = {system: len(scores["chrf"]["seeds"]) for system, scores in record["scores"].items()}
     seeds = ", ".join(f"{count} of {SYSTEMS[system]}" for system, count in counts.items())
     source = f"Trained on {' and '.join(record['trained_on'])}, seeds: {seeds}."
-    link = _link("many_languages_debian.json", record, "../")
+    link = _link("many_languages_debian.json", record, "")
     return "\n".join(
         (*languages_table(record["scores"]), "", source, f"Recorded by `tests.programs.many_languages`: {link}.")
     )
@@ -175,9 +175,9 @@ def _quality_table(path: Path) -> str:
         for name, found in record["strategies"].items()
     ]
     table = _table((f"`{record['name']}`", "chrF", "BLEU", "TER", "tokens/s"), rows)
-    examples = f"{record['examples']['test']:,} examples of the test split"
-    choice = f"samples with {record['chosen']}, chosen on {record['examples']['validation']:,} validation examples"
-    return f"{table}\n\n{examples}; {choice}; {_hardware(record)}: {_link(path.name, record, '../')}."
+    (_, chosen), (split, scored) = record["examples"].items()
+    choice = f"samples with {record['chosen']}, chosen on {chosen:,} validation examples"
+    return f"{table}\n\n{scored:,} {split} examples; {choice}; {_hardware(record)}: {_link(path.name, record, '')}."
 
 
 def growth_table() -> str:
@@ -197,7 +197,7 @@ def growth_table() -> str:
     ]
     titles = ("size", "rows x tokens", "step", "per layer", "tokens/s", "memory of the process")
     cpu = f"{record['hardware']['cores']} cores of an {record['hardware']['processor']}"
-    return f"{_table(titles, rows)}\n\nRecorded on {cpu}: {_link('growth.json', record, '../')}."
+    return f"{_table(titles, rows)}\n\nRecorded on {cpu}: {_link('growth.json', record, '../configs/')}."
 
 
 def gpu_table() -> str:
@@ -214,7 +214,7 @@ def gpu_table() -> str:
     share = 100 * case["share_of_product_rate"]["tformer_jax"]
     size = f"`{case['case']}` in {case['dtype']}, {case['rows']} x {case['length']} tokens"
     links = ", ".join(
-        _link(f"{name}_h200.json", record, "../")
+        _link(f"{name}_h200.json", record, "../configs/")
         for name, record in zip(("attention", "gpt2"), (attention, train), strict=True)
     )
     device = attention["hardware"]["devices"].removeprefix("1 x ")
@@ -321,8 +321,8 @@ def _sources(records: dict[str, tuple[str, Any]]) -> str:
     return "\n".join((f"Recorded on {cores} cores:", ",\n".join(links) + "."))
 
 
-def _link(name: str, record: dict[str, Any], root: str = "") -> str:
-    return f"[`{name}`]({root}configs/results/benchmarks/{name}) (revision {record['git_revision'][:7]})"
+def _link(name: str, record: dict[str, Any], folder: str = "configs/") -> str:
+    return f"[`{name}`]({folder}results/benchmarks/{name}) (revision {record['git_revision'][:7]})"
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ def log_probabilities(logits) -> np.ndarray:
     return np.log(oracles.softmax(np.float64(logits)))
 
 
-def evaluations(family: str, model, params, split: list, *, batch_size: int, limit: int = 0) -> list[Evaluation]:
+def evaluations(
+    family: str, model, params, split: list, *, batch_size: int, limit: int = 0, tokenizers=TOKENIZERS
+) -> list[Evaluation]:
     source = {"seq2seq": "cldr_translation", "classifier": "cldr_language", "decoder_lm": "stdlib_text"}[family]
     cfg = Config(
         model=model.cfg,
@@ -61,10 +63,10 @@ def evaluations(family: str, model, params, split: list, *, batch_size: int, lim
         eval=EvalConfig(batch_size=batch_size, samples=2),
     )
     corpus = Corpus([], [], split, ("x", "y", "z") if family == "classifier" else None)
-    return [evaluator(params) for evaluator in evaluators_for(cfg, model, corpus, TOKENIZERS, "test", limit)]
+    return [evaluator(params) for evaluator in evaluators_for(cfg, model, corpus, tokenizers, "test", limit)]
 
 
-def evaluate(family: str, model, params, split: list, **settings: int) -> tuple[dict, list]:
+def evaluate(family: str, model, params, split: list, **settings) -> tuple[dict, list]:
     metrics, outputs = {}, []
     for found in evaluations(family, model, params, split, **settings):
         metrics |= found.metrics
@@ -108,6 +110,12 @@ def test_language_model(batch_size):
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
     assert metrics["bits_per_byte"] == metrics["bits_per_character"] == pytest.approx(total / math.log(2) / 16)
     assert (outputs[0].source, outputs[0].reference) == ("abcd", "efgabcdefggg")
+    cleaned = CharacterTokenizer("abcdefg").normalized(("whitespace",), "en")
+    spaced = [{"text": f"  {text}\n\n"}]
+    again, _ = evaluate(
+        "decoder_lm", model, params, spaced, batch_size=batch_size, tokenizers=Tokenizers(cleaned, cleaned)
+    )
+    assert again == metrics
 
 
 def test_continuations_of_prompts_with_unknown_tokens():

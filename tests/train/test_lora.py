@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import math
 import re
 
 import jax
@@ -13,7 +14,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import PartitionSpec
 
-from tests.helpers import assert_close, build, randomized, rest_slow, tiny
+from tests.helpers import assert_close, build, equations, randomized, rest_slow, tiny
 from tests.nn.test_quantized import to_grid
 from tests.train.test_step import batch, settings
 from tformer_jax.base.errors import UserError
@@ -25,7 +26,7 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.train import lora, optimizers, state
-from tformer_jax.train.step import accumulated_gradients, jitted, make_train_step
+from tformer_jax.train.step import accumulated_gradients, jitted, make_train_step, training_flops
 
 ALPHA, RANK = 6.0, 2
 MODELS = {
@@ -176,6 +177,22 @@ def test_a_base_of_int8_is_that_of_rounded_kernels(name):
     jax.tree.map(lambda one, two: assert_close(one, two, 1e-4), step(params)[:3], step(rounded)[:3])
     merged, expected = (jax.jit(lora.merged)(each) for each in (params, rounded))
     jax.tree.map(lambda one, two: assert_close(one, two, 1e-5), merged, expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_flops_are_those_of_the_products_of_a_step(rank):
+    """Kernels without gradients have one product in the backward pass; those of the factors are small."""
+    cfg = settings(train={"lora_rank": rank}, dim=64, ffn_dim=256, decoder_layers=3)
+    model, data = registry.build(cfg.model), batch()
+    step = functools.partial(accumulated_gradients, model, batch=data, key=jax.random.key(0), cfg=cfg)
+    start = nn.unbox(registry.init(model, jax.random.key(0)))
+    params = lora.adapt(cfg.train, model, start, jax.random.key(0)) if rank else start
+    total = 0
+    for product in equations(jax.make_jaxpr(step)(params).jaxpr, "dot_general"):
+        (contracted, _), _ = product.params["dimension_numbers"]
+        shape = product.invars[0].aval.shape
+        total += 2 * math.prod(product.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
+    assert training_flops(cfg, data) == pytest.approx(total, rel=0.15)
 
 
 @pytest.mark.slow

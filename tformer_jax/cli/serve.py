@@ -70,6 +70,9 @@ def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
     from tformer_jax.inference.engine import SMOOTH_SECONDS, Engine
     from tformer_jax.models.ensemble import member_configs
 
+    if run.config.decode.context:
+        problem = "is not supported by the server, which translates sentences separately: write 0"
+        raise run.config.decode.error("context", problem)
     drawn = run.config.decode.candidates if run.config.decode.strategy == "sample" else 1
     if drawn > options.max_rows:
         raise UserError(f"--max-rows {options.max_rows}: must be at least decode.candidates={drawn}")

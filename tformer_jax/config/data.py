@@ -375,6 +375,11 @@ class DataConfig(Section):
         return tuple(with_reverses(listed) if self.both_directions else listed)
 
     @property
+    def documents(self) -> tuple[int, str] | None:
+        """As in `Transform`: of the transforms, the one that joins most sentences."""
+        return max(filter(None, (each.documents for each in self.transforms)), default=None)
+
+    @property
     def tokenizer_kinds(self) -> tuple[str, str]:
         """The kinds of the source's and the target's tokenizer."""
         return self.source_tokenizer or self.tokenizer, self.target_tokenizer or self.tokenizer

@@ -114,6 +114,13 @@ class DecodeConfig(Section):
         False,
         "translation: translate each sentence of a text separately, and keep the spaces and blank lines between them",
     )
+    context: int = setting(
+        0,
+        "number of sentences of a text that the model reads before each, with decode.split_sentences; the output starts "
+        "with theirs, which is then left out. For models trained with the transform concatenation and a separator",
+        low=0,
+        high=1000,
+    )
     unknown: str = setting(
         "show",
         "unknown tokens in outputs: show their name, such as <unk>; copy the word of the source that each attends to "
@@ -176,6 +183,8 @@ class DecodeConfig(Section):
             raise self.error("alignments", "numbers words of texts without markup: write decode.markup='keep'")
         if self.alignments and self.split_sentences:
             raise self.error("alignments", "numbers words of whole texts: write decode.split_sentences=False")
+        if self.context:
+            self._check_context()
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise self.error("min_new_tokens", f"must not exceed decode.max_new_tokens={self.max_new_tokens}")
         for name, texts in (("forbidden", self.forbidden), ("stop", self.stop)):
@@ -186,6 +195,28 @@ class DecodeConfig(Section):
                     raise self.error(
                         name, f"{text!r} occurs in decode.prefix={self.prefix!r}; remove it from one of them"
                     )
+
+    def _check_context(self) -> None:
+        if not self.split_sentences:
+            raise self.error("context", "is in sentences: write decode.split_sentences=True")
+        for name in ("glossary", "detokenize"):
+            if getattr(self, name):
+                raise self.error("context", f"cannot be combined with decode.{name}: leave one of them out")
+        if self.markup == "align":
+            raise self.error("context", "cannot be combined with decode.markup='align': leave one of them out")
+
+    def check_documents(self, trained: tuple[int, str] | None) -> None:
+        """Raises `ConfigError` if a model does not read so many sentences at once.
+
+        Args:
+            trained: the most sentences in one of its training examples, and the separator between them; None: one.
+        """
+        if self.context and (trained is None or not trained[1].strip()):
+            problem = "needs a model trained with concatenation in data.transforms, of the next examples and with a "
+            raise self.error("context", f"{problem}separator of data.symbols; write 0")
+        if self.context and trained and self.context >= trained[0]:
+            problem = f"the model was trained on at most {trained[0]} sentences at once: write at most {trained[0] - 1}"
+            raise self.error("context", problem)
 
     def check_alignment(self, layers: int, heads: int) -> None:
         """Raises `ConfigError` if a decoder of `layers` layers has no such layer, or no such head."""

@@ -121,6 +121,7 @@ class Config(Section):
         task_of(self).check_fit(self)
         if self.embed.max_length is not None and self.embed.max_length > self.model.max_length:
             raise self.embed.error("max_length", f"must not exceed model.max_length={self.model.max_length}")
+        self.decode.check_documents(self.data.documents)
         self._check_data()
         self._check_training()
         utility, configured = self.decode.utility, ("chrf", *self.eval.metrics)

@@ -77,6 +77,11 @@ class Transform(Section):
         """Returns a source of another split, or an input, in the format of the transform."""
         raise NotImplementedError
 
+    @property
+    def documents(self) -> tuple[int, str] | None:
+        """The most sentences of a document that it joins, and the separator between them; None: it joins none."""
+        return None
+
     def change(self, example: Example, rng: random.Random, index: int) -> Example:
         """Returns the changed example; `index` is its place in the training split."""
         raise NotImplementedError

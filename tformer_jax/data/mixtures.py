@@ -118,6 +118,15 @@ def mean_sizes(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> MeanSizes
     return MeanSizes(*np.array(means).T)
 
 
+def window_tokens(cfg: Config, tokenizers: Tokenizers) -> int:
+    """Returns the number of tokens of texts in a window: `data.window`, and more for span corruption."""
+    if not cfg.data.objective:
+        return cfg.data.window
+    from tformer_jax.data.objectives import build_objective
+
+    return build_objective(cfg.data, tokenizers.target).tokens
+
+
 def _sizes(
     cfg: Config, reader: IndexedReader | Tokenized, chosen: Sequence[int], tokenizers: Tokenizers
 ) -> list[tuple[float, float]]:
@@ -126,7 +135,8 @@ def _sizes(
     rows = cfg.data.batch_size
     if cfg.data.batching == "windows":
         lengths = (float(length) for block in blocks for length in reader.read(block)["text"].lengths)
-        return [(length, length / cfg.data.window / rows) for length in lengths]
+        window = window_tokens(cfg, tokenizers)
+        return [(length, length / window / rows) for length in lengths]
     convert = feature_converter(cfg, tokenizers)
     convert.reported = True  # training reports what it drops or truncates
     read = pending_reader(reader, convert)

@@ -10,7 +10,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.stages import End, Stage, find_source, read_stages
 from tformer_jax.data.columns import PendingExample
 from tformer_jax.data.corpora import Corpus
-from tformer_jax.data.mixtures import COUNTED, MeanSizes, Shares, direction_shares, mean_sizes
+from tformer_jax.data.mixtures import COUNTED, MeanSizes, Shares, direction_shares, mean_sizes, window_tokens
 from tformer_jax.data.order import Mixture, Shuffled, shuffled_numbers, shuffled_sources
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms.base import EPOCHS
@@ -31,10 +31,13 @@ class DrawSizes(NamedTuple):
 
     @classmethod
     def of_windows(cls, cfg: Config, tokens: Sequence[float] | np.ndarray, length: int) -> "DrawSizes":
-        """Returns the sizes of windows of `length` tokens of streams with these numbers of tokens."""
+        """Returns the sizes of windows with `length` tokens of streams with these numbers of tokens.
+
+        Stages count the tokens of rows, `data.window` each: span corruption reads more in a window.
+        """
         streams = np.array(tokens, float)
         ones = np.ones(len(streams))
-        return cls(streams, streams / length, ones / cfg.data.batch_size, length * ones, by_tokens=False)
+        return cls(streams, streams / length, ones / cfg.data.batch_size, cfg.data.window * ones, by_tokens=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +282,7 @@ def summarize_stages(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> tup
     means, names = mean_sizes(cfg, corpus, tokenizers), list(corpus.directions or cfg.data.train)
     draw = _example_draws(cfg, corpus, means)
     if windows := cfg.data.batching == "windows":
-        draw = DrawSizes.of_windows(cfg, np.array(corpus.sizes) * means.tokens, cfg.data.window)
+        draw = DrawSizes.of_windows(cfg, np.array(corpus.sizes) * means.tokens, window_tokens(cfg, tokenizers))
     step, facts, draws = 0.0, [], np.zeros(len(names))
     for text, stage in zip(cfg.data.stages, plan_stages(cfg, names, draw), strict=True):
         begin, change = np.array(stage.begin), np.array(stage.end) - np.array(stage.begin)

@@ -19,6 +19,7 @@ from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
 from tformer_jax.inference.engine import Engine, Request, pool_pages
 from tformer_jax.inference.engine.pool import max_new_tokens
 from tformer_jax.inference.requests import EncodedRequest
+from tformer_jax.inference.requests import Request as TextRequest
 from tformer_jax.inference.risk import Utility
 
 UNSPACED = re.compile("[\u0e00-\u0eff\u3000-\u30ff\u3400-\u9fff\uff00-\uffef\U00020000-\U0003ffff]\\Z")
@@ -53,6 +54,8 @@ class Output(NamedTuple):
     """Number of words whose case is changed by `decode.casing`."""
     invented: int = 0
     """Number of marks that the model wrote, and that `decode.markup="align"` leaves out."""
+    lacking_context: int = 0
+    """Number of sentences before which the model read fewer than `decode.context`, though the text has them."""
 
     @property
     def finish_reason(self) -> str:
@@ -98,11 +101,14 @@ class OutputCounts:
     """Number of outputs with words whose case is that of the source."""
     invented: int = 0
     """Number of outputs of which markup of the model was left out."""
+    lacking_context: int = 0
+    """Number of sentences with fewer others before them than `decode.context`, though the text has them."""
 
     def add(self, outputs: Sequence[Output]) -> None:
         """Counts the outputs of a text."""
         self.outputs += len(outputs)
         self.texts, self.sentences = self.texts + 1, self.sentences + outputs[0].sentences
+        self.lacking_context += outputs[0].lacking_context
         self.limits += count_limits(outputs)
         self.unknown += sum(output.unknown > 0 for output in outputs)
         self.other_placeholders += sum(output.placeholders_kept is False for output in outputs)
@@ -122,6 +128,9 @@ class OutputCounts:
         yield from self._of_all(self.invented, "markup that the model wrote itself, which is left out")
         if self.sentences > self.texts:
             yield f"{self.texts:,} texts were translated as {self.sentences:,} sentences (decode.split_sentences)"
+        if self.lacking_context:
+            less = f"with fewer than decode.context={cfg.decode.context} sentences before them, since more do not fit"
+            yield f"{self.lacking_context:,} of {self.sentences:,} sentences were read {less}"
 
     def _of_all(self, count: int, what: str) -> Iterator[str]:
         if count:
@@ -299,6 +308,8 @@ class Parts(NamedTuple):
 
     rows: tuple[EncodedRequest, ...]
     gaps: tuple[str, ...] = ("", "")
+    requests: tuple[TextRequest, ...] = ()
+    """The requests of the sentences, with `decode.split_sentences`."""
 
     def join(self, outputs: Sequence[list[Output]]) -> list[Output]:
         """Returns the outputs of the text: the first of each sentence, the second of each, ..., given all of each.
@@ -333,6 +344,7 @@ class Parts(NamedTuple):
             sentences=len(sentences),
             recased=sum(output.recased for output in sentences),
             invented=sum(output.invented for output in sentences),
+            lacking_context=sum(output.lacking_context for output in sentences),
         )
 
 

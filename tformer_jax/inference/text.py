@@ -114,8 +114,13 @@ class _Generator:
     def stream_pieces(
         self, params: Any, text: str | Request, *, seed: int = 0, long_texts: LongTexts | None = None
     ) -> Iterator[Output]:
-        """Yields the output of one text in pieces; the last one has the limit of the output, if any."""
+        """Yields the output of one text in pieces; the last one has the limit of the output, if any.
+
+        With `decode.context`, the whole output is the only piece.
+        """
         parts, decode = self._encoder(long_texts)(0, text), self._decoder(params)
+        if self.cfg.decode.context:
+            return iter(next(self._decode(params, [parts], 0, seed=seed, outputs=1, scores=False, window=1)))
         return parts.pieces(lambda row: decode.pieces(row, seed=seed) if row.ids else iter(()))
 
     def _decoder(self, params: Any) -> RowDecoder:
@@ -219,12 +224,35 @@ class Translator(_Generator):
         if len(sentences) > 1 and request.constraints:
             problem = "use a glossary, or leave out decode.split_sentences"
             raise TextError(index, f"has constraints, and {len(sentences)} sentences: {problem}")
-        rows = []
+        rows, requests = [], []
         for number, sentence in enumerate(sentences):
-            own = request._replace(text=sentence, prefix="" if number else request.prefix)
-            row = self._encode(long_texts, index, own)
+            requests.append(request._replace(text=sentence, prefix="" if number else request.prefix))
+            row = self._encode(long_texts, index, requests[-1])
             rows.append(row._replace(sample_index=index + number * 2**20))
-        return Parts(tuple(rows), gaps)
+        return Parts(tuple(rows), gaps, tuple(requests))
+
+    def _decode(self, params: Any, parts: Sequence[Parts], first: int, **options: Any) -> Iterator[list[Output]]:
+        trained, context = self.cfg.data.documents, self.cfg.decode.context
+        if not (trained and context):
+            return super()._decode(params, parts, first, **options)
+        from tformer_jax.inference.documents import Documents
+
+        decode = functools.partial(self._decoder(params).stream, first=first, **options)
+        names = self.tokenizers.placeholders
+        return Documents(context, trained[1], names, self._encode_in_document, decode).outputs(parts)
+
+    def _encode_in_document(self, request: Request) -> EncodedRequest | None:
+        """Returns the row of sentences of which the last is to be translated; None: they do not fit the model.
+
+        Half of the maximum length of an output is left for the last sentence.
+        """
+        limit = self.cfg.decode.max_new_tokens or self.cfg.model.max_length
+        if len(self.tokenizers.target.encode(request.prefix or "")) > limit // 2:
+            return None
+        try:
+            return self._encode(LongTexts(), 0, request)
+        except TextError:
+            return None
 
     def _source_ids(self, text: str) -> list[int]:
         return [] if is_blank(text) else self.tokenizers.source.encode(text)

@@ -75,7 +75,9 @@ class Evaluations:
         with self._watchdog.paused():
             evaluation = merged(evaluator(params) for evaluator in evaluators)
             own = own_metrics(self._own, evaluation.outputs)
-        evaluation = dataclasses.replace(evaluation, metrics=evaluation.metrics | own)
+        metrics = evaluation.metrics | own
+        metrics = self._experiment.group.from_first(lambda: metrics)  # programs may not repeat theirs exactly
+        evaluation = dataclasses.replace(evaluation, metrics=metrics)
         self.signatures |= evaluation.signatures
         self.remarks = evaluation.remarks
         return evaluation

@@ -42,7 +42,7 @@ def start_or_restore(
         with compiling(step, abstract, placed_first, *([teacher.params] if teacher else [])):
             start = _new_state(experiment, optimizer, say)
             if batches.peek():
-                training_flops(cfg.model, placed_first())  # traced while the step compiles
+                training_flops(cfg, placed_first())  # traced while the step compiles
     else:
         saved = run_folder.load_settings(experiment.folder) if experiment.group.first else {}
         start, restored = checkpointer.restore(abstract, quarantine=True)

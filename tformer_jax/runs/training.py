@@ -136,7 +136,7 @@ class Training:
         )
         place = functools.partial(placement.shard_batch, experiment.mesh, own=experiment.shards.own)
         meter = Meter(**host["meter"])
-        parts = cfg.model, train_step, state, experiment.batches, place
+        parts = cfg, train_step, state, experiment.batches, place
         taught_by = [self.teacher.params] if self.teacher else []
         self.trainer = Trainer(*parts, meter=meter, monitor=monitor, taught_by=taught_by)
         best, evaluated_at = best_so_far(host, self.checkpointer.fingerprint), host.get("evaluated_at", step)

@@ -33,7 +33,8 @@ class LanguageModel(TokenPrediction):
         from tformer_jax.tasks.evaluators.continuations import ContinuationEvaluator
         from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
 
-        predicted = () if parts.cfg.model.prefix_lm else (example["text"] for example in parts.examples)
+        normalize = parts.tokenizers.target.normalize
+        predicted = () if parts.cfg.model.prefix_lm else map(normalize, (example["text"] for example in parts.examples))
         continuations = ContinuationEvaluator(parts.cfg, parts.model, parts.tokenizers, parts.examples)
         return [PerplexityEvaluator(parts.likelihood, texts=predicted), continuations]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from tformer_jax.config import ModelConfig
+from tformer_jax.config import Config
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.train.meter import Meter
 from tformer_jax.train.monitor import StepMonitor
@@ -27,7 +27,7 @@ class Trainer:
 
     def __init__(
         self,
-        cfg: ModelConfig,
+        cfg: Config,
         train_step: Callable[..., Any],
         state: TrainState,
         batches: Prefetched,

@@ -230,10 +230,15 @@ def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) ->
     return optax.incremental_update(optax.tree.cast(params, jnp.float32), mean, 1 - d)
 
 
-def training_flops(cfg: ModelConfig, batch: Mapping[str, Any]) -> float:
-    """Returns the FLOPs of the matrix products of a step on a batch; traces once per model and batch shape."""
+def training_flops(cfg: Config, batch: Mapping[str, Any]) -> float:
+    """Returns the FLOPs of the matrix products of a step on a batch; traces once per model and batch shape.
+
+    With LoRA, the backward pass has one product for each, since kernels have no gradients; those of the factors, which
+    are small, are not counted.
+    """
     shapes = tuple((name, array.shape, array.dtype) for name, array in batch.items())
-    return cost.TRAINING_FLOPS * _forward_flops(cfg, shapes)
+    products = cost.TRAINING_FLOPS - (cfg.train.lora_rank > 0)
+    return products * _forward_flops(cfg.model, shapes)
 
 
 @functools.cache

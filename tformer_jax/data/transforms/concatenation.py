@@ -33,6 +33,11 @@ class Concatenation(Transform):
         """Raises `ConfigError` if the separator is no symbol."""
         check_symbols(self, "separator", (self.separator,), data)
 
+    @property
+    def documents(self) -> tuple[int, str] | None:
+        """As in `Transform`."""
+        return (self.count, self.separator) if self.others == "next" else None
+
     def prepare(self, training: Training) -> Change:
         """Returns the change of examples."""
         check_marks(self, "separator", (self.separator,), training.tokenizers)

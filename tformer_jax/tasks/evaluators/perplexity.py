@@ -19,7 +19,7 @@ class PerplexityEvaluator:
     Args:
         directions: the direction of each row of the batches, in the order of the examples; None: the row has none.
         trained: as for `evaluate_directions`.
-        texts: the texts whose tokens are all predicted; () if there are none.
+        texts: the texts, normalized, whose tokens are all predicted; () if there are none.
     """
 
     def __init__(
