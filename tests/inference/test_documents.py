@@ -7,8 +7,8 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import build, rest_slow, tiny
 from tests.inference.test_text import setup
-from tformer_jax.config.fields import ConfigError
 from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
+from tformer_jax.config.fields import ConfigError
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.inference.requests import Request
@@ -121,7 +121,7 @@ VERBS = {"sleeps": "dort", "runs": "court", "waits": "attend", "falls": "tombe"}
 
 @pytest.mark.slow
 def test_a_pronoun_follows_the_sentence_before(tmp_path):
-    """Of 96 documents, all have the gender of the noun with context; the half that is feminine lacks it without."""
+    """Of 96 documents, all have the gender of the noun with context, and half of them without."""
     documents = [(noun, first, second) for noun in NOUNS for first in VERBS for second in VERBS]
 
     def sentences(noun: str, first: str, second: str) -> tuple[list[str], list[str]]:
