@@ -40,7 +40,7 @@ class Documents(NamedTuple):
             yield parts.join(outputs)
 
     def _row(self, parts: Parts, written: Sequence[str]) -> tuple[EncodedRequest, Sequence[str]]:
-        """Returns the row of the sentence after those with outputs `written`, and the outputs with which its own starts."""
+        """Returns the row of the sentence after those with outputs `written`, and the outputs that begin its own."""
         number = len(written)
         request = parts.requests[number]
         for first in range(max(number - self.context, 0), number):
