@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tformer_jax.data.placeholders import has_same_placeholders
+from tformer_jax.data.tokenizers import Placeholders
 from tformer_jax.inference.outputs import Output, Parts
 from tformer_jax.inference.requests import EncodedRequest, Request
 
@@ -15,8 +16,8 @@ class Documents(NamedTuple):
     """Maximum number of sentences before each."""
     separator: str
     """Text between sentences."""
-    placeholders: tuple[str, ...]
-    """`data.placeholders`."""
+    placeholders: Placeholders
+    """Those of the texts."""
     encode: Callable[[Request], EncodedRequest | None]
     """Returns the row of a sentence with those before it; None: they do not fit the model."""
     decode: Callable[[Sequence[EncodedRequest]], Iterator[list[Output]]]
@@ -36,8 +37,8 @@ class Documents(NamedTuple):
                 sentence = documents[place].requests[number].text
                 lacks = len(before) < min(self.context, number)
                 found[place].append([self._own(output, before, sentence, lacks) for output in outputs])
-        for parts, outputs in zip(documents, found, strict=True):
-            yield parts.join(outputs)
+        for parts, by_sentence in zip(documents, found, strict=True):
+            yield parts.join(by_sentence)
 
     def _row(self, parts: Parts, written: Sequence[str]) -> tuple[EncodedRequest, Sequence[str]]:
         """Returns the row of the sentence after those with outputs `written`, and the outputs that begin its own."""
