@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -107,6 +107,16 @@ class SpecialTokens:
             suppressed=tuple(i for i in self.suppressed if i < size),
             pad=None if self.pad is None or self.pad >= size else self.pad,
         )
+
+    def renumbered(self, change: Callable[[int], int]) -> "SpecialTokens":
+        """Returns a copy with other ids."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, bool | str) or value is None:
+                return value
+            return change(value) if isinstance(value, int) else tuple(map(changed, value))
+
+        return SpecialTokens(**{field.name: changed(getattr(self, field.name)) for field in dataclasses.fields(self)})
 
     def wrap_text(self, ids: Sequence[int]) -> list[int]:
         """Returns a prompt, or a text to classify, as models read it."""

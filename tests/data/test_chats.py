@@ -4,6 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
+import tokenizers as hf
 from pyarrow import parquet
 
 from tests import chats
@@ -19,11 +20,12 @@ from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import lines, summarize
 from tformer_jax.data.summary_warnings import warnings
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.chats import encode_chat, written_text
+from tformer_jax.data.tokenizers.chats import encode_chat, with_chat, written_text
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
-from tformer_jax.data.tokenizers.surgery import needed_tokens, trim
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
+from tformer_jax.data.tokenizers.surgery import extend, needed_tokens, trim
 from tformer_jax.data.tokenizers.training import train_tokenizers
-from tformer_jax.special_tokens import IGNORED
+from tformer_jax.special_tokens import IGNORED, SpecialTokens
 
 PAIR = chats.chat("How are you?", "I am fine.")
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -235,14 +237,55 @@ def test_jinja2_is_named_if_it_is_missing(checkpoint, tmp_path, monkeypatch):
         train_tokenizers(cfg.data, corpus.train)
 
 
-def test_a_template_survives_a_changed_vocabulary(checkpoint):
-    tokenizer = load_checkpoint_tokenizers(checkpoint).target
+@pytest.mark.parametrize("source", ["checkpoint", "file"])
+def test_a_template_survives_a_changed_vocabulary(source, checkpoint, tmp_path):
+    """And so does the end of answers, which the template of a tokenizer.json alone names."""
+    if source == "checkpoint":
+        tokenizer = load_checkpoint_tokenizers(checkpoint).target
+    else:
+        (tmp_path / "mine.jinja").write_text(chats.CHATML)
+        cfg = config(checkpoint / "tokenizer.json", chat_template="mine.jinja")
+        tokenizer = train_tokenizers(cfg.data, [{"messages": Chat.read(PAIR).to_json()}], tmp_path).target
+        assert tokenizer.special.name(tokenizer.special.eos[-1]) == "<|im_end|>"
     text = Chat.read(chats.CHATS[1]).to_json()
     kept = needed_tokens(tokenizer, tokenizer.encode(written_text(tokenizer, text)))
-    changed = trim(tokenizer, kept)
-    assert changed.tokenizer.vocab_size < tokenizer.vocab_size
-    after, before = (encode_chat(one, Chat.from_json(text)) for one in (changed.tokenizer, tokenizer))
-    assert [changed.rows[i][0] for i in after.ids] == before.ids and after.answers == before.answers
+    for changed in (trim(tokenizer, kept), extend(tokenizer, ["Ġtranslator"], ["<br>"], ["de"])):
+        assert changed.tokenizer.vocab_size != tokenizer.vocab_size
+        after, before = (encode_chat(one, Chat.from_json(text)) for one in (changed.tokenizer, tokenizer))
+        assert [changed.rows[i][0] for i in after.ids] == before.ids and after.answers == before.answers
+        assert tuple(changed.rows[i][0] for i in changed.tokenizer.special.eos) == tokenizer.special.eos
+
+
+@pytest.mark.parametrize("stripping", [False, True])
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_spelled_name_changes_no_other_token(scheme, stripping):
+    """Of vocabularies that write spaces before texts, as Llama's, and special tokens that strip, as Phi-3's.
+
+    The tokens are those of the library for the whole text, if it has no special token of the spelled name.
+    """
+    names = ("<|user|>", "<|assistant|>", "<|end|>", "</s>")
+    library = hf.Tokenizer(hf.models.BPE())
+    library.pre_tokenizer = hf.pre_tokenizers.Metaspace()
+    alphabet = [*map(chr, range(33, 127)), "\n"]
+    options = {"vocab_size": 130, "special_tokens": [*names], "initial_alphabet": alphabet, "show_progress": False}
+    library.train_from_iterator(chats.TEXTS, hf.trainers.BpeTrainer(**options))
+    library.pre_tokenizer = hf.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    values = json.loads(library.to_str())
+    for token in values["added_tokens"]:
+        token.update(lstrip=stripping and token["content"] == "<|end|>", rstrip=stripping)
+    plain = hf.Tokenizer.from_str(json.dumps(values | {"added_tokens": values["added_tokens"][:3]}))
+    special = SpecialTokens(tuple(enumerate(names)), 3, (3, 2), None, None, None, ())
+    template = "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + ' <|end|>\n' }}{% endfor %}"
+    tokenizer = with_chat(HFTokenizer(hf.Tokenizer.from_str(json.dumps(values)), special), template)
+    for messages in (
+        chats.chat("What does </s> mean?", "</s> is the end.", "the cat", "a </s>"),
+        chats.chat("the cat", " How </s>\n", "</s>", "sat"),
+    ):
+        chat = Chat.read(messages)
+        found = encode_chat(tokenizer, chat)
+        expected = plain.encode(written_text(tokenizer, chat.to_json())).ids
+        assert found.ids == expected
+        assert found.ids.count(2) == len(messages) and 3 not in found.ids
 
 
 def test_where_a_template_is_looked_for(tmp_path):

@@ -16,6 +16,7 @@ from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.surgery import extend, needed_tokens, pieces_of, trim
+from tformer_jax.inference.detokenization import TextStream
 from tformer_jax.special_tokens import UNK, SpecialTokens
 
 TEXTS = [
@@ -136,6 +137,25 @@ def test_symbols_tags_and_added_tokens_move_with_the_vocabulary():
     assert changed.rows[new.symbol_ids["<<B>>"]] == tuple(old.encode_normalized(["<<B>>"])[0])
     assert changed.rows[new.id_of("<2fr>")] == (old.id_of("<2de>"),)
     assert len(changed.rows) == new.vocab_size
+
+
+@pytest.mark.parametrize("name", ["sentencepiece unigram", "sentencepiece bpe", "metaspace", "bytes"])
+def test_symbols_are_words_of_vocabularies_that_write_spaces(name):
+    """Regression test: the spaces around them were lost."""
+    if name == "metaspace":
+        library = hf.Tokenizer(hf.models.BPE())
+        library.pre_tokenizer, library.decoder = hf.pre_tokenizers.Metaspace(), hf.decoders.Metaspace()
+        library.train_from_iterator(TEXTS, hf.trainers.BpeTrainer(vocab_size=90, show_progress=False))
+        tokenizer = HFTokenizer(library)
+    else:
+        tokenizer = MAKERS[name]()
+    new = extend(tokenizer, [], ["<br>", "<b>"]).tokenizer
+    for text in ("the cat <br> sat <b> on", "<br> the <br>", "<b> <br>", "the cat"):
+        ids = new.encode(text)
+        stream = TextStream(new)
+        assert new.decode(ids) == "".join([*map(stream.feed, ids), stream.close()]) == text
+    written = "the<br>cat" if name == "bytes" else "the <br> cat"
+    assert new.decode(new.encode("the<br>cat")) == written
 
 
 def test_ids_of_a_checkpoint_are_renumbered_everywhere():

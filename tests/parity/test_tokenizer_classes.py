@@ -9,7 +9,10 @@ import transformers
 
 from tests.parity import checkpoints, multilingual
 from tformer_jax.base.errors import UserError
+from tformer_jax.data.tokenizers import classes
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
+from tformer_jax.interop.files import TEXT_MODELS
+from tformer_jax.interop.hf import ARCHITECTURES
 
 KINDS = (
     *("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", "stablelm"),
@@ -19,6 +22,13 @@ CLASSES = (
     *(None, "PreTrainedTokenizerFast", "GemmaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "Qwen2Tokenizer"),
     "RobertaTokenizer",
 )
+MODELS = {
+    "bytes": (hf.models.BPE(), hf.pre_tokenizers.ByteLevel()),
+    "characters": (hf.models.BPE(), hf.pre_tokenizers.Metaspace()),
+    "unigram": (hf.models.Unigram([("a", 0.0)]), hf.pre_tokenizers.Metaspace()),
+    "wordpiece": (hf.models.WordPiece({"a": 0}), hf.pre_tokenizers.BertPreTokenizer()),
+}
+READ_AS_THEY_ARE = ("TokenizersBackend", "MarianTokenizer", "M2M100Tokenizer")
 TEXTS = ("the cat sat", " the  cat\n on", "a</s> <s>cat", "Ω cat <think>x")
 SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<|endoftext|>"]
 
@@ -44,6 +54,49 @@ def written():
         "gemma": as_gemma(),
     }
     return {name: tokenizer.to_str() for name, tokenizer in made.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_the_class_of_every_model_type(model, tmp_path, monkeypatch):
+    """Of each type that is imported: the class that AutoTokenizer calls, which declared classes decide, or not."""
+    read = classmethod(lambda kind, *_, **__: kind.__name__)
+    monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "from_pretrained", read)
+    tokenizer = hf.Tokenizer(MODELS[model][0])
+    tokenizer.pre_tokenizer = MODELS[model][1]
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    code = {"auto_map": {"AutoTokenizer": ["code.Own", None]}}
+    declared = [{}, *({"tokenizer_class": name} for name in filter(None, CLASSES)), {"auto_map": {"Other": "a"}}]
+    declared += [{"tokenizer_class": name} | code for name in ("GPT2Tokenizer", "Qwen2Tokenizer")]
+    for kind in {*ARCHITECTURES, *TEXT_MODELS}:
+        config = transformers.AutoConfig.for_model(kind)
+        for options in declared:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+            theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, config=config).replace("DistilBert", "Bert")
+            assert theirs in {*classes.BUILDERS, *READ_AS_THEY_ARE}, (kind, options)
+            if theirs in READ_AS_THEY_ARE or isinstance(tokenizer.model, classes.MODELS.get(theirs, hf.models.BPE)):
+                expected = theirs if theirs in classes.BUILDERS else ""
+                assert classes.rebuilding_class(tokenizer, kind, options) == expected, (kind, options)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_5", "qwen3_5_text", "phi3", "granite"])
+def test_words_of_letters_marks_and_digits(kind, tmp_path):
+    """Of a BPE whose merges join what patterns split: numbers, and letters with their vowel signs."""
+    texts, space = ["हिन्दी 2023 में", "ไทยที่ 2023"] * 9, hf.pre_tokenizers
+    tokenizer = hf.Tokenizer(hf.models.BPE())
+    tokenizer.pre_tokenizer = space.Sequence([space.Split(" ", "isolated"), space.ByteLevel(use_regex=False)])
+    alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
+    options = {"vocab_size": 330, "special_tokens": SPECIAL, "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator(texts, hf.trainers.BpeTrainer(**options))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "eos_token_id": 1, "bos_token_id": 2}))
+    rows = set()
+    for declared in (None, "GPT2Tokenizer", "Qwen2Tokenizer", "PreTrainedTokenizerFast"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": declared} if declared else {}))
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_checkpoint_tokenizers(tmp_path).target
+        assert [ours.encode(text) for text in texts] == theirs(texts, add_special_tokens=False)["input_ids"], declared
+        rows.add(len(ours.encode(texts[0])))
+    assert len(rows) == (4 if kind == "qwen3_5_text" else 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,3 +137,21 @@ def test_nllb_with_its_sentencepiece_model_alone(tmp_path):
         assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
     first = processor.get_piece_size() + 1  # as published; transformers 5 puts <mask> first if no ids are declared
     assert [ours.id_of(name) for name in (*multilingual.NLLB, "<mask>")] == [*range(first, first + 6)]
+
+
+@pytest.mark.parametrize("options", [{}, {"do_lower_case": False, "keep_accents": True}])
+def test_albert_with_other_parts_in_its_file(options, tmp_path):
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = hf.Tokenizer(hf.models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.normalizer = hf.pre_tokenizers.Metaspace(), hf.normalizers.NFKC()
+    texts = [*checkpoints.TEXTS, "Saßen \"Mät\" ``a cat'' 2023"]
+    trainer = hf.trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert", "eos_token_id": 3, "bos_token_id": 2}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_checkpoint_tokenizers(tmp_path).target
+    for text in (*TEXTS, "``Mät''  THE cat", "a [MASK] on"):
+        ids = [*ours.special.before, *ours.encode(text), *ours.special.after]
+        assert ids == theirs(text)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)

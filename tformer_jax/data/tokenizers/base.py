@@ -188,7 +188,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, unknown: str = "") -> str:
         """Decodes the ids before the first EOS token, skipping other special tokens and ids outside the vocabulary.
 
-        Invalid UTF-8 becomes U+FFFD.
+        Invalid UTF-8 becomes U+FFFD. Symbols are written as words, with spaces around them, if encoding loses the
+        spaces at the ends of a text.
 
         Args:
             unknown: text of an unknown token; empty: omit it.
@@ -204,14 +205,23 @@ class Tokenizer:
                 texts += [self.decode_ordinary(ordinary, unknown), self.symbols[i - size]]
                 ordinary = []
         texts.append(self.decode_ordinary(ordinary, unknown))
-        return texts[0] if len(texts) == 1 else self.separator.join(filter(None, texts))
+        written = texts[0]
+        for text in filter(None, texts[1:]):
+            apart = not written or written[-1].isspace() or text[0].isspace()
+            written += text if apart else self._symbol_separator + text
+        return written
+
+    @functools.cached_property
+    def _symbol_separator(self) -> str:
+        """What decoding writes between a symbol and a text: a space if the first token of each text has one."""
+        twice = self.decode_ordinary(2 * self.encode_normalized(["a"])[0], "")
+        return self.separator or (" " if " " in twice else "")
 
     def with_symbols(self, symbols: Sequence[str], placeholders: Sequence[str] = ()) -> Self:
         """Returns a copy with symbols, for which the vocabulary is extended, and the names of placeholders."""
         assert not (self.symbols or self.extension)
-        changed = copy.copy(self)
+        changed = self._enlarged(len(symbols))
         changed.symbols, changed.placeholders = tuple(symbols), tuple(placeholders)
-        changed.vocab_size = self.vocab_size + len(changed.symbols)
         return changed
 
     def normalized(self, steps: Sequence[str], language: str) -> Self:
@@ -228,12 +238,22 @@ class Tokenizer:
         """
         present = {name for _, name in self.special.names}
         missing = [name for name in names if not present & {name, SYNONYMS.get(name)}]
-        changed = copy.copy(self)
-        changed.extension, changed.vocab_size = (*self.extension, *missing), self.vocab_size + len(missing)
         new = tuple(enumerate(missing, self.vocab_size))
         tags = tuple(i for i, name in new if name.startswith(TAG[:2]))
-        suppressed = (*self.special.suppressed, *tags)
-        changed.special = dataclasses.replace(self.special, names=(*self.special.names, *new), suppressed=suppressed)
+        changed = self._enlarged(len(missing))
+        changed.extension, special = (*self.extension, *missing), changed.special
+        suppressed = (*special.suppressed, *tags)
+        changed.special = dataclasses.replace(special, names=(*special.names, *new), suppressed=suppressed)
+        return changed
+
+    def _enlarged(self, count: int) -> Self:
+        """Returns a copy with `count` more ids.
+
+        Special tokens outside of the vocabulary, such as an end that no output has, stay outside.
+        """
+        changed, first = copy.copy(self), self.vocab_size
+        changed.vocab_size = last = first + count
+        changed.special = self.special.renumbered(lambda i: i + count if first <= i < last else i)
         return changed
 
     def with_chat(self, template: "ChatTemplate", eos: Sequence[int] = ()) -> Self:

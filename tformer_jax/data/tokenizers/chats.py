@@ -160,14 +160,46 @@ def _names(tokenizer: Tokenizer) -> re.Pattern[str]:
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Encodes rendered texts, in which names of special tokens are these tokens, unless they are marked."""
-    plain = _without_names(tokenizer)
-    if plain is not tokenizer and not any(SPELLED in text for text in texts):
-        return tokenizer.encode_batch(texts)
+    if _without_names(tokenizer) is not tokenizer:
+        spelled = any(SPELLED in text for text in texts)
+        return [_encode_spelled(tokenizer, text) for text in texts] if spelled else tokenizer.encode_batch(texts)
     ids = {name: i for i, name in tokenizer.special.names}
     rows = [list(filter(None, _names(tokenizer).split(text))) for text in texts]
     parts = [part.replace(SPELLED, "") for row in rows for part in row if part not in ids]
-    encoded = iter(plain.encode_batch(parts))
+    encoded = iter(tokenizer.encode_batch(parts))
     return [[i for part in row for i in ([ids[part]] if part in ids else next(encoded))] for row in rows]
+
+
+def _encode_spelled(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encodes a text with a tokenizer that reads names of special tokens, except for names that are marked."""
+    parts = list(filter(None, _names(tokenizer).split(text)))
+    ids: list[int] = []
+    read = ""
+    for before, part, after in zip(("", *parts), parts, (*parts[1:], ""), strict=False):
+        if SPELLED not in part:
+            read += part
+        else:
+            ids += [*tokenizer.encode(read), *_encode_between(tokenizer, before, part.replace(SPELLED, ""), after)]
+            read = ""
+    return [*ids, *tokenizer.encode(read)]
+
+
+def _encode_between(tokenizer: Tokenizer, before: str, text: str, after: str) -> list[int]:
+    """Encodes a text without special tokens as if it stood between the special tokens `before` and `after`.
+
+    Some special tokens include the white space around them, and some tokenizers put a space before whole texts only.
+    These encode it after a newline, as transformers does, whose tokens are dropped.
+    """
+    plain = _without_names(tokenizer)
+    if before and len(tokenizer.encode(f"{before}\n")) == 1:
+        text = text.lstrip()
+    if after and len(tokenizer.encode(f"\n{after}")) == 1:
+        text = text.rstrip()
+    if before and tokenizer.encode(f"{before}a")[1:] != plain.encode("a"):
+        newline, ids = plain.encode("\n"), plain.encode(f"\n{text}")
+        if ids[: len(newline)] == newline:
+            return ids[len(newline) :]
+    return plain.encode(text)
 
 
 @functools.lru_cache(maxsize=8)

@@ -44,7 +44,7 @@ T5S = ("t5", "mt5", "umt5")
 """Model types whose SentencePiece tokenizers are T5's."""
 TAGS_LAST = "MBartTokenizer"
 """The class whose language tags are placed as `SpecialTokens.tags_last` says."""
-BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer")
+BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer")
 """Tokenizers of transformers that are read from vocab.json and merges.txt."""
 OF_OUTPUTS = ("forced_bos_token_id", "force_bos_token_to_be_generated", "bad_words_ids", "suppress_tokens")
 """Fields about tokens of outputs alone, of `generation_config.json`, or of `config.json` if there is no such file."""

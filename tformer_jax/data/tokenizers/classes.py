@@ -4,6 +4,7 @@ Tokens of the JSON files beside a tokenizer get the ids and rules that these cla
 """
 
 import base64
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ Tokens = dict[int, hf.AddedToken]
 
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _BART = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+_ALBERT = dict.fromkeys(("bos", "cls"), "[CLS]") | dict.fromkeys(("eos", "sep"), "[SEP]")
 CLASS_ROLES: dict[str, dict[str, str]] = {
+    "AlbertTokenizer": _ALBERT | {"unk": "<unk>", "pad": "<pad>", "mask": "[MASK]"},
     "BartTokenizer": _BART,
     "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
     "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
@@ -28,7 +31,7 @@ CLASS_ROLES: dict[str, dict[str, str]] = {
     "MBartTokenizer": _BART,
     "MBart50Tokenizer": {role: name for role, name in _BART.items() if role != "bos"},
     "NllbTokenizer": _BART,
-    "Qwen2Tokenizer": dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>"),
+    **dict.fromkeys(("Qwen2Tokenizer", "Qwen3_5Tokenizer"), dict.fromkeys(("eos", "unk", "pad"), "<|endoftext|>")),
     "RobertaTokenizer": _BART,
     "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
     "XLMRobertaTokenizer": _BART,
@@ -37,21 +40,27 @@ CLASS_ROLES: dict[str, dict[str, str]] = {
 DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer"}
 DEFAULT_CLASSES |= {"distilbert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 DEFAULT_CLASSES |= {"mbart": "MBartTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer"}
-DEFAULT_CLASSES |= dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer")
-DEFAULT_CLASSES |= dict.fromkeys(("gemma2", "gemma3_text"), "GemmaTokenizer")
+DEFAULT_CLASSES |= dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer")
+DEFAULT_CLASSES |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), "Qwen3_5Tokenizer")
+DEFAULT_CLASSES |= dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma"), "GemmaTokenizer")
+DEFAULT_CLASSES |= {"albert": "AlbertTokenizer"}
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
 WITH_LANGUAGES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
 """Classes that add the tag of a language to each text, which is left out here."""
-WITHOUT_CLASS = ("mistral", "mixtral", "stablelm", "umt5", "modernbert")
-"""Model types whose tokenizer.json is read as it is even if LlamaTokenizer or T5Tokenizer is named."""
+WITHOUT_CLASS = (
+    *("mistral", "mixtral", "ministral", "phi3", "olmo2", "olmo3", "granite", "stablelm", "umt5", "modernbert"),
+)
+"""Model types whose tokenizer.json is read as it is, whatever class is named, unless it names remote code."""
 SYNONYMS = {"DistilBertTokenizer": "BertTokenizer"}
 """Classes that build what another one builds."""
-REBUILT = ("qwen2",)
-"""Model types whose tokenizer is Qwen2Tokenizer, whatever tokenizer_config.json says, unless it names remote code."""
+REBUILT = {"qwen2": "Qwen2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer"}
+"""Classes by model types that have them whatever tokenizer_config.json says, unless it names remote code."""
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Pre-tokenization pattern of Qwen2Tokenizer."""
+QWEN3_5_PATTERN = QWEN2_PATTERN.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
+"""That of Qwen3_5Tokenizer, for which combining marks are letters."""
 
 
 def complete_tokenizer(
@@ -88,7 +97,7 @@ def complete_tokenizer(
     if own_ends:
         named = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
         surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
-    if kind in ("BartTokenizer", "BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"):
+    if kind in ("AlbertTokenizer", "BartTokenizer", "BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"):
         surround_texts(library, [_name_of(options["cls_token"])], [_name_of(options["sep_token"])])
     if kind == "T5Tokenizer" or kind in WITH_LANGUAGES:
         surround_texts(library, [], ["</s>"])
@@ -180,11 +189,13 @@ def rebuilding_class(tokenizer: hf.Tokenizer, model_type: str, options: Settings
 
     A byte-level BPE that is declared as LlamaTokenizer is read as it is.
     """
-    if model_type in REBUILT and "auto_map" not in options:
-        return "Qwen2Tokenizer"
+    code = options.get("auto_map")
+    by_type = not (code.get("AutoTokenizer") if isinstance(code, Mapping) else code)
+    if by_type and model_type in REBUILT:
+        return REBUILT[model_type]
     kind = (options.get("tokenizer_class") or DEFAULT_CLASSES.get(model_type, "")).removesuffix("Fast")
     kind = SYNONYMS.get(kind, kind)
-    if model_type in WITHOUT_CLASS or kind not in BUILDERS:
+    if (by_type and model_type in WITHOUT_CLASS) or kind not in BUILDERS:
         return ""
     if kind == "LlamaTokenizer":
         return kind if _is_character_bpe(tokenizer) else ""
@@ -214,18 +225,18 @@ def _as_bert(tokenizer: hf.Tokenizer, options: Settings) -> None:
     tokenizer.decoder = hf.decoders.WordPiece(prefix="##")
 
 
-def as_qwen2(tokenizer: hf.Tokenizer, options: Settings) -> None:
-    """Replaces the parts of a BPE that Qwen2Tokenizer builds itself.
+def _as_qwen(tokenizer: hf.Tokenizer, options: Settings, pattern: str) -> None:
+    """Replaces the parts of a BPE that Qwen's classes build themselves, with their pre-tokenization pattern.
 
     Raises:
         UserError: the tokenizer is no BPE.
     """
     if not isinstance(tokenizer.model, hf.models.BPE):
-        raise UserError("its tokenizer.json has no BPE, from which transformers would build Qwen2Tokenizer")
+        raise UserError("its tokenizer.json has no BPE, from which transformers would build the tokenizer of Qwen")
     model, steps = tokenizer.model, hf.pre_tokenizers
     model.unk_token, model.dropout, model.fuse_unk, model.byte_fallback = None, None, False, False
     tokenizer.normalizer = hf.normalizers.NFC()
-    split = steps.Split(hf.Regex(QWEN2_PATTERN), "isolated")
+    split = steps.Split(hf.Regex(pattern), "isolated")
     spaced = bool(options.get("add_prefix_space"))
     tokenizer.pre_tokenizer = steps.Sequence([split, steps.ByteLevel(add_prefix_space=spaced, use_regex=False)])
     tokenizer.decoder = hf.decoders.ByteLevel()
@@ -241,6 +252,15 @@ def _as_gpt2(tokenizer: hf.Tokenizer, options: Settings) -> None:
 
 def _as_t5(tokenizer: hf.Tokenizer, options: Settings) -> None:
     tokenizer.normalizer = next(iter(_find_charsmap(tokenizer)), None)
+    _set_metaspace(tokenizer, split_words=True)
+
+
+def _as_albert(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    parts = hf.normalizers
+    steps: list[Any] = [parts.Replace("``", '"'), parts.Replace("''", '"')]
+    steps += [] if options.get("keep_accents") else [parts.NFKD(), parts.StripAccents()]
+    steps += [parts.Lowercase()] if options.get("do_lower_case", True) else []
+    tokenizer.normalizer = parts.Sequence([*steps, *_find_charsmap(tokenizer)])
     _set_metaspace(tokenizer, split_words=True)
 
 
@@ -311,10 +331,14 @@ def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
 
 MODELS: dict[str, type] = {
     "BertTokenizer": hf.models.WordPiece,
-    **dict.fromkeys(("T5Tokenizer", "MBartTokenizer", "MBart50Tokenizer", "XLMRobertaTokenizer"), hf.models.Unigram),
+    **dict.fromkeys(
+        ("AlbertTokenizer", "T5Tokenizer", "MBartTokenizer", "MBart50Tokenizer", "XLMRobertaTokenizer"),
+        hf.models.Unigram,
+    ),
 }
 """Model that a class rebuilds; others rebuild a BPE."""
 BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
+    "AlbertTokenizer": _as_albert,
     "BartTokenizer": _as_gpt2,
     "BertTokenizer": _as_bert,
     "GPT2Tokenizer": _as_gpt2,
@@ -323,7 +347,8 @@ BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
     "MBartTokenizer": _as_mbart,
     "MBart50Tokenizer": _as_mbart50,
     "NllbTokenizer": _as_nllb,
-    "Qwen2Tokenizer": as_qwen2,
+    "Qwen2Tokenizer": functools.partial(_as_qwen, pattern=QWEN2_PATTERN),
+    "Qwen3_5Tokenizer": functools.partial(_as_qwen, pattern=QWEN3_5_PATTERN),
     "RobertaTokenizer": _as_gpt2,
     "T5Tokenizer": _as_t5,
     "XLMRobertaTokenizer": _as_t5,

@@ -10,7 +10,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.data import characters
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS, Tokenizer
 from tformer_jax.data.tokenizers.checkpoints import LANGUAGES, PIECES, T5S, TAGS_LAST
-from tformer_jax.data.tokenizers.classes import REBUILT, as_qwen2
+from tformer_jax.data.tokenizers.classes import BUILDERS, REBUILT
 from tformer_jax.data.tokenizers.files import Tokenizers
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT, HFTokenizer
 from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, tagged_language
@@ -54,7 +54,8 @@ def export_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, 
         split = not isinstance(target, HFTokenizer) or target.split_special_tokens
         options |= {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": split}
         options |= language_options(target, model_type)
-        options |= _keep_as_written(folder) if model_type in REBUILT and not _is_qwen2(library) else {}
+        if model_type in REBUILT and not _is_rebuilt_alike(library, REBUILT[model_type]):
+            options |= _keep_as_written(folder)
         library.save(str(folder / "tokenizer.json"))
     else:
         return _reason_against(target)
@@ -72,11 +73,11 @@ def _keep_as_written(folder: Path) -> dict[str, Any]:
     return {"auto_map": {"AutoTokenizer": [None, "exported_tokenizer.ExportedTokenizer"]}}
 
 
-def _is_qwen2(library: hf.Tokenizer) -> bool:
-    """Returns whether Qwen2Tokenizer has the parts of this tokenizer."""
+def _is_rebuilt_alike(library: hf.Tokenizer, kind: str) -> bool:
+    """Returns whether a class of transformers has the parts of this tokenizer."""
     rebuilt = hf.Tokenizer.from_str(library.to_str())
     try:
-        as_qwen2(rebuilt, {})
+        BUILDERS[kind](rebuilt, {})
     except UserError:
         return False
     return rebuilt.to_str() == library.to_str()

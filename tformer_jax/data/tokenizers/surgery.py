@@ -10,7 +10,7 @@ import tokenizers as hf
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.packages import import_extra
-from tformer_jax.data.tokenizers.base import FIRST, TAG, Tokenizer, special_from_json
+from tformer_jax.data.tokenizers.base import FIRST, TAG, Tokenizer
 from tformer_jax.data.tokenizers.files import from_json
 from tformer_jax.data.tokenizers.huggingface import BYTE, HFTokenizer
 from tformer_jax.data.tokenizers.language_tags import languages_of, matching_languages
@@ -18,7 +18,6 @@ from tformer_jax.data.tokenizers.notation import BYTES, byte_names
 from tformer_jax.data.tokenizers.segmentation import JoinedPieces, LongestPieces, MergedPieces, Pieces, ScoredPieces
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import PieceTokenizer
-from tformer_jax.special_tokens import SpecialTokens
 
 Ids = Mapping[int | str, int]
 """New ids by old ids, and by added pieces."""
@@ -98,7 +97,8 @@ def extend(
     """Adds pieces, symbols and tags of languages that a vocabulary lacks.
 
     A new piece replaces those that the tokenizer segmented it into; BPE also gets the pieces that it is merged from.
-    The rows of new tags are those of the tags that there are, or else of all tokens.
+    The rows of new tags are those of the tags that there are, or else of all tokens; so are those of pieces and symbols
+    that the vocabulary has no tokens for.
 
     Args:
         texts: pieces, as the vocabulary writes them.
@@ -110,9 +110,9 @@ def extend(
     symbols = [text for text in dict.fromkeys(symbols) if text not in tokenizer.symbols]
     tags = [TAG.format(code) for code in dict.fromkeys(languages) if not matching_languages(tokenizer, code)]
     changed = _change(tokenizer, range(tokenizer.own_size), pieces, new, symbols, tags)
-    of_symbols = [tuple(tokenizer.encode_normalized([text])[0]) for text in symbols]
-    of_tags = tuple(languages_of(tokenizer).values()) or tuple(range(tokenizer.vocab_size))
-    sources = iter([*replaced, *of_symbols, *([of_tags] * len(tags))])
+    of_symbols, every = map(tuple, tokenizer.encode_normalized(symbols)), tuple(range(tokenizer.vocab_size))
+    of_tags = [tuple(languages_of(tokenizer).values())] * len(tags)
+    sources = iter([row or every for row in (*replaced, *of_symbols, *of_tags)])
     return changed._replace(rows=tuple(row or next(sources) for row in changed.rows))
 
 
@@ -139,36 +139,29 @@ def _change(
     own, end = tokenizer.own_size, _first_after_pieces(tokenizer)
     order: list[int | str] = [*(i for i in kept if i < end), *new, *(i for i in kept if i >= end)]
     ids: Ids = {old: number for number, old in enumerate(order)}
+    first, size = own + len(tokenizer.symbols), tokenizer.vocab_size
     values = {"kind": tokenizer.kind, **tokenizer.describe()}
+
+    def moved(i: int) -> int:
+        new_before = (len(symbols) if i >= first else 0) + (len(tags) if i >= size else 0)
+        return ids[i] if i < own else i - own + len(order) + new_before
+
     if "special" in values:
-        moved = renumber(tokenizer.own_special, lambda i: ids[i] if i < own else i - own + len(order))
-        values["special"] = dataclasses.asdict(moved)
+        values["special"] = dataclasses.asdict(tokenizer.own_special.renumbered(moved))
     edit = next(edit for kind, edit in EDITORS.items() if isinstance(tokenizer, kind))
     changed = from_json(values | edit(tokenizer, ids, pieces))
     _check_ids(tokenizer, changed, ids)
-    first = changed.vocab_size
+    assert changed.vocab_size == len(order)
     if everywhere := (*tokenizer.symbols, *symbols):
         changed = changed.with_symbols(everywhere, tokenizer.placeholders)
     if tokenizer.steps:
         changed = changed.normalized(tokenizer.steps, tokenizer.language)
     changed = changed.extended((*tokenizer.extension, *tags))
-    changed = changed.with_chat(tokenizer.chat) if tokenizer.chat else changed
+    if tokenizer.chat:
+        changed = changed.with_chat(tokenizer.chat, tuple(map(moved, tokenizer.special.eos)))
     rows = [() if isinstance(old, str) else (old,) for old in order]
-    assert len(rows) == first
     rows += [(own + number,) for number in range(len(tokenizer.symbols))] + [()] * len(symbols)
-    names = range(own + len(tokenizer.symbols), tokenizer.vocab_size)
-    return Changed(changed, (*rows, *((i,) for i in names), *([()] * len(tags))))
-
-
-def renumber(special: SpecialTokens, change: Callable[[int], int]) -> SpecialTokens:
-    """Returns special tokens with other ids."""
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, bool | str) or value is None:
-            return value
-        return change(value) if isinstance(value, int) else tuple(map(changed, value))
-
-    return special_from_json({name: changed(value) for name, value in dataclasses.asdict(special).items()})
+    return Changed(changed, (*rows, *((i,) for i in range(first, size)), *([()] * len(tags))))
 
 
 def _check_ids(before: Tokenizer, after: Tokenizer, ids: Ids) -> None:
