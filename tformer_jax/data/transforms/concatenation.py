@@ -18,8 +18,8 @@ from tformer_jax.data.transforms.texts import SIDES
 
 @dataclasses.dataclass(frozen=True)
 class Concatenation(Transform):
-    """Appends other examples of the same entry or direction to both sides ("Neural Machine Translation with Extended
-    Context", 2017)."""
+    """Appends other examples of the same entry of a mixture, or direction, to both sides ("Neural Machine Translation
+    with Extended Context", 2017)."""
 
     examples: ClassVar[tuple[tuple[str, ...], ...]] = (PAIRS, TEXTS)
     count: int = setting(2, "maximum number of examples in one; the number is drawn, from 2 on", low=2)
