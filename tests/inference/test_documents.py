@@ -55,8 +55,9 @@ def outputs_by_hand(translate, params, text: str, context: int) -> list[str]:
     return written
 
 
-@pytest.mark.parametrize(("strategy", "context"), rest_slow([("greedy", 2), ("greedy", 1), ("beam", 1)], 1))
-def test_each_sentence_is_read_and_written_after_those_before_it(model, strategy, context):
+@pytest.mark.parametrize("case", rest_slow([("greedy", 2), ("greedy", 1), ("beam", 1)], 1))
+def test_each_sentence_is_read_and_written_after_those_before_it(model, case):
+    strategy, context = case
     limits = {"strategy": strategy, "beams": 2} if strategy == "beam" else {"strategy": strategy}
     plain = Translator(configure(**limits), model[0], TOKENIZERS)
     cfg = configure(**limits, split_sentences=True, context=context)
