@@ -161,9 +161,37 @@ def test_a_sentencepiece_model(write, tmp_path):
         assert found.decode(model.encode(text)) == text
 
 
+@pytest.mark.parametrize(("pre", "begins"), [("llama-bpe", True), ("smollm", False)])
+def test_what_the_metadata_do_not_say_is_what_llama_cpp_does(pre, begins, write, tmp_path):
+    checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES)
+    tokens = byte_level_bpe()[1] | {"pre": pre}
+    del tokens["add_bos_token"]
+    ours.unpack(write("llama", tmp_path, tokens), tmp_path)
+    encoded = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("the cat")
+    assert (encoded.ids[0] == tokens["bos_token_id"]) == begins
+
+
+def test_files_without_a_whole_model_are_refused(tmp_path):
+    for name, value, message in (
+        ("general.type", "adapter", "file.gguf holds .adapter.: name the GGUF file of a whole model"),
+        ("general.name", "a vocabulary", "file.gguf has no token_embd.weight: name the GGUF file of a whole"),
+    ):
+        writer = gguf.GGUFWriter(tmp_path / "file.gguf", "llama")
+        writer.add_string(name, value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(UserError, match=message):
+            ours.unpack(tmp_path / "file.gguf", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("tokens", "more", "message"),
     [
+        ({"merges": None}, {}, r"model.gguf lacks metadata of a model, or is damaged \(KeyError: .merges.\)"),
+        ({"tokens": None}, {}, r"model.gguf lacks metadata of a model, or is damaged \(KeyError: .tokens.\)"),
+        ({"bos_token_id": None}, {}, r"model.gguf lacks metadata of a model, or is damaged \(TypeError: "),
         ({"pre": "tekken"}, {}, "tokenizer.ggml.pre='tekken' is not supported"),
         ({"model": "bert"}, {}, "tokenizer.ggml.model='bert' is not supported"),
         ({}, {"logit_scale": 0.5}, "the metadata llama.logit_scale=0.5 are not supported"),
@@ -171,7 +199,8 @@ def test_a_sentencepiece_model(write, tmp_path):
 )
 def test_what_is_not_supported_is_named(tokens, more, message, write, tmp_path):
     checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES)
-    file = write("llama", tmp_path, byte_level_bpe()[1] | tokens, **more)
+    tokens = {name: value for name, value in (byte_level_bpe()[1] | tokens).items() if value is not None}
+    file = write("llama", tmp_path, tokens, **more)
     with pytest.raises(UserError, match=message):
         ours.unpack(file, tmp_path)
     file.write_bytes(b"GGUF")

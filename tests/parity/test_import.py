@@ -303,17 +303,20 @@ def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
     folder, run, _ = imported("llama")
     published = ["model.safetensors", "config.json", "tokenizer.json", "README.md", "pytorch_model.bin"]
     published += ["onnx/config.json", "consolidated.safetensors", "vocab.txt", "source.spm", "tokenizer.model", "a.py"]
+    published += ["chat_template.jinja", "modules.json", "onnx/model.safetensors", "original/tokenizer.model"]
+    in_folders = ["1_Pooling/config.json", "2_Normalize/config.json", "additional_chat_templates/tool.jinja"]
     asked = []
 
-    def snapshot_download(name, *, allow_patterns, ignore_patterns):
-        filters = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
-        asked.append((name, sorted(huggingface_hub.utils.filter_repo_objects(published, **filters))))
+    def snapshot_download(name, *, revision=None, **filters):
+        chosen = huggingface_hub.utils.filter_repo_objects(published + in_folders, **filters)
+        asked.append((name, revision, sorted(chosen)))
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     import_hf.main(["org/model-1.0", "--run", str(tmp_path / "run")])
-    wanted = ["config.json", "model.safetensors", "source.spm", "tokenizer.json", "tokenizer.model", "vocab.txt"]
-    assert asked == [("org/model-1.0", wanted)]
+    wanted = ["chat_template.jinja", "config.json", "model.safetensors", "modules.json", "source.spm"]
+    wanted += ["tokenizer.json", "tokenizer.model", "vocab.txt"]
+    assert asked == [("org/model-1.0", None, wanted), ("org/model-1.0", folder.name, in_folders)]
     jax.tree.map(np.testing.assert_array_equal, tj.load(tmp_path / "run").params, tj.load(run).params)
     assert json.loads((tmp_path / "run" / "imported.json").read_text())["checkpoint"] == "org/model-1.0"
 

@@ -4,9 +4,10 @@ They are chat templates, sentence-transformers' modules, and how other programs 
 """
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 from tformer_jax.data.chat.template import TEMPLATE_FILE, ChatTemplate
 
@@ -37,9 +38,14 @@ def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatT
     Args:
         max_length: number of tokens that the model reads, for a tokenizer whose length is not among `companions`.
         chat: the template of conversations, in place of that of `companions`, with the special tokens that it writes.
+
+    Raises:
+        UserError: a name is not that of a companion; it might be of a file outside of the folder.
     """
     template = {TEMPLATE_FILE: chat.text} if chat else {}
     for name, text in (companions.get("files", {}) | template).items():
+        if not _is_companion(PurePosixPath(name)):
+            raise UserError(f"imported.json of the run names the file {name!r}, which is not written: remove it there")
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     path = folder / "tokenizer_config.json"
@@ -48,3 +54,8 @@ def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatT
         given = {name: value for name, value in given.items() if not (chat and name == "chat_template")}
         tokens = dict(chat.tokens) if chat else {}
         path.write_text(json.dumps(given | read_json(path) | tokens, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_companion(path: PurePosixPath) -> bool:
+    """Returns whether all parts of a relative path match those of a pattern of `FILES`."""
+    return any(path.match(pattern) and len(path.parts) == pattern.count("/") + 1 for pattern in FILES)

@@ -73,6 +73,8 @@ LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 PATTERNS = {"gpt-2": None, "smollm": None, "qwen2": QWEN2_PATTERN, "llama-bpe": LLAMA3_PATTERN}
 """Pre-tokenization patterns of byte-level BPEs by `tokenizer.ggml.pre`; None: GPT-2's."""
+BEGIN_WITH_BOS = ("llama", "llama-bpe")
+"""Values of `tokenizer.ggml.model` or `pre` with which llama.cpp puts BOS before texts if the metadata do not say."""
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 """Types of tokens, which are SentencePiece's."""
 
@@ -92,20 +94,29 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
         metadata = {name: _plain_value(field.contents()) for name, field in reader.fields.items()}
     except Exception as error:  # the library raises ValueError, IndexError and others for damaged files
         raise UserError(f"{path} is not a GGUF file, or is damaged ({first_line(error, 200)})") from error
+    kind = metadata.get("general.type", "model")
+    check(kind == "model", f"{path} holds {kind!r}: name the GGUF file of a whole model")
     architecture = str(metadata.get("general.architecture"))
     supported = ", ".join(MODEL_TYPES)
     check(
         architecture in MODEL_TYPES, f"architecture {architecture!r} of GGUF is not supported; supported: {supported}"
     )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = _read_config(architecture, metadata, tensors)
-    if factors := tensors.pop("rope_freqs.weight", None):
-        config["rope_scaling"] = _llama3_scaling(np.asarray(factors.data), config)
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    _write_tokenizer(folder, metadata)
+    check("token_embd.weight" in tensors, f"{path} has no token_embd.weight: name the GGUF file of a whole model")
+    try:
+        config = _read_config(architecture, metadata, tensors)
+        if factors := tensors.pop("rope_freqs.weight", None):
+            config["rope_scaling"] = _llama3_scaling(np.asarray(factors.data), config)
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        _write_tokenizer(folder, metadata)
+    except UserError:
+        raise
+    except Exception as error:  # also what the library of tokenizers raises
+        problem = f"{type(error).__name__}: {first_line(error, 200)}"
+        raise UserError(f"{path} lacks metadata of a model, or is damaged ({problem})") from error
     readers: dict[str, Callable[[], np.ndarray]] = {}
     for name, tensor in tensors.items():
-        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2])
+        heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2:][0])
         groups = config[heads] if heads and architecture == "llama" else None
         offset = int("gemma" in architecture and name.endswith("norm.weight"))
         readers[_their_name(name, architecture)] = functools.partial(_read_array, library, tensor, groups, offset)
@@ -207,8 +218,10 @@ def _write_tokenizer(folder: Path, metadata: Settings) -> None:
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {role: given.get(f"{name}_token_id") for role, name in names.items()}
     options = {f"{role}_token": given["tokens"][i] for role, i in ids.items() if i is not None}
+    begins = kind in BEGIN_WITH_BOS or given.get("pre") in BEGIN_WITH_BOS
+    given = {"add_bos_token": begins, "add_eos_token": False} | given
     if kind == "llama":
-        options |= {name: given[name] for name in ("add_bos_token", "add_eos_token") if name in given}
+        options |= {name: given[name] for name in ("add_bos_token", "add_eos_token")}
         (folder / "tokenizer.model").write_bytes(_sentencepiece_model(given))
     else:
         _byte_level_bpe(given, ids).save(str(folder / "tokenizer.json"))
@@ -233,7 +246,7 @@ def _byte_level_bpe(given: Settings, ids: Settings) -> hf.Tokenizer:
     result.decoder = hf.decoders.ByteLevel()
     added = [token for token, kind in types.items() if kind in (CONTROL, USER_DEFINED)]
     result.add_tokens([hf.AddedToken(token, special=types[token] == CONTROL, normalized=False) for token in added])
-    before, after = ([given["tokens"][ids[role]]] if given.get(f"add_{role}_token") else [] for role in ("bos", "eos"))
+    before, after = ([given["tokens"][ids[role]]] if given[f"add_{role}_token"] else [] for role in ("bos", "eos"))
     surround_texts(result, before, after)
     return result
 
