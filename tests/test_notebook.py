@@ -120,12 +120,15 @@ class Stop(Exception):
 
 @pytest.mark.slow
 def test_a_resumed_run_is_exact_or_refused(tmp_path):
+    """Its optimizer has PRNG keys and booleans in its state."""
+
     def stop(step, state, metrics):
         if step == 3:
             raise Stop
 
     def train(name, data=DATA, rate=0.01, **options):
-        return tj.train(config(), data, run=tmp_path / name, optimizer=optax.adam(rate), **options)
+        optimizer = optax.chain(optax.add_noise(0.01, 0.5, key=1), optax.apply_if_finite(optax.adam(rate), 3))
+        return tj.train(config(), data, run=tmp_path / name, optimizer=optimizer, **options)
 
     whole = train("whole")
     with pytest.raises(Stop):

@@ -21,6 +21,7 @@ from tformer_jax.config import Config, DataConfig, OptimConfig, ParallelConfig, 
 from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
+from tformer_jax.runs import checkpoint
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.state import TrainState
@@ -62,6 +63,24 @@ def files(folder: Path) -> list[Path]:
 
 def assert_is(found: TrainState, step: int) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, made(step))
+
+
+def test_keys_and_booleans_are_restored(tmp_path):
+    """The states of noise and of guards against values that are not finite."""
+    keys = jax.random.split(jax.random.key(1), 3)
+    saved = made(1).replace(opt_state=(jax.random.key(7), keys, jnp.array([True, False]), jnp.array(True)))
+    keeper = Checkpointer(tmp_path, keep=1)
+    keeper.save(1, saved, HOST)
+    keeper.wait()
+    found, _ = keeper.restore(abstract(saved))
+    keeper.close()
+    assert [leaf.dtype for leaf in jax.tree.leaves(found)] == [leaf.dtype for leaf in jax.tree.leaves(saved)]
+    numbers = [[optimizers.plain_array(leaf) for leaf in jax.tree.leaves(each)] for each in (found, saved)]
+    jax.tree.map(np.testing.assert_array_equal, *numbers)
+    sums = [checkpoint._checksums(saved.replace(opt_state=each)) for each in (keys, keys[::-1], jax.random.key(7))]
+    assert len({sums[i][".opt_state"] for i in range(3)}) == 3
+    words = np.asarray(jax.random.key_data(keys), np.uint64).ravel()
+    assert sums[0][".opt_state"] == int((words * (2 * np.arange(words.size, dtype=np.uint64) + 1)).sum() % 2**32)
 
 
 def test_permanent_checkpoints_stay(tmp_path):

@@ -391,3 +391,12 @@ def test_the_state_is_float32_for_bfloat16_parameters():
 def test_settings_that_contradict_each_other(changes, message):
     with pytest.raises(UserError, match=message):
         settings(**changes)
+
+
+def test_the_digest_of_an_optimizer_depends_on_its_constant_keys():
+    def noisy(seed: int) -> optax.GradientTransformation:
+        key = jax.random.key(seed)
+        return optax.stateless(lambda grads, _: jax.tree.map(lambda g: g + jax.random.normal(key, g.shape), grads))
+
+    digests = [optimizers.digest(noisy(seed), settings(), boxed()) for seed in (1, 2, 1)]
+    assert digests[0] == digests[2] != digests[1]

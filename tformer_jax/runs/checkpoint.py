@@ -18,6 +18,7 @@ from tformer_jax.base.paths import resolved
 from tformer_jax.base.workarounds import first_failure_of_reads, silenced_orbax
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder
+from tformer_jax.train.optimizers import plain_array
 from tformer_jax.train.state import TrainState
 
 NOT_FINITE = -1e300
@@ -260,12 +261,13 @@ def _sum_words(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns `sum_i word_i * (2 i + 1)` modulo 2^32 over the words of each array, to detect changed or moved words."""
 
     def checksum(array: jax.Array) -> jax.Array:
-        size = array.dtype.itemsize
-        words = jax.lax.bitcast_convert_type(array, {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[size])
-        words = words.astype(jnp.uint32)
-        position = jnp.zeros(array.shape, jnp.uint32)
-        for axis, length in enumerate(array.shape):
-            position = position * jnp.uint32(length) + jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        array = plain_array(array)
+        array = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
+        unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+        words = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+        position = jnp.zeros(words.shape, jnp.uint32)
+        for axis, length in enumerate(words.shape):
+            position = position * jnp.uint32(length) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
         return (words * (2 * position + 1)).sum(dtype=jnp.uint32)
 
     return jax.tree.map(checksum, arrays)

@@ -71,8 +71,14 @@ def digest(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) ->
     """Returns a checksum of what an optimizer of Python computes, with its constants; shapes are as for `build`."""
     params = nn.unbox(lora.trainable_shapes(cfg.train, shapes))
     traced = jax.make_jaxpr(optimizer.update)(params, jax.eval_shape(optimizer.init, params), params)
-    text = re.sub(r"0x[0-9a-f]+", "", f"{traced}{[np.asarray(value).tolist() for value in traced.consts]}")
-    return zlib.crc32(text.encode())
+    constants = [np.asarray(plain_array(value)).tolist() for value in traced.consts]
+    return zlib.crc32(re.sub(r"0x[0-9a-f]+", "", f"{traced}{constants}").encode())
+
+
+def plain_array(array: Any) -> Any:
+    """Returns an array, or the data of an array of PRNG keys, as uint32."""
+    is_key = isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(array) if is_key else array
 
 
 def _kind(optim: OptimConfig) -> Any:
