@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
@@ -69,6 +70,15 @@ def test_the_steps_of_a_file(tmp_path):
     with pytest.raises(RunError, match="No such file"):
         pipeline.main([str(file)])
     assert len(pipeline.read_steps(ROOT / "configs" / "diversified.steps", Path("d"))) == 7
+
+
+def test_steps_continue_what_they_have_begun():
+    children = mock.Mock()
+    for command in ("train", "prepare_data", "score"):
+        pipeline.run_step([command, "--config", "x"], children, None)
+        assert children.run.call_args.args[0][-4:] == [command, "--config", "x", "--resume"]
+    pipeline.run_step(["sweep", "--config", "x"], children, None)
+    assert children.run.call_args.args[0][-3:] == ["sweep", "--config", "x"]
 
 
 @pytest.mark.slow

@@ -38,6 +38,29 @@ def test_the_benchmark_measures_text_and_prepared_data(corpus_folder, tmp_path, 
         benchmark.main(["attention", "--config.seed=1"])
 
 
+def check_resuming(file, arguments, capsys):
+    """Checks that a command which continues does nothing, unless a setting or a file of the data changed."""
+    for more in ([], ["--config.data.batch_tokens=640"]):
+        prepare_data.main([*arguments, *more])
+        assert capsys.readouterr().out.endswith("p is complete\n")
+    for change, more in (
+        ("data.tokenizer: .characters. -> .words.", ["--config.data.tokenizer=words"]),
+        ("options.seed: 0 -> 1", ["--config.seed=1"]),
+        ("options.shards: 1 -> 2", ["--shards", "2"]),
+        ("options.tokenizers: None -> ", ["--tokenizers", f"{arguments[5]}/tokenizers"]),
+    ):
+        with pytest.raises(UserError, match=rf"was prepared otherwise \(.*{change}.*\): restore this, or add"):
+            prepare_data.main([*arguments, *more])
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("word1", "word_"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"was prepared otherwise \(files.seq2seq.tsv: .*\): restore this"):
+        prepare_data.main(arguments)
+    prepare_data.main([*arguments, "--overwrite"])
+    assert "81" in capsys.readouterr().out
+    prepare_data.main([*arguments, "--overwrite"])
+    assert capsys.readouterr().out.endswith("p is complete\n")
+
+
 def test_the_command(corpus_folder, tmp_path, capsys):
     file = tmp_path / "config.py"
     file.write_text(
@@ -51,6 +74,7 @@ def test_the_command(corpus_folder, tmp_path, capsys):
     assert "81" in capsys.readouterr().out
     with pytest.raises(UserError, match="already holds prepared data: add --overwrite"):
         prepare_data.main(arguments)
+    check_resuming(corpus_folder / "seq2seq.tsv", [*arguments, "--resume"], capsys)
     lock = FolderLock(tmp_path / "p")
     with pytest.raises(UserError, match="p is in use by process .*, or choose another --output"):
         prepare_data.main([*arguments, "--overwrite"])

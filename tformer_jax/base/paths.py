@@ -56,6 +56,12 @@ def resolved(path: Path) -> Path:
         raise UserError(f"{path} cannot be resolved ({error}): name another path") from error
 
 
+def check_replaceable(path: Path) -> None:
+    """Raises `UserError` if a folder contains the working directory, which would be removed with it."""
+    if not is_remote(path) and Path.cwd().is_relative_to(resolved(path)):
+        raise UserError(f"{path} contains the working directory, which would be replaced: choose another folder")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a path beside `path`, whose file replaces that of `path`, or is removed if the block fails.
@@ -78,7 +84,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder beside `path` that replaces it, or is removed if the block fails; in a bucket, `path`.
 
-    If `path` is a symbolic link, its target is replaced.
+    If `path` is a symbolic link, its target is replaced. A folder with the working directory is not (`UserError`).
     """
     if is_remote(path):
         remote: Any = path
@@ -86,6 +92,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         path.mkdir(parents=True)
         yield path
         return
+    check_replaceable(path)
     folder = resolved(path)
     partial, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("partial", "old"))
     for leftover in filter(Path.exists, (partial, old)):

@@ -15,10 +15,10 @@ from tformer_jax.cli.common import DATA_VARIABLE, add_data, new_parser
 from tformer_jax.config.fields import nearest
 from tformer_jax.data.corpora.lines import BadLines, read_text
 
-RESUMED = ("train", "translate", "generate", "classify", "score")
+RESUMED = ("train", "prepare_data", "translate", "generate", "classify", "score")
 """Commands that `--resume` continues; complete, they have nothing to do."""
-OTHERS = ("prepare_data", "sweep")
-"""Commands that continue by themselves, or write their output at once."""
+OTHERS = ("sweep",)
+"""Commands that continue by themselves."""
 COPY = "copy"
 """The step `copy FILE FILE`."""
 DATA = "{data}"
@@ -109,16 +109,5 @@ def run_step(step: Sequence[str], children: Children, data: Path | None) -> int:
         return 0
     if command in RESUMED and "--resume" not in arguments:
         arguments.append("--resume")
-    if command == "prepare_data" and _is_prepared(arguments):
-        return 0
     variables = {DATA_VARIABLE: str(data)} if data else {}
     return children.run([sys.executable, "-m", "tformer_jax", command, *arguments], env={**os.environ, **variables})
-
-
-def _is_prepared(arguments: Sequence[str]) -> bool:
-    """Returns whether `prepare_data.py` has written its examples, which it does completely or not at all."""
-    from tformer_jax.cli import prepare_data
-    from tformer_jax.data.prepare import is_prepared
-
-    output = prepare_data.parser().parse_known_args(arguments)[0].output
-    return output is not None and is_prepared(output)

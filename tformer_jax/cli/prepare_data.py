@@ -15,13 +15,14 @@ from rich.table import Table
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import add_data, add_number, add_path, check_writable_folder, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
+from tformer_jax.cli.outputs import fact_differences
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import load_corpus
-from tformer_jax.data.prepare import Summary, is_prepared, prepare
+from tformer_jax.data.prepare import Summary, is_prepared, origin, prepare, stored_origin
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms.show import TRIED, show_changes
-from tformer_jax.runs.guards import FolderLock
+from tformer_jax.runs.guards import locked
 
 TOP = 64
 """Default of `--top`."""
@@ -40,7 +41,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.teacher is not None and options.output is not None:
         store_distributions(cfg, options)
         return
+    given = _tokenizers(options.tokenizers) if options.tokenizers else None
     if options.output is not None:
+        if options.resume and is_prepared(options.output):
+            before, now = stored_origin(options.output), origin(cfg, options.data, given, options.shards)
+            changes = fact_differences(before, {topic: now[topic] for topic in before})
+            if not changes:
+                print(f"{options.output} is complete")
+                return
+            if not options.overwrite:
+                problem = f"was prepared otherwise ({'; '.join(changes[:3])})"
+                raise UserError(f"{options.output} {problem}: restore this, or add --overwrite to prepare it again")
         check_output_folder(options.output, overwrite=options.overwrite)
     if options.download:
         download_dataset(cfg, options.data, options.manual)
@@ -48,14 +59,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         show_transforms(cfg, options.data, options.show)
     if options.output is None:
         return
-    tokenizers = _tokenizers(options.tokenizers) if options.tokenizers else None
     with locked_progress(options.output) as bar:
         tasks = {split: bar.add_task(split, total=None) for split in ("train", "validation", "test")}
         summaries = prepare(
             cfg,
             options.data,
             options.output,
-            tokenizers=tokenizers,
+            tokenizers=given,
             shards=options.shards,
             progress=lambda split, count: bar.advance(tasks[split], count),
         )
@@ -67,9 +77,9 @@ def locked_progress(output: Path) -> Iterator[Progress]:
     """Context that locks the folder to write; yields a bar for numbers of examples, which only a terminal shows."""
     columns = (TextColumn("{task.description}"), TextColumn("{task.completed:,.0f} examples"), TimeElapsedColumn())
     hidden = sys.stderr is None or not sys.stderr.isatty()
-    with contextlib.ExitStack() as on_exit:
-        on_exit.callback(FolderLock(output, flag="--output").release)
-        yield on_exit.enter_context(Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True))
+    bar = Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True)
+    with locked(output, "--output"), bar:
+        yield bar
 
 
 def store_distributions(cfg: Config, options: argparse.Namespace) -> None:
@@ -119,6 +129,11 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     add_path(result, "--output", "folder to write", unit="DIR")
     result.add_argument("--overwrite", action="store_true", help="replace what was written to --output before")
+    result.add_argument(
+        "--resume",
+        action="store_true",
+        help="do nothing if --output has been prepared from the same settings and files; prepare it if it is new",
+    )
     add_number(result, "--shards", "files per split", 1)
     add_path(
         result,

@@ -5,7 +5,8 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from tformer_jax.base.paths import replacing_folder
-from tformer_jax.config import Config, to_dict
+from tformer_jax.config import Config, kinds, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
 from tformer_jax.data.corpora import DataError, Example, stream_corpus
@@ -32,10 +33,15 @@ from tformer_jax.data.corpora.prepared import (
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.features import document_end, tokenize
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.training import adopt_tokenizers, train_tokenizers
+from tformer_jax.data.tokenizers.training import adopt_tokenizers, tokenizer_path, train_tokenizers
 
 EXAMPLES_PER_CHUNK = 1024
 """Number of examples to tokenize at once."""
+OF_BATCHES = (
+    *("transforms", "noise", "batching", "bucket_lengths", "batch_tokens", "batch_multiple", "batch_size", "window"),
+    *("source_window", "long_documents", "long_pairs", "workers"),
+)
+"""Settings of `data` that change batches, and nothing that is stored."""
 WRITER_OPTIONS = "group_size:1,uncompressed"
 """Options of array_record: records are read one at a time, and token ids hardly compress."""
 
@@ -101,7 +107,7 @@ def prepare(
     splits = stream_corpus(cfg, root)
     if isinstance(splits.train, Endless):
         raise DataError(f"data.source={cfg.data.source!r} is generated on the fly and endless: train on it directly")
-    given, train = tokenizers, splits.train
+    given, train, origins = tokenizers, splits.train, origin(cfg, root, tokenizers, shards)
     tokenizers = adopt_tokenizers(cfg.data, given, train) if given else train_tokenizers(cfg.data, train, root)
     if task_of(cfg).keys == ("text",) and document_end(tokenizers.target) is None:
         raise DataError("the vocabulary has no token that separates documents: train on the text directly")
@@ -113,8 +119,19 @@ def prepare(
             summaries[split] = writer.write(getattr(splits, split), progress)
         for split, counts in splits.left_out.items():
             summaries[split].skipped = counts
-        metadata = _metadata(cfg, tokenizers, splits.labels, summaries, () if given is None else TOKENIZER_SETTINGS)
-        (partial / "dataset.json").write_text(metadata, encoding="utf-8")
+        metadata = {
+            "format": FORMAT,
+            "family": cfg.model.family,
+            "labels": splits.labels,
+            "vocab_size": max(tokenizers.source.vocab_size, tokenizers.target.vocab_size),
+            "end": tokenizers.target.special.eos[0],
+            "splits": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
+            "tokenizers": _digest(tokenizers),
+            "seed": cfg.seed,
+            **origins,
+        }
+        text = json.dumps(metadata, indent=2, ensure_ascii=False)
+        (partial / "dataset.json").write_text(f"{text}\n", encoding="utf-8")
     return summaries
 
 
@@ -183,24 +200,33 @@ def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
         yield chunk
 
 
-def _metadata(
-    cfg: Config,
-    tokenizers: Tokenizers,
-    labels: tuple[str, ...] | None,
-    summaries: dict[str, Summary],
-    unused: Collection[str] = (),
-) -> str:
-    """Returns the text of dataset.json, without the settings of `data` that were not used."""
-    digest = hashlib.sha256(json.dumps(tokenizers.to_json(), sort_keys=True).encode()).hexdigest()
-    metadata: dict[str, Any] = {
-        "format": FORMAT,
-        "family": cfg.model.family,
-        "labels": labels,
-        "vocab_size": max(tokenizers.source.vocab_size, tokenizers.target.vocab_size),
-        "tokenizers": digest,
-        "end": tokenizers.target.special.eos[0],
-        "splits": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
+def stored_origin(folder: Path) -> dict[str, Any]:
+    """Returns the `origin` of prepared data; that of earlier versions has only settings."""
+    metadata = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    metadata["data"] = {name: value for name, value in metadata["data"].items() if name not in OF_BATCHES}
+    return {topic: metadata[topic] for topic in ("options", "files", "data") if topic in metadata}
+
+
+def origin(cfg: Config, root: Path | None, given: Tokenizers | None, shards: int) -> dict[str, Any]:
+    """Returns what determines prepared data: settings, given tokenizers, and the checksums of files."""
+    unused = (*OF_BATCHES, *(TOKENIZER_SETTINGS if given else ()))
+    files = [*kinds.load(kinds.CORPORA, cfg.data.source).files(cfg, root)]
+    if cfg.data.tokenizer_file and not given:
+        path = tokenizer_path(cfg.data, root)
+        folders = [folder for folder in (path / TOKENIZERS, path) if folder.is_dir()]
+        files += sorted(file for file in folders[0].iterdir() if file.is_file()) if folders else [path]
+    tokenizers = _digest(given) if given else None
+    return {
+        "options": {"family": cfg.model.family, "seed": cfg.seed, "shards": shards, "tokenizers": tokenizers},
+        "files": {os.path.relpath(path, root or "."): _checksum(path) for path in files if path.is_file()},
         "data": {name: value for name, value in to_dict(cfg.data).items() if name not in unused},
-        "seed": cfg.seed,
     }
-    return json.dumps(metadata, indent=2, ensure_ascii=False) + "\n"
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _digest(tokenizers: Tokenizers) -> str:
+    return hashlib.sha256(json.dumps(tokenizers.to_json(), sort_keys=True).encode()).hexdigest()

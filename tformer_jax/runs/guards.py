@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import resolved
+from tformer_jax.base.paths import is_remote, resolved
 
 HUNG = 3
 """Exit status after a hung step."""
@@ -67,6 +67,15 @@ class FolderLock:
     def release(self) -> None:
         """Releases the lock."""
         self._file.close()
+
+
+@contextlib.contextmanager
+def locked(run: Path, flag: str = "--run") -> Iterator[None]:
+    """Context that holds a `FolderLock`, except in a bucket, which has none."""
+    with contextlib.ExitStack() as on_exit:
+        if not is_remote(run):
+            on_exit.callback(FolderLock(run, flag).release)
+        yield
 
 
 class Watchdog:

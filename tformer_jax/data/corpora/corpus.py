@@ -102,8 +102,14 @@ class Source:
         """Raises `ConfigError` if settings of `data` do not fit the source."""
 
     @classmethod
+    def files(cls, cfg: Config, root: Path | None) -> Sequence[Path]:
+        """Returns the files that determine the examples beside the settings; raises `DataError` if one is missing."""
+        return ()
+
+    @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:
         """Raises `DataError` if data is missing, without reading all of it."""
+        cls.files(cfg, root)
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:

@@ -57,12 +57,10 @@ class FileSource(Source):
                     raise data.error(split, f"{name!r} {problem}")
 
     @classmethod
-    def check_present(cls, cfg: Config, root: Path | None) -> None:
-        """Raises `DataError` if an entry matches no file."""
-        for split in splits.NAMES:
-            for name, direction in itertools.product(getattr(cfg.data, split), splits.read_directions(cfg.data, split)):
-                for path in dict.fromkeys(fill(name, direction, side) for side in direction):
-                    locate(root, path)
+    def files(cls, cfg: Config, root: Path | None) -> list[Path]:
+        """Returns the files that the entries match; raises `DataError` if one matches none."""
+        data = cfg.data
+        return [path for split in splits.NAMES for path in splits.files_of(data, root, getattr(data, split), split)]
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:

@@ -80,10 +80,9 @@ class Gettext(Source):
             raise data.error("validation_fraction", "must be below 0.5: as many messages are held out for the test")
 
     @classmethod
-    def check_present(cls, cfg: Config, root: Path | None) -> None:
-        """Raises `DataError` if an entry names no catalogue."""
-        for name in cfg.data.train:
-            find_catalogues(root, name)
+    def files(cls, cfg: Config, root: Path | None) -> list[Path]:
+        """Returns the catalogues; raises `DataError` if an entry names none."""
+        return [path for name in cfg.data.train for path in find_catalogues(root, name)]
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:

@@ -267,6 +267,11 @@ class Prepared(Source):
             raise data.error("workers", "must be 0 with data.source='prepared', whose tokens one thread reads")
 
     @classmethod
+    def files(cls, cfg: Config, root: Path | None) -> list[Path]:
+        """Returns the descriptions of the folders."""
+        return [Path(root or "") / name / "dataset.json" for name in cfg.data.train]
+
+    @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:
         """Raises `DataError` if data is missing."""
         cls.load(cfg, root)

@@ -171,7 +171,7 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
     """Warns if a file is read for training and for another split, as a glob may do unintentionally."""
 
     def paths(split: str) -> set[Path]:
-        return {path.resolve() for path in _files(data, root, getattr(data, split), split)}
+        return {path.resolve() for path in files_of(data, root, getattr(data, split), split)}
 
     train = paths("train")
     for split in ("validation", "test"):
@@ -184,7 +184,7 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
             )
 
 
-def _files(data: DataConfig, root: Path | None, names: Iterable[str], split: str) -> list[Path]:
+def files_of(data: DataConfig, root: Path | None, names: Iterable[str], split: str) -> list[Path]:
     """Returns the files of some entries of a split, in both languages."""
     entries = itertools.product(names, read_directions(data, split))
     filled = dict.fromkeys(fill(name, direction, side) for name, direction in entries for side in direction)
@@ -203,7 +203,7 @@ def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Str
         values = {setting: str(getattr(cfg.data, setting)) for setting in settings}
         return [user_cache.source_digest(*modules), values, examples.names, task_of(cfg).keys, training]
 
-    files = _files(cfg.data, root, examples.names, "train" if training else name)
+    files = files_of(cfg.data, root, examples.names, "train" if training else name)
     return hold(examples, files, key, examples.facts, examples.restore)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from tformer_jax.base import user_cache
+from tformer_jax.base.paths import as_path
 from tformer_jax.config import DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.data import characters
@@ -75,7 +76,7 @@ def _add_chat(cfg: DataConfig, tokenizers: Tokenizers, root: Path | None) -> Tok
 
 
 def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
-    if cfg.tokenizer_file is not None and (folder := Path(root or "") / cfg.tokenizer_file).is_dir():
+    if cfg.tokenizer_file is not None and (folder := tokenizer_path(cfg, root)).is_dir():
         return _load_folder(cfg, folder)
     if not isinstance(train, Endless) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
         return _train_sides(cfg, train, root)
@@ -171,7 +172,7 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
     else:
         pairs = zip(cfg.tokenizer_kinds, sides, strict=True)
         made = [_train_kind(cfg, kind, train, {side: normalizers[side]}, root) for kind, side in pairs]
-    if cfg.tokenizer_file is not None and is_saved(_tokenizer_file(cfg, root)) and cfg.clean_whitespace is None:
+    if cfg.tokenizer_file is not None and is_saved(tokenizer_path(cfg, root)) and cfg.clean_whitespace is None:
         steps = cfg.normalize
     source, target = (_normalize(cfg, steps, made[n], languages[sides[n]]) for n in (0, -1))
     shared = made[0] is made[-1] and len({*languages.values()}) == 1
@@ -183,7 +184,7 @@ def _train_kind(
 ) -> Tokenizer:
     """Trains a tokenizer on the normalized texts of the sides that `normalizers` names, or loads it."""
     if kind == "file":
-        return load_tokenizer(_tokenizer_file(cfg, root))
+        return load_tokenizer(tokenizer_path(cfg, root))
     if kind in FORMATS:
         raise cfg.error("tokenizer", "is the name of a format of files; register the kind by another name")
 
@@ -228,9 +229,11 @@ def _mask_of(cfg: DataConfig) -> Callable[[Example], Example]:
     return functools.partial(mask_example, Placeholders(cfg.placeholders, cfg.symbols))
 
 
-def _tokenizer_file(cfg: DataConfig, root: Path | None) -> Path:
-    assert cfg.tokenizer_file is not None
-    return Path(root or "") / cfg.tokenizer_file
+def tokenizer_path(cfg: DataConfig, root: Path | None) -> Path:
+    """Returns the location of `data.tokenizer_file`, which is in the data folder unless it is absolute or a URL."""
+    name = cfg.tokenizer_file
+    assert name is not None
+    return as_path(name) if "://" in name else Path(root or "") / name
 
 
 def _normalize(cfg: DataConfig, steps: tuple[str, ...], tokenizer: Tokenizer, language: str) -> Tokenizer:
