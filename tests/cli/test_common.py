@@ -1,10 +1,12 @@
 """Flags that commands share."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
-from tformer_jax.cli import tformer
+from tformer_jax.base.errors import UserError
+from tformer_jax.cli import common, tformer
 
 READERS = "attention classify embed evaluate explain export_hf fill_mask generate score serve translate"
 """Commands that compute with the weights of a run."""
@@ -45,3 +47,12 @@ def test_flags_that_may_be_repeated(capsys):
     assert options.stop == ["a", "b"]
     again = generation.make_parser("translate", "", "--n-best")
     assert [again.parse_args(["--run", run, "x"]).run.name for run in "AB"] == ["A", "B"]
+
+
+def test_a_new_folder_is_not_the_working_directory(tmp_path, monkeypatch):
+    """Regression test: `.` ended in a traceback, and its full name in a folder that no longer exists."""
+    monkeypatch.chdir(tmp_path)
+    for name in (".", str(tmp_path)):
+        with pytest.raises(UserError, match="contains the working directory, which would be replaced: choose another"):
+            common.check_new_folder(Path(name))
+    common.check_new_folder(Path("new"))

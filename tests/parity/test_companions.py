@@ -68,6 +68,8 @@ def test_the_files_of_sentence_transformers(imported, tmp_path):
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_the_length_of_an_own_run_is_that_of_its_model(name, tmp_path):
     run = own_runs.make(tmp_path / "run", name, max_length=24)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")  # whose target is written
     export_hf.main(["--run", str(run), "--model-type", name, str(tmp_path / "out"), "--no-check"])
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
 

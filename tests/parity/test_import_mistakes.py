@@ -5,6 +5,7 @@ import functools
 import json
 import shutil
 import sys
+from unittest import mock
 
 import huggingface_hub
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import tformer_jax as tj
 from tests.helpers import build
-from tformer_jax.base.errors import UserError
+from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.config.layers import PROJECTIONS
 from tformer_jax.runs import run_folder, weights
@@ -282,3 +283,12 @@ def test_a_run_in_use_is_not_replaced(imported, tmp_path):
     lock.release()
     import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "run")])
     FolderLock(tmp_path / "run").release()
+
+
+def test_an_import_that_fails_replaces_no_run(imported, tmp_path, monkeypatch):
+    folder, run, _ = imported("llama")
+    copy = shutil.copytree(run, tmp_path / "run")
+    monkeypatch.setattr(weights, "save", mock.Mock(side_effect=RunError("the disk is full")))
+    with pytest.raises(RunError, match="the disk is full"):
+        import_hf.main([str(folder), "--run", str(copy), "--overwrite"])
+    assert run_folder.run_id(copy) == run_folder.run_id(run) and weights.verify(copy, None)

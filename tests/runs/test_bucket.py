@@ -1,5 +1,6 @@
 """Run folders in a bucket: a stand-in for `gs://` stores objects in a local folder and refuses what buckets lack."""
 
+import dataclasses
 import importlib.machinery
 import io
 import json
@@ -8,6 +9,7 @@ import time
 import types
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +24,14 @@ from tests.runs.test_metrics import lines
 from tests.runs.test_run import assert_same_run, events
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, is_remote
-from tformer_jax.cli import translate
+from tformer_jax.cli import prepare_data, sweep, translate
 from tformer_jax.cli.common import run_parser
-from tformer_jax.config import Config
+from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.data.tokenizers.training import tokenizer_path
 from tformer_jax.lab.commands import explain
+from tformer_jax.notebook import training as notebook_training
 from tformer_jax.parallel import multihost
 from tformer_jax.runs import experiment, metrics, run_folder, training, weights
 from tformer_jax.runs.checkpoint import Checkpointer
@@ -188,3 +192,22 @@ def test_a_run_in_a_bucket_equals_a_local_one(run, corpus_folder, tmp_path, monk
     assert outputs[0] == outputs[1]
     train(small_config(start_from="gs://bucket/run", steps=1, eval_every=1), tmp_path / "tuned")
     assert json.loads((tmp_path / "tuned" / "start_from.json").read_text())["missing"] == []
+
+
+def test_locations_from_python_and_configs_are_in_the_bucket(gcsfs, monkeypatch):
+    """Regression test: `Path` made local folders of them."""
+    build = mock.Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(notebook_training.experiment, "build", build)
+    with pytest.raises(InterruptedError):
+        notebook_training.train(small_config(), run="gs://bucket/run")
+    assert is_remote(folder := build.call_args.args[1]) and str(folder) == "gs://bucket/run"
+    data = DataConfig(tokenizer="file", tokenizer_file="gs://bucket/run")
+    assert str(tokenizer_path(data, Path("data"))) == "gs://bucket/run"
+    assert tokenizer_path(dataclasses.replace(data, tokenizer_file="run"), Path("data")) == Path("data/run")
+
+
+def test_flags_of_local_paths_refuse_urls(capsys):
+    for command, flags in ((sweep, ["--config", "c", "--sweep", "seed=0"]), (prepare_data, ["--config", "c"])):
+        with pytest.raises(SystemExit):
+            command.main([*flags, "--output", "gs://bucket/runs"])
+        assert "--output: gs://bucket/runs is a URL: name a local file or folder" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_the_working_directory_is_resumed_but_not_replaced(corpus_folder, tmp_pa
     built.close()
     assert built.folder == folder
     with pytest.raises(
-        UserError, match="run contains the working directory, which a new run would replace: choose anoth"
+        UserError, match="run contains the working directory, which would be replaced: choose another folder"
     ):
         experiment.build(small_config(), Path(name), data_root=corpus_folder, overwrite=True)
     assert run_folder.holds_run(folder)

@@ -123,3 +123,14 @@ def test_loading_folders_that_are_not_trained_runs(tmp_path, corpus_folder):
     (tmp_path / "untrained" / "checkpoints").mkdir()
     with pytest.raises(UserError, match="holds no checkpoint"):
         load_trained(tmp_path / "untrained")
+
+
+def test_a_run_that_cannot_be_completed_replaces_no_other(tmp_path):
+    contents = small_config(), Tokenizers(ByteTokenizer(), ByteTokenizer()), None
+    run_folder.create(tmp_path / "run", *contents)
+    identifier = run_folder.run_id(tmp_path / "run")
+    with pytest.raises(KeyError), run_folder.creating(tmp_path / "run", *contents) as folder:
+        assert run_folder.run_id(folder) != identifier
+        raise KeyError
+    assert run_folder.run_id(tmp_path / "run") == identifier
+    assert [*tmp_path.iterdir()] == [tmp_path / "run"]

@@ -12,7 +12,7 @@ from typing import Any
 import tformer_jax as tj
 from tformer_jax import config
 from tformer_jax.base.errors import UserError, first_line
-from tformer_jax.base.paths import as_path
+from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.cli import export_checks, model_card
 from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import format_size, load_run
@@ -44,17 +44,17 @@ def save_run(options: argparse.Namespace) -> None:
         ctranslate2_models.check_installed()
     run = load_run(options)
     origin = _origin(run)
-    folder: Path = options.folder
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    folder, place = options.folder, resolved(options.folder)
+    unfinished = place.with_name(f".{place.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     written = unfinished / options.format
     (unfinished / "huggingface").mkdir(parents=True)
     try:
         model_type, reports, notes = WRITERS[options.format](unfinished, options, run, origin)
-        auto, name = export_checks.CLASSES[run.config.model.family], folder.resolve().name
+        auto, name = export_checks.CLASSES[run.config.model.family], place.name
         given = {"kind": options.format, "license_name": options.license, "base": _base(options, origin)}
         model_card.write(written, name, run, origin, auto=auto, **given)
-        written.replace(folder)
+        written.replace(place)
     except export_checks.Difference as error:
         raise UserError(f"{error}; {folder} was not written (--no-check writes it)") from error
     finally:

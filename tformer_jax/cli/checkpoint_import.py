@@ -1,7 +1,6 @@
 """Makes a run folder of a checkpoint, for `scripts/import_hf.py`."""
 
 import argparse
-import contextlib
 import dataclasses
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import is_remote
+from tformer_jax.base.paths import resolved
 from tformer_jax.cli.common import checksum
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.task import tasks_of_family
@@ -24,7 +23,7 @@ from tformer_jax.data.tokenizers.standalone import is_fairseq_dictionary, load_s
 from tformer_jax.interop import companions, files, generation, gguf, hf, hub, marian, sentence_transformers, state_dicts
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
-from tformer_jax.runs.guards import FolderLock
+from tformer_jax.runs.guards import locked
 
 IMPORTED = "imported.json"
 NO_CLASSES = "the checkpoint has no classification head: the run has a random one, to be trained"
@@ -85,15 +84,12 @@ def make_run(options: argparse.Namespace) -> None:
     adapter = [] if options.adapter is None else sorted(path for path in options.adapter.iterdir() if path.is_file())
     checksums = {file.name: checksum(file) for file in (*adapter, *imported.files)}
     source = str(path.resolve()) if path.exists() else options.checkpoint
-    with contextlib.ExitStack() as on_exit:
-        if not is_remote(run):
-            on_exit.callback(FolderLock(run).release)
-        run_folder.create(run, cfg, imported.tokenizers, imported.labels)
-        origin = {"model_type": imported.kind, "checkpoint": source, "sha256": checksums}
-        if options.adapter is not None:
-            origin["adapter"] = str(options.adapter.resolve())
-        run_folder.write_json(run / IMPORTED, origin | {"companions": dict(imported.companions)})
-        weights.save(run, imported.params, "imported", [], 0)
+    origin = {"model_type": imported.kind, "checkpoint": source, "sha256": checksums}
+    if options.adapter is not None:
+        origin["adapter"] = str(options.adapter.resolve())
+    with locked(run), run_folder.creating(run, cfg, imported.tokenizers, imported.labels) as folder:
+        run_folder.write_json(folder / IMPORTED, origin | {"companions": dict(imported.companions)})
+        weights.save(folder, imported.params, "imported", [], 0)
     print(f"{run}: {imported.kind}, {imported.model.family}, vocabulary of {imported.model.vocab_size:,}")
     for note in imported.notes:
         print(note, file=sys.stderr)
@@ -207,7 +203,7 @@ def _data_settings(run: Path, cfg: ModelConfig, tokenizers: Tokenizers) -> DataC
         source="jsonl",
         train=("train.jsonl",),
         tokenizer="file",
-        tokenizer_file=str(run.resolve()),
+        tokenizer_file=str(resolved(run)),
         objective=task.objectives[0],
         batching="packed" if cfg.model_class.continues else task.batchings[0],
         bucket_lengths=(length,),

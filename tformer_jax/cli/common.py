@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tformer_jax.base.cpu import keep_memory, run_in_calling_thread
 from tformer_jax.base.errors import FULL_DISK, RunError, UserError
 from tformer_jax.base.numbers import GIB, KIB, MIB
-from tformer_jax.base.paths import as_path, resolved
+from tformer_jax.base.paths import as_path, check_replaceable, resolved
 from tformer_jax.base.workarounds import silence_orbax
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
@@ -191,7 +191,7 @@ def add_data(parser: argparse.ArgumentParser, meaning: str = "data folder, for c
     """Adds the flag `--data`."""
     parser.add_argument(
         "--data",
-        type=Path,
+        type=local_path,
         metavar="DIR",
         default=os.environ.get(DATA_VARIABLE),
         help=f"{meaning} (default: the variable {DATA_VARIABLE})",
@@ -249,7 +249,14 @@ def add_seconds(parser: argparse.ArgumentParser, flag: str, meaning: str, defaul
 
 def add_path(parser: "argparse._ActionsContainer", flag: str, meaning: str, unit: str = "FILE", **options: Any) -> None:
     """Adds a flag for a path; `options` are further ones of `add_argument`."""
-    parser.add_argument(flag, type=Path, metavar=unit, help=meaning, **options)
+    parser.add_argument(flag, type=local_path, metavar=unit, help=meaning, **options)
+
+
+def local_path(text: str) -> Path:
+    """Returns a path, which is no URL; an argparse type."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is a URL: name a local file or folder")
+    return Path(text)
 
 
 def positive_seconds(text: str) -> float:
@@ -337,8 +344,9 @@ def check_writable_folder(path: Path, flag: str) -> None:
     """Checks, before anything is computed, that the folder `path`, which `flag` names, can be created.
 
     Raises:
-        UserError: its parent cannot be created or written to.
+        UserError: its parent cannot be created or written to, or the working directory is in the folder.
     """
+    check_replaceable(path)
     parent = path.absolute().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,9 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli.common import check_new_folder, run_parser
+from tformer_jax.cli.common import check_new_folder, local_path, run_parser
 from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.interop import ctranslate2_models
 from tformer_jax.interop.published_fields import DEFAULTS
@@ -36,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         "Saves a run in the format of Hugging Face, CTranslate2 or PEFT, with its tokenizer and a model card, or as a "
         "run with weights of int8. For others, only a model that transformers computes identically is saved.",
     )
-    result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
+    result.add_argument("folder", type=local_path, metavar="FOLDER", help="folder to write, new or empty")
     result.add_argument(
         "--model-type",
         choices=sorted(DEFAULTS),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import resolved
+from tformer_jax.base.paths import check_replaceable, resolved
 from tformer_jax.cli.common import add_mesh, add_number, add_path, new_parser, run_path
 from tformer_jax.interop.published_fields import DEFAULTS
 from tformer_jax.runs import run_folder
@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def check_place(options: argparse.Namespace) -> None:
-    """Raises `UserError` if the run would replace a file that is imported."""
+    """Raises `UserError` if the run would replace a file that is imported, or the working directory."""
+    check_replaceable(options.run)
     run = resolved(options.run)
     for path in map(Path, (options.checkpoint, *(options.tokenizer or ()), *filter(None, (options.adapter,)))):
         if path.exists() and run in (path.resolve(), *path.resolve().parents):

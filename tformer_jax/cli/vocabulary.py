@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
-from tformer_jax.base.paths import is_remote, resolved
+from tformer_jax.base.paths import check_replaceable, resolved
 from tformer_jax.cli.common import (
     add_data,
     add_imports,
@@ -38,20 +38,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser().parse_args(argv)
     check_output(options)
     from tformer_jax.runs import vocabulary
-    from tformer_jax.runs.guards import FolderLock
+    from tformer_jax.runs.guards import locked
     from tformer_jax.runs.trained import Trained
 
-    lock = None if is_remote(options.output) else FolderLock(options.output, "--output")
-    run = load_run(options, needs_head=False)
-    sides, facts = (_trim if options.change == "trim" else _extend)(options, run)
-    before = Trained(run.config, run.model, run.params, run.tokenizers, run.labels)
-    after = vocabulary.resize(before, sides)
-    sizes = {"before": _sizes(before), "after": _sizes(after)}
-    vocabulary.save(
-        options.output, run.path, after, KINDS[options.change], {"change": options.change, **facts, **sizes}
-    )
-    if lock:
-        lock.release()
+    with locked(options.output, "--output"):
+        run = load_run(options, needs_head=False)
+        sides, facts = (_trim if options.change == "trim" else _extend)(options, run)
+        before = Trained(run.config, run.model, run.params, run.tokenizers, run.labels)
+        after = vocabulary.resize(before, sides)
+        sizes = {"before": _sizes(before), "after": _sizes(after)}
+        facts = {"change": options.change, **facts, **sizes}
+        vocabulary.save(options.output, run.path, after, KINDS[options.change], facts)
     for name in sizes["before"]:
         old, new = (sizes[time][name] for time in ("before", "after"))
         print(f"{name}: {old:,} -> {new:,}" if isinstance(old, int) else f"{name}: {old:,.1f} -> {new:,.1f}")
@@ -63,6 +60,7 @@ KINDS = {"trim": "trimmed", "extend": "extended"}
 
 def check_output(options: argparse.Namespace) -> None:
     """Raises `UserError` if the new run would replace another one, or nothing would be added."""
+    check_replaceable(options.output)
     output, run = resolved(options.output), resolved(options.run)
     if output == run or output in run.parents:
         raise UserError(f"--output {options.output} would replace the run that is changed: choose another folder")

@@ -23,6 +23,7 @@ from tformer_jax.nn.module import parameter_name
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.experiment import with_data_sizes
+from tformer_jax.runs.guards import locked
 from tformer_jax.train import optimizers, state
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step import make_train_step
@@ -158,5 +159,5 @@ def save_run(
     if (needed := cfg.model.num_classes if cfg.model.model_class.classifies else None) != (labels and len(labels)):
         raise UserError(f"labels must be {f'the {needed} classes' if needed else 'None'}, and are {labels}")
     cfg = with_data_sizes(cfg, tokenizers, labels)
-    run_folder.create(run, cfg, tokenizers, labels)
-    weights.save(run, nn.unbox(params), "saved", [], 0)
+    with locked(run, "path"), run_folder.creating(run, cfg, tokenizers, labels) as folder:
+        weights.save(folder, nn.unbox(params), "saved", [], 0)

@@ -10,6 +10,7 @@ import optax
 
 from tformer_jax import api
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, OptimConfig
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.python import python_corpus
@@ -60,7 +61,7 @@ def train(
     elif cfg.optim.optimizer == "python":
         raise UserError("optim.optimizer='python': pass optimizer=, an Optax transformation")
     _check_functions(cfg, metrics or {}, callbacks)
-    folder = Path(run) if run is not None else Path("runs") / cfg.name
+    folder = as_path(run) if run is not None else Path("runs") / cfg.name
     root = None if data_root is None else Path(data_root)
     options: dict[str, Any] = {"data_root": root, "resume": resume, "overwrite": overwrite}
     built = experiment.build(cfg, folder, given=given, optimizer=optimizer, **options)

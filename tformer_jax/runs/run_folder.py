@@ -21,13 +21,13 @@ import json
 import re
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import finite, is_remote, replacing_folder, write_text
+from tformer_jax.base.paths import finite, replacing_folder, write_text
 from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.config.convert import flat_values
 from tformer_jax.config.decode import AlignmentHead
@@ -130,16 +130,18 @@ def check_step(run: Path, step: int) -> None:
         raise UserError(f"{run} has no checkpoint of step {step}: {others}")
 
 
-def create(
+@contextlib.contextmanager
+def creating(
     run: Path,
     cfg: Config,
     tokenizers: Tokenizers,
     labels: Sequence[str] | None,
     corpus: dict[str, Any] | None = None,
-) -> None:
-    """Writes a new run folder, replacing an earlier run: by renaming, or in a bucket with `config.json` last.
+) -> Iterator[Path]:
+    """Yields a new run folder, which replaces an earlier run when the block ends, but not if it fails.
 
-    If `run` is a symbolic link, its target is replaced.
+    A folder in a bucket is replaced at once, and has its `config.json` last. If `run` is a symbolic link, its target is
+    replaced.
 
     Args:
         corpus: facts that identify the corpus, ready for JSON; None: there is none.
@@ -147,8 +149,6 @@ def create(
     Raises:
         UserError: the folder cannot be written, or the working directory is in it.
     """
-    if not is_remote(run) and Path.cwd().is_relative_to(run.resolve()):
-        raise UserError(f"{run} contains the working directory, which a new run would replace: choose another --run")
     try:
         with replacing_folder(run) as folder:
             write_json(folder / "provenance.json", {"run_id": uuid.uuid4().hex, **provenance.collect()})
@@ -157,9 +157,16 @@ def create(
                 write_json(folder / "labels.json", list(labels))
             if corpus is not None:
                 write_json(folder / CORPUS, corpus)
+            yield folder
             config.save(cfg, folder / "config.json")
     except OSError as error:
         raise UserError(f"{run} cannot be written ({error.strerror or error}); choose another --run") from error
+
+
+def create(run: Path, *contents: Any) -> None:
+    """Writes the run folder that `creating` yields, with the same arguments."""
+    with creating(run, *contents):
+        pass
 
 
 def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config
 from tformer_jax.data import distributions
 from tformer_jax.data.columns import TokenIds
@@ -51,7 +52,7 @@ def store(
     teacher.check(cfg, tokenizers, mesh)
     facts: dict[str, Any] = {"top": min(top, cfg.model.vocab_size or top), "teacher": teacher.facts(cfg)}
     facts["data"] = distributions.facts_of_data(cfg, corpus, tokenizers)
-    trained = load_trained(Path(facts["teacher"]["run"]), mesh, SINGLE, step=cfg.train.teacher_step)
+    trained = load_trained(as_path(facts["teacher"]["run"]), mesh, SINGLE, step=cfg.train.teacher_step)
 
     def compute(rows: Sequence[TokenIds]) -> Iterator[distributions.Top]:
         lists = [{key: ids.tolist() for key, ids in row.items()} for row in rows]

@@ -13,7 +13,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax import axes
-from tformer_jax.base.paths import replacing_folder, resolved
+from tformer_jax.base.paths import resolved
 from tformer_jax.config import Config, DataConfig, TrainConfig
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.surgery import Changed, needed_tokens, trim
@@ -120,8 +120,7 @@ def save(output: Path, run: Path, trained: Trained, kind: str, facts: Mapping[st
     )
     corpus = run_folder.read_json(run / run_folder.CORPUS) if (run / run_folder.CORPUS).exists() else None
     origin = {"run": str(resolved(run)), "run_id": run_folder.run_id(run), "weights": run_folder.weights_of(run)}
-    with replacing_folder(output) as folder:
-        run_folder.create(folder, cfg, trained.tokenizers, trained.labels, corpus)
+    with run_folder.creating(output, cfg, trained.tokenizers, trained.labels, corpus) as folder:
         for name in COPIED:
             if (run / name).exists():
                 (folder / name).write_bytes((run / name).read_bytes())

@@ -147,10 +147,10 @@ def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, g
         reason, of_disk = cause_of_failed_write(error)
         if not of_disk:
             raise
-        flag = "--overwrite" if kind in UNTRAINED else "--resume"
+        flag = "" if kind in UNTRAINED else " with --resume"
         raise RunError(
             f"the weights could not be written to {run / FOLDER} ({reason}): free some space or restore write "
-            f"permission, then repeat the command with {flag}"
+            f"permission, then repeat the command{flag}"
         ) from error
     if not group.first:
         return

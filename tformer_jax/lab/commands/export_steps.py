@@ -10,7 +10,7 @@ from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.packages import require
-from tformer_jax.cli.common import add_number, check_new_folder, load_run, run_parser
+from tformer_jax.cli.common import add_number, check_new_folder, load_run, local_path, run_parser
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 README = """# {name}
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         "Writes the forward pass of a run (parameters and ids -> logits), and more with --decode and --train, as "
         "StableHLO, which any process with JAX can call without this package, with its parameters.",
     )
-    result.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write, new or empty")
+    result.add_argument("folder", type=local_path, metavar="FOLDER", help="folder to write, new or empty")
     for flag, default, meaning in (("--rows", 8, "rows of a batch"), ("--length", 64, "tokens of a row, with padding")):
         add_number(result, flag, meaning, default)
     add_number(
