@@ -155,3 +155,13 @@ def test_albert_with_other_parts_in_its_file(options, tmp_path):
         ids = [*ours.special.before, *ours.encode(text), *ours.special.after]
         assert ids == theirs(text)["input_ids"]
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_language_models_begin_with_bos_and_t5_ends_with_eos(tmp_path):
+    """Regression test: with a SentencePiece model alone, prompts of some language models ended with EOS."""
+    (tmp_path / "tokenizer.model").write_bytes(multilingual.pieces(model_type="bpe"))
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    for kind in ("llama", "gemma", "gemma3", "phi3", "ministral", "t5gemma", "t5"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind} | ids))
+        special = load_checkpoint_tokenizers(tmp_path).target.special
+        assert (special.before, special.after) == (((), (2,)) if kind == "t5" else ((1,), ())), kind

@@ -36,12 +36,12 @@ from tformer_jax.special_tokens import SpecialTokens
 
 Ends = tuple[tuple[int, ...], tuple[int, ...]]
 """The tokens before and after a text."""
-BEGIN_WITH_BOS = ("llama", "mistral", "mixtral", "gemma2", "gemma3_text", "t5gemma")
-"""Model types whose SentencePiece tokenizers begin texts with BOS; the others end them with EOS."""
 PAIRS = ("bart", "mbart", "marian", "m2m_100", "t5", "mt5", "umt5", "t5gemma")
 """Model types of encoder-decoders."""
 T5S = ("t5", "mt5", "umt5")
 """Model types whose SentencePiece tokenizers are T5's."""
+END_WITH_EOS = (*T5S, "albert")
+"""Model types whose SentencePiece tokenizers end texts with EOS; the others begin them with BOS."""
 TAGS_LAST = "MBartTokenizer"
 """The class whose language tags are placed as `SpecialTokens.tags_last` says."""
 BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer")
@@ -206,7 +206,7 @@ def _read_pieces(folder: Path, settings: Settings, options: Settings) -> Tokeniz
     model, kind = load_model(raw), settings.get("model_type")
     if kind in READERS:
         return READERS[kind](folder, raw, settings, options)
-    begins = kind in BEGIN_WITH_BOS
+    begins = kind not in END_WITH_EOS
     before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
     after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
     added = _read_added(folder, options, model, options.get("extra_ids", SENTINELS) if kind in T5S else 0)
