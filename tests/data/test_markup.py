@@ -104,6 +104,23 @@ def test_invented_marks_are_left_out_until_none_is_there():
         assert not take_out(leave_out(text)[0]).marks
 
 
+def test_encoded_characters_of_addresses_are_text():
+    """Regression test: `%20F` was a placeholder, also within an address."""
+    text = "see https://a.org/My%20Files.pdf?q=%d0%b0, %s <b>now</b> ftp://a.org/{0}/%s"
+    assert leave_out(text) == ("see https://a.org/My%20Files.pdf?q=%d0%b0,  now ftp://a.org//", 5)
+    segment = take_out("<b>see</b> https://a.org/My%20Files.pdf")
+    assert segment.plain == "see https://a.org/My%20Files.pdf"
+    links = [(n, n) for n in range(len(unit_spans(segment.plain)))]
+    assert put_back(segment, segment.plain, links) == "<b>see</b> https://a.org/My%20Files.pdf"
+    assert keeps_markup("https://a.org/%d0%b0", "at https://a.org/")
+    assert not keeps_markup("x%20F", "x")
+
+
+def test_words_that_end_with_signs_stay_apart():
+    assert take_out("नमस्ते<br/>दुनिया").plain == "नमस्ते दुनिया"
+    assert take_out("日本<br/>。").plain == "日本。"
+
+
 def test_placeholders_that_the_model_reads_stay():
     text = "<b>{0}</b> of %s"
     assert take_out(text, Placeholders(("braces",))).plain == "{0} of"

@@ -218,7 +218,7 @@ def test_terms_get_hints_as_by_a_regular_expression(tmp_path):
 
 
 def test_terms_beside_placeholders_and_in_scripts_without_spaces(tmp_path):
-    (tmp_path / "terms.tsv").write_text("file\tDatei\n猫\tKatze\nsee {url}\tsiehe\n", encoding="utf-8")
+    (tmp_path / "terms.tsv").write_text("file\tDatei\n猫\tKatze\nsee {url}\tsiehe\nमत\tVotum\n", encoding="utf-8")
     data = {"symbols": ("<hint>", "</hint>"), "placeholders": ("braces", "urls")}
     change = prepared("terminology", root=tmp_path, data=data, glossary="terms.tsv", rate=1.0)
     for source, target, expected in [
@@ -226,6 +226,7 @@ def test_terms_beside_placeholders_and_in_scripts_without_spaces(tmp_path):
         ("http://a/file file", "http://a/file Datei", "http://a/file file <hint> Datei </hint>"),
         ("我喜欢猫。", "Ich mag die Katze.", "我喜欢猫 <hint> Katze </hint>。"),
         ("see {url}", "siehe {url}", "see {url} <hint> siehe </hint>"),
+        ("मत कीमत", "Votum", "मत <hint> Votum </hint> कीमत"),
     ]:
         assert change({"source": source, "target": target}, random.Random(0), 0)["source"] == expected
 

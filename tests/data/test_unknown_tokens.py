@@ -87,8 +87,9 @@ def test_a_token_with_other_meanings_is_not_an_unknown_token():
         (word_piece(*TEXTS), "the Ζέβρα-X, sat", ["the", "Ζέβρα", "-", "X", ",", "sat"]),
         (WORDS.normalized(("lowercase",), "en"), "The ZOO", ["the", "zoo"]),
         (ByteTokenizer(), "né à", ["né", "né", "né", "", "à", "à"]),
+        (CharacterTokenizer(" कतबिाी"), "किताब की", [*["किताब"] * 5, "", "की", "की"]),
     ],
-    ids=["words", "wordpiece", "normalized", "bytes"],
+    ids=["words", "wordpiece", "normalized", "bytes", "signs"],
 )
 def test_tokens_stand_for_words(tokenizer, text, parts):
     found = copied_words(tokenizer, text, whole_words=True)

@@ -55,8 +55,18 @@ UNSPACED = (
     "\uff66-\uffdc\U00020000-\U0003ffff"
 )
 """Scripts that put no spaces around words, or, as in Korean, join particles to them."""
-LETTER = rf"[^\W{UNSPACED}]"
-"""Letters, digits and underscores of other scripts: a word there begins and ends where none of these is adjacent."""
+SIGNS = (
+    "\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u064b-\u065f\u0670"
+    "\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed\u0711-\u07f3\u07fd\u0816-\u082d\u0859-\u085b\u0898-\u08e1\u08e3-\u0963"
+    "\u0981-\u09e3\u09fe-\u0a75\u0a81-\u0ae3\u0afa-\u0b63\u0b82-\u0bd7\u0c00-\u0c63\u0c81-\u0c83\u0cbc-\u0d4d"
+    "\u0d57-\u0d63\u0d81-\u0df3\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ebc\u0ec8-\u0ece\u0f71-\u0f84\u102b-\u103e"
+    "\u135d-\u135f\u17b4-\u17d3\u180b-\u180d\u1ab0-\u1abd\u1abf-\u1b44\u1b80-\u1bf3\u1c24-\u1c37\u1cd4-\u1dff"
+    "\ua980-\ua9c0\uabe3-\uabea\uabec\uabed"
+)
+r"""Combining marks, such as vowel signs, with letters between them; the regular expression `\w` has only letters."""
+LETTER = rf"(?:(?![{UNSPACED}])[\w{SIGNS}])"
+"""Letters, digits, underscores and combining marks of other scripts: a word there begins and ends where none of these
+is adjacent."""
 INVISIBLE = {"Cc", "Cf", "Mc", "Me", "Mn", "Zl", "Zp", "Zs"}
 """Unicode categories of control and format characters, combining marks and separators."""
 

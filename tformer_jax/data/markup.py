@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tformer_jax.data.placeholders import pattern_outside
+from tformer_jax.data.characters import SIGNS
+from tformer_jax.data.placeholders import PATTERNS, pattern_outside
 from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders
 
 HAN = r"\u3041-\u30ff\u3400-\u9fff"
@@ -18,6 +19,8 @@ PUNCTUATION = r"!-/:-@\[-`{-~\u00a1-\u00bf\u2010-\u205e\u3000-\u303f\uff01-\uff0
 UNIT = re.compile(rf"[{HAN}]|[{PUNCTUATION}]|[^\s{HAN}{PUNCTUATION}]+")
 """What is aligned: words, punctuation marks, and single characters of Chinese and Japanese."""
 TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)")
+URL, ENCODED = re.compile(PATTERNS["urls"]), re.compile(r"%[0-9A-Fa-f]{2}")
+LETTER = re.compile(rf"[^\W_]|[{SIGNS}]")
 CLOSING_PUNCTUATION = ".,;:!?)]}»”"
 
 
@@ -51,6 +54,15 @@ def pattern_of(known: Placeholders) -> re.Pattern[str]:
     return re.compile(pattern_outside({"tags", "braces", "percent"}.difference(known.names), known.symbols))
 
 
+def find_marks(text: str, known: Placeholders = NO_PLACEHOLDERS) -> Iterator[re.Match[str]]:
+    """Yields the matches of `pattern_of`, except for encoded characters of URLs such as `%20F`."""
+    urls = [match.span() for match in URL.finditer(text)] if "%" in text else []
+    for match in pattern_of(known).finditer(text):
+        place = match.start()
+        if not (ENCODED.match(text, place) and any(start < place < stop for start, stop in urls)):
+            yield match
+
+
 def take_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> Segment:
     """Removes the markup of a text.
 
@@ -71,13 +83,13 @@ def take_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> Segment:
         if run and word != part:
             space = space or " "
         if word:
-            joins = run > 1 and plain[-1:].isalnum() and word[0].isalnum()
+            joins = run > 1 and LETTER.match(plain[-1:]) is not None and LETTER.match(word) is not None
             before = space if plain and word[0] not in CLOSING_PUNCTUATION else ""
             text = plain + (before or " " * joins) + word
             plain = text.rstrip()
             space, run = text[len(plain) :], 0
 
-    for match in pattern_of(known).finditer(text):
+    for match in find_marks(text, known):
         add_text(text[end : match.start()])
         end = match.end()
         tag = TAG.match(match[0])
@@ -110,10 +122,11 @@ def take_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> Segment:
 
 def leave_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> tuple[str, int]:
     """Returns a text without markup, and the number of marks that it had; `known` is as for `take_out`."""
-    total, count = 0, 1
-    while count:  # what stood around a mark may be another one
-        text, count = pattern_of(known).subn("", text)
-        total += count
+    total = 0
+    while marks := [match.span() for match in find_marks(text, known)]:  # what stood around a mark may be another one
+        for start, stop in reversed(marks):
+            text = text[:start] + text[stop:]
+        total += len(marks)
     return text, total
 
 
@@ -237,9 +250,10 @@ def _is_apart(mark: Mark, in_source: str, in_output: str) -> bool:
     """
     if not in_source or in_source.isspace():
         return True
-    return not mark.opening.startswith("<") and in_output.isalnum() and not in_source.isalnum()
+    return not mark.opening.startswith("<") and bool(LETTER.match(in_output)) and not LETTER.match(in_source)
 
 
 def keeps_markup(source: str, output: str, known: Placeholders = NO_PLACEHOLDERS) -> bool:
     """Returns whether an output has each mark of its source as often, and no other."""
-    return sorted(pattern_of(known).findall(source)) == sorted(pattern_of(known).findall(output))
+    marks = [sorted(match[0] for match in find_marks(text, known)) for text in (source, output)]
+    return marks[0] == marks[1]

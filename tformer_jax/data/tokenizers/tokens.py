@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from tformer_jax.data.characters import SIGNS
 from tformer_jax.data.tokenizers.base import Decoder, Tokenizer
 
-WORD = re.compile(r"\w+(?:['’\-]\w+)*")
+WORD = re.compile(rf"[\w{SIGNS}]+(?:['’\-][\w{SIGNS}]+)*")
 UNKNOWN_WORD = "\ue000\ue001"
 """A word of private-use characters, which no vocabulary has."""
 
