@@ -180,6 +180,29 @@ def test_one_request_has_many_languages_and_prefixes():
         assert one.client.get("/v1/models").json()["data"][0]["language_names"] == shown
 
 
+@pytest.mark.slow
+def test_tags_may_stand_last():
+    """Sources and outputs of the server, and their log-probabilities, are those of the commands."""
+    letters = LETTERS.extended(["<2de>", "<2en>"])
+    letters.special = dataclasses.replace(letters.special, tags_last=True)
+    files = {"train": ("{src}-{tgt}",), "validation": ("{src}-{tgt}",), "bucket_lengths": (8, 16)}
+    told = {"source_tags": ("source",), "target_tags": ("target",)}
+    data = DataConfig(source="tsv", **files, directions=("en-de", "de-en"), **told)
+    sizes = {"vocab_size": letters.vocab_size, "source_vocab_size": letters.vocab_size}
+    cfg = Config(model=tiny("seq2seq", **sizes), data=data, decode=DecodeConfig(max_new_tokens=6))
+    model, params = build(cfg.model, seed=3)
+    parts = cfg, model, params, Tokenizers(letters, letters)
+    asked = [TextRequest("abc", "de", "en"), TextRequest("ga", "en", "de")]
+    expected = [output for (output,) in Translator(cfg, model, parts[3]).stream(params, asked, scores=True)]
+    with around(Engine(*parts, max_rows=3), ServedModel.build(*parts)) as one:
+        body = {"text": ["abc", "ga"], "source_language": ["en", "de"], "target_language": ["de", "en"], "logprobs": 0}
+        found = one.post("/translate", **body).json()["translations"]
+    for (output,), other in zip(found, expected, strict=True):
+        assert output["text"] == other.text == "".join(output["logprobs"]["tokens"]).removesuffix("</s>")
+        assert output["score"] == pytest.approx(other.score, abs=1e-5)
+        assert sum(output["logprobs"]["token_logprobs"]) == pytest.approx(other.score, abs=1e-5)
+
+
 def test_a_language_model_has_prefixes_but_no_languages(lm):
     server = lm[-1]
     (expected,) = sampled(lm, ["abc"], prefix="dd")

@@ -8,13 +8,16 @@ from tests.serving.fake_engine import FakeEngine, served
 from tests.serving.live import around
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.simple import ByteTokenizer, WordTokenizer
+from tformer_jax.data.tokenizers.language_tags import languages_of
+from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.scores import Scored
 from tformer_jax.serving.bodies import Completion
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.logprobs import logprobs
-from tformer_jax.special_tokens import SpecialTokens
+from tformer_jax.serving.model import ServedModel
+from tformer_jax.serving.replies import AccumulatedOutput, TokenScores
+from tformer_jax.special_tokens import EOS, IGNORED, SpecialTokens
 
 NAMES = {1: "[CLS]", 3: "[END]"}
 
@@ -92,3 +95,30 @@ def test_a_client_may_replace_or_remove_the_stop_texts_of_the_run():
     for stop, expected in ((None, ("x",)), ((), ()), (("y",), ("y",))):
         (request,) = Completion(prompt=("a",), stop=stop).requests([(5,)], [((), ())], saved)
         assert request.decode.stop == expected
+
+
+def test_tags_that_stand_last_are_read_and_scored_as_in_training():
+    """As mBART (2020) has them: `X </s> [source]`, and the decoder starts with the first tag of the target."""
+    letters = CharacterTokenizer("abc").extended(["<2de>", "<2en>"])
+    letters.special = dataclasses.replace(letters.special, tags_last=True)
+    tags, abc, rows = languages_of(letters), letters.encode("abc"), []
+
+    def score(given, top):
+        rows.extend(given)
+        labels = [[label for label in row.labels if label != IGNORED] for row in given]
+        return [Scored(row, [-1.0] * len(row)) for row in labels]
+
+    parts = "x", "seq2seq", DecodeConfig(), Tokenizers(letters, letters), 16, False
+    model = ServedModel(*parts, score=score, embed=list, classify=list)
+    source = (*abc, EOS, tags["en"])
+    assert model.encode("field", ["abc"], 9, [(tags["en"],)]) == [source]
+    given = [source, (*abc, tags["en"]), (*abc, EOS), tuple(abc)]
+    assert model.encode("field", given, 9) == [source, source, (*abc, EOS), (*abc, EOS)]
+    for of_target in (("de",), ("en", "de")):
+        start, *rest = (tags[name] for name in of_target)
+        output = AccumulatedOutput(ids=[*rest, *abc, EOS])
+        scores = TokenScores(model, [source], 0, [((tags["en"],), (start, *rest))])
+        ((found,),) = scores.work([[output]])()
+        inputs = {"source": [*source], "target_in": [start, *rest, *abc]}
+        assert rows.pop() == (inputs, [*[IGNORED] * len(rest), *abc, EOS])
+        assert found["tokens"] == ["a", "b", "c", "</s>"]

@@ -18,6 +18,7 @@ from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.chats import encode_prompt
+from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.inference.embeddings import Embedder, embed_rows
 from tformer_jax.inference.encoding import NO_START, no_tokens, start_of_text, too_long, wrap_prompt
 from tformer_jax.inference.forced import first_tokens
@@ -147,10 +148,10 @@ class ServedModel:
         """Maximum number of tokens of a text from which an output is generated, with its special tokens."""
         return self.max_length if self.translates else self.max_length - 1
 
-    def add_special_tokens(self, ids: Sequence[int]) -> list[int]:
-        """Returns the token ids of a text with the special tokens around it."""
+    def add_special_tokens(self, ids: Sequence[int], tags: Sequence[int] = ()) -> list[int]:
+        """Returns the token ids of a text with the special tokens around it, and the language tags of a source."""
         special = self.tokenizer.special
-        return special.wrap_side(ids) if self.translates else special.wrap_text(ids)
+        return special.wrap_side(ids, tags) if self.translates else special.wrap_text(ids)
 
     @property
     def language_names(self) -> dict[str, dict[str, str]]:
@@ -186,7 +187,7 @@ class ServedModel:
 
         Args:
             limit: maximum number of tokens of a text, with its special tokens.
-            tags: language tags before each text; None: there are none.
+            tags: language tags of each text; None: there are none.
 
         Raises:
             RequestError: a text is empty or too long, or a token id is unknown.
@@ -231,10 +232,18 @@ class ServedModel:
             formatted = text if self.languages is None else self.languages.format_source(text)
             read = mask(self.tokenizers.placeholders, formatted).text
             ids = [] if is_blank(text) else self.tokenizer.encode(read)
-            return tuple(self.add_special_tokens([*tags, *ids]) if ids else ())
+            return tuple(self.add_special_tokens(ids, tags) if ids else ())
         self.check_ids(field, text)
-        closing = self.tokenizer.special.after_source if self.translates else ()
-        return text if text[len(text) - len(closing) :] == closing else (*text, *closing)
+        return self._closed(text) if self.translates else text
+
+    def _closed(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the given token ids of a source with its end, before tags that follow it."""
+        special, size = self.tokenizer.special, len(ids)
+        tags = languages_of(self.tokenizer).values() if special.tags_last else ()
+        while size and ids[size - 1] in tags:
+            size -= 1
+        closing = special.after_source
+        return ids if ids[:size][size - len(closing) :] == closing else (*ids[:size], *closing, *ids[size:])
 
     def decode_all(self, ids: Sequence[int], *, named: bool = False) -> str:
         """Returns the text of all ids, also of those after an EOS token, with the names of unknown tokens.

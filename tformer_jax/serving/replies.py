@@ -109,13 +109,17 @@ class TokenScores:
         echo: bool = False,
     ) -> None:
         self.served, self.rows, self.top, self.echo = served, rows, top, echo
-        self._tag_counts = [len(of_output) for _, of_output in tags]
+        special = served.tokenizers.target.special
+        starts = [special.start_target(of_output) for _, of_output in tags]
+        first = len(special.forced)
+        self._starts = [(start, range(first, first + len(rest))) for start, rest in starts]
+        """The first input of the decoder of each row, and the places of tags in its outputs."""
         self._shown = "omit" if served.decode.unknown == "omit" else "show"
 
     def work(self, outputs: Outputs) -> Callable[[], Named]:
         """Returns the function that scores all outputs."""
-        sources = zip(self.rows, self._tag_counts, outputs, strict=True)
-        rows = [self._row(ids, count, output) for ids, count, row in sources for output in row]
+        sources = zip(self.rows, self._starts, outputs, strict=True)
+        rows = [self._row(ids, *start, output) for ids, start, row in sources for output in row]
         return lambda: self._named(outputs, self.served.score(rows, self.top))
 
     def _named(self, outputs: Outputs, scored: Sequence[Scored]) -> Named:
@@ -123,18 +127,18 @@ class TokenScores:
         tokenizers, continues = self.served.tokenizers, self.served.model_class.continues
         decoder = output_decoder(self.served.tokenizer, "show", continues=False)
         named = []
-        for ids, count, row in zip(self.rows, self._tag_counts, outputs, strict=True):
+        for ids, (_, tags), row in zip(self.rows, self._starts, outputs, strict=True):
             after = continues and has_text(tokenizers.target, ids)
             written = output_decoder(tokenizers.target, self._shown, continues=after)
             prompt = [(decoder, ids)] if self.echo else []
-            named.append([logprobs([*prompt, (written, output.ids[count:])], next(scores)) for output in row])
+            shown = [[i for place, i in enumerate(output.ids) if place not in tags] for output in row]
+            named.append([logprobs([*prompt, (written, own)], next(scores)) for own in shown])
         return named
 
-    def _row(self, ids: tuple[int, ...], tag_count: int, output: AccumulatedOutput) -> Row:
+    def _row(self, ids: tuple[int, ...], start: int, tags: range, output: AccumulatedOutput) -> Row:
         if self.served.translates:
-            source, start = [*ids] or self.served.add_special_tokens([]), self.served.tokenizers.target.special.start
-            row = make_pair_row(source, output.ids, start)
-            labels = [IGNORED if place < tag_count else label for place, label in enumerate(row.labels)]
+            row = make_pair_row([*ids] or self.served.add_special_tokens([]), output.ids, start)
+            labels = [IGNORED if place in tags else label for place, label in enumerate(row.labels)]
             return row._replace(labels=labels)
         return make_text_row([*ids, *output.ids], given=1 if self.echo else len(ids))
 
