@@ -1,5 +1,6 @@
 """`evaluate.py`: the metrics of training again, those of other settings, and changed data."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ import tformer_jax as tj
 from tests.cli.finished_runs import finish
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, translate
-from tformer_jax.config import DataConfig
+from tformer_jax.config import Config, DataConfig, EvalConfig
 
 
 @pytest.mark.parametrize("family", ["seq2seq", "classifier", "decoder_lm"])
@@ -43,6 +44,14 @@ def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
     with pytest.raises(UserError, match="--beams changes no metric of a run with model.family='classifier'"):
         evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])
+
+
+def test_metrics_are_added_to_those_of_the_run():
+    """Regression test: they replaced them, so that a run with the metric `command` had a command without its metric."""
+    saved = EvalConfig(metrics=("command", "ter"), command="python score.py")
+    options = evaluate.parser().parse_args(["--run", "x", "--metrics", "chrf++", "ter"])
+    changed = evaluate.change_metrics(Config(eval=saved), options).eval
+    assert changed == dataclasses.replace(saved, metrics=("command", "ter", "chrf++"))
 
 
 def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):

@@ -82,6 +82,11 @@ def test_tuned_weights_are_stored_and_applied(nbest, tmp_path, capsys):
     assert saved["scores"] | {"risk": 0} == pytest.approx(found | {"risk": 0})  # here chosen by chrF, there by BLEU
     assert records[0]["features"]["length"] == len(chosen[0])
     assert records[1]["text"] == "zwei"
+    rerank.main([*nbest, "--weights", str(weights), "--metric", "bleu", "--language", "en"])
+    assert capsys.readouterr().out.splitlines() == chosen
+    for flags, tuned in ((["--metric", "ter"], "bleu"), (["--language", "de"], "en")):
+        with pytest.raises(UserError, match=f"{flags[0]} {flags[1]}: the weights of .* were tuned with {tuned}: leave"):
+            rerank.main([*nbest, "--weights", str(weights), *flags])
 
 
 @pytest.mark.parametrize(

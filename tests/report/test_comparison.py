@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.console import Console
 from tests.report.folders import write_run
 from tformer_jax.cli import compare as command
 from tformer_jax.report import html, matrices
+from tformer_jax.report.bootstrap import Estimate
 from tformer_jax.report.charts import all_charts
 from tformer_jax.report.comparison import Change, Comparison, compare_runs
 from tformer_jax.report.run import load_all
@@ -160,6 +162,18 @@ def test_language_models_with_other_labels_or_texts_are_not_paired(tmp_path, cha
 def test_validation_where_one_run_was_not_tested(tmp_path):
     a, b = pair(tmp_path, tested=False)
     assert compare_runs(a, b, resamples=100).split == "validation"
+
+
+@pytest.mark.parametrize("first", ["en-de", "en-ja"])
+def test_a_direction_may_lack_a_metric_that_others_have(first):
+    """As BLEU where the tokenizer of a language is not installed."""
+    scores = [Estimate(40.0, 40.0, 1.0), Estimate(41.0, 41.0, 1.0, 0.5)]
+    found = {"en-de": {"chrf": scores, "bleu": scores}, "en-ja": {"chrf": scores}}
+    found = {first: found.pop(first)} | found
+    table = command._direction_table(SimpleNamespace(by_direction=found))
+    cells = {direction: row for direction, *row in zip(*(column.cells for column in table.columns), strict=True)}
+    scored = ["40.00", "41.00", "+1.00", "0.500"]
+    assert cells == {"en-de": scored * 2, "en-ja": scored + [ABSENT] * 4}
 
 
 def test_labels_that_changed(tmp_path):

@@ -103,7 +103,8 @@ def change_metrics(cfg: Config, options: argparse.Namespace) -> Config:
     Raises:
         UserError: the model has no such metrics.
     """
-    given = {"metrics": options.metrics, "spbleu_model": options.spbleu_model, "command": options.metric_command}
+    metrics = tuple(dict.fromkeys((*cfg.eval.metrics, *options.metrics))) if options.metrics else None
+    given = {"metrics": metrics, "spbleu_model": options.spbleu_model, "command": options.metric_command}
     added = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, **added))
 

@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_options(options)
     saved = read_json(options.weights) if options.weights else {}
     weights = feature_weights(options, saved)
-    named = saved.get("metric", options.metric), saved.get("language", options.language)
-    metric = Metric(*named, EvalConfig(metrics=named[:1], command=options.metric_command))
+    name, language = (_given_or_saved(options, saved, *option) for option in (("metric", "chrf"), ("language", "en")))
+    metric = Metric(name, language, EvalConfig(metrics=(name,), command=options.metric_command))
     pools = read_pools(options.nbest, options.field)
     features = compute_features(pools, list(weights), metric)
     if options.tune:
@@ -131,6 +131,14 @@ def check_options(options: argparse.Namespace) -> None:
     outputs.check_output(options.output)
     if options.tune:
         check_writable(options.tune, "--tune")
+
+
+def _given_or_saved(options: argparse.Namespace, saved: Mapping[str, Any], name: str, default: str) -> str:
+    """Returns the value of an option, or that of saved weights; raises `UserError` if they differ."""
+    given, tuned = getattr(options, name), saved.get(name)
+    if None not in (given, tuned) and given != tuned:
+        raise UserError(f"--{name} {given}: the weights of {options.weights} were tuned with {tuned}: leave it out")
+    return str(given or tuned or default)
 
 
 def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> dict[str, float]:
@@ -291,11 +299,13 @@ def parser() -> argparse.ArgumentParser:
     add_path(result, "--references", "references to tune on, one file for each set", nargs="+")
     add_path(result, "--weights", "features and weights of --tune")
     result.add_argument(
-        "--metric", metavar="NAME", default="chrf", help="similarity of risk, and what is tuned (default: chrf)"
+        "--metric", metavar="NAME", help="similarity of risk, and what is tuned (default: that of --weights, or chrf)"
     )
     add_imports(result)
     result.add_argument("--metric-command", metavar="COMMAND", help="program of the metric command or command_error")
-    result.add_argument("--language", default="en", metavar="CODE", help="language of outputs, for BLEU (default: en)")
+    result.add_argument(
+        "--language", metavar="CODE", help="language of outputs, for BLEU (default: that of --weights, or en)"
+    )
     add_path(result, "--output", "text or .jsonl (default: standard output)")
     lines.add_field(result)
     return result
