@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from tests.helpers import rest_slow
-from tests.inference.test_final_texts import DECODINGS, SOURCE, TARGET, TEXTS, TOKENIZERS, config, model, outputs
+from tests.inference.test_final_texts import DECODINGS, SOURCE, TAGS, TARGET, TEXTS, TOKENIZERS, config, model, outputs
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import DecodeConfig
+from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.config.decode import AlignmentHead
 from tformer_jax.data.placeholders import NUMBERED
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer, WordTokenizer
 from tformer_jax.data.word_links import error_rate, read_links
 from tformer_jax.inference.alignment import head_error_rates, word_links, written_ranges
+from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.text import Translator
 from tformer_jax.inference.watch import watch, without_padding
 from tformer_jax.models.seq2seq import Seq2Seq
@@ -120,8 +121,12 @@ def test_heads_are_ranked_by_their_error_rates(model):
         assert rate == pytest.approx(error_rate(links, references))
 
 
-def test_heads_are_ranked_on_pairs_with_placeholders():
-    """By a head that attends as the reference says, of a target with a placeholder that its source lacks."""
+@pytest.mark.parametrize("cut", [0, 1])
+def test_heads_are_ranked_on_pairs_with_placeholders(cut):
+    """By a head that attends as the reference says, of a target with a placeholder that its source lacks.
+
+    The end of a target that fills the model is cut.
+    """
     source = WordTokenizer(["a", "b"]).with_symbols(NUMBERED, ("braces",))
     target = CharacterTokenizer([*"{}yTU "]).with_symbols(NUMBERED, ("braces",))
     written = f"{{y}}T {NUMBERED[0]} U"
@@ -129,11 +134,46 @@ def test_heads_are_ranked_on_pairs_with_placeholders():
     words = [written[: place + 1].count(" ") for place in range(len(written))]
     weights = np.eye(4)[[*words, 3]]  # each token attends to the word of the source with its word's number
     watched = SimpleNamespace(
-        tokens={"source": np.array(ids[0]), "target_in": np.array(ids[1])}, weights={"cross": weights[None, None]}
+        tokens={"source": np.array(ids[0]), "target_in": np.array(ids[1][: len(weights) - cut])},
+        weights={"cross": weights[None, None, : len(weights) - cut]},
     )
     pairs, references = [("a {x} b", "{y}T {x} U")], [read_links("0-0 1-1 2-2")]
     rates = head_error_rates(Tokenizers(source, target), pairs, [watched], references)
     assert rates[AlignmentHead(0, 0, "predicts")] == 0
+
+
+@pytest.mark.slow
+def test_alignments_are_of_the_words_after_the_tag_of_a_format(model):
+    """Outputs, and the choice of a head, against the weights of the words."""
+    tokenizers = Tokenizers(WordTokenizer(["a", "b", "c"]).with_symbols(("<hq>", "<bt>")), TARGET)
+    files = {"source": "tsv", "train": ("x", "y"), "validation": "z", "weights": (1, 1), "symbols": ("<bt>", "<hq>")}
+    cfg = config(dataclasses.replace(DECODINGS["greedy"], alignments=True), model[0])
+    cfg = dataclasses.replace(cfg, data=DataConfig(**files, transforms=(TAGS,), bucket_lengths=(16,)))
+    text, target = "b c a b", "T U V"
+    ids = tokenizers.source.special.wrap_side(tokenizers.source.encode(f"<hq>{text}"))
+    engine = Engine(cfg, *model, tokenizers, max_rows=1)
+    engine.submit(Request(tuple(ids), cfg.decode, text=text))
+    events = [event for _ in range(99) if not engine.idle for event in engine.step()]
+    written = [i for event in events for i in event.ids]
+
+    def word_weights(tokens):
+        rows = {"source": ids, "target_in": [BOS, *tokens]}
+        found = watch(*model, {key: np.array([row]) for key, row in rows.items()})
+        one = jax.tree.map(lambda x: np.asarray(x)[0], found)
+        shown = without_padding(one, Seq2Seq, {key: len(row) for key, row in rows.items()})
+        return shown, shown.weights["cross"][..., 1:5]
+
+    _, weights = word_weights(written[:-1])
+    places = [t for t, i in enumerate(written) if TARGET.decode([i], unknown="<unk>")]
+    best = weights[-1].mean(axis=0).argmax(axis=-1)
+    assert events[-1].alignment == tuple(sorted((int(best[t]), word) for word, t in enumerate(places)))
+    watched, weights = word_weights(TARGET.encode(target))
+    references = [read_links("0-0 3-1 1-2")]
+    rates = head_error_rates(tokenizers, [(text, target)], [watched], references, cfg.data.transforms)
+    for (layer, head, query), rate in rates.items():
+        own = weights[layer].mean(axis=0) if head is None else weights[layer, head]
+        best = own[query == "reads" :][:3].argmax(axis=-1)
+        assert rate == pytest.approx(error_rate([[(int(place), word) for word, place in enumerate(best)]], references))
 
 
 def test_the_choice_is_recorded_and_does_not_replace_a_setting(model, tmp_path):

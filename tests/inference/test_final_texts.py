@@ -13,6 +13,7 @@ from tests.helpers import build, rest_slow, tiny
 from tests.inference.engines import finish
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, DecodeConfig
+from tformer_jax.config.transforms import Transform
 from tformer_jax.data.markup import take_out
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
@@ -32,6 +33,7 @@ DECODINGS = {
     "beam": DecodeConfig(max_new_tokens=8, strategy="beam", beams=3),
     "sample": DecodeConfig(max_new_tokens=8, strategy="sample", temperature=2.0),
 }
+TAGS = Transform.from_value({"kind": "entry_tags", "tags": ("<hq>", "<bt>"), "held_out": "<hq>"})
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +185,20 @@ def test_markup_is_taken_out_and_put_back(model, strategy):
         assert sorted(marks.findall(output.text)) == sorted(marks.findall(text))
         assert output.placeholders_kept
     assert found[2].text == "%s<br/>"
+    assert [*translate.stream_pieces(model[1], texts[2])] == [found[2]]
+
+
+def test_the_tag_that_a_format_puts_before_a_source_is_no_word():
+    """By hand: tokens attend most to the tag. Regression test: words were taken for their neighbors."""
+    tagged = WordTokenizer(["a", "b"]).with_symbols(("<hq>", "<bt>"))
+    finisher = Finisher(None, None, Tokenizers(tagged, TARGET), 1, (TAGS,))
+    for text, written in (("a zebra", "<hq>a zebra"), ("<bt>a zebra", "<bt>a zebra")):
+        source = tagged.special.wrap_side(tagged.encode(written))
+        decode = DecodeConfig(alignments=True, unknown="copy")
+        tokens = [UNK, *TARGET.encode("T")]
+        output = Unfinished(decode, source, BOS, text, text=f"{UNKNOWN_MARK} T", tokens=tokens)
+        weights = np.array([[0.5, 0.1, 0.4, 0.0], [0.5, 0.4, 0.1, 0.0]]) if text[0] == "a" else np.eye(4)[[2, 1]]
+        assert finisher._finished(output, weights) == ("zebra T", ((0, 1), (1, 0)), 0)
 
 
 def test_markup_of_the_model_is_left_out():

@@ -61,7 +61,7 @@ def choose_head(path: Path, run: tj.Run, lines: Sequence[str], pairs: Sequence[A
     references = read_references(path)
     if len(references) != len(pairs):
         raise UserError(f"{path} has {len(references):,} lines for {len(pairs):,} pairs: write one for each")
-    rates = head_error_rates(run.tokenizers, pairs, run.watch(pairs), references)
+    rates = head_error_rates(run.tokenizers, pairs, run.watch(pairs), references, run.config.data.transforms)
     for head, rate in list(rates.items())[:SHOWN]:
         name = "mean of the heads" if head.head is None else f"head {head.head}"
         print(f"alignment error rate {rate:.3f}: layer {head.layer}, {name}, read where it {head.query} a token")

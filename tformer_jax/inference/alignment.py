@@ -11,7 +11,8 @@ from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.decode import AlignmentHead
-from tformer_jax.data.placeholders import mask, mask_pair
+from tformer_jax.config.transforms import Transform, format_source
+from tformer_jax.data.placeholders import mask
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.tokens import token_ranges
@@ -38,21 +39,29 @@ def source_ranges(
     tokenizers: Tokenizers,
     ids: Sequence[int],
     text: str,
+    transforms: Sequence[Transform],
     spans: Callable[[str], list[tuple[int, int]]] = word_spans,
 ) -> list[range]:
     """Returns the places of the tokens of each word of a source, whose `ids` are as the model reads them.
 
     Args:
+        transforms: `data.transforms`, of which some format sources.
         spans: returns start and end of each word of a text.
     """
-    parts = token_ranges(tokenizers.source, text, spans(text), lambda part: mask(tokenizers.placeholders, part).text)
-    return _places_of(parts, tokenizers, ids)
+    places, (written, start) = text_places(tokenizers.source, ids), formatted(transforms, text)
+    first = [(0, len(written[:start].rstrip()))] if start else []
+    shifted = [(start + begin, start + end) for begin, end in spans(text)]
+    parts = token_ranges(
+        tokenizers.source, written, [*first, *shifted], lambda part: mask(tokenizers.placeholders, part).text
+    )
+    return [places[part.start : part.stop] for part in parts[len(first) :]]
 
 
-def _places_of(parts: Sequence[range], tokenizers: Tokenizers, ids: Sequence[int]) -> list[range]:
-    """Returns the places of parts of a source among its `ids` as the model reads them."""
-    places = text_places(tokenizers.source, ids)
-    return [places[part.start : part.stop] for part in parts]
+def formatted(transforms: Sequence[Transform], text: str) -> tuple[str, int]:
+    """Returns a source in the formats of transforms, and where its text begins there."""
+    written = format_source(transforms, text)
+    start = written.rfind(text)
+    return (text, 0) if start < 0 else (written, start)
 
 
 def written_ranges(text: str, beginnings: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[range]:
@@ -131,21 +140,26 @@ def _head_weights(
 
 
 def head_error_rates(
-    tokenizers: Tokenizers, pairs: Sequence[Any], watched: Iterable[Watched], references: Sequence[Reference]
+    tokenizers: Tokenizers,
+    pairs: Sequence[Any],
+    watched: Iterable[Watched],
+    references: Sequence[Reference],
+    transforms: Sequence[Transform] = (),
 ) -> dict[AlignmentHead, float]:
     """Returns the alignment error rate of each head, and of the mean of each layer, from the lowest on.
 
     Args:
         watched: what the model computes for each (source, target) pair.
+        transforms: as for `source_ranges`.
     """
     links: dict[AlignmentHead, list[Links]] = {}
+    before, tags = tokenizers.target.special.before_target, {*languages_of(tokenizers.target).values()}
     for (given, target), found in zip(pairs, watched, strict=True):
         text = as_request(given).text
-        sources, parts = word_ranges(tokenizers, text, target)
-        source = _places_of(sources, tokenizers, found.tokens["source"].tolist())
-        ids = tokenizers.target.encode(mask_pair(tokenizers.placeholders, text, target)[1])
-        after = tokenizers.target.special.after_side
-        first = len(found.tokens["target_in"]) - len(after) - len(ids)
+        source = source_ranges(tokenizers, found.tokens["source"].tolist(), text, transforms)
+        _, parts = word_ranges(tokenizers, text, target)
+        read = found.tokens["target_in"].tolist()
+        first = len(before) + sum(1 for _ in itertools.takewhile(tags.__contains__, read[1 + len(before) :]))
         written = [range(first + part.start, first + part.stop) for part in parts]
         weights = np.asarray(found.weights["cross"])
         with_mean = np.concatenate([weights, weights.mean(axis=1, keepdims=True)], axis=1)

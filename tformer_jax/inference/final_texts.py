@@ -9,13 +9,21 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax.config import DecodeConfig
+from tformer_jax.config.transforms import Transform
 from tformer_jax.data.markup import Segment, leave_out, put_back, unit_spans
 from tformer_jax.data.placeholders import mask, restore
 from tformer_jax.data.tokenizers import UNKNOWN_MARK, Tokenizers
 from tformer_jax.data.tokenizers.normalization import detokenizer
 from tformer_jax.data.tokenizers.tokens import copied_words, unknown_per_word
 from tformer_jax.data.word_links import Links, word_spans
-from tformer_jax.inference.alignment import cross_attention, source_ranges, text_places, word_links, written_ranges
+from tformer_jax.inference.alignment import (
+    cross_attention,
+    formatted,
+    source_ranges,
+    text_places,
+    word_links,
+    written_ranges,
+)
 from tformer_jax.inference.casing import copy_casing
 from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.watch import check
@@ -75,10 +83,19 @@ class Finisher:
 
     Args:
         batch_size: maximum number of outputs whose attention is computed at once.
+        transforms: as for `source_ranges`.
     """
 
-    def __init__(self, model: nn.Module, params: Any, tokenizers: Tokenizers, batch_size: int):
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Any,
+        tokenizers: Tokenizers,
+        batch_size: int,
+        transforms: Sequence[Transform] = (),
+    ):
         self._model, self._params, self._tokenizers, self._batch_size = model, params, tokenizers, batch_size
+        self._transforms = transforms
 
     def check(self, decode: DecodeConfig) -> None:
         """Raises `UserError` if the model's outputs cannot be finished as the settings say."""
@@ -115,7 +132,7 @@ class Finisher:
         ends = [finish(decoder.decode(output.tokens[:count])) for count in range(1, len(output.tokens))]
 
         def links(spans: Callable[[str], list[tuple[int, int]]]) -> Links:
-            source = source_ranges(self._tokenizers, output.source, output.source_text, spans)
+            source = source_ranges(self._tokenizers, output.source, output.source_text, self._transforms, spans)
             return word_links(weights, source, written_ranges(text, ends, spans(text)))
 
         written, recased = text, 0
@@ -148,9 +165,13 @@ class Finisher:
         Without the text of the source, the name of the token stands for the word.
         """
         source, special = self._tokenizers.source, self._tokenizers.target.special
-        masked = mask(self._tokenizers.placeholders, output.source_text).text
+        whole = formatted(self._transforms, output.source_text)[0] if output.source_text else ""
+        masked = mask(self._tokenizers.placeholders, whole).text
         words = copied_words(source, masked, whole_words=self._whole_words) if masked else []
-        eligible = {place: word for place, word in zip(text_places(source, output.source), words, strict=False) if word}
+        places = zip(text_places(source, output.source), words, strict=False)
+        whole_text = output.source, output.source_text, self._transforms, lambda text: [(0, len(text))]
+        (own,) = source_ranges(self._tokenizers, *whole_text)
+        eligible = {place: word for place, word in places if word and place in own}
         copied = [
             eligible[max(eligible, key=lambda place: row[place])] if eligible else special.unknown_name
             for token, row in zip(output.tokens, weights, strict=True)

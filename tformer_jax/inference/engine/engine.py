@@ -99,7 +99,7 @@ class Engine:
             self._model, self._params = decoding_layout(model, params)
         shown = first_member(self._model, self._params)  # for attention
         self._languages = Languages(cfg.data, tokenizers)
-        self._finish = Finisher(*shown, tokenizers, min(max_rows, cfg.eval.batch_size))
+        self._finish = Finisher(*shown, tokenizers, min(max_rows, cfg.eval.batch_size), cfg.data.transforms)
         self._unfinished: dict[tuple[int, int], Unfinished] = {}
         self._max_rows, self._pages, self._grows = max_rows, pages, grows
         self._lanes: dict[Kind, Lane] = {}
