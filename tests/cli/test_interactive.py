@@ -4,11 +4,14 @@ import argparse
 import builtins
 import io
 import sys
+import types
 
 import pytest
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import generation
+from tformer_jax.config import Config, DecodeConfig
+from tformer_jax.inference.outputs import Output
 
 
 def typed(monkeypatch, *lines) -> None:
@@ -83,3 +86,18 @@ def test_contradicting_flags(given, name):
     options = {"interactive": True, "input": None, "output": None, "scores": False, "outputs": 1, "resume": False}
     with pytest.raises(UserError, match=f"--interactive cannot be combined with {name}"):
         generation.check_interactive(argparse.Namespace(**options | given, text=[] if given else ["a"]))
+
+
+def test_an_answer_ends_with_its_alignment_and_is_counted():
+    """Regression test: the prompt said nothing of alignments, placeholders, case and markup."""
+    first = [Output("a", None, unknown=1), Output("b", None, None, 1, False, ((0, 1),), False, recased=2, invented=1)]
+    second = [Output("c", None), Output("", None, "decode.max_new_tokens", 0, True, constraints_met=True)]
+    answers = iter([first, second])
+    cfg = Config(decode=DecodeConfig(max_new_tokens=2))
+    model = types.SimpleNamespace(cfg=cfg, stream_pieces=lambda *_, **__: iter(next(answers)))
+    options = argparse.Namespace(seed=0, on_long_line="stop")
+    asked = generation.Generation(options, None, cfg.decode, model)
+    assert ["".join(asked.answer("x", number)) for number in range(2)] == ["ab\t0-1", "c"]
+    counted = {"limits": {"decode.max_new_tokens": 1}, "outputs": 2, "texts": 2, "sentences": 2}
+    counted |= dict.fromkeys(("unknown", "other_placeholders", "lacking", "recased", "invented"), 1)
+    assert {name: getattr(asked.counts, name) for name in counted} == counted

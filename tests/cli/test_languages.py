@@ -1,7 +1,9 @@
 """Languages and prefixes of texts: flags, columns and fields of lines."""
 
+import hashlib
 import json
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from tests.cli.finished_runs import run_of_many_languages
 from tests.helpers import tiny
 from tests.test_api import DATA, run_of
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import attention, generate, score, translate
-from tformer_jax.config import Config
+from tformer_jax.cli import attention, generate, generation, languages, outputs, score, translate
+from tformer_jax.config import Config, DecodeConfig
 
 FIELDS = ("--to-field", "to", "--from-field", "from", "--prefix-field", "start")
 
@@ -124,3 +126,33 @@ def test_lines_have_constraints(run, tmp_path, capsys):
     records.write_text('{"text": "a", "must": [[]]}\n')
     with pytest.raises(UserError, match="line 1: constraints must be a text, or a list of texts"):
         translate.main([*flags, "--input", str(records)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [translate, score])
+def test_outputs_of_other_languages_are_not_resumed(run, tmp_path, capsys, command):
+    lines, out = tmp_path / "in.tsv", tmp_path / "out.jsonl"
+    lines.write_text("abc\tcba\n" if command is score else "abc\n")
+    flags = ["--run", str(run), "--input", str(lines), "--output", str(out), "--from", "en"]
+    command.main([*flags, "--to", "de"])
+    with pytest.raises(SystemExit):
+        command.main([*flags, "--to", "de", "--resume"])
+    assert "is complete: leave out --resume" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"was written by another command \(languages.target_language: 'de' -> 'fr'\)"):
+        command.main([*flags, "--to", "fr", "--resume"])
+
+
+def test_what_determines_outputs_has_topics(tmp_path):
+    parser = generation.make_parser("translate", "", "--n-best")
+    languages.add_languages(parser)
+    options = parser.parse_args(["--run", "x", "--to", "de", "a"])
+    decode = DecodeConfig(strategy="beam", beams=2, glossary=str(tmp_path / "terms.tsv"))
+    model = types.SimpleNamespace(tokenizers=types.SimpleNamespace(placeholders=()))
+    found = []
+    for text in ("a\tb\n", "a\tc\n"):
+        (tmp_path / "terms.tsv").write_text(text)
+        found.append(generation.Generation(options, None, decode, model).work(str).facts)
+        assert found[-1]["languages"] == {"target_language": "de"}
+        assert found[-1]["glossary"] == {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (change,) = outputs.fact_differences(*found)
+    assert change.startswith("glossary.sha256: ")

@@ -148,6 +148,13 @@ def test_outputs_that_cannot_be_resumed(tmp_path):
     assert partial.read_text() == "0\n0\n"
 
 
+def test_facts_of_older_files_that_have_no_topic_differ():
+    """Regression test: `--resume` ended in a traceback where a language was given."""
+    old, new = {"decode": {"beams": 4}, "to": "de"}, {"decode": {"beams": 4}, "languages": {"to": "de"}, "input": {}}
+    assert outputs.fact_differences(old, new) == ["to: 'de' -> None", "languages.to: None -> 'de'"]
+    assert outputs.fact_differences(new, new) == []
+
+
 @pytest.mark.parametrize(
     ("path", "problem"),
     [("nowhere/out.txt", "folder nowhere does not exist"), (".", "is a folder"), ("out.zst", "write .gz")],

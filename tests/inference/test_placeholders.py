@@ -112,9 +112,10 @@ def test_no_output_has_a_symbol_that_its_source_lacks(model, decode):
 def test_pieces_of_a_stream_have_placeholders(model):
     translate = Translator(config(model[0], **SAMPLE), model[0], TOKENIZERS)
     (output,) = translate.outputs(model[1], TEXTS[1:2], seed=5)
-    pieces = [piece.text for piece in translate.stream_pieces(model[1], TEXTS[1], seed=5)]
-    assert "".join(pieces) == output.text
-    assert any(original in piece for piece in pieces for original in ORIGINALS[1])
+    pieces = [*translate.stream_pieces(model[1], TEXTS[1], seed=5)]
+    assert "".join(piece.text for piece in pieces) == output.text
+    assert [piece.placeholders_kept for piece in pieces] == [*[None] * (len(pieces) - 1), output.placeholders_kept]
+    assert any(original in piece.text for piece in pieces for original in ORIGINALS[1])
 
 
 def test_the_server_translates_as_the_api_does(model):

@@ -25,7 +25,7 @@ from tformer_jax.data.prepare import prepare
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.outputs import RowDecoder
+from tformer_jax.inference.outputs import Output, RowDecoder
 from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.models import registry
@@ -201,9 +201,10 @@ def test_the_labels_of_long_texts_are_those_that_the_accuracy_counts():
     expected = [label_of(model, params, text[:16]) for text in texts]
     assert expected != [label_of(model, params, text[:9]) for text in texts]
     examples = [{"text": text, "label": label} for text, label in zip(texts, expected, strict=True)]
-    metrics, outputs = evaluate("classifier", model, params, examples, batch_size=8)
-    assert [output.output for output in outputs] == expected
-    assert metrics["accuracy"] == 100
+    (found,) = evaluations("classifier", model, params, examples, batch_size=8)
+    assert [output.output for output in found.outputs] == expected
+    assert found.metrics["accuracy"] == 100
+    assert found.remarks == ("49 of 49 texts were longer than model.max_length=16 and were truncated",)
 
 
 @pytest.mark.parametrize(
@@ -246,14 +247,25 @@ def test_a_limit_takes_evenly_spread_examples(limit):
     assert len({output.reference for output in found}) > 1
 
 
-def test_outputs_that_a_limit_ended_are_remarked_on():
+def test_sources_and_outputs_that_a_limit_ended_are_remarked_on():
     model, params = build(tiny("seq2seq"))
     cfg = Config(
         model=model.cfg, data=DataConfig(bucket_lengths=(16,)), decode=DecodeConfig(max_new_tokens=1, min_new_tokens=1)
     )
-    examples = [{"source": word, "target": word} for word in WORDS[:3]]
+    examples = [{"source": word, "target": word} for word in (*WORDS[:2], "ab" * 9)]
     found = TranslationEvaluator(cfg, model, TOKENIZERS, list(map(Segment.from_example, examples)))(params)
-    assert any("at decode.max_new_tokens=1 and may be incomplete" in remark for remark in found.remarks)
+    assert found.remarks == (
+        "1 of 3 sources was longer than model.max_length=16 and was truncated",
+        "3 of 3 outputs end at decode.max_new_tokens=1 and may be incomplete",
+    )
+
+
+def test_outputs_that_are_not_as_requested_are_remarked_on():
+    evaluator = TranslationEvaluator(translating("de"), None, TOKENIZERS, [Segment("a", ("b",))] * 2)
+    outputs = [Output("a", None, constraints_met=False), Output("a", None, unknown=1, constraints_met=True, invented=2)]
+    lacking, invented = evaluator._output_remarks(outputs, LongTexts("truncate"))
+    assert lacking.startswith("1 of 2 outputs have not all phrases of their constraints")
+    assert invented.startswith("1 of 2 outputs have markup that the model wrote itself")
 
 
 def test_the_likelihood_of_prepared_texts_needs_no_tokenization(tmp_path, monkeypatch):

@@ -8,13 +8,14 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import chats, interrupt, languages, lines
-from tformer_jax.cli.common import add_number, load_run
+from tformer_jax.cli.common import add_number, checksum, load_run
 from tformer_jax.cli.inputs import Line, check_argument
-from tformer_jax.cli.outputs import join_lines
+from tformer_jax.cli.outputs import Facts, join_lines
 from tformer_jax.config import DecodeConfig
 from tformer_jax.config.fields import allowed_types, flag
 from tformer_jax.data.characters import is_blank
@@ -157,7 +158,7 @@ class Generation:
 
     def answer(self, text: str, number: int) -> Iterator[str]:
         """Yields the pieces of the output of a text at the prompt; its number, from 0, changes the seed."""
-        from tformer_jax.inference.outputs import count_limits
+        from tformer_jax.inference.outputs import Parts
 
         long_texts = LongTexts(self.options.on_long_line)
         if self.chats is not None and self.chats.begins_anew(text):
@@ -172,18 +173,18 @@ class Generation:
             raise
         if long_texts.pop(0):
             print(f"too long for the model and {lines.DONE[long_texts.action]}", file=sys.stderr)
-        unknown, written = 0, ""
+        shown: list[Output] = []
         try:
             for output in pieces:
-                self.counts.limits += count_limits([output])
-                unknown += output.unknown
-                written += output.text
+                shown.append(output)
                 yield output.text
         finally:  # also if it is interrupted
             if self.chats is not None:
-                self.chats.keep(written)
-        self.counts.unknown += unknown > 0
-        self.counts.outputs += 1
+                self.chats.keep("".join(output.text for output in shown))
+        if shown[-1].alignment is not None:
+            yield f"\t{format_links(shown[-1].alignment)}"
+        (whole,) = Parts((), ("",) * (len(shown) + 1)).join([[output] for output in shown])
+        self.counts.add([whole._replace(sentences=shown[-1].sentences)])
 
     def work(self, format_output: Callable[[str, "Output"], str]) -> lines.Work[list["Output"]]:
         """Returns what `lines.process_lines` needs; `format_output` formats an input and an output as plain text."""
@@ -214,7 +215,9 @@ class Generation:
             "scores": self.options.scores,
         }
         names = ("outputs", "finish_reasons", "unknown_tokens", *(name for name, used in optional.items() if used))
-        facts = {"decode": dataclasses.asdict(self.decode), **languages.given_languages(self.options)}
+        facts: Facts = {"decode": dataclasses.asdict(self.decode), "languages": languages.given_languages(self.options)}
+        if self.decode.glossary and (path := Path(self.decode.glossary)).is_file():
+            facts["glossary"] = {"sha256": checksum(path)}
         how: Any = {"facts": facts, "lines_per_text": self.options.outputs}
         if self.chats is None:
             how |= {"fields": ("field", *languages.given_fields(self.options)), "settings": SETTINGS}

@@ -313,10 +313,15 @@ def compress_file(plain: Path, packed: Path) -> None:
 
 def fact_differences(old: Facts, new: Facts) -> list[str]:
     """Returns the differences between two facts, such as `decode.beams: 4 -> 5`."""
-    old, new = (json.loads(json.dumps(facts)) for facts in (old, new))
-    return [
-        f"{topic}.{name}: {old.get(topic, {}).get(name)!r} -> {new.get(topic, {}).get(name)!r}"
-        for topic in {**old, **new}
-        for name in {**old.get(topic, {}), **new.get(topic, {})}
-        if old.get(topic, {}).get(name) != new.get(topic, {}).get(name)
-    ]
+    old, new = (_flattened(json.loads(json.dumps(facts))) for facts in (old, new))
+    names = {**old, **new}
+    return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}" for name in names if old.get(name) != new.get(name)]
+
+
+def _flattened(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns facts by topic and name; a topic that is a fact itself, as in older files, by the topic alone."""
+    flat: dict[str, Any] = {}
+    for topic, values in facts.items():
+        named = values.items() if isinstance(values, dict) else [("", values)]
+        flat |= {f"{topic}.{name}".removesuffix("."): value for name, value in named}
+    return flat

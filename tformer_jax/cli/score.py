@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import chats, languages, lines
+from tformer_jax.cli import chats, languages, lines, outputs
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
 from tformer_jax.config import ModelConfig
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     names = NAMES if options.per_token else NAMES[:3]
     settings = ("per_token", "chat", "field") if options.chat else ("per_token",)
-    how: dict[str, Any] = {"settings": settings, "facts": languages.given_languages(options)}
+    facts: outputs.Facts = {"languages": languages.given_languages(options)}
+    how: dict[str, Any] = {"settings": settings, "facts": facts}
     fields = (*fields, *languages.given_fields(options))
     work = lines.Work(options, stream, plain, added, names, fields=fields, as_json=options.per_token, **how)
     before = lines.process_lines(source, work)

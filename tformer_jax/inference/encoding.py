@@ -66,6 +66,13 @@ class LongTexts:
             return None
         return ids[:limit] if last is None else ids[-last:]
 
+    def remarks(self, texts: int, name: str, max_length: int) -> tuple[str, ...]:
+        """Returns a sentence about the texts that were truncated, of `texts` called `name`; () if none were."""
+        if not (count := len(self._indices)):
+            return ()
+        were = "was" if count == 1 else "were"
+        return (f"{count:,} of {texts:,} {name} {were} longer than model.max_length={max_length} and {were} truncated",)
+
     def pop(self, index: int) -> bool:
         """Returns whether text `index` was too long, and removes it from the record."""
         too_long = index in self._indices

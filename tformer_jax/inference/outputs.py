@@ -5,7 +5,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from flax import linen as nn
 
@@ -16,7 +16,7 @@ from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders, mask,
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.word_links import Links
 from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
-from tformer_jax.inference.engine import Engine, Request, pool_pages
+from tformer_jax.inference.engine import Engine, Event, Request, pool_pages
 from tformer_jax.inference.engine.pool import max_new_tokens
 from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.requests import Request as TextRequest
@@ -103,6 +103,14 @@ class OutputCounts:
     """Number of outputs of which markup of the model was left out."""
     lacking_context: int = 0
     """Number of sentences with fewer others before them than `decode.context`, though the text has them."""
+
+    @classmethod
+    def count_outputs(cls, outputs: Iterable[Output]) -> Self:
+        """Returns the numbers of outputs of one text each."""
+        counts = cls()
+        for output in outputs:
+            counts.add([output])
+        return counts
 
     def add(self, outputs: Sequence[Output]) -> None:
         """Counts the outputs of a text."""
@@ -201,35 +209,50 @@ class RowDecoder:
                     pieces[key].append(event.text)
                     ids[key] += event.ids
                     if event.finish:
-                        limit = self._limit(lengths[key[0]]) if event.finish == "length" else None
                         text, tokens = "".join(pieces.pop(key)), ids.pop(key)
-                        exact = self._keeps_placeholders(rows[key[0]].text, text, tokens)
-                        unknown = self._special.count_unknown(tokens)
-                        finished[key[0]][key[1]] = Output(
-                            *(text, event.score, limit, unknown, exact, event.alignment),
-                            constraints_met=self._meets_constraints(rows[key[0]], text),
-                            recased=event.recased,
-                            invented=self._invented(tokens),
-                        )
+                        finished[key[0]][key[1]] = self._finished(rows[key[0]], event, text, tokens)
             row_outputs = finished.pop(n, {})
             yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank(row.text)] * outputs
 
     def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
-        """Yields the output of one row in pieces, each decoded when it is requested; the last one has its limit.
+        """Yields the output of one row in pieces, each decoded when it is requested.
 
-        Each has the number of its own unknown tokens. With `decode.candidates`, the whole output is the only piece.
+        Each has the number of its own unknown tokens; the last one has what is known of the whole output. With
+        `decode.candidates`, the whole output is the only piece.
         """
+        if not row.ids:
+            yield self._blank(row.text)
+            return
         if self._cfg.decode.candidates > 1:
             yield self([row], seed=seed)[0][0]
             return
         engine = self._engine([len(row.ids)], 1, 1, 0.0)
-        engine.submit(self._request(row, seed=seed))
+        engine.submit(self._request(row, seed=seed, index=row.sample_index % 2**31))
+        text = ""
+        tokens: list[int] = []
         while not engine.idle:
             for event in engine.step():
-                limit = self._limit(len(row.ids)) if event.finish == "length" else None
+                text += event.text
+                tokens += event.ids
                 unknown = self._special.count_unknown(event.ids)
-                if event.text or limit or unknown or event.alignment:
-                    yield Output(event.text, event.score, limit, unknown, alignment=event.alignment)
+                if event.finish:
+                    yield self._finished(row, event, text, tokens)._replace(text=event.text, unknown=unknown)
+                elif event.text or unknown:
+                    yield Output(event.text, event.score, unknown=unknown)
+
+    def _finished(self, row: EncodedRequest, last: Event, text: str, tokens: Sequence[int]) -> Output:
+        """Returns the output of a row, given its last event, and its whole text and tokens."""
+        return Output(
+            text,
+            last.score,
+            self._limit(len(row.ids)) if last.finish == "length" else None,
+            self._special.count_unknown(tokens),
+            self._keeps_placeholders(row.text, text, tokens),
+            last.alignment,
+            constraints_met=self._meets_constraints(row, text),
+            recased=last.recased,
+            invented=self._invented(tokens),
+        )
 
     def _blank(self, text: str) -> Output:
         """Returns the output of an empty row, which is the text if that has only markup to put back."""

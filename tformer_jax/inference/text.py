@@ -51,10 +51,7 @@ class _Generator:
             TextError: as in `stream`, but before anything is decoded.
         """
         outputs = self.outputs(params, texts, seed=seed, long_texts=long_texts)
-        counts = OutputCounts()
-        for output in outputs:
-            counts.add([output])
-        for sentence in counts.describe(self.cfg, len(outputs)):
+        for sentence in OutputCounts.count_outputs(outputs).describe(self.cfg, len(outputs)):
             logging.getLogger(__name__).warning("%s", sentence)
         return [output.text for output in outputs]
 
@@ -114,14 +111,14 @@ class _Generator:
     def stream_pieces(
         self, params: Any, text: str | Request, *, seed: int = 0, long_texts: LongTexts | None = None
     ) -> Iterator[Output]:
-        """Yields the output of one text in pieces; the last one has the limit of the output, if any.
+        """Yields the output of one text in pieces, as `RowDecoder.pieces` does for each sentence.
 
         With `decode.context`, the whole output is the only piece.
         """
         parts, decode = self._encoder(long_texts)(0, text), self._decoder(params)
         if self.cfg.decode.context:
             return iter(next(self._decode(params, [parts], 0, seed=seed, outputs=1, scores=False, window=1)))
-        return parts.pieces(lambda row: decode.pieces(row, seed=seed) if row.ids else iter(()))
+        return parts.pieces(lambda row: decode.pieces(row, seed=seed))
 
     def _decoder(self, params: Any) -> RowDecoder:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)

@@ -33,13 +33,15 @@ class ClassificationEvaluator:
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels.
 
-        Texts are truncated to the model's maximum length.
+        Texts are truncated to the model's maximum length, and their number is remarked on.
         """
         loss, accuracy, losses, _ = self._likelihood(params)
         texts = [example["text"] for example in self._examples]
-        predictions = self._classify(params, texts, long_texts=LongTexts("truncate"))
+        long_texts = LongTexts("truncate")
+        predictions = self._classify(params, texts, long_texts=long_texts)
         outputs = [
             Sample(example["text"], example["label"], label, probability)
             for example, (label, probability) in zip(self._examples, predictions, strict=True)
         ]
-        return Evaluation({"loss": loss, "accuracy": accuracy}, outputs, losses=losses)
+        remarks = long_texts.remarks(len(texts), "texts", self._classify.cfg.model.max_length)
+        return Evaluation({"loss": loss, "accuracy": accuracy}, outputs, losses=losses, remarks=remarks)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -15,7 +15,7 @@ from tformer_jax.data.tokenizers import Tokenizers, normalizer, signature
 from tformer_jax.data.tokenizers.normalization import MOSES
 from tformer_jax.data.tokenizers.tokens import unknown_per_word
 from tformer_jax.inference.encoding import LongTexts
-from tformer_jax.inference.outputs import Output, count_limits, describe_limits
+from tformer_jax.inference.outputs import Output, OutputCounts
 from tformer_jax.inference.requests import directed_request
 from tformer_jax.inference.text import Translator
 from tformer_jax.tasks.evaluators.directions import by_direction, evaluate_directions
@@ -79,7 +79,8 @@ class TranslationEvaluator:
         Signatures name tokenized texts. Segments with directions have the metrics of `evaluate_directions`.
         """
         requests = [directed_request(segment.source, segment.direction) for segment in self._segments]
-        outputs = self._translate.outputs(params, requests, scores=self._scored, long_texts=LongTexts("truncate"))
+        long_texts = LongTexts("truncate")
+        outputs = self._translate.outputs(params, requests, scores=self._scored, long_texts=long_texts)
         directions = [segment.direction for segment in self._segments]
         rows = self._measure(outputs)
         counts_unknown = self._unknown or any(output.unknown for output in outputs)
@@ -91,7 +92,6 @@ class TranslationEvaluator:
             return self._evaluate(*chosen, references, language, counts_unknown=counts_unknown)
 
         found = evaluate_directions(directions, self._trained, evaluate)
-        limits = describe_limits(count_limits(outputs), self._translate.cfg, len(outputs))
         samples = [
             Sample(
                 segment.source,
@@ -110,8 +110,17 @@ class TranslationEvaluator:
             found,
             outputs=samples,
             signatures=found.signatures | {"references": signature(self._steps)},
-            remarks=(*limits, *self._metric_remarks),
+            remarks=(*self._output_remarks(outputs, long_texts), *self._metric_remarks),
         )
+
+    def _output_remarks(self, outputs: Sequence[Output], long_texts: LongTexts) -> Iterator[str]:
+        """Yields what metrics do not say of sources and outputs that are incomplete, or not as requested."""
+        yield from long_texts.remarks(len(outputs), "sources", self._cfg.model.max_length)
+        counts = OutputCounts.count_outputs(outputs)
+        counts.unknown = 0
+        if self._translate.tokenizers.placeholders:
+            counts.other_placeholders = 0
+        yield from counts.describe(self._translate.cfg, len(outputs))
 
     @functools.cached_property
     def _metric_remarks(self) -> tuple[str, ...]:
