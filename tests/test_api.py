@@ -187,6 +187,13 @@ def test_mistakes(runs, family, call, problem):
         call(runs[family])
 
 
+def test_a_mean_is_that_of_an_ensemble(tmp_path):
+    """Regression test: without one, any value was accepted."""
+    for mean, problem in (("log_probabilities", "is for an ensemble: pass"), ("sum", "must be 'probabilities' or")):
+        with pytest.raises(UserError, match=f"mean='{mean}': {problem}"):
+            tj.load(tmp_path, mean=mean)
+
+
 def test_a_target_may_be_as_long_as_an_output(runs):
     """The model predicts no end after it; regression test: `attention.py` refused its own translations."""
     run = runs["seq2seq"]

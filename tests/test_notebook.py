@@ -288,6 +288,12 @@ def test_functions_that_do_not_fit_are_refused(tmp_path):
     )
     for cfg, options, problem in (
         (config(), {"metrics": [equal_lengths]}, "metrics must be functions"),
+        (config(), {"metrics": {"bleu": equal_lengths}}, "metrics.'bleu'.: this name is taken, or has a colon"),
+        (config(), {"metrics": {"loss": equal_lengths}}, "metrics.'loss'.: this name is taken"),
+        (config(), {"metrics": {"ter": equal_lengths}}, "metrics.'ter'.: this name is taken"),
+        (config(), {"metrics": {"step": equal_lengths}}, "metrics.'step'.: this name is taken"),
+        (config(), {"metrics": {"mine:to-en": equal_lengths}}, "metrics.'mine:to-en'.: .* has a colon"),
+        (config(), {"metrics": {1: equal_lengths}}, "metrics must be functions"),
         (config(), {"callbacks": equal_lengths}, "callbacks must be a list"),
         (config(), {"optimizer": 0.1}, "optimizer is a float: pass an Optax transformation"),
         (config(), {"data": None}, "data.source='python': pass data="),

@@ -62,7 +62,7 @@ def load(
     step: int | None = None,
     quantization: str | None = None,
     ensemble: Sequence[str | Path] = (),
-    mean: str = MEANS[0],
+    mean: str | None = None,
 ) -> "Run":
     """Loads a run folder of `scripts/train.py`: its final weights, or the newest checkpoint of an unfinished run.
 
@@ -72,12 +72,16 @@ def load(
         step: load the checkpoint of this step instead: its parameters, or their EMA if `train.weights="ema"`.
         quantization: "int8_weights" or "int8", to store kernels as int8 (`model.quantization`).
         ensemble: further runs with the same tokens, which decode, score and are evaluated together with this run.
-        mean: what is averaged at each token, "probabilities" or "log_probabilities".
+        mean: what an ensemble averages at each token, "probabilities" (None) or "log_probabilities".
 
     Raises:
         UserError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh, the
             quantization or a run of the ensemble does not fit the model.
     """
+    if mean is not None and mean not in MEANS:
+        raise UserError(f"mean={mean!r}: must be {' or '.join(map(repr, MEANS))}")
+    if mean is not None and not ensemble:
+        raise UserError(f"mean={mean!r}: is for an ensemble: pass ensemble=[...], or leave it out")
     if mesh is None:
         trained = load_trained(as_path(path), None, step=step)
     else:
@@ -91,7 +95,7 @@ def load(
         cfg = dataclasses.replace(cfg, model=model.cfg)
     run = Run(as_path(path), cfg, model, params, trained.tokenizers, trained.labels, step)
     others = [load(other, mesh=mesh, quantization=quantization) for other in ensemble]
-    return _joined([run, *others], mean) if others else run
+    return _joined([run, *others], mean or MEANS[0]) if others else run
 
 
 def _joined(runs: Sequence["Run"], mean: str) -> "Run":
@@ -101,8 +105,6 @@ def _joined(runs: Sequence["Run"], mean: str) -> "Run":
         UserError: the models do not decode, or differ in their tokens or in a setting that they must share.
     """
     first, *others = runs
-    if mean not in MEANS:
-        raise UserError(f"mean={mean!r}: must be {' or '.join(map(repr, MEANS))}")
     for other in others:
         check_member(first.config, other.config, str(other.path))
         pairs = (first.tokenizers.source, other.tokenizers.source), (first.tokenizers.target, other.tokenizers.target)

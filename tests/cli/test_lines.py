@@ -110,6 +110,55 @@ def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
         run("stop")
 
 
+def shorten(source, output, action, *, resume=False, limit=2):
+    """Writes the lines of a file, of which a model takes `limit` characters; returns what `report` is called with."""
+
+    def stream(texts, *, skip, long_texts):
+        for index, text in enumerate(texts):
+            if index >= skip:
+                yield "".join(map(chr, long_texts.fit(index, [*map(ord, text)], limit, "text") or ""))
+
+    given, reported = options(source, output, action), []
+    given.resume = resume
+    work = lines.Work(given, stream, lambda _, text: [text], lambda *_: {}, ())
+    try:
+        lines.process_lines(Source([], source), work, reported.append)
+    except UserError as error:
+        reported.append(str(error).partition(": ")[2])
+    return reported
+
+
+def test_long_lines_are_counted_before_an_error(source, tmp_path, capsys):
+    """Regression test: those before an error, and after a resume those before it, were never told."""
+    source.write_bytes(b"aaa\nbbb\n\xff\n")
+    assert shorten(source, tmp_path / "out.txt", "truncate")[0] == 0
+    told = "lines were too long for the model and were truncated; the first is"
+    assert capsys.readouterr().err == f"2 {told} {source}, line 1\n"
+    source.write_text("aaa\nbbb\nccc\nddd\n")
+    assert shorten(source, tmp_path / "out.txt", "truncate", resume=True) == [2]
+    assert capsys.readouterr().err == f"2 {told.replace('lines', 'lines after line 2')} {source}, line 3\n"
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out.jsonl"])
+def test_a_command_that_a_long_line_stopped_resumes_as_its_error_advises(name, source, tmp_path, capsys):
+    """Regression test: it "was started by another command". Any other change of the flag is one."""
+    source.write_text("a\nbbb\nc\n")
+    (problem,) = shorten(source, tmp_path / name, "stop")[1:]
+    assert "add --on-long-line truncate or skip" in problem
+    assert shorten(source, tmp_path / name, "skip", resume=True) == [1]
+    assert "1 line after line 1 was too long" in capsys.readouterr().err
+    if name == "out.txt":
+        assert (tmp_path / name).read_text() == "a\n\nc\n"
+    with pytest.raises(UserError, match="command.on_long_line: 'skip' -> 'truncate'"):
+        lines.process_lines(Source([], source), resumed(source, tmp_path / name, "truncate"))
+
+
+def resumed(source: Path, output: Path, action: str) -> lines.Work:
+    given = options(source, output, action)
+    given.resume = True
+    return lines.Work(given, iter, list, dict, ())
+
+
 def test_memory_does_not_grow_with_the_input(source, tmp_path):
     text = "x" * 1000
     with source.open("w") as file:

@@ -98,6 +98,21 @@ def test_the_command(corpus_folder, tmp_path, capsys):
         prepare_data.main([*arguments[:-1], str(tmp_path / "new"), "--manual", str(tmp_path)])
     with pytest.raises(UserError, match="--tokenizers .*missing: is not a folder"):
         prepare_data.main([*arguments[:-1], str(tmp_path / "new"), "--tokenizers", str(tmp_path / "missing")])
+    output = ["--output", str(tmp_path / "new")]
+    for flags, sentence in (
+        (["--show", "1", "--shards", "2"], "--shards needs --output DIR"),
+        (["--show", "1", "--overwrite"], "--overwrite needs --output DIR"),
+        (["--download", "--tokenizers", str(tmp_path)], "--tokenizers needs --output DIR"),
+        (["--download", "--teacher", str(tmp_path)], "--download is for examples: leave it out with --teacher"),
+        ([*output, "--teacher", str(tmp_path), "--show", "1"], "--show is for examples: leave it out with --teacher"),
+        ([*output, "--teacher", str(tmp_path), "--shards", "2"], "--shards is for examples: leave it out"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            prepare_data.main([*arguments[:-2], *flags])
+    shown = [*arguments[:-2], "--config.data.transforms=('case',)", "--show", "1"]
+    with pytest.raises(UserError, match="--tokenizers .*missing: is not a folder"):
+        prepare_data.main([*shown, "--tokenizers", str(tmp_path / "missing")])
+    prepare_data.main([*shown, "--tokenizers", str(tmp_path / "p")])
     with pytest.raises(UserError, match="cannot be downloaded"):
         prepare_data.main([*arguments[:-2], "--download"])
     with pytest.raises(UserError, match="add --output DIR, the folder to which"):

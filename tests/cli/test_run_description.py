@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 import tformer_jax as tj
@@ -71,6 +72,17 @@ def test_a_folder_with_only_a_config(tmp_path):
     found = describe_run(run(folder))
     assert (found["metrics"], found["examples"]) == ([], [])
     assert found["facts"] == ["6 + 6 layers", "width 512", "8 heads"]
+
+
+def test_scores_are_those_of_the_model_that_is_served(tmp_path):
+    """Regression test: an ensemble, or a quantized run, had the scores and the size of the run alone."""
+    alone = run(write_run(tmp_path / "run"))
+    params = {"kernel": np.zeros((30, 100))}, {"kernel": np.zeros((20, 100))}
+    found = describe_run(dataclasses.replace(alone, ensemble=(tmp_path / "other",), params=params))
+    assert (found["metrics"], found["facts"]) == ([], ["ensemble of 2 models", "5,000 parameters together"])
+    quantized = dataclasses.replace(alone.config.model, quantization="int8")
+    found = describe_run(dataclasses.replace(alone, config=dataclasses.replace(alone.config, model=quantized)))
+    assert (found["metrics"], found["facts"][-1]) == ([], "quantized: int8")
 
 
 def test_other_families(tmp_path):

@@ -196,7 +196,7 @@ def test_diverged_runs_have_no_mean(corpus_folder, tmp_path, monkeypatch, capfd)
     settings = "optim.learning_rate=1.5,9; seed=0,1"
     sweep.main([*arguments, "--sweep", settings, "--record", str(tmp_path / "it.json"), "--plot", str(plot)])
     assert [group["mean"]["loss"] for group in json.loads((tmp_path / "it.json").read_text())["groups"]] == [1.5, None]
-    assert "not finite" in capfd.readouterr().out
+    assert "no value" in capfd.readouterr().out
     sweep.main([*arguments, "--sweep", "optim.learning_rate=2.5; seed=0"])
     assert len(json.loads((folder / "results.json").read_text())) == 5, "those of both commands"
 
@@ -330,6 +330,35 @@ def test_a_narrow_terminal_shows_the_metric_alone(width, shown, monkeypatch, cap
     output = capsys.readouterr().out
     assert {name for name in means if f" {name} " in output.replace("validation bleu", "")} == shown
     assert "20" in output and "19" in output
+
+
+def test_a_record_is_written_before_it_is_shown(tmp_path, monkeypatch, capsys):
+    """Groups with other metrics have empty cells; an error in the table or the plot loses no record."""
+    monkeypatch.setenv("COLUMNS", "200")
+    means = {"x=1": {"bleu": 20.0}, "x=2": {"bleu": 30.0, "unknown_outputs": 4.5}}
+    facts = {"seeds": 1, "parameters": 8, "tokens_per_second": 1.0}
+    groups = [{"settings": (x,), "mean": mean, "interval": dict.fromkeys(mean)} | facts for x, mean in means.items()]
+    found = {"groups": groups, "metric": "bleu", "equal_seconds": None, "runs": [{}, {}]}
+    options = argparse.Namespace(record=tmp_path / "record.json", plot=None)
+    sweep.print_results(options, found)
+    rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row[4:]] for row in rows] == [["20", "no value"], ["30", "4.5"]]
+    monkeypatch.setattr(sweep, "result_table", None)
+    with pytest.raises(TypeError):
+        sweep.print_results(options, {**found, "runs": []})
+    assert json.loads((tmp_path / "record.json").read_text())["runs"] == []
+
+
+@pytest.mark.parametrize(
+    "file", ["--record=runs/small_sweep/results.json", "--record=runs/../runs/small_sweep/sweep.json"]
+)
+def test_the_files_of_a_sweep_are_not_replaced(file, corpus_folder, tmp_path, monkeypatch):
+    """Regression test: in the default folder, `--record` replaced the results of all combinations."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "TRAIN", TRAINER)
+    with pytest.raises(UserError, match=f"{file.replace('=', ' ')}: is a file that the sweep writes itself"):
+        sweep.main([*flags(tmp_path, corpus_folder, "runs")[:-2], "--sweep", "seed=0,1", file])
+    assert not (tmp_path / "runs").exists()
 
 
 FAILING = "import sys; sys.exit('error: pairs.tsv is missing')"

@@ -11,6 +11,7 @@ from tformer_jax.cli import train
 from tformer_jax.cli.common import check_writable
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.train import main
+from tformer_jax.config import kinds
 
 ROOT = Path(__file__).resolve().parents[2]
 CLDR = str(ROOT / "configs" / "translate_cldr.py")
@@ -108,6 +109,37 @@ def test_a_config_file_may_import_a_file_beside_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     assert read_config(str(tmp_path / "here.py")).seed == 7
     assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize("form", ["beside_here.py", "beside_here/__init__.py", "beside_here/inner.py"])
+def test_config_files_of_two_folders_import_their_own_files(form, tmp_path, monkeypatch):
+    """Regression test: the second had the seed of the first."""
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    module = "beside_here.inner" if "inner" in form else "beside_here"
+    for seed in (3, 4):
+        folder = tmp_path / str(seed)
+        (folder / form).parent.mkdir(parents=True)
+        (folder / form).write_text(f"SEED = {seed}\n")
+        (folder / "here.py").write_text(f"from {module} import SEED\n" + FILE.replace("= 1", "= SEED"))
+    assert [read_config(str(tmp_path / seed / "here.py")).seed for seed in ("3", "4", "3")] == [3, 4, 3]
+
+
+def test_modules_that_register_kinds_remain(tmp_path, monkeypatch):
+    for name in ("modules", "path"):
+        monkeypatch.setattr(sys, name, getattr(sys, name).copy())
+    monkeypatch.setattr(kinds, "ACTIVATIONS", kinds.Kinds(kinds.ACTIVATIONS))
+    register = (
+        "from tformer_jax.config import kinds\ndef double(x): return 2 * x\nkinds.ACTIVATIONS['double'] = double\n"
+    )
+    (tmp_path / "own_double.py").write_text(register)
+    (tmp_path / "own_other.py").write_text("SEED = 2\n")
+    (tmp_path / "here.py").write_text("import own_double\n" + FILE)
+    (tmp_path / "imports.py").write_text(
+        "import own_other\n" + FILE.replace("Config()", "Config(imports=('own_other',))")
+    )
+    read_config(str(tmp_path / "here.py"))
+    assert sys.modules["own_double"].double is kinds.ACTIVATIONS["double"]
+    assert read_config(str(tmp_path / "imports.py")).imports == ("own_other",) and "own_other" in sys.modules
 
 
 def test_missing_data_says_what_to_download(tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ import pytest
 from tests.report.folders import cut, lock, write_run
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import report
-from tformer_jax.report import check_pages_installed, sections
+from tformer_jax.config import kinds
+from tformer_jax.report import charts, check_pages_installed, sections
 from tformer_jax.report import html as page
 from tformer_jax.report.run import load_all
 
@@ -103,6 +104,29 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
     text = page.render_report(load_all([run]))
     assert "<img" not in text
     assert "<script>alert(1)" not in text
+
+
+def test_a_metric_of_unknown_direction_has_no_best_value(tmp_path, monkeypatch):
+    """Of a function of `tj.train(metrics=)`, lower values may be better; regression test: the highest was the best."""
+    run = write_run(tmp_path / "run")
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    values = iter((4.0, 2.0, 7.0, 5.0))
+    records = [record | ({"own": next(values)} if record.get("group") == "validation" else {}) for record in records]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def rows() -> dict[str, sections.MetricRow]:
+        return {title: row for title, (row,) in sections.metric_rows(load_all([run])).items()}
+
+    found = rows()
+    assert (found["own"].validation, found["own"].best, found["own"].best_step) == (5.0, None, None)
+    assert found["BLEU"].best is not None and found["Loss"].best is not None
+    summaries = {chart.key: chart.summary for chart in charts.all_charts(load_all([run]))}
+    assert summaries["validation_own"].endswith(", between 2 and 7.")
+    assert ", highest " in summaries["validation_bleu"] and found["Loss"].best == min(
+        row["loss"] for row in records if row.get("group") == "validation"
+    )
+    monkeypatch.setitem(kinds.METRICS, "own", kinds.declares(lower_is_better=True)(lambda *_: []))
+    assert (rows()["own"].best, rows()["own"].best_step) == (2.0, 20)
 
 
 def test_a_run_killed_within_a_record(tmp_path):

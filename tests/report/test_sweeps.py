@@ -59,6 +59,25 @@ def test_facts_of_all_runs_are_recorded_once():
     assert [group["settings"] for group in limited["groups"]] == [("a=2",)] and len(limited["runs"]) == 2
 
 
+def test_metrics_that_some_runs_lack_have_no_value(tmp_path):
+    """Regression test: they ended a sweep with a KeyError, after the training of all runs."""
+    whole, part = {"loss": 1.0, "unknown_outputs": 3.0}, {"loss": 2.0}
+    tests = {
+        ("a=1", "seed=0"): whole,
+        ("a=1", "seed=1"): part,
+        ("a=2", "seed=0"): {"loss": 3.0, "placeholders_kept": 9.0},
+    }
+    results = {combination: result(1.0, test=test) for combination, test in tests.items()}
+    first, second = sweeps.make_record(results, "loss")["groups"]
+    assert first["mean"] == {"loss": 1.5, "unknown_outputs": None}
+    assert first["interval"]["unknown_outputs"] is None and second["mean"] == {"loss": 3.0, "placeholders_kept": 9.0}
+    record = {"metric": "placeholders_kept", "chosen": None, **sweeps.make_record(results, "placeholders_kept")}
+    sweep_plot.draw_plot(record, tmp_path / "plot.svg")
+    assert "a" in texts(tmp_path / "plot.svg")
+    lacking = {(f"b={value}", "seed=0"): {"validation": test} for value, test in enumerate((part, whole))}
+    assert sweeps.chosen_combinations(lacking, "b", "unknown_outputs") == {("b=1",)}
+
+
 def evaluated(tokens, losses, speed):
     curve = {"tokens": tokens, "loss": losses}
     return result(losses[-1]) | {"tokens_per_second": speed, "curves": {"validation": curve}}

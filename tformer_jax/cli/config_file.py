@@ -11,6 +11,7 @@ import traceback
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -19,7 +20,7 @@ import tformer_jax
 from tformer_jax import config
 from tformer_jax.base.errors import UserError, one_line
 from tformer_jax.cli.common import add_imports
-from tformer_jax.config import Config
+from tformer_jax.config import Config, kinds
 from tformer_jax.config.fields import Section, nearest
 from tformer_jax.config.kinds import import_modules
 
@@ -119,6 +120,14 @@ def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
     module = types.ModuleType(loader.name)
     module.__file__ = str(path)
     sys.modules[loader.name] = module  # where the decorator of a dataclass in the file looks for it
+    with _own_modules(path.parent) as kept:
+        values = _values_of_file(path, loader, module, variant)
+        kept += values.get("imports") or ()
+    return values
+
+
+def _values_of_file(path: Path, loader: Any, module: types.ModuleType, variant: Sequence[str]) -> ConfigDict:
+    """Executes a config file as `module` and returns the result of its `get_config`; raises as `run_file`."""
     with mistakes_in(path), _importing_from(path.parent):
         loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
@@ -145,6 +154,28 @@ def _importing_from(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder.absolute()))
+
+
+@contextlib.contextmanager
+def _own_modules(folder: Path) -> Iterator[list[str]]:
+    """Context at whose end the modules of a folder are forgotten, as other folders may have others of their names.
+
+    Modules that are imported before remain, and all if kinds are registered. Yields the names of those that remain.
+    """
+    folder, kept, before = folder.absolute(), [*sys.modules], _registered()
+    try:
+        yield kept
+    finally:
+        stays = {name.partition(".")[0] for name in kept}
+        for name, module in [*sys.modules.items()] if before == _registered() else ():
+            top = name.partition(".")[0]
+            file = Path(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
+            if top not in stays and (file == folder / f"{top}.py" or file.is_relative_to(folder / top)):
+                del sys.modules[name]
+
+
+def _registered() -> list[dict[str, Any]]:
+    return [{**registry} for registry in vars(kinds).values() if isinstance(registry, kinds.Kinds)]
 
 
 @contextlib.contextmanager

@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def print_outputs(source: Source, work: "lines.Work[list[Output]]") -> None:
     """Prints each prompt with its continuations, which may have several lines, as soon as they are available."""
-    long, separator = lines.LongLines(source, work.long_texts), ""
-    for index, (line, outputs) in enumerate(lines.pair_results(source, work)):
-        skipped = long.action(index) == "skip"
-        for text in [""] * work.lines_per_text if skipped else work.plain(line, outputs):
-            print(f"{separator}{text}", flush=True)
-            separator = SEPARATOR
-    long.report()
+    separator = ""
+    with lines.LongLines(source, work.long_texts) as long:
+        for index, (line, outputs) in enumerate(lines.pair_results(source, work)):
+            skipped = long.action(index) == "skip"
+            for text in [""] * work.lines_per_text if skipped else work.plain(line, outputs):
+                print(f"{separator}{text}", flush=True)
+                separator = SEPARATOR

@@ -107,15 +107,18 @@ def run_command(
     decode = run.decoding(given_settings(options), options.outputs, flag)
     conversations = chats.Chats.given(options, run.tokenizers.target)
     generation = Generation(options, run.params, decode, run.generator(decode), chats=conversations)
-    before, work = 0, generation.work(format_output)
-    if options.interactive:
-        with interrupt.raising_interrupts():
-            answer_prompts(generation.answer)
-    elif print_texts and options.text and not options.output:
-        print_texts(source, work)
-    else:
-        before = lines.process_lines(source, work)
-    generation.report(before)
+    work, at_once = generation.work(format_output), print_texts and options.text and not options.output
+    if not (options.interactive or at_once):
+        lines.process_lines(source, work, generation.report)
+        return
+    try:
+        if options.interactive:
+            with interrupt.raising_interrupts():
+                answer_prompts(generation.answer)
+        elif print_texts:
+            print_texts(source, work)
+    finally:
+        generation.report()
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -100,11 +101,14 @@ def open_source(options: argparse.Namespace) -> Source:
     return source
 
 
-def process_lines(source: Source, work: Work[Result]) -> int:
+def process_lines(source: Source, work: Work[Result], report: Callable[[int], None] = lambda before: None) -> int:
     """Writes the output of each line, in order, as soon as it is available, in bounded memory.
 
     Exits with 0 if `--resume` has nothing to do. After an error in a line, that line and later ones
     may be changed before the command is resumed.
+
+    Args:
+        report: is called at the end, also after an error, with the value that is returned.
 
     Returns:
         The number of lines whose outputs had been written by the command that is resumed.
@@ -123,14 +127,15 @@ def process_lines(source: Source, work: Work[Result]) -> int:
     output_file = outputs.open_output(
         options.output, settings, source.identity, lines_per_text=lines_per_text, resume=options.resume
     )
-    long = LongLines(source, work.long_texts)
-    with output_file as output, LinesProgress(source, done=output.done, shown=shown) as progress:
+    with output_file as output, contextlib.ExitStack() as on_exit:
         before = output.done
+        on_exit.callback(report, before)
+        long = on_exit.enter_context(LongLines(source, work.long_texts, before))
+        progress = on_exit.enter_context(LinesProgress(source, done=before, shown=shown))
         for index, (line, result) in enumerate(pair_results(source, work, as_json, before), start=before):
             action = long.action(index)
             output.write([_record(work, line, result, action)] if as_json else _lines(work, line, result, action))
             progress.advance()
-    long.report()
     return before
 
 
@@ -148,11 +153,21 @@ def settings_facts(work: Work[Any]) -> outputs.Facts:
 
 
 class LongLines:
-    """Counts the lines that were too long for the model."""
+    """Counts the lines that were too long for the model; as a context, reports them at its end, also after an error.
 
-    def __init__(self, source: Source, texts: LongTexts):
-        self._source, self._texts = source, texts
+    Args:
+        before: number of lines whose outputs an interrupted command has written, which are not counted.
+    """
+
+    def __init__(self, source: Source, texts: LongTexts, before: int = 0):
+        self._source, self._texts, self._before = source, texts, before
         self._count, self._first = 0, 0
+
+    def __enter__(self) -> "LongLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.report()
 
     def action(self, index: int) -> str | None:
         """Returns the action taken for line `index` if it was too long, else None."""
@@ -166,10 +181,11 @@ class LongLines:
         """Prints the number of lines to stderr, if there are any."""
         if self._count:
             done, first = DONE[self._texts.action], self._source.location(self._first)
+            after = f" after line {self._before:,}" if self._before else ""
             if self._count == 1:
-                print(f"1 line was too long for the model and was {done}: {first}", file=sys.stderr)
+                print(f"1 line{after} was too long for the model and was {done}: {first}", file=sys.stderr)
             else:
-                lines = f"{self._count:,} lines were too long for the model and were {done}"
+                lines = f"{self._count:,} lines{after} were too long for the model and were {done}"
                 print(f"{lines}; the first is {first}", file=sys.stderr)
 
 

@@ -148,7 +148,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
         raise UserError(
             f"{path} exists, but {provenance.name}, which records how it was made, is missing or damaged: {again}"
         )
-    if changed := fact_differences(saved, {**settings, "input": identity()}):
+    if changed := _changes(saved, {**settings, "input": identity()}):
         raise UserError(f"{path} was written by another command ({'; '.join(changed[:3])}): {again}")
     return True
 
@@ -260,7 +260,7 @@ class PartialFile:
                 f"{self._partial} cannot be resumed, because {self._facts} is missing or damaged: delete "
                 f"{self._partial} to start again"
             )
-        changed = fact_differences(saved, {**settings, "input": identity(saved["input"].get("lines"))})
+        changed = _changes(saved, {**settings, "input": identity(saved["input"].get("lines"))})
         if changed and all(change.startswith("input.beginning") for change in changed):
             raise UserError(
                 f"the input has changed since {self._partial} was started: restore it, or delete that file to start "
@@ -309,6 +309,12 @@ def compress_file(plain: Path, packed: Path) -> None:
     """Compresses a file to a `.gz` file that depends only on its content."""
     with plain.open("rb") as file, packed.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as target:
         shutil.copyfileobj(file, target)
+
+
+def _changes(saved: Facts, now: Facts) -> list[str]:
+    """Returns the differences between facts that change written lines: those of `--on-long-line stop` all fit."""
+    found = fact_differences(saved, now)
+    return [change for change in found if not change.startswith("command.on_long_line: 'stop' ->")]
 
 
 def fact_differences(old: Facts, new: Facts) -> list[str]:

@@ -17,6 +17,7 @@ from tformer_jax.cli.common import add_data, add_number, add_path, check_writabl
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.outputs import fact_differences
 from tformer_jax.config import Config
+from tformer_jax.config.fields import flag
 from tformer_jax.data.corpora import load_corpus
 from tformer_jax.data.prepare import Summary, is_prepared, origin, prepare, stored_origin
 from tformer_jax.data.tokenizers import Tokenizers
@@ -32,13 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Downloads the dataset with `--download`, prepares the corpus and prints its statistics, or shows transforms."""
     options, overrides = parser().parse_known_args(argv)
     cfg = read_config(options.config, overrides)
-    if options.output is None and not (options.download or options.show):
-        raise UserError("add --output DIR, the folder to which the prepared data is written")
-    if options.manual and not options.download:
-        raise UserError("--manual needs --download")
-    if options.top is not None and options.teacher is None:
-        raise UserError("--top needs --teacher RUN, whose distributions are stored")
-    if options.teacher is not None and options.output is not None:
+    check_flags(options)
+    if options.teacher is not None:
         store_distributions(cfg, options)
         return
     given = _tokenizers(options.tokenizers) if options.tokenizers else None
@@ -56,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.download:
         download_dataset(cfg, options.data, options.manual)
     if options.show:
-        show_transforms(cfg, options.data, options.show)
+        show_transforms(cfg, options.data, options.show, given)
     if options.output is None:
         return
     with locked_progress(options.output) as bar:
@@ -88,8 +84,6 @@ def store_distributions(cfg: Config, options: argparse.Namespace) -> None:
     Raises:
         UserError: as `stored_teacher.store`, or the folder cannot be written.
     """
-    if options.tokenizers or options.shards > 1:
-        raise UserError("--tokenizers and --shards are for examples: leave them out with --teacher")
     check_writable_folder(options.output, "--output")
     from tformer_jax.runs import stored_teacher  # imports JAX
 
@@ -163,8 +157,27 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def show_transforms(cfg: Config, root: Path | None, count: int) -> None:
+def check_flags(options: argparse.Namespace) -> None:
+    """Raises `UserError` for flags that lack another, or that have no effect with others."""
+    if options.output is None and not (options.download or options.show):
+        raise UserError("add --output DIR, the folder to which the prepared data is written")
+    if options.manual and not options.download:
+        raise UserError("--manual needs --download")
+    if options.top is not None and options.teacher is None:
+        raise UserError("--top needs --teacher RUN, whose distributions are stored")
+    given = {name for name, value in vars(options).items() if value != parser().get_default(name)}
+    if options.teacher is not None and (unused := given & {"download", "show", "tokenizers", "shards"}):
+        raise UserError(f"{flag(min(unused))} is for examples: leave it out with --teacher")
+    used = {"tokenizers"} if options.show else set()
+    if options.output is None and (unused := given & {"tokenizers", "shards", "overwrite", "teacher"} - used):
+        raise UserError(f"{flag(min(unused))} needs --output DIR, the folder to write")
+
+
+def show_transforms(cfg: Config, root: Path | None, count: int, tokenizers: Tokenizers | None) -> None:
     """Prints training examples that each transform changes in the first epoch, before and after it.
+
+    Args:
+        tokenizers: None: those of the corpus, or of the config.
 
     Raises:
         UserError: the config has no transforms, or the data cannot be read.
@@ -172,8 +185,9 @@ def show_transforms(cfg: Config, root: Path | None, count: int) -> None:
     if not cfg.data.transforms:
         raise UserError("--show needs transforms in data.transforms, such as ('case',)")
     corpus = load_corpus(cfg, root)
-    given = corpus.tokenizers
-    tokenizers = Tokenizers.load(given) if given else train_tokenizers(cfg.data, corpus.train, root)
+    if tokenizers is None:
+        given = corpus.tokenizers
+        tokenizers = Tokenizers.load(given) if given else train_tokenizers(cfg.data, corpus.train, root)
     for name, changes in show_changes(cfg, corpus, tokenizers, count):
         shown = [f"  {before}\n  -> {after}" for before, after in changes]
         print("\n".join([name, *(shown or [f"  changes none of the first {TRIED:,} examples"])]))

@@ -3,6 +3,8 @@
 import random
 from typing import Any
 
+import optax
+
 import tformer_jax as tj
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
@@ -26,14 +28,23 @@ def describe_run(run: tj.Run) -> dict[str, Any]:
     """Returns the description of a run, ready for JSON."""
     (loaded,) = load_all([run.path])
     cfg, split = run.config, loaded.split or "validation"
+    quantization = cfg.model.quantization if cfg.model.quantization != loaded.config["model.quantization"] else None
+    evaluated = run.step is None and not run.ensemble and quantization is None
+    model = ensemble_facts(run) if run.ensemble else facts(cfg, loaded, run.step)
     return {
         "languages": own_direction(cfg.data) if task_of(cfg).pairs else None,
         "labels": run.labels,
-        "facts": facts(cfg, loaded, run.step),
+        "facts": [*model, *([f"quantized: {quantization}"] if quantization else [])],
         "split": split,
-        "metrics": metrics(loaded, split) if run.step is None else [],
+        "metrics": metrics(loaded, split) if evaluated else [],
         "examples": examples(loaded.outputs[split]) if split in loaded.outputs else [],
     }
+
+
+def ensemble_facts(run: tj.Run) -> list[str]:
+    """Returns the size of an ensemble, each as a few words."""
+    parameters = sections.format_count(optax.tree.size(run.params))
+    return [f"ensemble of {1 + len(run.ensemble)} models", f"{parameters} parameters together"]
 
 
 def facts(cfg: Config, loaded: RunFiles, step: int | None = None) -> list[str]:

@@ -36,6 +36,8 @@ from tformer_jax.runs.run_folder import read_json, write_json
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
+CONFIGS = "sweep.json"
+"""Name of the file of all configs, in the folder of the sweep."""
 MAX_NAME_BYTES = 240
 """Bytes of a folder's name; file systems allow 255, and suffixes and temporary names need some."""
 
@@ -51,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     name, metric = sweep_name(options.config, overrides, combinations), configs[0].train.metric
     folder = options.output or Path("runs") / f"{name}_sweep"
+    check_files(options, folder)
     check_comparable(configs, combinations)
     check_same_sweep(folder, configs, combinations)
     failed, best = [], None
@@ -152,7 +155,7 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
     """Checks the flags before anything is trained.
 
     Raises:
-        UserError: a file cannot be written, matplotlib is missing, or a name is invalid or too long.
+        UserError: a name is invalid or too long.
     """
     names = [part.partition("=")[0] for part in combinations[0]]
     if options.choose is not None and (options.choose not in names or options.choose == "seed"):
@@ -166,8 +169,17 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
             f"--sweep: the folder name {longest} has more than {MAX_NAME_BYTES} bytes; pass settings that all runs "
             "share as --config.SECTION.SETTING=VALUE, or long values as variants of the config"
         )
-    if options.record and options.output and resolved(options.record) == resolved(options.output) / RESULTS:
-        raise UserError(f"--record {options.record}: is the sweep's own file of results; name another")
+
+
+def check_files(options: argparse.Namespace, folder: Path) -> None:
+    """Checks `--record` and `--plot` before anything is trained.
+
+    Raises:
+        UserError: a file cannot be written or is the sweep's own, or matplotlib is missing.
+    """
+    for flag, path in (("--record", options.record), ("--plot", options.plot)):
+        if path and resolved(path) in (resolved(folder) / RESULTS, resolved(folder) / CONFIGS):
+            raise UserError(f"{flag} {path}: is a file that the sweep writes itself; name another")
     if options.record:
         check_writable(options.record)
     if options.plot:
@@ -195,7 +207,7 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
     Raises:
         UserError: it holds runs of other configs, or cannot be written.
     """
-    path = folder / "sweep.json"
+    path = folder / CONFIGS
     wanted = {run_name(combination): cfg for combination, cfg in zip(combinations, configs, strict=True)}
     try:
         earlier: dict[str, Any] = {**json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
@@ -309,17 +321,18 @@ def run_environment(options: argparse.Namespace, device: str | None) -> dict[str
 
 
 def print_results(options: argparse.Namespace, record: Mapping[str, Any]) -> None:
-    """Prints the table of a record, and writes the record and its plot where `options` say so.
+    """Writes a record where `options` say so, prints its table, and draws its plot.
 
     A terminal that is too narrow for all metrics shows only the metric that selects models.
     """
-    names = [name for name in record["groups"][0]["mean"] if not group_of_metric(name) or name == record["metric"]]
+    if options.record:
+        write_json(options.record, record)
+    every = dict.fromkeys(name for group in record["groups"] for name in group["mean"])
+    names = [name for name in every if not group_of_metric(name) or name == record["metric"]]
     console, view = RunConsole(emoji=False), result_table(record, names)
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:
         view = result_table(record, [record["metric"]])
     console.print(view)
-    if options.record:
-        write_json(options.record, record)
     if options.plot:
         sweep_plot.draw_plot(record, options.plot)
 
@@ -327,7 +340,7 @@ def print_results(options: argparse.Namespace, record: Mapping[str, Any]) -> Non
 def result_table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     """Returns a table of the test metrics `names` in the order of the sweep: means over seeds with 95 % intervals."""
     groups, metric = record["groups"], record["metric"]
-    best = min(groups, key=lambda group: sweeps.badness(group["mean"][metric], metric))
+    best = min(groups, key=lambda group: sweeps.badness(group["mean"].get(metric), metric))
     title = f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}"
     seconds = record["equal_seconds"]
     timed = [f"validation {metric}\nafter {seconds:,.0f} s"] if seconds else []
@@ -335,7 +348,7 @@ def result_table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     view = make_table(headings, (), left=len(headings), title=title)
     for group in groups:
         facts = str(group["seeds"]), f"{group['parameters']:,}", f"{group['tokens_per_second']:,.0f}"
-        cells = [sweeps.format_mean(group["mean"][name], group["interval"][name]) for name in names]
+        cells = [sweeps.format_mean(group["mean"].get(name), group["interval"].get(name)) for name in names]
         cells += [sweeps.format_mean(*group["at_equal_seconds"].values())] if seconds else []
         view.add_row(escape("  ".join(group["settings"])), *facts, *cells, style="bold" if group is best else None)
     return view

@@ -11,12 +11,16 @@ import optax
 from tformer_jax import api
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
-from tformer_jax.config import Config, OptimConfig
+from tformer_jax.config import Config, OptimConfig, kinds
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.python import python_corpus
 from tformer_jax.notebook.parts import with_python_data
+from tformer_jax.report.charts import TITLES
 from tformer_jax.report.history_plot import plot_history
 from tformer_jax.runs import curves, experiment, training
+
+RESERVED = ("step", "group")
+"""Keys of the records of metrics."""
 
 
 def train(
@@ -80,8 +84,11 @@ def _with_optimizer(cfg: Config, optimizer: Any) -> Config:
 
 
 def _check_functions(cfg: Config, metrics: Any, callbacks: Any) -> None:
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+    if not isinstance(metrics, Mapping) or not all(isinstance(x, str) and callable(f) for x, f in metrics.items()):
         raise UserError("metrics must be functions of (outputs, references) by name: {'length': function}")
+    for name in metrics:
+        if name in {*RESERVED, *TITLES, *task_of(cfg).metrics, *kinds.METRICS} or ":" in name:
+            raise UserError(f"metrics[{name!r}]: this name is taken, or has a colon; choose another")
     if metrics and task_of(cfg).references is None:
         by = task_of(cfg).named_by(cfg)
         raise UserError(f"metrics compare outputs with references, which {by} does not have: write a callback")

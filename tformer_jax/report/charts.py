@@ -1,13 +1,13 @@
 """The lines and bars of a report's charts, as plain data for plotly.js."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tformer_jax.base.numbers import GIB, significant
-from tformer_jax.config import lower_is_better
+from tformer_jax.config import kinds, lower_is_better
 from tformer_jax.config.metrics import base_metric, group_of_metric
 from tformer_jax.report.outputs import histogram, lengths
 from tformer_jax.report.run import RunFiles
@@ -69,6 +69,8 @@ class Chart:
     log: bool = False
     zero: bool = False
     """Whether the vertical axis begins at 0."""
+    better: Callable[..., Any] | None = min
+    """Chooses the extreme value that the summary names; None: it names both."""
     summary: str = ""
     """One sentence that says what the chart shows."""
 
@@ -125,7 +127,9 @@ def _evaluation(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         lines = _validation_lines(runs, name)
         if lines:
             marks = [mark for number, run in enumerate(runs) for mark in _marks(run, number, ("stage",))]
-            yield Chart(f"validation_{name}", title, unit, "evaluation", lines, marks, log=name in LOGARITHMIC)
+            better = better_of(runs, name)
+            log = name in LOGARITHMIC
+            yield Chart(f"validation_{name}", title, unit, "evaluation", lines, marks, log=log, better=better)
 
 
 def _histograms(runs: Sequence[RunFiles]) -> Iterator[Chart]:
@@ -227,6 +231,14 @@ def order_metrics(names: set[str]) -> list[str]:
     return sorted(names, key=lambda name: (order.get(base_metric(name), len(order)), name))
 
 
+def better_of(runs: Sequence[RunFiles], metric: str) -> Callable[..., Any] | None:
+    """Returns `min` or `max`, which chooses the best value of a metric; None for a function of `tj.train(metrics=)`."""
+    declared = {name for run in runs for name in run.task.metrics}  # imports the modules that register metrics
+    if base_metric(metric) not in {*TITLES, *kinds.METRICS, *declared}:
+        return None
+    return min if lower_is_better(metric) else max
+
+
 def title_of(metric: str) -> str:
     """Returns the title of a metric, such as `chrF, to-en`."""
     base, _, group = metric.partition(":")
@@ -248,8 +260,9 @@ def _summary(chart: Chart) -> str:
         points = [(y, x) for y, x in zip(trace["y"], trace["step"], strict=True) if y is not None]
         if points:
             last, step = points[-1]
-            metric = chart.key.removeprefix("validation_")
-            best = max(points)[0] if chart.section == "evaluation" and not lower_is_better(metric) else None
-            extreme = f"highest {best:.4g}" if best is not None else f"lowest {min(points)[0]:.4g}"
+            low, high = f"{min(points)[0]:.4g}", f"{max(points)[0]:.4g}"
+            extreme = f"between {low} and {high}"
+            if chart.better is not None:
+                extreme = f"lowest {low}" if chart.better is min else f"highest {high}"
             parts.append(f"{trace['name']}: {last:.4g} at step {step:,}, {extreme}")
     return "; ".join(parts[:4]) + "."

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tformer_jax.config import Config, lower_is_better
+from tformer_jax.config import Config
 from tformer_jax.config.convert import flat_values
 from tformer_jax.config.metrics import PER_TEXT_SIZE, base_metric, group_of_metric
 from tformer_jax.report.bootstrap import Estimate, estimates
-from tformer_jax.report.charts import order_metrics, title_of
+from tformer_jax.report.charts import better_of, order_metrics, title_of
 from tformer_jax.report.outputs import Piece, choose_outputs, mark_differences
 from tformer_jax.report.run import RunFiles, differing_keys
 from tformer_jax.report.series import to_csv
@@ -35,6 +35,7 @@ class MetricRow:
     validation: float | None
     """At the last evaluation."""
     best: float | None
+    """None also for a function of `tj.train(metrics=)`, of which higher or lower values may be better."""
     best_step: int | None
     test: float | None
     intervals: dict[str, Estimate]
@@ -79,8 +80,10 @@ def _metric_row(
         for value, step in zip(series.columns.get(name, ()), series.steps, strict=False)
         if value == value
     ]
-    choose_best = min if lower_is_better(name) else max
-    best, step = choose_best(points, key=lambda point: point[0], default=(None, None))
+    choose_best = better_of([run], name)
+    best, step = (None, None)
+    if choose_best and points:
+        best, step = choose_best(points, key=lambda point: point[0])
     current = {split: metrics for split, metrics in estimates_by_split.items() if run.is_current(split)}
     return MetricRow(
         name,

@@ -39,7 +39,7 @@ def chosen_combinations(results: Results, setting: str, metric: str) -> set[Comb
         groups.setdefault(without_setting(combination, setting, "seed"), []).append(combination)
     return {
         without_setting(
-            min(group, key=lambda combination: badness(results[combination]["validation"][metric], metric)), "seed"
+            min(group, key=lambda combination: badness(results[combination]["validation"].get(metric), metric)), "seed"
         )
         for group in groups.values()
     }
@@ -64,7 +64,7 @@ def interval(values: Sequence[float | None]) -> float | None:
 def format_mean(mean: float | None, half: float | None) -> str:
     """Returns a mean and half of its interval as text."""
     if mean is None:
-        return "not finite"
+        return "no value"
     return f"{mean:.4g}" + (f" ± {half:.2g}" if half is not None else "")
 
 
@@ -126,7 +126,8 @@ def _line(run: Mapping[str, Any], metric: str, speed: float) -> np.ndarray:
 
 
 def _group(settings: Combination, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    values = {name: [result["test"][name] for result in results] for name in results[0]["test"]}
+    names = dict.fromkeys(name for result in results for name in result["test"])
+    values = {name: [result["test"].get(name) for result in results] for name in names}
     return {
         "settings": settings,
         "seeds": len(results),
