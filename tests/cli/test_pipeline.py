@@ -143,7 +143,7 @@ def test_a_killed_pipeline_writes_the_same_files(folders):
     while True:
         process = start(killed)
         try:
-            assert process.wait(draw.uniform(0.1, 0.6) * seconds if kills < 4 else None) == 0
+            assert process.wait(draw.uniform(0.05, 0.25) * seconds if kills < 4 else None) == 0
             break
         except subprocess.TimeoutExpired:
             kill(process)
