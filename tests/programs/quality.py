@@ -62,7 +62,7 @@ def main() -> None:
     corpus = load_corpus(runs[0].config, options.data)
     validation, test = segments_of(corpus, runs[0].config, options.validation, options.test)
     scores = functools.partial(score, runs[0])
-    scored = "test" if corpus.test else "other validation"
+    scored = "other validation" if corpus.test is corpus.validation else "test"
     found = Progress(options, runs[0].config.name, {"validation": len(validation), scored: len(test)})
     by_settings = found.get(
         "validation",
@@ -127,7 +127,7 @@ def segments_of(corpus: Corpus, cfg: Config, *limits: int) -> list[list[Segment]
     """
     steps = cfg.data.normalize if cfg.eval.references == "normalized" else ()
     normalize = normalizer(steps, cfg.data.target_language)
-    if corpus.test:
+    if corpus.test is not corpus.validation:
         parts = [list(corpus.validation), list(corpus.test)]
     else:
         parts = [list(corpus.validation)[start::2] for start in (0, 1)]
