@@ -1,12 +1,15 @@
 """Sentences of documents are translated as their texts with context say, composed by hand."""
 
+import argparse
 import dataclasses
+import types
 
 import pytest
 
 import tformer_jax as tj
 from tests.helpers import build, rest_slow, tiny
 from tests.inference.test_text import setup
+from tformer_jax.cli.serve import make_engine
 from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
 from tformer_jax.config.fields import ConfigError
 from tformer_jax.data.tokenizers import Tokenizers
@@ -89,6 +92,12 @@ def test_fewer_sentences_are_read_where_more_do_not_fit(model, caplog):
         "2 of 4 sentences were read with fewer than decode.context=2 sentences before them, since more do not fit"
     )
     assert sentence in caplog.text
+
+
+def test_a_server_refuses_context():
+    run = types.SimpleNamespace(config=configure(split_sentences=True, context=1))
+    with pytest.raises(ConfigError, match="decode.context=1: is not supported by the server, .*: write 0"):
+        make_engine(run, argparse.Namespace())
 
 
 @pytest.mark.parametrize(

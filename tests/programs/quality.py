@@ -34,6 +34,7 @@ from tformer_jax.data.corpora.corpus import Corpus, spread
 from tformer_jax.data.tokenizers.normalization import normalizer
 from tformer_jax.inference.reranking import NBest, choose, tune
 from tformer_jax.inference.risk import chrf_matrix, expected_utilities
+from tformer_jax.runs import provenance
 from tformer_jax.tasks.evaluators.evaluation import Segment
 
 METRICS = ("chrf", "bleu", "ter")
@@ -100,6 +101,7 @@ class Progress:
 
     def __init__(self, options: argparse.Namespace, name: str, examples: dict[str, int]):
         self._path: Path | None = options.record
+        self._revision = provenance.collect()["git_revision"]  # before the record changes
         self._facts: dict[str, Any] = {"runs": [str(path) for path in options.runs], "name": name}
         self._facts |= {"samples": options.samples, "examples": examples}
         self._parts: dict[str, Any] = {"strategies": {}}
@@ -116,7 +118,8 @@ class Progress:
         if name not in parts:
             parts[name] = measure()
             if self._path:
-                commands.write_record(self._path, "tests.programs.quality", **self._facts, **self._parts)
+                facts = {"git_revision": self._revision, **self._facts, **self._parts}
+                commands.write_record(self._path, "tests.programs.quality", **facts)
         return parts[name]
 
 

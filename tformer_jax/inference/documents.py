@@ -29,15 +29,15 @@ class Documents(NamedTuple):
         The first sentences of all are decoded at once, then the second ones, ...; the output of a sentence starts with
         the first outputs of those before it. These are fewer than `context` where more do not fit.
         """
-        found: list[list[list[Output]]] = [[] for _ in documents]
+        decoded: list[list[list[Output]]] = [[] for _ in documents]
         for number in range(max((len(parts.rows) for parts in documents), default=0)):
             places = [place for place, parts in enumerate(documents) if number < len(parts.rows)]
-            rows = [self._row(documents[place], [first.text for first, *_ in found[place]]) for place in places]
+            rows = [self._row(documents[place], [first.text for first, *_ in decoded[place]]) for place in places]
             for place, (_, before), outputs in zip(places, rows, self.decode([row for row, _ in rows]), strict=True):
                 sentence = documents[place].requests[number].text
                 lacks = len(before) < min(self.context, number)
-                found[place].append([self._own(output, before, sentence, lacks) for output in outputs])
-        for parts, by_sentence in zip(documents, found, strict=True):
+                decoded[place].append([self._own(output, before, sentence, lacks) for output in outputs])
+        for parts, by_sentence in zip(documents, decoded, strict=True):
             yield parts.join(by_sentence)
 
     def _row(self, parts: Parts, written: Sequence[str]) -> tuple[EncodedRequest, Sequence[str]]:
