@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,9 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 
-from tformer_jax.config import Config, ModelConfig
-from tformer_jax.models import registry
+from tformer_jax.config import Config, ModelConfig, ParallelConfig
+from tformer_jax.models import conversions, registry
+from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
+from tformer_jax.parallel.placement import mesh_of
+from tformer_jax.runs.start_from import load_matching
 from tformer_jax.tasks.evaluators.evaluation import Evaluation
 from tformer_jax.tasks.evaluators.scores import measure_texts, score_rows, text_metrics
 
@@ -44,6 +50,13 @@ def randomized(shapes: Any, seed: int = 0, scale: float = 0.5) -> Any:
     """Draws parameters of the given shapes from N(0, scale^2), so that no bias is zero and no norm is the identity."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), nn.unbox(shapes))
+
+
+def load_into(fresh: Any, model: ModelConfig, run: Path, group: ProcessGroup = SINGLE, **of_run: Any) -> Any:
+    """Calls `load_matching` with `fresh` as the new parameters, on their mesh."""
+    every = flatten_dict(conversions.unrolled(model, fresh)[1], sep="/")
+    mesh = mesh_of(fresh) or make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
+    return load_matching(lambda names: {name: every[name] for name in names}, model, run, mesh, group, **of_run)
 
 
 def build(cfg: ModelConfig, seed: int = 0, scale: float = 0.5) -> tuple[Any, Any]:

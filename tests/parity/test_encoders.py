@@ -16,12 +16,12 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 import tformer_jax as tj
-from tests.helpers import assert_close, rest_slow
+from tests.helpers import assert_close, load_into, rest_slow
 from tests.parity import checkpoints, family_table, multilingual, test_sentence
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.interop import sentence_transformers
-from tformer_jax.runs.start_from import find_mismatches, load_matching
+from tformer_jax.runs.start_from import find_mismatches
 
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 TEXTS = ["the cat sat on the mat", "a dog", "der Hund und die Katze", " Ω two  spaces", ""]
@@ -198,7 +198,7 @@ def test_a_classifier_starts_from_a_masked_language_model(imported, name, tmp_pa
     loader = transformers.AutoModelForSequenceClassification
     assert not any(loader.from_pretrained(tmp_path / "out", output_loading_info=True)[1].values())
     empty = jax.tree.map(jnp.zeros_like, run.params)
-    loaded, report = load_matching(empty, run.config.model, masked.path)
+    loaded, report = load_into(empty, run.config.model, masked.path)
     assert all(key.startswith(("head/", "pooler/")) for key in report.new)
     assert find_mismatches(run.config.train, run.config.model, run.tokenizers, masked.path) == []
     np.testing.assert_array_equal(loaded["embedding"]["embedding"], masked.params["embedding"]["embedding"])

@@ -8,17 +8,16 @@ python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR
 python -m tests.programs.chat_tuning --run runs/smollm2 --data DIR --tuned runs/before runs/tune_chat \\
   --record tests/programs/chat_tuning.json
 
-DIR has the conversations of configs/tune_chat.py. Both sides have the same weights, initial factors, batches and AdamW;
-a batch of packed rows is one of padded conversations for PyTorch. Each is a process of its own, whose peak memory and
-median time of a step, without the first, are recorded, beside the test metrics of the runs that are named; both import
-JAX and PyTorch.
+DIR has the conversations of configs/tune_chat.py, whose batches are used. Both sides have the same weights, initial
+factors, batches and AdamW; a batch of packed rows is one of padded conversations for PyTorch. Each is a process of its
+own, whose peak memory and median time of a step, without the first, are recorded, beside the test metrics of the runs
+that are named; both import JAX and PyTorch.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -31,6 +30,7 @@ import torch
 from torch.nn import functional
 
 from tests import commands
+from tformer_jax.base.cpu import keep_memory, peak_bytes, run_in_calling_thread
 from tformer_jax.cli import export_hf
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, OptimConfig, ParallelConfig
@@ -73,6 +73,8 @@ def compare_curves(cfg: Config, data: Path, checkpoint: Path, steps: int) -> tup
 
 def our_curve(cfg: Config, data: Path, checkpoint: Path, folder: Path, steps: int) -> tuple[list[Batch], Curve]:
     """Returns the batches and the curve of a run; writes its initial adapter to `folder`."""
+    keep_memory()  # both as in every command
+    run_in_calling_thread()
     built = experiment.build(cfg, folder / "run", data_root=data)
     losses, seconds, batches = [], [], []
     with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
@@ -87,11 +89,6 @@ def our_curve(cfg: Config, data: Path, checkpoint: Path, folder: Path, steps: in
             losses.append(float(metrics["loss"]))
             seconds.append(time.perf_counter() - start)
     return batches, Curve(losses, seconds, peak_bytes())
-
-
-def peak_bytes() -> int:
-    """Returns the largest memory that this process has had."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def torch_curve(checkpoint: Path, adapter: Path, batches: Sequence[Batch], optim: OptimConfig) -> Curve:
@@ -145,8 +142,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     options, revision = parser.parse_args(), provenance.collect()["git_revision"]
     cfg = read_config(f"configs/tune_chat.py:{options.run}")
-    small = dataclasses.replace(cfg.data, batch_size=1, window=192)
-    cfg = dataclasses.replace(cfg, optim=OPTIM, data=small, parallel=ParallelConfig(data=1))
+    cfg = dataclasses.replace(cfg, optim=OPTIM, parallel=ParallelConfig(data=1))
     with tempfile.TemporaryDirectory() as folder:
         export_hf.main(["--run", str(options.run), f"{folder}/checkpoint", "--no-check"])
         ours, theirs = compare_curves(cfg, options.data, Path(folder, "checkpoint"), options.steps)
@@ -164,7 +160,7 @@ def main() -> None:
     }
     print(facts["largest_relative_difference"])
     if options.record:
-        tokens = small.batch_size * small.window
+        tokens = cfg.data.batch_size * cfg.data.window
         settings = {"torch": torch.__version__, "steps": options.steps, "seed": cfg.seed, "tokens_per_step": tokens}
         about = {"git_revision": revision, "settings": settings, "config": f"configs/tune_chat.py:{options.run}"}
         commands.write_record(options.record, "tests.programs.chat_tuning", **about, **facts)

@@ -304,7 +304,7 @@ def said(built: experiment.Experiment, run: Path) -> list[str]:
     """Returns what a run prints when it starts from the parameters of another, none of which is really loaded."""
     lines: list[str] = []
     with mock.patch.object(start_from, "load_matching", return_value=({}, Report((), (), (), ()))):
-        initial_state.load_initial(dataclasses.replace(built, start_from=run), {}, lines.append)
+        initial_state.load_initial(dataclasses.replace(built, start_from=run), lines.append)
     return lines
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers import apply, assert_close, randomized, rest_slow
+from tests.helpers import apply, assert_close, load_into, randomized, rest_slow
 from tests.runs.conftest import small_config
 from tests.runs.test_weights import run
 from tformer_jax import config
@@ -22,7 +22,6 @@ from tformer_jax.models import registry
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import experiment, start_from, training
-from tformer_jax.runs.start_from import load_matching
 from tformer_jax.runs.trained import load_trained
 from tformer_jax.train import optimizers
 
@@ -41,7 +40,7 @@ def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp
     loaded = load_trained(first).params
     built = experiment.build(wider(small_config()), tmp_path / "second", data_root=corpus_folder)
     fresh = randomized(registry.shapes(built.model))
-    params, report = load_matching(fresh, built.cfg.model, first)
+    params, report = load_into(fresh, built.cfg.model, first)
     built.close()
     same = params["decoder"]["layers_0"]["self_attention"], loaded["decoder"]["layers_0"]["self_attention"]
     jax.tree.map(np.testing.assert_array_equal, *same)
@@ -60,7 +59,7 @@ def test_parameters_in_another_layout_are_converted(first, layout):
     cfg = dataclasses.replace(other.model.cfg, **layout)
     model = registry.build(cfg)
     fresh = randomized(registry.shapes(model))
-    params, report = load_matching(fresh, cfg, first)
+    params, report = load_into(fresh, cfg, first)
     assert not report.new and (layout is UNTIED or not report.unused)
     tokens = np.array([[5, 6, 7]], np.int32)
     assert_close(apply(model, params, tokens, tokens), apply(other.model, other.params, tokens, tokens), 1e-6)
@@ -76,7 +75,7 @@ def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
     model, mesh = registry.build(cfg), make_mesh(ParallelConfig(data=1, fsdp=2), jax.devices()[:2])
     where = jax.tree.map(lambda leaf: leaf.sharding, registry.sharded_shapes(model, mesh))
     fresh = jax.device_put(randomized(registry.shapes(model)), where)
-    params, report = load_matching(fresh, cfg, first)
+    params, report = load_into(fresh, cfg, first)
     assert jax.tree.map(lambda leaf: leaf.sharding, params) == where
     assert {name.split("/")[1] for name in report.missing if name.startswith("decoder/")} == {"layers_1", "layers_2"}
     stack, loaded, random = (tree["decoder"] for tree in (params, other.params, fresh))
@@ -113,7 +112,7 @@ def test_a_head_of_other_classes_is_not_loaded(classifier, tmp_path, words, new)
     built = experiment.build(dataclasses.replace(cfg, data=data), tmp_path / "run", data_root=run.parent)
     built.close()
     fresh = randomized(registry.shapes(built.model))
-    _, report = load_matching(fresh, built.cfg.model, run, labels=built.corpus.labels)
+    _, report = load_into(fresh, built.cfg.model, run, labels=built.corpus.labels)
     assert set(report.new) == new
     train = dataclasses.replace(cfg.train, lora_rank=2, start_from=str(run))
     arguments = train, built.cfg.model, built.tokenizers, run
@@ -129,7 +128,7 @@ def test_the_rows_of_classes_that_both_know_are_loaded(classifier):
     model = dataclasses.replace(other.model.cfg, num_classes=3)
     fresh = randomized(registry.shapes(registry.build(model)))
     labels = ("c", "b", "d")
-    params, report = load_matching(fresh, model, run, labels=labels, tokenizers=other.tokenizers)
+    params, report = load_into(fresh, model, run, labels=labels, tokenizers=other.tokenizers)
     assert set(report.rows) == {f"head/{name}: 1 of 2 rows kept, 2 new" for name in ("bias", "kernel")}
     for name in ("bias", "kernel"):
         expected = np.array(fresh["head"][name])
@@ -162,7 +161,7 @@ def test_the_rows_of_tokens_that_both_know_are_loaded(first, case):
     if mesh:
         where = registry.sharded_shapes(built, make_mesh(ParallelConfig(data=1, **mesh), jax.devices()[:2]))
         fresh = jax.device_put(fresh, jax.tree.map(lambda leaf: leaf.sharding, where))
-    params, report = load_matching(fresh, model, first, tokenizers=tokenizers)
+    params, report = load_into(fresh, model, first, tokenizers=tokenizers)
     assert jax.tree.map(lambda leaf: leaf.sharding, params) == jax.tree.map(lambda leaf: leaf.sharding, fresh)
     tables = {"source_embedding/embedding": ("source", 0), "target_embedding/embedding": ("target", 0)}
     tables |= {"head/kernel": ("target", 1)} if tied == "none" else {}
@@ -206,9 +205,9 @@ class OtherFails(ProcessGroup):
 def test_all_processes_load_the_same_checkpoint_of_another_run(first, tmp_path):
     other = Path(shutil.copytree(first, tmp_path / "other"))
     (other / "weights.json").unlink()
-    params = load_trained(other).params
+    trained = load_trained(other)
     with pytest.raises(UserError, match="process 1 .host b.: checkpoints/1 is damaged"):
-        load_matching(params, small_config().model, other, OtherFails())
+        load_into(trained.params, trained.model.cfg, other, OtherFails())
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.helpers import assert_close
+from tests.helpers import assert_close, load_into
 from tests.runs.conftest import small_config
 from tests.runs.test_checkpoint import made
 from tformer_jax.base.errors import RunError, UserError
@@ -25,7 +25,6 @@ from tformer_jax.runs import announcement, experiment, training, weights
 from tformer_jax.runs.checkpoint import Checkpointer
 from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.record import SettingChanges
-from tformer_jax.runs.start_from import load_matching
 from tformer_jax.runs.trained import load_trained
 from tformer_jax.train import optimizers, state
 
@@ -117,10 +116,11 @@ def test_only_evaluated_parameters_are_read(tmp_path, kind, optimizer, factor):
 def test_a_run_with_only_its_weights(first, tmp_path):
     """A copy without checkpoints loads, and initializes another run."""
     shutil.copytree(first, tmp_path / "run")
-    expected = load_trained(tmp_path / "run").params
+    trained = load_trained(tmp_path / "run")
+    expected = trained.params
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     jax.tree.map(np.testing.assert_array_equal, load_trained(tmp_path / "run").params, expected)
-    _, report = load_matching(expected, small_config().model, tmp_path / "run")
+    _, report = load_into(expected, trained.model.cfg, tmp_path / "run")
     assert len(report.loaded) == len(jax.tree.leaves(expected))
     (tmp_path / "run" / "weights.json").unlink()
     with pytest.raises(UserError, match="holds no checkpoint yet; train it first"):

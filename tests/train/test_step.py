@@ -356,9 +356,7 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
 def test_initialization_is_compiled_at_level_1_unless_another_is_chosen(flags, options, monkeypatch):
     found = []
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(
-        jax, "jit", lambda *_, compiler_options, **__: found.append(compiler_options) or (lambda _: None)
-    )
+    monkeypatch.setattr(jax, "jit", lambda *_, compiler_options, **__: found.append(compiler_options) or (lambda: None))
     cfg = settings()
     model = registry.build(cfg.model, train=True)
     optimizer = optimizers.build(cfg, registry.shapes(model))

@@ -1,5 +1,6 @@
 """The state that a run starts from: new parameters, those of another run, or a checkpoint."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,20 +58,20 @@ def _new_state(
     experiment: Experiment, optimizer: optax.GradientTransformation, say: Callable[[str], None]
 ) -> TrainState:
     cfg, model, mesh = experiment.cfg, experiment.model, experiment.mesh
-    params = None
-    if experiment.start_from is not None:
-        params = load_initial(experiment, state.initial_params(model, cfg, mesh), say)
-    return state.create(model, optimizer, cfg, mesh, params)
+    params = None if experiment.start_from is None else load_initial(experiment, say)
+    return state.create(model, optimizer, cfg, mesh, params, donate=True)
 
 
-def load_initial(experiment: Experiment, fresh: Any, say: Callable[[str], None]) -> Any:
-    """Replaces the parameters `fresh` by those of `train.start_from` that match, and reports which."""
+def load_initial(experiment: Experiment, say: Callable[[str], None]) -> Any:
+    """Returns the parameters of `train.start_from` that match, beside new ones, and reports which."""
     from tformer_jax.runs.start_from import find_mismatches, load_matching
 
-    cfg, run, group = experiment.cfg, experiment.start_from, experiment.group
+    cfg, run, mesh, group = experiment.cfg, experiment.start_from, experiment.mesh, experiment.group
     assert run is not None
     step, labels, tokenizers = cfg.train.start_from_step, experiment.corpus.labels, experiment.tokenizers
-    params, report = load_matching(fresh, cfg.model, run, group, labels=labels, step=step, tokenizers=tokenizers)
+    initial = functools.partial(state.initial_params, experiment.model, cfg, mesh)
+    of_run: dict[str, Any] = {"labels": labels, "step": step, "tokenizers": tokenizers}
+    params, report = load_matching(initial, cfg.model, run, mesh, group, **of_run)
     if group.first:
         record = {"weights": run_folder.weights_of(run, step), **vars(report)}
         run_folder.write_json(experiment.folder / "start_from.json", record)

@@ -3,13 +3,14 @@
 import dataclasses
 import fnmatch
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
 
 from tformer_jax import axes, config
 from tformer_jax.base.errors import UserError
@@ -18,7 +19,6 @@ from tformer_jax.config import ModelConfig, TrainConfig, flat
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import conversions, registry
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
-from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.shared_rows import Labels, SharedRows, comparable, shared_rows, side_of
 from tformer_jax.runs.trained import load_trained
@@ -71,42 +71,48 @@ class Report:
 
 
 def load_matching(
-    params: Any,
+    initial: Callable[[Sequence[str]], Mapping[str, jax.Array]],
     model: ModelConfig,
     run: Path,
+    mesh: Mesh,
     group: ProcessGroup = SINGLE,
     *,
     labels: Labels = None,
     step: int | None = None,
     tokenizers: Tokenizers | None = None,
 ) -> tuple[Any, Report]:
-    """Replaces each parameter of `model` by that of `run`, in the layout of `model`, with the same name and shape.
+    """Returns parameters of `model`: those of `run` with the same name and shape, in its layout, and new ones.
 
     Layers correspond by number, scanned or not; the report names their parameters as those of unrolled layers. Of
     embeddings and output heads of another vocabulary than that of `tokenizers`, and of a classifier's head of other
-    classes than `labels`, the rows are loaded that both runs have; the others keep the values of `params`.
+    classes than `labels`, the rows are loaded that both runs have; the others are new.
 
     Args:
-        group: all processes that hold `params`.
+        initial: returns newly initialized parameters by their names with unrolled layers (`state.initial_params`);
+            called for those that are not loaded as a whole.
+        mesh: mesh that holds the parameters.
+        group: all processes of the mesh.
         step: step of the checkpoint to load, as for `load_trained`.
         tokenizers: those of `model`; None: parameters along the vocabulary correspond by id.
 
     Raises:
         UserError: `run` holds no trained model, or no parameter matches.
     """
-    trained = load_trained(run, mesh_of(params), group, step=step)
+    trained = load_trained(run, mesh, group, step=step)
     every = flatten_dict(conversions.in_layout_of(model, trained.cfg.model, trained.params), sep="/")
     rows = _shared_rows(model, _shapes(every), run, tokenizers, labels)
     known = _without_other_head(every, labels, run)
-    unrolled, mine_unrolled = conversions.unrolled(model, params)
-    mine = flatten_dict(mine_unrolled, sep="/")
-    report = _compare(_shapes(mine), _shapes(known), run, rows)
+    unrolled = dataclasses.replace(model, scan_layers=False)
+    leaves = flatten_dict(registry.sharded_shapes(registry.build(unrolled), mesh), sep="/")
+    report = _compare(_shapes(leaves), _shapes(known), run, rows)
+    params = dict(initial([name for name in leaves if name not in report.loaded]))
     for name in report.loaded:
-        mine[name] = jax.device_put(known[name].astype(mine[name].dtype), mine[name].sharding)
+        params[name] = jax.device_put(known[name].astype(leaves[name].dtype), leaves[name].sharding)
     for name, shared in rows.items():
-        mine[name] = shared.placed(mine[name], every[name])
-    loaded = conversions.convert_layers(unflatten_dict(mine, sep="/"), unrolled, scan_layers=model.scan_layers)
-    return jax.device_put(loaded, jax.tree.map(lambda leaf: leaf.sharding, params)), report
+        params[name] = shared.placed(params[name], every[name])
+    stacked = conversions.convert_layers(unflatten_dict(params, sep="/"), unrolled, scan_layers=model.scan_layers)
+    where = jax.tree.map(lambda leaf: leaf.sharding, registry.sharded_shapes(registry.build(model), mesh))
+    return jax.device_put(stacked, where), report
 
 
 def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: Path, *, labels: Labels = None) -> None:

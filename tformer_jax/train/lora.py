@@ -10,7 +10,7 @@ factors of the kernels that `optim.decayed` names.
 import dataclasses
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import flax
@@ -99,17 +99,31 @@ def adapt(train: TrainConfig, model: nn.Module, params: Any, key: jax.Array) -> 
     """
     if not train.lora_rank:
         return params
-    given = flatten_dict(params)
-    start = {}
-    for number, (path, box) in enumerate(flatten_dict(trainable_shapes(train, registry.shapes(model))).items()):
-        if path in given:
-            start[path] = given[path]
-            continue
-        draws = jax.random.normal(jax.random.fold_in(key, number), box.value.shape, box.value.dtype)
-        inputs = [size for name, size in zip(box.names, draws.shape, strict=True) if name not in STACKED_AXES][:-1]
-        start[path] = draws / math.sqrt(math.prod(inputs)) if path[-1] == "a" else jnp.zeros_like(draws)
+    given, boxes = flatten_dict(params), flatten_dict(trainable_shapes(train, registry.shapes(model)))
+    start = {path: given[path] for path in boxes if path in given} | _draw_factors(boxes, given, key)
     base = registry.quantized(model, params, kept=start) if train.lora_base else params
     return Adapted(base, unflatten_dict(start), train.lora_alpha / train.lora_rank, model.cfg.param_dtype)
+
+
+def _draw_factors(
+    boxes: Mapping[tuple[str, ...], nn.LogicallyPartitioned], given: Collection[tuple[str, ...]], key: jax.Array
+) -> dict[tuple[str, ...], jax.Array]:
+    """Returns the initial factors among `boxes`; those of one shape are drawn together, which is compiled once."""
+    start: dict[tuple[str, ...], jax.Array] = {}
+    alike: dict[Any, list[tuple[int, tuple[str, ...]]]] = {}
+    for number, (path, box) in enumerate(boxes.items()):
+        if path in given:
+            continue
+        if path[-1] == "a":
+            alike.setdefault((box.value.shape, box.names), []).append((number, path))
+        else:
+            start[path] = jnp.zeros(box.value.shape, box.value.dtype)
+    for (shape, names), members in alike.items():
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.array([number for number, _ in members]))
+        draws = jax.vmap(lambda own, shape=shape: jax.random.normal(own, shape, jnp.float32))(keys)
+        inputs = [size for name, size in zip(names, shape, strict=True) if name not in STACKED_AXES][:-1]
+        start |= {path: draws[row] / math.sqrt(math.prod(inputs)) for row, (_, path) in enumerate(members)}
+    return start
 
 
 def trainable(params: Any) -> Any:

@@ -1,6 +1,7 @@
 """The training state, created sharded."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import flax
@@ -8,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from tformer_jax.base.cpu import initialization_options
 from tformer_jax.config import Config
-from tformer_jax.models import registry
+from tformer_jax.models import conversions, registry
 from tformer_jax.parallel import rules
 from tformer_jax.train import lora, optimizers
 
@@ -35,7 +37,13 @@ class TrainState:
 
 
 def create(
-    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh, params: Any = None
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    cfg: Config,
+    mesh: Mesh,
+    params: Any = None,
+    *,
+    donate: bool = False,
 ) -> TrainState:
     """Creates the initial state, each leaf directly on the devices that hold it.
 
@@ -43,22 +51,33 @@ def create(
 
     Args:
         params: initial parameters of the model; None: newly initialized ones.
+        donate: the state takes the memory of `params`, which must not be used afterwards.
     """
     init, shardings = initializer(model, optimizer, cfg, mesh)
-    return _on_devices(init, shardings, mesh, params)
+    given = () if params is None else (params,)
+    return _on_devices(init, shardings, mesh, *given, donate=donate and not cfg.train.lora_base)
 
 
-def initial_params(model: nn.Module, cfg: Config, mesh: Mesh) -> Any:
-    """Creates the parameters of `create` without the rest of the state, and without those of LoRA."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, registry.sharded_shapes(model, mesh))
-    return _on_devices(lambda: nn.unbox(registry.init(model, jax.random.key(cfg.seed))), shardings, mesh)
+def initial_params(model: nn.Module, cfg: Config, mesh: Mesh, names: Sequence[str]) -> dict[str, jax.Array]:
+    """Creates some of the parameters of `create`, by their names with unrolled layers, and no others."""
+    unrolled = registry.build(dataclasses.replace(cfg.model, scan_layers=False))
+    leaves = flatten_dict(registry.sharded_shapes(unrolled, mesh), sep="/")
+
+    def init() -> dict[str, jax.Array]:
+        params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
+        every = flatten_dict(conversions.convert_layers(params, cfg.model, scan_layers=False), sep="/")
+        return {name: every[name] for name in names}
+
+    return _on_devices(init, {name: leaves[name].sharding for name in names}, mesh) if names else {}
 
 
-def _on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any) -> T:
+def _on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any, donate: bool = False) -> T:
     """Calls a function that is compiled as `create` describes."""
     options = initialization_options(mesh.devices.flat[0].platform)
+    donated = tuple(range(len(arguments))) if donate else ()
     with rules.use_mesh(mesh):
-        return jax.jit(function, out_shardings=shardings, compiler_options=options)(*arguments)
+        compiled = jax.jit(function, out_shardings=shardings, donate_argnums=donated, compiler_options=options)
+        return compiled(*arguments)
 
 
 def abstract(
