@@ -18,7 +18,6 @@ from tformer_jax.config import kinds
 from tformer_jax.nn import attention_ops
 from tformer_jax.nn.attention import BasicAttention
 from tformer_jax.nn.attention_ops import blockwise as blockwise_file
-from tformer_jax.nn.attention_ops import pallas as pallas_file
 from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
 from tformer_jax.nn.attention_positions import AlibiBias, BucketBias
 from tformer_jax.nn.masks import Mask
@@ -288,27 +287,6 @@ def test_blockwise_drops_the_same_weights_in_both_passes():
     assert_close((of_v * v).sum(), out(q, k, v).sum(), 1e-5)
     slope = (out(q.at[0, 5, 0, 0].add(1e-2), k, v).sum() - out(q.at[0, 5, 0, 0].add(-1e-2), k, v).sum()) / 2e-2
     assert_close(of_q[0, 5, 0, 0], slope, 1e-3)
-
-
-REAL = np.arange(9) < np.array([[9], [5]])
-SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 1, 1, 1, 1]])
-SELF = {
-    "causal": Mask(causal=True, self_attention=True),
-    "padding": Mask(padding_mask=REAL, self_attention=True),
-    "segments": Mask(causal=True, segments=(SEGMENTS, SEGMENTS), self_attention=True),
-}
-
-
-@pytest.mark.parametrize("mask", SELF)
-def test_the_gpu_kernel_interpreted(mask):
-    q, k, v = normal(2, 9, 4, 16), normal(2, 9, 2, 16, seed=1), normal(2, 9, 2, 16, seed=2)
-    operands = attention_ops.Operands(q, k, v, SELF[mask], attention_ops.Scoring(0.25, None, 0.0))
-    out, expected = jax.jit(
-        lambda: (pallas_file.pallas(operands, interpret=True), attention_ops.attend(q, k, v, SELF[mask], scale=0.25))
-    )()
-    shown = np.asarray(REAL) if mask == "padding" else np.ones((2, 9), bool)
-    proves = ("attention_backend=pallas (GPU kernel, interpreted)", "reference backend")
-    assert_close(out[shown], expected[shown], 1e-5, proves=proves)
 
 
 def test_causality_by_gradient():

@@ -15,21 +15,13 @@ from tformer_jax.nn.masks import Mask
 FOREIGN = jnp.array([[0, 0, 1, 1]]), jnp.array([[1, 0, 0, 0]])
 
 
-@pytest.mark.parametrize(
-    ("mask", "unknown"),
-    [
-        (Mask(window=2, self_attention=True), r"windows \(model.window\)"),
-        (Mask(causal=True, prefix=jnp.array([2]), self_attention=True), r"prefixes \(model.prefix_lm\)"),
-        (Mask(segments=FOREIGN), "cross-attention"),
-        (Mask(padding_mask=jnp.array([[True, False, True, True]])), "cross-attention"),
-        (Mask(positions=(jnp.arange(4)[None], jnp.arange(4)[None])), "cross-attention, caches"),
-    ],
-)
-def test_pallas_refuses_unsupported_masks(mask, unknown):
-    sentence = f"'pallas' does not support {unknown}; write one of auto, reference"
-    x = normal(1, 4, 1, 2)
-    with on_platform("gpu"), pytest.raises(UserError, match=sentence):
-        attention_ops.attend(x, x, x, mask, backend="pallas")
+def test_splash_refuses_masks_with_positions():
+    mask, x = Mask(positions=(jnp.arange(4)[None], jnp.arange(4)[None])), normal(1, 4, 1, 2)
+    with (
+        on_platform("tpu"),
+        pytest.raises(UserError, match="'splash' does not support caches; write one of auto, reference"),
+    ):
+        attention_ops.attend(x, x, x, mask, backend="splash")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +31,7 @@ def test_pallas_refuses_unsupported_masks(mask, unknown):
             {"attention_backend": "cudnn"},
             "'cudnn' needs a gpu, but this mesh is on a cpu; write one of auto, reference, xla",
         ),
-        ({"attention_backend": "pallas"}, "'pallas' needs a gpu, but this mesh is on a cpu; write one of auto"),
+        ({"attention_backend": "tokamax"}, "'tokamax' needs a gpu, but this mesh is on a cpu; write one of auto"),
         (
             {"attention_backend": "xla", "attention_dropout": 0.1},
             "'xla' cannot drop attention weights .*; write one of auto, reference, blockwise",
@@ -58,21 +50,19 @@ def test_dropout_is_needed_in_training_only():
 @pytest.mark.parametrize(
     ("family", "settings", "unknown"),
     [
-        ("decoder_lm", {}, None),
-        ("classifier", {}, None),
-        ("seq2seq", {}, "cross-attention"),
+        ("seq2seq", {}, None),
+        ("decoder_lm", {"layer_pattern": ("window", "full"), "window": 4, "decoder_layers": 2}, None),
         ("decoder_lm", {"prefix_lm": True}, "prefixes"),
         ("classifier", {"lookahead": 1}, "mask arrays"),
-        ("decoder_lm", {"layer_pattern": ("window", "full"), "window": 4, "decoder_layers": 2}, "windows"),
     ],
 )
-def test_pallas_supports_only_plain_self_attention(family, settings, unknown):
-    cfg = tiny(family, attention_backend="pallas", **settings)
-    with on_platform("gpu"):
+def test_the_masks_that_splash_supports(family, settings, unknown):
+    cfg = tiny(family, attention_backend="splash", **settings)
+    with on_platform("tpu"):
         if unknown is None:
             registry.shapes(registry.build(cfg))
             return
-        with pytest.raises(UserError, match=f"'pallas' does not support {unknown}"):
+        with pytest.raises(UserError, match=f"'splash' does not support {unknown}"):
             registry.build(cfg)
 
 

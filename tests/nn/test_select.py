@@ -71,7 +71,7 @@ def test_the_backends_of_a_model():
         ("blockwise", 4, Mask(explicit=jnp.ones((1, 1, 4, 9), bool)), "reference"),
         ("blockwise", 4, Mask(), "blockwise"),
         ("auto", 4, Mask(), "auto"),
-        ("pallas", 4, Mask(), "auto"),
+        ("splash", 4, Mask(), "auto"),
     ],
 )
 def test_the_choice_with_a_cache(name, T, mask, expected):

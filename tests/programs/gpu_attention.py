@@ -22,7 +22,7 @@ from tformer_jax.base.errors import first_line
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask
 
-BACKENDS = ("auto", "cudnn", "pallas", "xla", "blockwise", "reference")
+BACKENDS = ("auto", "cudnn", "tokamax", "xla", "blockwise", "reference")
 TOLERANCES = {"bfloat16": 2e-2, "float32": 4e-3}
 """Largest difference relative to the largest value; float32 products are TensorFloat-32 on a GPU."""
 CHECKED = 2, 256, 4, 64

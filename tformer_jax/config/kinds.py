@@ -77,7 +77,7 @@ BACKENDS = Kinds(
     xla="tformer_jax.nn.attention_ops.dot_product:XLA",
     cudnn="tformer_jax.nn.attention_ops.dot_product:CUDNN",
     blockwise="tformer_jax.nn.attention_ops.blockwise:BLOCKWISE",
-    pallas="tformer_jax.nn.attention_ops.pallas:PALLAS",
+    tokamax="tformer_jax.nn.attention_ops.tokamax:TOKAMAX",
     splash="tformer_jax.nn.attention_ops.splash:SPLASH",
     ring="tformer_jax.nn.attention_ops.ring:RING",
 )

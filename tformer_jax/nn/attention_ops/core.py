@@ -9,6 +9,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
+from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 from tformer_jax.nn import sharding
@@ -107,6 +108,8 @@ class Backend:
     """H must be a multiple of this number."""
     head_limit: Callable[[], int] | None = None
     """Maximum H; None: no limit."""
+    extra: str | None = None
+    """Extra that installs the library of the same name; None: none is needed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,4 +208,8 @@ def unsupported_reason(name: str, needs: Needs) -> str | None:
         multiple = f"needs a head size that is a multiple of {backend.head_multiple}"
         return f"{multiple}{most}, not {needs.head_size} (model.head_dim)"
     unsupported = [] if backend.conditions is None else sorted(needs.conditions - backend.conditions)
-    return f"does not support {', '.join(map(CONDITION_NAMES.__getitem__, unsupported))}" if unsupported else None
+    if unsupported:
+        return f"does not support {', '.join(map(CONDITION_NAMES.__getitem__, unsupported))}"
+    if backend.extra and packages.not_installed([backend.extra]):
+        return f"needs {backend.extra}: pip install -e '.[{backend.extra}]', with Python 3.12 or later"
+    return None

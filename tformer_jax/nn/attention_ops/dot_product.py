@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,37 +10,37 @@ import jax.numpy as jnp
 from tformer_jax.nn.attention_ops import shards
 from tformer_jax.nn.attention_ops.core import Backend, Operands
 from tformer_jax.nn.attention_ops.reference import block_bias, zero_masked_rows
+from tformer_jax.nn.masks import Mask
 
 
 def dot_product(x: Operands, *, implementation: Literal["xla", "cudnn"]) -> jax.Array:
-    """Calls `jax.nn.dot_product_attention`, with zeros for queries that may attend to no key.
-
-    Causal masks and their windows are passed as arguments, so that cuDNN skips masked blocks; other conditions are
-    passed as an array, except padding that a causal mask hides, so that results of padding queries are unspecified.
-    """
+    """Calls `jax.nn.dot_product_attention`, with zeros for queries that may attend to no key."""
     if implementation == "cudnn":  # JAX partitions the kernel only if q, k and v are sharded in the same way
         x = shards.shard_as_queries(x)
     mask, T, S = x.mask.without_hidden_padding, x.q.shape[1], x.k.shape[1]
-    causal = mask.causal and mask.prefix is None and mask.positions is None
-    window = (mask.window - 1, 0) if causal and mask.window is not None else None
-    may_attend = dataclasses.replace(mask, causal=False, window=None).dense(T, S) if causal else mask.dense(T, S)
+    conditions = mask_arguments(mask, T, S)
+    may_attend = conditions["mask"]
     if may_attend is not None and implementation == "cudnn":  # cuDNN does not broadcast masks along T
-        may_attend = jnp.broadcast_to(may_attend, (*may_attend.shape[:2], T, S))
+        conditions["mask"] = jnp.broadcast_to(may_attend, (*may_attend.shape[:2], T, S))
     added = None if x.bias is None else block_bias(x.bias, mask, 0, T, 0, S)
     if added is not None and implementation == "cudnn":  # cuDNN needs the dtype of q
         added = added.astype(x.q.dtype)
+    scale = x.scoring.scale
     out = jax.nn.dot_product_attention(
-        x.q,
-        x.k,
-        x.v,
-        bias=added,
-        mask=may_attend,
-        is_causal=causal,
-        local_window_size=window,
-        scale=x.scoring.scale,
-        implementation=implementation,
+        x.q, x.k, x.v, bias=added, scale=scale, implementation=implementation, **conditions
     )
     return zero_masked_rows(out, mask, S)
+
+
+def mask_arguments(mask: Mask, T: int, S: int) -> dict[str, Any]:
+    """Returns a mask as arguments of `jax.nn.dot_product_attention`.
+
+    Causal masks and their windows are settings, so that kernels skip masked blocks. Other conditions are an array.
+    """
+    causal = mask.causal and mask.prefix is None and mask.positions is None
+    window = (mask.window - 1, 0) if causal and mask.window is not None else None
+    others = dataclasses.replace(mask, causal=False, window=None) if causal else mask
+    return {"is_causal": causal, "local_window_size": window, "mask": others.dense(T, S)}
 
 
 def _cudnn_head_limit() -> int:
