@@ -64,12 +64,12 @@ def _new_state(
 
 def load_initial(experiment: Experiment, say: Callable[[str], None]) -> Any:
     """Returns the parameters of `train.start_from` that match, beside new ones, and reports which."""
-    from tformer_jax.runs.start_from import find_mismatches, load_matching
+    from tformer_jax.runs.start_from import find_mismatches, initial_params, load_matching
 
     cfg, run, mesh, group = experiment.cfg, experiment.start_from, experiment.mesh, experiment.group
     assert run is not None
     step, labels, tokenizers = cfg.train.start_from_step, experiment.corpus.labels, experiment.tokenizers
-    initial = functools.partial(state.initial_params, experiment.model, cfg, mesh)
+    initial = functools.partial(initial_params, experiment.model, cfg.seed, mesh)
     of_run: dict[str, Any] = {"labels": labels, "step": step, "tokenizers": tokenizers}
     params, report = load_matching(initial, cfg.model, run, mesh, group, **of_run)
     if group.first:

@@ -23,6 +23,7 @@ from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.shared_rows import Labels, SharedRows, comparable, shared_rows, side_of
 from tformer_jax.runs.trained import load_trained
 from tformer_jax.train import lora
+from tformer_jax.train.state import on_devices
 
 FREE_SETTINGS = (
     *("family", "vocab_size", "source_vocab_size", "num_classes", "max_length", "encoder_layers", "decoder_layers"),
@@ -70,6 +71,23 @@ class Report:
         return "; ".join(parts)
 
 
+def initial_params(model: nn.Module, seed: int, mesh: Mesh, names: Sequence[str]) -> dict[str, jax.Array]:
+    """Creates some of the parameters with which a run of `seed` starts, and no others.
+
+    Args:
+        names: with unrolled layers.
+    """
+    unrolled = registry.build(dataclasses.replace(model.cfg, scan_layers=False))
+    leaves = flatten_dict(registry.sharded_shapes(unrolled, mesh), sep="/")
+
+    def init() -> dict[str, jax.Array]:
+        params = nn.unbox(registry.init(model, jax.random.key(seed)))
+        every = flatten_dict(conversions.convert_layers(params, model.cfg, scan_layers=False), sep="/")
+        return {name: every[name] for name in names}
+
+    return on_devices(init, {name: leaves[name].sharding for name in names}, mesh) if names else {}
+
+
 def load_matching(
     initial: Callable[[Sequence[str]], Mapping[str, jax.Array]],
     model: ModelConfig,
@@ -88,7 +106,7 @@ def load_matching(
     classes than `labels`, the rows are loaded that both runs have; the others are new.
 
     Args:
-        initial: returns newly initialized parameters by their names with unrolled layers (`state.initial_params`);
+        initial: returns newly initialized parameters by their names with unrolled layers (`initial_params`);
             called for those that are not loaded as a whole.
         mesh: mesh that holds the parameters.
         group: all processes of the mesh.

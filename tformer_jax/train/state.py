@@ -1,7 +1,6 @@
 """The training state, created sharded."""
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import flax
@@ -9,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from tformer_jax.base.cpu import initialization_options
 from tformer_jax.config import Config
-from tformer_jax.models import conversions, registry
+from tformer_jax.models import registry
 from tformer_jax.parallel import rules
 from tformer_jax.train import lora, optimizers
 
@@ -55,24 +53,16 @@ def create(
     """
     init, shardings = initializer(model, optimizer, cfg, mesh)
     given = () if params is None else (params,)
-    return _on_devices(init, shardings, mesh, *given, donate=donate and not cfg.train.lora_base)
+    return on_devices(init, shardings, mesh, *given, donate=donate and not cfg.train.lora_base)
 
 
-def initial_params(model: nn.Module, cfg: Config, mesh: Mesh, names: Sequence[str]) -> dict[str, jax.Array]:
-    """Creates some of the parameters of `create`, by their names with unrolled layers, and no others."""
-    unrolled = registry.build(dataclasses.replace(cfg.model, scan_layers=False))
-    leaves = flatten_dict(registry.sharded_shapes(unrolled, mesh), sep="/")
+def on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any, donate: bool = False) -> T:
+    """Calls a function that is compiled as `create` describes.
 
-    def init() -> dict[str, jax.Array]:
-        params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
-        every = flatten_dict(conversions.convert_layers(params, cfg.model, scan_layers=False), sep="/")
-        return {name: every[name] for name in names}
-
-    return _on_devices(init, {name: leaves[name].sharding for name in names}, mesh) if names else {}
-
-
-def _on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any, donate: bool = False) -> T:
-    """Calls a function that is compiled as `create` describes."""
+    Args:
+        shardings: those of its results.
+        donate: its results take the memory of `arguments`.
+    """
     options = initialization_options(mesh.devices.flat[0].platform)
     donated = tuple(range(len(arguments))) if donate else ()
     with rules.use_mesh(mesh):
