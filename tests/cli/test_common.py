@@ -30,6 +30,7 @@ def test_commands_that_compute_with_a_run_take_a_step_and_a_mesh(command, capsys
         (["train", "--config", "a.py", "--config", "b.py"], "--config"),
         (["generate", "--run", "A", "--temperature", "1", "--temperature", "2", "x"], "--temperature"),
         (["serve", "--run", "A", "--port", "1", "--port=2"], "--port"),
+        (["vocabulary", "trim", "A", "--output", "B", "--output", "C"], "--output"),
     ],
 )
 def test_a_flag_that_is_written_twice_is_refused(arguments, flag, capsys):

@@ -75,6 +75,11 @@ def main() -> None:
     options = parser.parse_args()
     tests = every()
     known = {} if options.all else read(options.record)
+
+    def write() -> None:
+        options.record.write_text(json.dumps({test: known[test] for test in tests if test in known}, indent=1) + "\n")
+
+    write()  # without tests that are gone
     left = [test for test in tests if test not in known]
     failed = []
     for file, mine in itertools.groupby(left, key=lambda test: test.partition("::")[0]):
@@ -83,7 +88,7 @@ def main() -> None:
             failed.append(file)
             continue
         known |= found
-        options.record.write_text(json.dumps({test: known[test] for test in tests if test in known}, indent=1) + "\n")
+        write()
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
 
 

@@ -55,7 +55,6 @@ PARTS = {
     "transformer_base": train_part("transformer_base", "bfloat16", 240),
     "qwen3": train_part("qwen3", "bfloat16", 300),
     "operations": Part((*BENCHMARK, "train", "--operations", "--case", "gpt2", "--dtype", "bfloat16"), 200),
-    "decode": Part((*BENCHMARK, "decode", "--lines", "0"), 240),
     "tiny_shakespeare": Part(
         (PYTHON, "scripts/sweep.py", *SHAKESPEARE, "--sweep", "seed=0,1,2", "--jobs", "3", "--output", "runs/gpu"), 400
     ),

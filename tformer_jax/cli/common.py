@@ -115,13 +115,19 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, or one of a subcommand, whose flags are written in full and once."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(allow_abbrev=False, **settings)
+        self.register("action", None, _Once)
+
+
 def new_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:
     """Returns a parser without flags, named `tformer COMMAND` as installed, `COMMAND.py` as a script."""
     started = program()
     name = " ".join([*started, command]) if started else f"{command}.py"
-    result = argparse.ArgumentParser(prog=name, description=description, epilog=epilog, allow_abbrev=False)
-    result.register("action", None, _Once)
-    return result
+    return _Parser(prog=name, description=description, epilog=epilog)
 
 
 def run_parser(command: str, description: str) -> argparse.ArgumentParser:
@@ -173,7 +179,8 @@ def add_imports(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import a module that registers kinds, from the current folder or Python's path; a run records it",
+        help="import a module that registers kinds, from the current folder or Python's path; a run records it "
+        "(repeatable)",
     )
 
 

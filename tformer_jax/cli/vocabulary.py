@@ -206,8 +206,8 @@ def _sizes(trained: Any) -> dict[str, Any]:
 def parser() -> argparse.ArgumentParser:
     result = new_parser("vocabulary", "Makes a run with another vocabulary, whose other parameters are the same.")
     changes = result.add_subparsers(dest="change", required=True, metavar="CHANGE")
-    trim = changes.add_parser("trim", help="remove the tokens that a corpus never uses", allow_abbrev=False)
-    extend = changes.add_parser("extend", help="add tokens, symbols or tags of languages", allow_abbrev=False)
+    trim = changes.add_parser("trim", help="remove the tokens that a corpus never uses")
+    extend = changes.add_parser("extend", help="add tokens, symbols or tags of languages")
     for change in (trim, extend):
         change.add_argument("run", type=run_path, metavar="RUN", help="run folder, trained or imported")
         change.add_argument("--output", type=run_path, required=True, metavar="DIR", help="run folder to make")
