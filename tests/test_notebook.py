@@ -167,6 +167,19 @@ def test_examples_are_texts_tuples_arrays_or_dictionaries():
     assert corpus.test is corpus.validation
 
 
+def test_conversations_are_lists_of_messages_or_records():
+    """Regression test: neither could be used, and a text ended with a traceback."""
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    forms = [messages, {"messages": messages}, {"prompt": "a", "response": "b"}]
+    cfg = tj.Config(
+        task="chat", model=tiny("decoder_lm"), data=tj.DataConfig(source="python", batching="packed", window=16)
+    )
+    corpus = python_corpus(cfg, {"train": forms, "validation": forms[:1]})
+    assert [example["messages"] for example in corpus.train] == [corpus.train[0]["messages"]] * 3
+    with pytest.raises(DataError, match="train example 0 field 'messages' is not a list of messages"):
+        python_corpus(cfg, {"train": ["hello"], "validation": forms})
+
+
 MISTAKES = [
     (lambda call, ids: call(ids[0]), r"tokens has the shape \(4,\): pass \[batch, tokens\], as tokens\[None\]"),
     (lambda call, ids: call(ids.astype(np.float32)), "tokens has the dtype float32: token ids are integers"),

@@ -53,6 +53,9 @@ def test_the_steps_of_a_file(tmp_path):
         ["train", "--config", "x.py", "--run", "a run"],
         ["copy", "d/a", "d/b"],
     ]
+    known = pipeline.read_steps(file, Path("d"))
+    file.write_text(file.read_text(), newline="\r\n")
+    assert pipeline.read_steps(file, Path("d")) == known
     with pytest.raises(UserError, match="needs --data DIR, the folder that {data} stands for"):
         pipeline.read_steps(file, None)
     for text, sentence in (

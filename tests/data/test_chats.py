@@ -15,7 +15,8 @@ from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data.chat import template
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora import DataError, load_corpus
-from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
+from tformer_jax.data.corpora.chats import chat_of
+from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches, without_refused
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import lines, summarize
 from tformer_jax.data.summary_warnings import warnings
@@ -227,6 +228,57 @@ def test_a_conversation_that_the_template_refuses_is_quoted(checkpoint, tmp_path
         summarize(cfg, corpus, tokenizers)
 
 
+def test_conversations_that_the_template_refuses_are_left_out_before_training(checkpoint, tmp_path, caplog):
+    """Regression test: one after the first 10,000 ended training, and a resumed run met it again."""
+    refusal = "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}"
+    (tmp_path / "mine.jinja").write_text(refusal + chats.CHATML)
+    long = {"messages": chats.chat("a", "b", "c", "d")}
+    write(tmp_path, {"messages": PAIR}, long, {"messages": PAIR}, long)
+    for name in "bc":
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"messages": PAIR}))
+    files = {"train": ("a.jsonl", "b.jsonl"), "validation": ("c.jsonl",), "weights": (1.0, 2.0)}
+    cfg = config(checkpoint, chat_template="mine.jinja", **files)
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizers = train_tokenizers(cfg.data, corpus.train, tmp_path)
+    stopped = r"conversation 2 of train: the chat template refuses .*; leave it out, or set data.on_bad_line='skip'$"
+    with pytest.raises(DataError, match=stopped):
+        without_refused(cfg, corpus, tokenizers)
+    skipping = config(checkpoint, chat_template="mine.jinja", on_bad_line="skip", **files)
+    rest = without_refused(skipping, corpus, tokenizers)
+    assert rest.sizes == [2, 1] and rest.test is rest.validation
+    assert [len(Chat.from_json(example["messages"]).messages) for example in rest.train] == [2, 2, 2]
+    assert rest.left_out["train"] == {"the chat template refuses it": 2}
+    assert "2 conversations are left out; conversation 2 of train: " in caplog.text
+
+
+def test_a_call_of_a_tool_keeps_its_empty_content(checkpoint, tmp_path):
+    """Templates may ask whether it is none, as transformers passes it; regression test: it was dropped."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}], "name": None}
+    assert Chat.read([PAIR[0], call]).messages[1] == {name: call[name] for name in ("role", "content", "tool_calls")}
+    with pytest.raises(UserError, match="message 1 of the assistant has no content"):
+        Chat.read([{"role": "assistant", "content": None}])
+
+
+def test_a_greeting_is_learned_although_the_template_cannot_write_nothing(checkpoint, tmp_path):
+    """Regression test: the conversation was refused with "list object has no element 0"."""
+    (tmp_path / "mine.jinja").write_text("{% if messages[0]['role'] == 'system' %}{% endif %}" + chats.CHATML)
+    greeted = [PAIR[1], *PAIR]
+    write(tmp_path, {"messages": greeted})
+    cfg = config(checkpoint, chat_template="mine.jinja")
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizer = train_tokenizers(cfg.data, corpus.train, tmp_path).target
+    encoded = encode_chat(tokenizer, Chat.from_json(corpus.train[0]["messages"]))
+    learned = [i for i, own in zip(encoded.ids, encoded.answers, strict=True) if own]
+    assert tokenizer.backend_tokenizer.decode(learned, skip_special_tokens=False) == "I am fine.<|im_end|>" * 2
+
+
+def test_a_system_message_is_written_once():
+    record = {"system": "Be brief.", "messages": [SYSTEM, *PAIR]}
+    assert chat_of(record).messages == [SYSTEM, *PAIR]
+    with pytest.raises(DataError, match="has a message of the system and another text in its field 'system'"):
+        chat_of({**record, "system": "Be long."})
+
+
 def test_jinja2_is_named_if_it_is_missing(checkpoint, tmp_path, monkeypatch):
     write(tmp_path, {"messages": PAIR})
     cfg = config(checkpoint)
@@ -299,6 +351,11 @@ def test_where_a_template_is_looked_for(tmp_path):
     (folder / "chat_template.jinja").write_text(chats.GENERATION)
     assert template.read_template(folder) == template.read_template(folder / "chat_template.jinja") == chats.GENERATION
     assert load_checkpoint_tokenizers(folder).target.chat.text == chats.GENERATION
+    (folder / "chat_template.jinja").write_text("\ufeff" + chats.CHATML, encoding="utf-8")
+    assert template.read_template(folder) == chats.CHATML
+    (folder / "latin.jinja").write_bytes("ä".encode("latin-1"))
+    with pytest.raises(UserError, match="latin.jinja is not UTF-8: save it as UTF-8"):
+        template.read_template(folder / "latin.jinja")
     for name, problem in ({"missing": "does not exist", "config.json": "has no template"}).items():
         with pytest.raises(UserError, match=rf"^data\.chat_template: .*{name} {problem}$"):
             template.read_template(folder / name)

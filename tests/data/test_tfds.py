@@ -14,6 +14,7 @@ from tensorflow_datasets.core.data_sources.base import BaseDataSource
 from tests.data.corpus_files import config as files_config
 from tests.data.corpus_files import write
 from tests.data.test_pipeline import assert_restored_exactly
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
 from tformer_jax.data.builders import enwik8, multi30k, rt_polarity, tatoeba_en_zh
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
@@ -180,6 +181,12 @@ def test_mistakes(cfg, sentence, data_dir):
     with pytest.raises(DataError, match=sentence) as caught:
         load_corpus(cfg, data_dir).train[:1]
     assert "\n" not in str(caught.value)
+
+
+def test_fields_of_several_directions_are_refused():
+    """Regression test: each direction got the same source and target."""
+    with pytest.raises(UserError, match="data.fields=.*: names one pair of fields for several directions"):
+        config("tiny_pairs", validation="test", fields=("en", "de"), directions=("en-de", "de-en"))
 
 
 class Files:

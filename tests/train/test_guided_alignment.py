@@ -8,9 +8,10 @@ import pytest
 
 from tests.helpers import build, tiny
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.user_cache import VARIABLE
 from tformer_jax.config import Config, DataConfig, DecodeConfig, TrainConfig
 from tformer_jax.config.decode import AlignmentHead
-from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.corpora import load_corpus, stored
 from tformer_jax.data.features import feature_converter, tokenize
 from tformer_jax.data.pipeline import train_batches
 from tformer_jax.data.placeholders import NUMBERED
@@ -61,8 +62,6 @@ def test_links_become_places_of_tokens():
     several = Tokenizers(WordTokenizer(["a", "b"]), CharacterTokenizer([*"TUV "]))
     back = {"source": "a b", "target": "TUVT", "links": "0-0 1-0"}
     assert linked_places(several, back, 4) == [0, 1, 0, 1]  # the tokens of a word share its links
-    with pytest.raises(UserError, match="link 2-0 of data.links: 'ab cd' and its target have 2 and 3 words"):
-        linked_places(TOKENIZERS, pair | {"links": "2-0"}, 3)
 
 
 def test_links_have_the_places_of_the_tokens_that_the_model_reads():
@@ -101,9 +100,22 @@ def test_mistakes_in_files_of_links_are_named(folder):
     (folder / "train.links").write_text("0-1\n0:0\n")
     with pytest.raises(UserError, match="train.links, line 2: '0:0' is no link"):
         load_corpus(config(), folder)
+    (folder / "train.links").write_text("0-1\n0-1\n")
+    words = r"train.links, line 2: link 0-1: 'c' and its target have 1 and 1 words"
+    with pytest.raises(UserError, match=words):  # regression test: training ended when it read them
+        load_corpus(config(), folder)
     (folder / "train.links").unlink()
     with pytest.raises(UserError, match="links"):
         load_corpus(config(), folder)
+
+
+def test_stored_examples_are_read_again_after_their_links_have_changed(folder, monkeypatch):
+    """Regression test: the old links were used."""
+    monkeypatch.setattr(stored, "LARGE", 1)
+    monkeypatch.setenv(VARIABLE, str(folder / "cache"))
+    for links in ("0-1", "0-0 1-1"):
+        (folder / "train.links").write_text(f"{links}\n\n")
+        assert load_corpus(config(), folder).train[0]["links"] == links
 
 
 def test_settings_that_do_not_fit_links_are_refused():

@@ -122,6 +122,7 @@ def evaluate_split(
             has changed since the training.
     """
     from tformer_jax.data.corpora import load_corpus
+    from tformer_jax.data.pipeline import without_refused
     from tformer_jax.runs import run_folder
     from tformer_jax.runs.experiment import corpus_facts, find_tokenizers
     from tformer_jax.tasks.evaluators.evaluation import merged
@@ -133,8 +134,9 @@ def evaluate_split(
             f"the classes of the data are {', '.join(corpus.labels or ())}, but those of {run.path} are "
             f"{', '.join(run.labels or ())}; restore the training data, which determine the classes"
         )
-    run_folder.check_corpus(run.path, corpus_facts(cfg, corpus))
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
+    corpus = without_refused(cfg, corpus, tokenizers)
+    run_folder.check_corpus(run.path, corpus_facts(cfg, corpus))
     evaluators = evaluators_for(cfg, run.model, corpus, tokenizers, split, limit=0, scored=scored)
     facts = {"split": split, "examples": len(getattr(corpus, split))}
     return facts, merged(evaluator(run.params) for evaluator in evaluators)

@@ -73,7 +73,7 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
         UserError: the file is missing, empty or not UTF-8, or a line is no step or names `{data}` without a folder.
     """
     steps = []
-    for line in read_text(path, BadLines()).replace("\\\n", " ").split("\n"):
+    for line in read_text(path, BadLines()).replace("\r\n", "\n").replace("\\\n", " ").split("\n"):
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:

@@ -84,6 +84,15 @@ def _batching(cfg: Config) -> type[Batching]:
     return kinds.load(kinds.BATCHINGS, "corrupted_windows" if cfg.data.objective else cfg.data.batching)
 
 
+def without_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Corpus:
+    """Returns a corpus without the conversations that its chat template refuses (`refused_chats`)."""
+    if task_of(cfg).keys != CHATS:
+        return corpus
+    from tformer_jax.data.refused_chats import leave_out_refused
+
+    return leave_out_refused(cfg, corpus, tokenizers)
+
+
 def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
     """Raises `DataError` if a split has no token to predict.
 

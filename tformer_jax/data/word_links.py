@@ -93,20 +93,24 @@ def word_ranges(tokenizers: Tokenizers, source: str, target: str) -> tuple[list[
     )
 
 
+def check_words(links: Iterable[tuple[int, int]], source: str, target: str) -> None:
+    """Raises `DataError` if a link names a word that the source or the target lacks."""
+    words = len(word_spans(source)), len(word_spans(target))
+    for link in sorted(links):
+        if link[0] >= words[0] or link[1] >= words[1]:
+            raise DataError(f"link {link[0]}-{link[1]}: {source!r} and its target have {words[0]} and {words[1]} words")
+
+
 def linked_places(tokenizers: Tokenizers, pair: Example, count: int) -> list[int]:
     """Returns for each of the `count` tokens of a target the place of a token of the source; IGNORED without a link.
 
     The tokens of a word get those of the words that it is linked with, in order, and again from the first.
 
-    Raises:
-        DataError: a link names a word that the pair lacks.
+    The links are of words that the pair has (`check_words`).
     """
     sources, targets = word_ranges(tokenizers, pair["source"], pair["target"])
     tokens: dict[int, list[int]] = {}
     for source, target in sorted(read_links(pair["links"]).sure):
-        if source >= len(sources) or target >= len(targets):
-            words = f"{len(sources)} and {len(targets)} words"
-            raise DataError(f"link {source}-{target} of data.links: {pair['source']!r} and its target have {words}")
         tokens.setdefault(target, []).extend(sources[source])
     places = [IGNORED] * count
     for target, linked in tokens.items():

@@ -13,7 +13,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, ParallelConfig
 from tformer_jax.data.corpora.python import python_corpus
-from tformer_jax.data.pipeline import check_predictable, train_batches
+from tformer_jax.data.pipeline import check_predictable, train_batches, without_refused
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -67,6 +67,7 @@ def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> 
     examples = [*data]
     corpus = python_corpus(cfg, {"train": examples, "validation": examples})
     tokenizers = tokenizers or train_tokenizers(cfg.data, corpus.train, None)
+    corpus = without_refused(cfg, corpus, tokenizers)
     cfg = with_data_sizes(cfg, tokenizers, corpus.labels)
     check_predictable(cfg, corpus, tokenizers)
     return Batches(train_batches(cfg, corpus, tokenizers), cfg, tokenizers, corpus.labels)

@@ -22,7 +22,7 @@ from tformer_jax.base.paths import as_path, is_remote, resolved
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, load_corpus
-from tformer_jax.data.pipeline import check_predictable, train_batches
+from tformer_jax.data.pipeline import check_predictable, train_batches, without_refused
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.summary import SplitSummary, summarize
@@ -112,6 +112,7 @@ def build(
     tokenizers = _common_tokenizers(
         group, lambda: find_tokenizers(cfg, corpus, data_root, folder / "tokenizers" if resume else None)
     )
+    corpus = group.run(lambda: without_refused(cfg, corpus, tokenizers))
     cfg, facts = with_data_sizes(cfg, tokenizers, corpus.labels), corpus_facts(cfg, corpus)
     if cfg.data.weights and (len({*cfg.data.weights}) > 1 or cfg.data.weight_by == "tokens"):
         facts[run_folder.MIXTURE] = 2

@@ -23,7 +23,7 @@ PLAIN = """\
 {{ raise_exception('it has no place for tools') }}
 {% endif %}
 {% for message in messages %}
-{% if message['content'] is not defined %}
+{% if message['content'] is not defined or message['content'] is none %}
 {{ raise_exception('it has no place for a message without content') }}
 {% endif %}
 {% if message['role'] == 'assistant' %}
@@ -114,7 +114,11 @@ def read_template(path: Path) -> str:
         path = next((path / name for name in FILES if (path / name).is_file()), path / FILES[0])
     if not path.is_file():
         raise UserError(f"data.chat_template: {path} does not exist")
-    text = default_template(read_json(path).get("chat_template")) if path.suffix == ".json" else path.read_text("utf-8")
+    try:
+        is_json = path.suffix == ".json"
+        text = default_template(read_json(path).get("chat_template")) if is_json else path.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"data.chat_template: {path} is not UTF-8: save it as UTF-8") from None
     if not text:
         raise UserError(f"data.chat_template: {path} has no template")
     return text

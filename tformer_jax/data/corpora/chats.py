@@ -57,6 +57,10 @@ def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
     if not isinstance(system, str | None):
         raise DataError(f"field 'system' is {type(system).__name__}, not text")
     first = [{"role": "system", "content": system}] if system else []
+    if first and isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
+        if messages[0].get("content") != system:
+            raise DataError("has a message of the system and another text in its field 'system': keep one of them")
+        first = []
     try:
         return Chat.read([*first, *messages], _tools(record.get("tools")))
     except UserError as error:
@@ -80,7 +84,7 @@ def _from_pair(layout: Sequence[str], prompt: Any, response: Any) -> list[dict[s
 
 def _as_openai(field: str, messages: Any) -> list[Any]:
     """Returns messages with "role" and "content" in place of ShareGPT's "from" and "value"."""
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list | tuple) or not messages:
         raise DataError(f"field {field!r} is not a list of messages with role and content, or from and value")
     return [_rename(message) if isinstance(message, Mapping) and "from" in message else message for message in messages]
 

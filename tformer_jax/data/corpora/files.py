@@ -52,8 +52,8 @@ class FileSource(Source):
             return
         for split in ("train", "validation", "test"):
             for name in getattr(data, split):
-                if not any(place in name for place in ("{src}", "{tgt}", "{lang}")):
-                    problem = "must contain {src} and {tgt}, or {lang}, for data.directions; or set language_fields"
+                if not any(place in name for place in ("{src}", "{tgt}")):
+                    problem = "must contain {src} and {tgt} for data.directions; or set data.language_fields"
                     raise data.error(split, f"{name!r} {problem}")
 
     @classmethod
@@ -202,15 +202,16 @@ class ParallelLines(FileSource):
                 )
             count = lines[0][0]
             texts = [text for _, text in lines if text is not None]
-            if len(texts) == len(paths) and (len(texts) == 2 or self._has_links(paths[2], count, texts[2])):
+            if len(texts) == len(paths) and (len(texts) == 2 or self._has_links(paths[2], count, texts)):
                 yield dict(zip(("source", "target", "links"), texts, strict=False))
 
-    def _has_links(self, path: Path, number: int, text: str) -> bool:
-        """Returns whether a line has links, and else counts it or raises `DataError`."""
-        from tformer_jax.data.word_links import read_links
+    def _has_links(self, path: Path, number: int, texts: Sequence[str]) -> bool:
+        """Returns whether a line has links of the words of its pair, and else counts it or raises `DataError`."""
+        from tformer_jax.data.word_links import check_words, read_links
 
+        source, target, links = texts
         try:
-            read_links(text)
+            check_words(read_links(links).sure, source, target)
         except UserError as error:
             self.bad.reject(path, number, str(error))
             return False

@@ -9,7 +9,8 @@ import numpy as np
 
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
-from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Source
+from tformer_jax.data.corpora.chats import read_chat
+from tformer_jax.data.corpora.corpus import CHATS, Corpus, DataError, Example, Source
 
 SPLITS = ("train", "validation", "test")
 MAX_READ = 10_000_000
@@ -66,11 +67,16 @@ def _read_split(name: str, examples: Iterable[Any], keys: tuple[str, ...]) -> Se
 
 
 def read_example(example: Any, keys: tuple[str, ...], where: str) -> Example:
-    """Returns an example as a dictionary with the keys of its task.
+    """Returns an example as a dictionary with the keys of its task; a conversation may also be a list of messages.
 
     Raises:
         DataError: it is of another form; the message begins with `where`.
     """
+    if keys == CHATS:
+        try:
+            return read_chat(example if isinstance(example, Mapping) else {"messages": example})
+        except DataError as error:
+            raise DataError(f"{where} {error}") from None
     if isinstance(example, Mapping):
         parts = [example.get(key) for key in keys]
     else:

@@ -185,9 +185,10 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
 
 
 def files_of(data: DataConfig, root: Path | None, names: Iterable[str], split: str) -> list[Path]:
-    """Returns the files of some entries of a split, in both languages."""
+    """Returns the files of some entries of a split, in both languages, and their links."""
     entries = itertools.product(names, read_directions(data, split))
-    filled = dict.fromkeys(fill(name, direction, side) for name, direction in entries for side in direction)
+    links = [data.links] if data.links is not None and split == "train" else []
+    filled = dict.fromkeys(fill(name, direction, side) for name, direction in entries for side in [*direction, *links])
     return list(dict.fromkeys(path for name in filled for path in locate(root, name)))
 
 

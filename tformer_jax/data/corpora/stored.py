@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -23,7 +24,9 @@ LARGE = 2**26
 ROWS = 2**14
 """Number of examples in a record batch."""
 MAX_FOLDERS = 8
-"""Maximum number of stored sequences; the least recently used ones are removed."""
+"""Maximum number of stored sequences; the least recently used ones are removed, unless a run may still read them."""
+IN_USE = 24 * 3600
+"""Seconds from the last use on in which a run may still read a sequence, as its workers do."""
 FORMAT = 1
 EXAMPLES, FACTS = "examples.arrow", "facts.json"
 
@@ -123,9 +126,15 @@ def _store(folder: Path, examples: Iterable[Example], facts: Callable[[], Any]) 
             new.rename(folder)
     logging.getLogger(__name__).warning("%s examples are stored in %s, for this and later runs", f"{size:,}", folder)
     complete = [path for path in folder.parent.iterdir() if (path / FACTS).exists()]
-    for old in sorted(complete, key=lambda path: path.stat().st_mtime)[:-MAX_FOLDERS]:
-        shutil.rmtree(old, ignore_errors=True)
+    for old in sorted(complete, key=_last_use)[:-MAX_FOLDERS]:
+        if _last_use(old) < time.time() - IN_USE:
+            shutil.rmtree(old, ignore_errors=True)
     return Stored(folder / EXAMPLES)
+
+
+def _last_use(folder: Path) -> float:
+    """Returns the time at which a run last took a stored sequence."""
+    return folder.stat().st_mtime
 
 
 def _write(path: Path, examples: Iterable[Example]) -> int:

@@ -15,9 +15,12 @@ class Tfds(Source):
 
     @staticmethod
     def check(data: DataConfig) -> None:
-        """Raises `ConfigError` without a dataset."""
+        """Raises `ConfigError` without a dataset, or for fields of several directions."""
         if data.dataset is None:
             raise data.error("dataset", "must name a dataset for data.source='tfds', such as 'wmt14_translate/de-en'")
+        if data.fields and not data.language_fields and len({*data.directions, *data.zero_shot}) > 1:
+            problem = "names one pair of fields for several directions: leave it out, for fields named by language"
+            raise data.error("fields", f"{problem}, or set data.language_fields")
 
     @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:

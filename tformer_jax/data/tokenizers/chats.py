@@ -141,15 +141,24 @@ def _find_answer(template: ChatTemplate, names: re.Pattern[str], chat: Chat, tex
 
     It is what follows the prompt up to the special token that ends it, if white space alone follows the token.
     """
-    prompt = template.render(chat.until(place), names, prompt=True).text
     whole = template.render(chat.until(place + 1), names).text
-    if not (text.startswith(whole) and whole.startswith(prompt)):
+    prompt = template.render(chat.until(place), names, prompt=True).text if place else _before_greeting(whole, chat)
+    if prompt is None or not (text.startswith(whole) and whole.startswith(prompt)):
         raise UserError(
             f"the chat template writes message {place + 1} differently within the conversation, so that the answer "
             "cannot be located: enclose what the assistant writes with {% generation %} and {% endgeneration %}"
         )
     ends = [match.end() for match in names.finditer(whole, len(prompt))]
     return len(prompt), ends[-1] if ends and not whole[ends[-1] :].strip() else len(whole)
+
+
+def _before_greeting(whole: str, chat: Chat) -> str | None:
+    """Returns what a template writes before the content of a first message, since it may refuse to write no message.
+
+    None: the content cannot be located.
+    """
+    content = (chat.messages[0].get("content") or "").strip()
+    return whole.partition(content)[0] if content and whole.count(content) == 1 else None
 
 
 def _names(tokenizer: Tokenizer) -> re.Pattern[str]:

@@ -73,9 +73,11 @@ class AnswerEvaluator(ContinuationEvaluator):
         for example in examples:
             chat = Chat.from_json(example["messages"])
             last = chat.answers[-1]
+            if last == 0:  # an answer to nothing
+                continue
             prompt = encode_prompt(tokenizer, chat.until(last))
             if len(prompt) + forced < max_length:
-                asked, answer = ([{}, *chat.messages][place].get("content", "") for place in (last, last + 1))
+                asked, answer = (chat.messages[place].get("content") or "" for place in (last - 1, last))
                 yield prompt, asked, answer
 
 
