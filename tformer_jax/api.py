@@ -19,7 +19,7 @@ import optax
 from flax import linen as nn
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import as_path
+from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.config.layers import MEANS
 from tformer_jax.config.task import Task, task_of
@@ -111,7 +111,7 @@ def _joined(runs: Sequence["Run"], mean: str) -> "Run":
         if not all(mine.vocab_size == theirs.vocab_size and same_tokens(mine, theirs) for mine, theirs in pairs):
             raise UserError(
                 f"{other.path} has another vocabulary than {first.path}: train it with data.tokenizer='file' and "
-                f"data.tokenizer_file={str(first.path)!r}"
+                f"data.tokenizer_file={str(resolved(first.path))!r}"
             )
     model, params = Ensemble(tuple(run.model for run in runs), mean), tuple(run.params for run in runs)
     return dataclasses.replace(first, model=model, params=params, ensemble=tuple(run.path for run in others))

@@ -104,6 +104,30 @@ def test_mistakes_are_told(nbest, flags, problem):
         rerank.main([nbest[0], *flags])
 
 
+def test_files_that_are_read_are_not_overwritten(nbest, tmp_path):
+    """Regression test: they were, without a word."""
+    references = tmp_path / "references.txt"
+    references.write_text("\n".join(REFERENCES))
+    tuning = ["--feature", "scores", "--tune", str(references), "--references", str(references)]
+    for flags, flag in ((["--output", nbest[0]], "--output"), (tuning, "--tune")):
+        with pytest.raises(UserError, match=f"{flag} .* is read, too: name another file"):
+            rerank.main([*nbest, *flags])
+    assert references.read_text() == "\n".join(REFERENCES)
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("nosuch", "--metric nosuch is not known: name the module that registers it by --import"),
+        ("command", "--metric command needs a program: write --metric-command COMMAND"),
+        ("spbleu", "--metric spbleu needs the file of its model, which this command does not take"),
+    ],
+)
+def test_metrics_that_lack_something(nbest, metric, problem):
+    with pytest.raises(UserError, match=problem):
+        rerank.main([*nbest, "--metric", metric])
+
+
 def test_lists_of_other_texts_are_refused(nbest, tmp_path):
     (tmp_path / "short.jsonl").write_text(Path(nbest[0]).read_text().splitlines()[0] + "\n")
     with pytest.raises(UserError, match=r"short.jsonl has 1 texts and .*a.jsonl 3: give lists of the same texts"):

@@ -322,7 +322,10 @@ def _sources(records: dict[str, tuple[str, Any]]) -> str:
 
 
 def _link(name: str, record: dict[str, Any], folder: str = "configs/") -> str:
-    return f"[`{name}`]({folder}results/benchmarks/{name}) (revision {record['git_revision'][:7]})"
+    revision, _, changed = record["git_revision"].partition("-")
+    return (
+        f"[`{name}`]({folder}results/benchmarks/{name}) (revision {revision[:7]}{', with changes' if changed else ''})"
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from tests.helpers import score_texts
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ConfigError, DataConfig, EvalConfig, ModelConfig, TrainConfig, kinds
 from tformer_jax.config.metrics import Metric, build_metric, lower_is_better
+from tformer_jax.inference.risk import Utility
 from tformer_jax.tasks.evaluators.likelihood import Losses, Measured
 from tformer_jax.tasks.evaluators.perplexity import PerplexityEvaluator
 from tformer_jax.tasks.evaluators.scores import measure_texts
@@ -64,11 +65,21 @@ def test_which_metrics_are_lower_for_better_outputs():
     assert lower_is_better("perplexity") and not lower_is_better("accuracy")
 
 
-def test_a_metric_has_a_score_of_each_output(monkeypatch):
-    monkeypatch.setitem(kinds.METRICS, "short", lambda sources, outputs, references: [1.0])
-    metrics = {"en": {"short": build_metric(EvalConfig(), "short", "en")}}
-    with pytest.raises(UserError, match="the metric 'short' has 1 scores of 3 outputs"):
-        measure_texts(metrics, ["en"] * 3, OUTPUTS, OUTPUTS, REFERENCES)
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [
+        ([1.0], "'mine' has 1 scores of 3 outputs"),
+        ([1.0, float("nan"), 2.0], "'mine' has a score that is not finite, for the output 'abc'"),
+        (["a", "b", "c"], "'mine' returns something else than a number for each output"),
+    ],
+)
+def test_a_metric_has_a_finite_score_of_each_output(scores, problem, monkeypatch):
+    monkeypatch.setitem(kinds.METRICS, "mine", lambda *_: scores)
+    cfg = Config(eval=EvalConfig(metrics=("mine",)))
+    with pytest.raises(UserError, match=f"the metric {problem}"):
+        score_texts(OUTPUTS, REFERENCES, cfg, "en")
+    with pytest.raises(UserError, match="the metric 'mine' "):
+        Utility("mine", "en").matrices(["x"], [["ab", "c"]])
 
 
 def test_outputs_in_all_languages_are_scored_by_one_call(monkeypatch):

@@ -104,6 +104,9 @@ def change_metrics(cfg: Config, options: argparse.Namespace) -> Config:
         UserError: the model has no such metrics.
     """
     metrics = tuple(dict.fromkeys((*cfg.eval.metrics, *options.metrics))) if options.metrics else None
+    programs = [name for name in options.metrics or () if name.startswith("command")]
+    if programs and not (options.metric_command or cfg.eval.command):
+        raise UserError("--metrics command needs a program: write --metric-command COMMAND")
     given = {"metrics": metrics, "spbleu_model": options.spbleu_model, "command": options.metric_command}
     added = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, **added))

@@ -77,5 +77,6 @@ def _add_field(group: "argparse._ActionsContainer", name: str, meaning: str, def
     group.add_argument(
         name,
         metavar="NAME",
-        help=f"field in .jsonl, or a further column after a tab, with {meaning}; empty, null or missing: {default}",
+        help=f"field in .jsonl, or a further column after a tab, with {meaning}; empty, or null or missing in .jsonl: "
+        f"{default}",
     )

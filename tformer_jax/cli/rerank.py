@@ -14,7 +14,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
-from tformer_jax.base.paths import write_text
+from tformer_jax.base.paths import resolved, write_text
 from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import add_imports, add_path, check_writable, new_parser
 from tformer_jax.cli.inputs import Source
@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     saved = read_json(options.weights) if options.weights else {}
     weights = feature_weights(options, saved)
     name, language = (_given_or_saved(options, saved, *option) for option in (("metric", "chrf"), ("language", "en")))
+    check_metric(name, options, tuned=options.metric is None and "metric" in saved)
     metric = Metric(name, language, EvalConfig(metrics=(name,), command=options.metric_command))
     pools = read_pools(options.nbest, options.field)
     features = compute_features(pools, list(weights), metric)
@@ -131,6 +132,27 @@ def check_options(options: argparse.Namespace) -> None:
     outputs.check_output(options.output)
     if options.tune:
         check_writable(options.tune, "--tune")
+    read = [*options.nbest, *(options.references or ()), *filter(None, [options.weights])]
+    for flag, path in (("--output", options.output), ("--tune", options.tune)):
+        if path is not None and resolved(path) in map(resolved, read):
+            raise UserError(f"{flag} {path} is read, too: name another file")
+    if options.output and options.tune and resolved(options.output) == resolved(options.tune):
+        raise UserError(f"{options.output} is both --output and --tune: name another file")
+
+
+def check_metric(name: str, options: argparse.Namespace, *, tuned: bool) -> None:
+    """Raises `UserError` for a metric that is not known, or needs something that is not given.
+
+    Args:
+        tuned: `--weights` name the metric.
+    """
+    whose = f"the weights of {options.weights} were tuned with {name}, which" if tuned else f"--metric {name}"
+    if name not in kinds.METRICS:
+        raise UserError(f"{whose} is not known: name the module that registers it by --import")
+    if name.startswith("command") and options.metric_command is None:
+        raise UserError(f"{whose} needs a program: write --metric-command COMMAND")
+    if name == "spbleu":
+        raise UserError(f"{whose} needs the file of its model, which this command does not take: name another metric")
 
 
 def _given_or_saved(options: argparse.Namespace, saved: Mapping[str, Any], name: str, default: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Metric:
         languages: those of all directions that are evaluated.
     """
 
+    name: str = ""
+    """Its name in `kinds.METRICS`."""
     lower_is_better: ClassVar[bool] = False
     bounds: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))
     """Smallest and largest possible value."""
@@ -57,8 +60,28 @@ class Metric:
         """Returns numbers of each output, whose sums over texts determine the score of these: float64 [N, S]."""
         import numpy as np
 
-        scores = np.asarray(self.score_texts(sources, outputs, references), np.float64)
+        scores = self.checked_scores(sources, outputs, references)
         return np.stack([scores, np.ones(len(scores))], axis=1)
+
+    def checked_scores(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> "np.ndarray":
+        """Returns `score_texts` as float64 [N].
+
+        Raises:
+            UserError: it is not a finite number for each output.
+        """
+        import numpy as np
+
+        scores, metric = self.score_texts(sources, outputs, references), f"the metric {self.name!r}"
+        try:
+            values = np.asarray(scores, np.float64)
+        except (TypeError, ValueError):
+            raise UserError(f"{metric} returns something else than a number for each output") from None
+        if values.shape != (len(outputs),):
+            raise UserError(f"{metric} has {values.size:,} scores of {len(outputs):,} outputs")
+        if not np.isfinite(values).all():
+            worst = outputs[int(np.argmin(np.isfinite(values)))]
+            raise UserError(f"{metric} has a score that is not finite, for the output {worst[:80]!r}")
+        return values
 
     def score(self, sums: "np.ndarray") -> float:
         """Returns the score of texts, given the sums of their `statistics`, float64 [S]; here the mean."""
@@ -84,7 +107,8 @@ class Metric:
 class FunctionMetric(Metric):
     """A kind that is a function `(sources, outputs, references) -> scores`; the score of a corpus is their mean."""
 
-    def __init__(self, function: Callable[..., Sequence[float]]):
+    def __init__(self, name: str, function: Callable[..., Sequence[float]]):
+        self.name = name
         self.score_texts = function  # type: ignore[method-assign]
 
 
@@ -95,7 +119,11 @@ def build_metric(evaluation: EvalConfig, name: str, language: str, languages: Se
         UserError: a package or file that it needs is missing.
     """
     kind = kinds.load(kinds.METRICS, name)
-    return kind(evaluation, language, languages) if isinstance(kind, type) else FunctionMetric(kind)
+    if not isinstance(kind, type):
+        return FunctionMetric(name, kind)
+    metric: Metric = kind(evaluation, language, languages)
+    metric.name = name
+    return metric
 
 
 def base_metric(name: str) -> str:

@@ -74,7 +74,7 @@ class Utility:
             return [chrf_matrix(texts) for texts in rows]
         pairs = zip(sources, rows, strict=True)
         triples = [(source, text, (other,)) for source, texts in pairs for text in texts for other in texts]
-        scores = self.sign * np.array(self.scorer.score_texts(*zip(*triples, strict=True)) if triples else ())
+        scores = self.sign * (self.scorer.checked_scores(*zip(*triples, strict=True)) if triples else np.empty(0))
         parts = np.split(scores, np.cumsum([len(texts) ** 2 for texts in rows])[:-1])
         return [part.reshape(len(texts), len(texts)) for part, texts in zip(parts, rows, strict=True)]
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import as_path
+from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.models import registry
@@ -38,7 +38,8 @@ def check(cfg: Config, tokenizers: Tokenizers, mesh: Mesh) -> None:
     sides = ("source", "target") if cfg.model.model_class.reads_source else ("target",)
     if any(not same_tokens(*(getattr(each, side) for each in (tokenizers, others))) for side in sides):
         raise train.error(
-            "teacher", f"has another vocabulary: set data.tokenizer='file' and data.tokenizer_file={str(run)!r}"
+            "teacher",
+            f"has another vocabulary: set data.tokenizer='file' and data.tokenizer_file={str(resolved(run))!r}",
         )
     for name in ("family", "source_vocab_size", "vocab_size", "prefix_lm"):
         own, other = getattr(cfg.model, name), getattr(theirs.model, name)
