@@ -57,6 +57,7 @@ def test_an_equal_translation_gets_the_text_back():
         "{0} of %s: <a href='x y'>the page</a>",
         "end {name}",
         "<p>{0}</p>",
+        "<b></b> cat <i></i>, dog",
         "",
         "नमस्ते <b>दुनिया</b>",
         "我<b>喜欢</b>猫",

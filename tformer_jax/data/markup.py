@@ -90,7 +90,8 @@ def take_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> Segment:
             space, run = text[len(plain) :], 0
 
     for match in find_marks(text, known):
-        add_text(text[end : match.start()])
+        between = text[end : match.start()]
+        add_text(between)
         end = match.end()
         tag = TAG.match(match[0])
         names = [TAG.match(mark.opening)[2] for mark in opened]  # type: ignore[index]
@@ -104,7 +105,11 @@ def take_out(text: str, known: Placeholders = NO_PLACEHOLDERS) -> Segment:
                 inside.clear()
             mark = opened.pop()
             stack.pop()
-            mark.closing, mark.stop, mark.after = match[0], len(plain), text[end : end + 1]
+            mark.stop, mark.after = len(plain), text[end : end + 1]
+            if mark.children or between or mark.stop > mark.start:
+                mark.closing = match[0]
+            else:  # around nothing: a single mark
+                mark.opening += match[0]
             continue
         mark = Mark(match[0], len(plain), len(plain), text[: match.start()][-1:], text[end : end + 1])
         stack[-1].append(mark)

@@ -1,11 +1,13 @@
-"""Conversations that a chat template refuses: they are located, or left out, before training."""
+"""Conversations that a chat template refuses: they stop a run before training, or are left out and counted."""
 
+import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, kinds
 from tformer_jax.data.chat.messages import Chat
+from tformer_jax.data.chat.template import ChatTemplate
 from tformer_jax.data.corpora.corpus import Corpus, Joined, Part
 from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.splits import NAMES
@@ -15,52 +17,63 @@ from tformer_jax.data.tokenizers.chats import NOTHING, template_of
 REFUSED = "the chat template refuses it"
 
 
+@dataclasses.dataclass
+class Check:
+    """Whether a template writes the conversations of a split."""
+
+    template: ChatTemplate
+    split: str
+    advice: str | None
+    """What the error about a refused conversation recommends; None: no error."""
+    refused: list[str] = dataclasses.field(default_factory=list)
+    """Descriptions of the refused conversations so far."""
+
+    def accepts(self, number: int, example: Example) -> bool:
+        """Returns whether the template writes the conversation with this number in the split.
+
+        Raises:
+            DataError: it does not, and there is advice.
+        """
+        try:
+            self.template.render(Chat.from_json(example["messages"]), NOTHING)
+        except UserError as error:
+            text = f"conversation {number:,} of {self.split}: {error}; it is {example['messages'][:120]}"
+            if self.advice is not None:
+                raise DataError(f"{text}; {self.advice}") from None
+            self.refused.append(text)
+            return False
+        return True
+
+    def select(self, examples: Sequence[Example], before: int = 0) -> Sequence[Example]:
+        """Returns the accepted examples, whose numbers start after `before`; the parts of a mixture stay apart."""
+        if isinstance(examples, Joined):
+            starts = [before + sum(examples.sizes[:number]) for number in range(len(examples.parts))]
+            return Joined([self.select(part, start) for part, start in zip(examples.parts, starts, strict=True)])
+        chosen = [i for i, example in enumerate(examples) if self.accepts(before + i + 1, example)]
+        return examples if len(chosen) == len(examples) else Part(examples, chosen)
+
+
 def leave_out_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Corpus:
     """Returns a corpus of conversations without those that the template of its tokenizer refuses, which are counted.
 
     Raises:
         DataError: a conversation is refused and `data.on_bad_line` is "stop", or a split has no other.
     """
-    template, skips = template_of(tokenizers.target), cfg.data.on_bad_line == "skip"
-    skippable = "on_bad_line" in kinds.load(kinds.CORPORA, cfg.data.source).settings
-    known: dict[int, Sequence[Example]] = {}
+    advice = None if cfg.data.on_bad_line == "skip" else "leave it out"
+    if advice and "on_bad_line" in kinds.load(kinds.CORPORA, cfg.data.source).settings:
+        advice += ", or set data.on_bad_line='skip'"
+    selected: dict[int, Sequence[Example]] = {}
     left_out = {split: dict(counts) for split, counts in corpus.left_out.items()}
     for split in NAMES:
         examples = getattr(corpus, split)
-        if id(examples) in known:  # of validation and test
+        if id(examples) in selected:  # the test split may be the validation split
             continue
-        reasons: list[str] = []
-
-        def fits(number: int, example: Example, split: str = split, reasons: list[str] = reasons) -> bool:
-            try:
-                template.render(Chat.from_json(example["messages"]), NOTHING)
-            except UserError as error:
-                text = f"conversation {number:,} of {split}: {error}; it is {example['messages'][:120]}"
-                if not skips:
-                    advice = ", or set data.on_bad_line='skip'" if skippable else ""
-                    raise DataError(f"{text}; leave it out{advice}") from None
-                reasons.append(text)
-                return False
-            return True
-
-        known[id(examples)] = _select(examples, fits)
-        if reasons:
-            left_out.setdefault(split, {})[REFUSED] = len(reasons)
-            logging.getLogger(__name__).warning("%s conversations are left out; %s", f"{len(reasons):,}", reasons[0])
-        if not known[id(examples)]:
-            raise DataError(f"split {split} has no other conversation; {reasons[0]}")
-    train, validation, test = (known[id(getattr(corpus, split))] for split in NAMES)
-    return Corpus(train, validation, test, left_out=left_out, root=corpus.root)
-
-
-def _select(examples: Sequence[Example], fits: Callable[[int, Example], bool], before: int = 0) -> Sequence[Example]:
-    """Returns the examples that fit, which are numbered after `before` others; the parts of a mixture stay apart."""
-    if isinstance(examples, Joined):
-        before = 0
-        parts = []
-        for part in examples.parts:
-            parts.append(_select(part, fits, before))
-            before += len(part)
-        return Joined(parts)
-    chosen = [index for index, example in enumerate(examples) if fits(before + index + 1, example)]
-    return examples if len(chosen) == len(examples) else Part(examples, chosen)
+        check = Check(template_of(tokenizers.target), split, advice)
+        selected[id(examples)] = check.select(examples)
+        if check.refused:
+            left_out.setdefault(split, {})[REFUSED] = count = len(check.refused)
+            logging.getLogger(__name__).warning("%s conversations are left out; %s", f"{count:,}", check.refused[0])
+        if not selected[id(examples)]:
+            raise DataError(f"split {split} has no other conversation; {check.refused[0]}")
+    train, validation, test = (selected[id(getattr(corpus, split))] for split in NAMES)
+    return dataclasses.replace(corpus, train=train, validation=validation, test=test, left_out=left_out)
