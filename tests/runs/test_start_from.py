@@ -87,12 +87,20 @@ def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
         (stack["layers_2"], random["layers_2"]),
     ):
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-    drawn = start_from.initial_params(model, 3, mesh, report.missing)
-    every = conversions.unrolled(cfg, jax.jit(lambda: nn.unbox(registry.init(model, jax.random.key(3))))())[1]
-    expected = {name: leaf for name, leaf in flatten_dict(every, sep="/").items() if name in report.missing}
-    jax.tree.map(np.testing.assert_array_equal, drawn, expected)
     with pytest.raises(UserError, match="must include 'decoder/layers_1/.*LoRA would keep their random values"):
         start_from.check(small_config(lora_rank=2, start_from=str(first)).train, cfg, other.tokenizers, first)
+
+
+@pytest.mark.slow
+def test_new_parameters_are_those_of_a_run_that_starts_from_none():
+    cfg = small_config().model
+    model = registry.build(dataclasses.replace(cfg, vocab_size=9, source_vocab_size=9, scan_layers=True))
+    mesh = make_mesh(ParallelConfig(data=1, fsdp=2), jax.devices()[:2])
+    names = ("decoder/layers_0/ffn/expand/kernel", "target_embedding/embedding")
+    drawn = start_from.initial_params(model, 3, mesh, names)
+    every = jax.jit(lambda: nn.unbox(registry.init(model, jax.random.key(3))))()
+    expected = flatten_dict(conversions.unrolled(model.cfg, every)[1], sep="/")
+    jax.tree.map(np.testing.assert_array_equal, drawn, {name: expected[name] for name in names})
 
 
 @pytest.fixture(scope="module")
