@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -39,6 +40,8 @@ def test_a_tied_source_embedding_is_copied_to_a_separate_one(tie):
     target = registry.build(dataclasses.replace(model.cfg, tie_embeddings=tie))
     copied = conversions.in_layout_of(target.cfg, model.cfg, params)
     assert_close(apply(target, copied, SOURCE, TOKENS), apply(model, params, SOURCE, TOKENS), 1e-6)
+    buffers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(copied)]
+    assert len({*buffers}) == len(buffers)  # each is donated to the state of a run that starts from them
 
 
 @pytest.mark.parametrize(

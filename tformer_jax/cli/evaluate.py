@@ -29,7 +29,7 @@ from tformer_jax.cli.outputs import format_record
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, kinds, read_mesh, to_dict
 from tformer_jax.config.fields import flag
-from tformer_jax.config.metrics import base_metric, group_of_metric
+from tformer_jax.config.metrics import PROGRAMS, base_metric, group_of_metric
 from tformer_jax.config.task import task_of
 from tformer_jax.tasks.evaluators.directions import signatures_of
 from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Sample, Segment
@@ -104,8 +104,7 @@ def change_metrics(cfg: Config, options: argparse.Namespace) -> Config:
         UserError: the model has no such metrics.
     """
     metrics = tuple(dict.fromkeys((*cfg.eval.metrics, *options.metrics))) if options.metrics else None
-    programs = [name for name in options.metrics or () if name.startswith("command")]
-    if programs and not (options.metric_command or cfg.eval.command):
+    if not PROGRAMS.isdisjoint(options.metrics or ()) and not (options.metric_command or cfg.eval.command):
         raise UserError("--metrics command needs a program: write --metric-command COMMAND")
     given = {"metrics": metrics, "spbleu_model": options.spbleu_model, "command": options.metric_command}
     added = {name: value for name, value in given.items() if value is not None}

@@ -19,6 +19,7 @@ from tformer_jax.cli import lines, outputs
 from tformer_jax.cli.common import add_imports, add_path, check_writable, new_parser
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import EvalConfig, kinds
+from tformer_jax.config.metrics import PROGRAMS
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
 from tformer_jax.inference.risk import Utility, expected_utilities
 
@@ -149,7 +150,7 @@ def check_metric(name: str, options: argparse.Namespace, *, tuned: bool) -> None
     whose = f"the weights of {options.weights} were tuned with {name}, which" if tuned else f"--metric {name}"
     if name not in kinds.METRICS:
         raise UserError(f"{whose} is not known: name the module that registers it by --import")
-    if name.startswith("command") and options.metric_command is None:
+    if name in PROGRAMS and options.metric_command is None:
         raise UserError(f"{whose} needs a program: write --metric-command COMMAND")
     if name == "spbleu":
         raise UserError(f"{whose} needs the file of its model, which this command does not take: name another metric")

@@ -17,6 +17,8 @@ LOWER_IS_BETTER = ("loss", "perplexity", *PER_TEXT_SIZE, "unknown_outputs")
 """Metrics that are no kinds, and of which lower values are better."""
 DEFAULT = ("bleu", "chrf", "exact_match")
 """Metrics of all translations."""
+PROGRAMS = frozenset(("command", "command_error"))
+"""Metrics whose scores a program writes (`eval.command`)."""
 
 EvalConfig = Any
 """The section `eval`, whose module comes after this one."""

@@ -70,7 +70,7 @@ def in_layout_of(target: ModelConfig, cfg: ModelConfig, params: Params) -> Param
     Nothing else is changed: shapes, depths and names may still differ.
     """
     if target.family == "seq2seq" and cfg.ties_inputs and not target.ties_inputs:
-        params = params | {"source_embedding": params["target_embedding"]}
+        params = params | {"source_embedding": jax.tree.map(jnp.copy, params["target_embedding"])}
     if target.tie_embeddings in ("none", "inputs"):
         cfg, params = untied(cfg, params)
     cfg, params = unrolled(cfg, params)

@@ -65,7 +65,7 @@ class ContinuationEvaluator:
 class AnswerEvaluator(ContinuationEvaluator):
     """Generates the last answers of held-out conversations, of those whose prompts leave room for an output.
 
-    A sample has the message that is answered as its prompt.
+    A sample has the message that is answered as its prompt; an answer that is the first message is left out.
     """
 
     def _split(self, examples: Sequence[Example], max_length: int, forced: int) -> Iterator[Parts]:
@@ -73,7 +73,7 @@ class AnswerEvaluator(ContinuationEvaluator):
         for example in examples:
             chat = Chat.from_json(example["messages"])
             last = chat.answers[-1]
-            if last == 0:  # an answer to nothing
+            if last == 0:
                 continue
             prompt = encode_prompt(tokenizer, chat.until(last))
             if len(prompt) + forced < max_length:
