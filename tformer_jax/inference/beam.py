@@ -165,7 +165,8 @@ class BeamState(DecodingState):
         )
 
     def result(self) -> StepResult:
-        return StepResult(self.next_tokens()[0][:, 0], self.sums[:, 0], self.done)
+        newest = jnp.maximum(self.generated - 1, 0)[:, None]
+        return StepResult(jnp.take_along_axis(self.running[:, 0], newest, axis=1), self.sums[:, :1], self.done)
 
     def _used(self) -> jax.Array:
         """Returns bool [B, k]: the beams within the width of each row."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from tformer_jax.inference.constraints import Constraints, constrain, forbid
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings, among, choose
+from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.special_tokens import PAD
 
@@ -19,9 +20,9 @@ class StepResult(NamedTuple):
     """Results of one decoding step."""
 
     tokens: jax.Array
-    """int32 [B]: newest token of each row, or of its best beam."""
+    """int32 [B, T]: new tokens of each row, or of its best beam, then PAD."""
     scores: jax.Array
-    """float32 [B]: sum of log-probabilities so far, of each row or of its best beam."""
+    """float32 [B, T]: sum of log-probabilities up to each token, of each row or of its best beam."""
     done: jax.Array
     """bool [B]."""
 
@@ -42,6 +43,10 @@ class DecodingState(abc.ABC):
     @abc.abstractmethod
     def advance(self, logits: jax.Array) -> Self:
         """Chooses the next tokens, given logits, float32 [B, T, V]; rows that are done do not change."""
+
+    def trim(self, cache: DecoderCache) -> DecoderCache:
+        """Removes the tokens from a cache that the last step read in vain."""
+        return cache
 
     def mark_done(self, rows: jax.Array) -> Self:
         """Marks `rows`, bool [B], as done."""
@@ -134,7 +139,7 @@ class SamplingState(DecodingState):
         """Returns the newest token of each row, int32 [B, 1]."""
         return jnp.where(self.done, PAD, self.last)[:, None], None
 
-    def advance(self, logits: jax.Array) -> "SamplingState":
+    def advance(self, logits: jax.Array) -> Self:
         """Generates one token in each row that is not done, given logits, float32 [B, 1, V]."""
         logits = logits[:, 0]
         allowed = forbid(logits, self.constraints)
@@ -179,7 +184,7 @@ class SamplingState(DecodingState):
         return dataclasses.replace(self, forced=self.forced.extended(forced))
 
     def result(self) -> StepResult:
-        return StepResult(self.last, self.scores, self.done)
+        return StepResult(self.last[:, None], self.scores[:, None], self.done)
 
 
 def prng_keys(seeds: jax.Array) -> jax.Array:

@@ -98,7 +98,8 @@ class Finisher:
         self._transforms = transforms
 
     def check(self, decode: DecodeConfig) -> None:
-        """Raises `UserError` if the model's outputs cannot be finished as the settings say."""
+        """Raises `UserError` if the model's outputs cannot be computed or finished as the settings say."""
+        decode.check_lookup(self._model.cfg.family, self._model.cfg.attentions)
         if decode.detokenize:
             self._detokenize  # noqa: B018
         if decode.unknown == "copy" or decode.alignments or decode.markup == "align" or decode.casing != "keep":

@@ -16,17 +16,18 @@ Step = Callable[..., tuple[jax.Array, DecoderCache]]
 """A model applied to new tokens and a cache of the earlier tokens: `step(tokens, cache, ancestry=None)`.
 
 Returns float32 logits [B, 1, V] of the last token, and the new cache, for tokens int [B, T] and a cache. With an
-`ancestry`, the T tokens of a row are beams, and logits are [B, T, V].
+`ancestry`, the T tokens of a row are beams, and logits are [B, T, V], as with `last_only=False` of `step_fn`.
 """
 
 
-def step_fn(model: Seq2Seq | DecoderLM, params: Any) -> Step:
+def step_fn(model: Seq2Seq | DecoderLM, params: Any, *, last_only: bool = True) -> Step:
     """Returns the decoding step of a model with unrolled layers."""
 
     def step(
         tokens: jax.Array, cache: DecoderCache, ancestry: BeamAncestry | None = None
     ) -> tuple[jax.Array, DecoderCache]:
-        options: Any = {"padding_mask": tokens != PAD, "ancestry": ancestry, "last_only": ancestry is None}
+        returned = {"last_only": last_only and ancestry is None}
+        options: Any = {"padding_mask": tokens != PAD, "ancestry": ancestry, **returned}
         result: Any = model.apply({"params": params}, tokens, cache, **options, method="decode_step")
         return result
 

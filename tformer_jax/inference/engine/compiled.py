@@ -21,6 +21,7 @@ from tformer_jax.inference.engine.state import (
     phrase_arrays,
 )
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens
+from tformer_jax.inference.lookup import skip_drafts
 from tformer_jax.inference.model_step import prefill, step_fn
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.ensemble import joined_caches, member_configs
@@ -38,7 +39,7 @@ class Steps(NamedTuple):
     """Results of the steps of one call."""
 
     results: StepResult
-    """Results of all steps: arrays [MAX_STEPS, B]; entries from index `taken` on are unspecified."""
+    """Results of all steps: arrays [MAX_STEPS, B, ...]; entries from index `taken` on are unspecified."""
     taken: jax.Array
     """int32 scalar: number of steps."""
 
@@ -157,7 +158,8 @@ def advance(
     Returns:
         The new state, and the results of the steps.
     """
-    call = step_fn(plan.model, params)
+    drafts = plan.decode.lookup_tokens > 0
+    call = skip_drafts(step_fn(plan.model, params, last_only=False)) if drafts else step_fn(plan.model, params)
 
     def should_continue(carry: tuple[Steps, DecodingState, DecoderCache]) -> jax.Array:
         (_, taken), rows, _ = carry
@@ -168,6 +170,7 @@ def advance(
         tokens, ancestry = rows.next_tokens()
         logits, cache = call(tokens, cache, ancestry)
         rows = rows.advance(logits)
+        cache = rows.trim(cache)
         results = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), results, rows.result())
         return Steps(results, taken + 1), rows, cache
 

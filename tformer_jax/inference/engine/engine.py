@@ -319,7 +319,7 @@ class Engine:
 
     def _make_kind(self, decode: DecodeConfig) -> Kind:
         constraints = Constraints.from_config(decode, self._tokenizers.target)
-        names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype",)
+        names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype", "lookup_tokens")
         given = {name: getattr(decode, name) for name in names}
         if self._few_shapes and decode.strategy == "beam":
             given["beams"] = power_of_two(decode.beams)

@@ -132,7 +132,7 @@ class Lane:
         slots = self._slots_of_next_step()
         pages = self._pages_with(slots)
         capacity = dense_slots(self.plan, self._size) if pages is None else pages * self.plan.page_size
-        steps_that_fit = 1 + (capacity - slots) // self.plan.decode.width
+        steps_that_fit = 1 + (capacity - slots) // self.plan.decode.tokens_per_step
         steps = min(self._steps_within(seconds), self._size.output - longest, steps_that_fit)
         if self._grows:
             self._take_pages(steps)
@@ -172,8 +172,7 @@ class Lane:
 
     def _slots_of_next_step(self) -> int:
         """Returns the maximum number of slots in use in a row after one more step."""
-        width = self.plan.decode.width
-        return max(running.allocation.filled + (width if running.generated else 1) for running in self.running.values())
+        return max(running.slots_after(1) for running in self.running.values())
 
     @property
     def _page_counts(self) -> Sequence[int]:
@@ -220,11 +219,12 @@ class Lane:
 
     def _new_tokens(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> NewTokens:
         """Returns the new tokens of a row from its results, one entry per step; updates its number of filled slots."""
-        count = int(done.argmax()) + 1 if done.any() else len(done)
+        steps = int(done.argmax()) + 1 if done.any() else len(done)
+        is_new = tokens[:steps] != PAD
         running = self.running[row]
         width = running.decode.width
-        running.allocation.filled += count * width - (0 if running.generated else width - 1)
-        return NewTokens(tokens[:count].tolist(), scores[:count].tolist(), bool(done[-1]))
+        running.allocation.filled += int(is_new.sum()) * width - (0 if running.generated else width - 1)
+        return NewTokens(tokens[:steps][is_new].tolist(), scores[:steps][is_new].tolist(), bool(done[-1]))
 
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the beam search outputs of a row: tokens int32 [k, length], scores float32 [k]."""

@@ -51,7 +51,8 @@ class RequestRow:
     def slots_after(self, steps: int) -> int:
         """Returns the maximum number of cache slots that the row has filled after `steps` more steps."""
         most = len(self.prompt) + self.max_new_tokens * self.decode.width
-        return min(self.allocation.filled + steps * self.decode.width, most)
+        unused = 0 if self.generated else self.decode.width - 1
+        return min(self.allocation.filled + steps * self.decode.tokens_per_step - unused, most)
 
 
 class NewTokens(NamedTuple):

@@ -13,6 +13,7 @@ from tformer_jax.inference.beam import BeamState
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.decoding_state import DecodingState, SamplingState, prng_keys
 from tformer_jax.inference.forced import ForcedTokens
+from tformer_jax.inference.lookup import LookupState
 from tformer_jax.inference.requests import TokenConstraints
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.models.decoder_lm import DecoderLM
@@ -48,8 +49,8 @@ class Plan:
 
     @property
     def history(self) -> int:
-        """Number of tokens per row that are kept for the constraints."""
-        return self.length if self.constraints.need_history else 0
+        """Number of tokens per row that are stored for the constraints and drafts."""
+        return self.length if self.constraints.need_history or self.decode.lookup_tokens else 0
 
     @property
     def pages_per_row(self) -> int:
@@ -156,4 +157,5 @@ def initial_rows(plan: Plan, new: NewRows, length: int) -> DecodingState:
             kind, options = ConstrainedBeamState, options | {"phrases": new.phrases}
         return kind.start(new.last, new.counts, new.max_new_tokens, *rules, **options)
     options |= {"scored": new.scored}
-    return SamplingState.start(new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), *rules, **options)
+    rows = SamplingState.start(new.last, new.counts, new.max_new_tokens, prng_keys(new.seeds), *rules, **options)
+    return LookupState.from_state(rows, plan.decode.lookup_tokens) if plan.decode.lookup_tokens else rows
