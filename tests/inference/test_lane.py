@@ -123,7 +123,8 @@ def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called
 def test_a_prompt_does_not_count_towards_compaction(generated, compacted, called, monkeypatch):
     """Of 16 positions for three beams, the last prompt token takes one slot, and each of the others three."""
     monkeypatch.setattr(compiled, "compact", lambda *_, **options: called.append("compact") or (None, np.array([30])))
-    lane, (row, *_) = lane_and_rows(engine(plain("decoder_lm")), BEAM, "a" * 20)
+    unlimited = dataclasses.replace(BEAM, max_new_tokens=None)
+    lane, (row, *_) = lane_and_rows(engine(plain("decoder_lm")), unlimited, "a" * 20)
     lane.running[0], row.generated = row, generated
     row.allocation.filled = 20 + (generated - 1) * 3
     lane._compact()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import peft
 import pytest
+import safetensors.numpy
 import torch
 
 import tformer_jax as tj
@@ -90,6 +91,30 @@ def test_an_adapter_of_another_model_or_of_a_tied_embedding_is_refused(imported,
     save_adapter(model, tmp_path / "tied", target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["wte"])
     with pytest.raises(UserError, match=r"changes transformer.wte.weight, which the model also uses as its output"):
         hf.load(gpt2, adapter=tmp_path / "tied")
+
+
+DAMAGED = {
+    "no arrays": ({}, {}, "has no arrays of an adapter"),
+    "ranks": ({}, {"A": (2, 16), "B": (16, 3)}, r"have the shapes \(2, 16\) and \(16, 3\), of no product"),
+    "alpha": (
+        {"lora_alpha": "8"},
+        {"A": (2, 16), "B": (16, 2)},
+        "lora_alpha='8' and alpha_pattern={} must be a number",
+    ),
+    "pattern": ({"alpha_pattern": {"(": 1}}, {"A": (2, 16), "B": (16, 2)}, "must be a number, and numbers by regular"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_adapters_are_refused(name, imported, tmp_path):
+    options, shapes, message = DAMAGED[name]
+    config = {"peft_type": "LORA", "lora_alpha": 2} | options
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    arrays = {f"{module}.lora_{side}.weight": np.ones(shape, np.float32) for side, shape in shapes.items()}
+    safetensors.numpy.save_file(arrays, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=message):
+        hf.load(imported("llama")[0], adapter=tmp_path)
 
 
 PAIR = {"source": "tsv", "train": "pairs.tsv", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}

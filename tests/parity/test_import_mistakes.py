@@ -147,6 +147,8 @@ MISTAKES = {
     "vocabulary, the last ones are used": (endless, "its tokenizer has 7. tokens, and its model only 64"),
     "end": (written("generation_config.json", '{"eos_token_id": 999}'), "the special token 999 is not one of its 64"),
     "start": (fields(decoder_start_token_id=[1, 2]), r"decoder_start_token_id=\[1, 2\] is not a token id"),
+    "negative end": (written("generation_config.json", '{"eos_token_id": -1}'), "the special token -1 is not one of"),
+    "type of the model": (fields(model_type=["llama"]), "the architecture|model_type"),
     "forced": (
         written("generation_config.json", '{"forced_bos_token_id": 70}'),
         "the special token 70 is not one of its 64 tokens",
@@ -156,7 +158,7 @@ MISTAKES = {
         "rope_parameters by kind of layer are not supported for this architecture",
     ),
     "local rotations": (fields(rope_local_base_freq=7.0), "the field rope_local_base_freq=7.0 is not supported"),
-    "tokenizer": (written("tokenizer.json", '{"model": 3}'), "tokenizer.json is not a valid tokenizer"),
+    "tokenizer": (written("tokenizer.json", '{"model": 3}'), "tokenizer.json, or a JSON file beside it, is not valid"),
 }
 
 

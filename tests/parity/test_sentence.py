@@ -138,6 +138,19 @@ REFUSED = {
     "the pooling median": {"mode": "median"},
     "include_prompt=False": {"pooling": {"include_prompt": False}},
 }
+WRONG_TYPES = {
+    "1_Pooling/config.json": {"pooling_mode": 5},
+    "sentence_bert_config.json": {"max_seq_length": "16"},
+    "config_sentence_transformers.json": {"prompts": ["x"]},
+}
+
+
+@pytest.mark.parametrize("file", WRONG_TYPES)
+def test_settings_of_the_wrong_type_are_refused(imported, file, tmp_path):
+    folder = sentence_folder(imported("bert")[0], tmp_path / "copy")
+    (folder / file).write_text(json.dumps(WRONG_TYPES[file]))
+    with pytest.raises(UserError, match=r"a setting of sentence-transformers has the wrong type .*; correct it, or re"):
+        imported_run(folder, tmp_path)
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -165,3 +165,38 @@ def test_language_models_begin_with_bos_and_t5_ends_with_eos(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind} | ids))
         special = load_checkpoint_tokenizers(tmp_path).target.special
         assert (special.before, special.after) == (((), (2,)) if kind == "t5" else ((1,), ())), kind
+
+
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [("bert", "XLMRobertaTokenizer"), ("roberta", "XLMRobertaTokenizerFast"), ("bart", "T5Tokenizer")],
+)
+def test_a_sentencepiece_model_is_read_as_the_class_that_is_named(model_type, kind, tmp_path):
+    """Small multilingual encoders are BERTs with the tokenizer of XLM-R."""
+    (tmp_path / "tokenizer.model").write_bytes(multilingual.pieces(model_type="unigram"))
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(multilingual.pieces(model_type="unigram"))
+    (tmp_path / "spiece.model").write_bytes(multilingual.pieces(model_type="unigram"))
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} | ids))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind} if kind else {}))
+    ours = load_checkpoint_tokenizers(tmp_path).target
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the cat sat", "und das Haus"):
+        assert [*ours.special.before, *ours.encode(text), *ours.special.after] == theirs(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("vocab.txt", "BertJapaneseTokenizer"), ("tokenizer.model", "XLNetTokenizer")]
+)
+@pytest.mark.parametrize("place", ["config.json", "tokenizer_config.json"])
+def test_files_of_other_classes_are_refused(file, kind, place, tmp_path):
+    checkpoints.word_pieces(tmp_path)
+    (tmp_path / file).touch()
+    if file != "vocab.txt":
+        (tmp_path / "vocab.txt").unlink()
+        (tmp_path / file).write_bytes(multilingual.pieces(model_type="bpe"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "eos_token_id": 2}))
+    fields = json.loads((tmp_path / place).read_text()) if (tmp_path / place).is_file() else {}
+    (tmp_path / place).write_text(json.dumps(fields | {"tokenizer_class": kind}))
+    with pytest.raises(UserError, match=rf"has only .*, which is not read for {kind}: save .*tokenizer.json"):
+        load_checkpoint_tokenizers(tmp_path)

@@ -56,6 +56,8 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str]) -> StoredArra
     factors = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
     merged = {f"{module}.weight": functools.partial(_add_product, base, arrays, module, config) for module in modules}
     whole = {name: functools.partial(arrays.__getitem__, name) for name in arrays if name not in factors}
+    if not arrays:
+        raise UserError(f"{folder} has no arrays of an adapter")
     for place, needed, held in (("adapter", factors, arrays), ("checkpoint", merged | whole, base)):
         if absent := sorted(set(needed) - held.keys()):
             raise UserError(f"{folder}: the {place} has no array {absent[0]}: they do not fit together")
@@ -79,7 +81,22 @@ def _read_config(folder: Path) -> Settings:
     for name, value in config.items():
         if name not in usual and value not in (None, False, "", [], {}):
             raise UserError(f"{folder / ADAPTER}: {name}={value!r} is not supported")
-    return {"alpha_pattern": {}, "use_rslora": False, "fan_in_fan_out": False} | config
+    config = {"alpha_pattern": {}, "use_rslora": False, "fan_in_fan_out": False, **config}
+    alpha: Any = config.get("lora_alpha")
+    patterns: Any = config["alpha_pattern"]
+    read = isinstance(patterns, dict) and all(_is_pattern(pattern) for pattern in patterns)
+    if not read or not all(isinstance(value, int | float) for value in (alpha, *patterns.values())):
+        given = f"lora_alpha={alpha!r} and alpha_pattern={patterns!r}"
+        raise UserError(f"{folder / ADAPTER}: {given} must be a number, and numbers by regular expressions")
+    return config
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _add_product(base: StoredArrays, arrays: StoredArrays, module: str, config: Settings) -> np.ndarray:
@@ -90,7 +107,9 @@ def _add_product(base: StoredArrays, arrays: StoredArrays, module: str, config: 
     )
     patterns: dict[str, Any] = config["alpha_pattern"]
     own = (alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
-    alpha, rank = next(own, config["lora_alpha"]), a.shape[0]
+    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+        raise UserError(f"{module}: the factors of the adapter have the shapes {a.shape} and {b.shape}, of no product")
+    alpha, rank = next(own, config["lora_alpha"]), len(a)
     product = b @ a * (alpha / (math.sqrt(rank) if config["use_rslora"] else rank))
     product = product.T if config["fan_in_fan_out"] else product
     if product.shape != weight.shape:

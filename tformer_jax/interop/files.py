@@ -39,7 +39,7 @@ TEXT_MODELS = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
 
 def _text_config(hf: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of the language model of a model of texts and images; of other models, all fields."""
-    kind, text = hf.get("model_type"), hf.get("text_config")
+    kind, text = str(hf.get("model_type")), hf.get("text_config")
     if kind not in TEXT_MODELS or not isinstance(text, dict):
         return hf
     shared = {name: hf[name] for name in hf if name in ("dtype", "torch_dtype") or name.endswith("os_token_id")}

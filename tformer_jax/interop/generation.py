@@ -86,6 +86,8 @@ def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[De
     own = read_json(folder / "generation_config.json", {})
     given = {k: v for k, v in (own or config).items() if v is not None}
     unapplied = _differing_settings(given, NEUTRAL)
+    if not cfg.model_class.reads_source:  # transformers forces it after a prompt of one token alone
+        unapplied += _differing_settings(given, {"forced_bos_token_id": None})
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
         unapplied.append(f"bad_words_ids={sequences!r}")
@@ -114,7 +116,10 @@ def _strategy_settings(given: Settings) -> tuple[Settings, list[str]]:
     """Returns the settings of the decoding strategy, and the given settings that are not applied, as `name=value`."""
     sampling = _differing_settings(given, SAMPLING)
     if given.get("num_beams", 1) > 1:
-        return _beam_settings(given), sampling if given.get("do_sample") else []
+        penalty = {"length_penalty": given.get("length_penalty", 1.0)}
+        refused = penalty if penalty["length_penalty"] < 0 else {}
+        left = [f"{name}={value!r}" for name, value in refused.items()]
+        return _beam_settings(given | dict.fromkeys(refused, 0.0)), left + (sampling if given.get("do_sample") else [])
     if not given.get("do_sample"):
         return {}, []
     if given.get("temperature") == 0:  # which transformers refuses; greedy decoding is its limit

@@ -1,10 +1,11 @@
 """Reads what sentence-transformers does after the model of a folder: pooling, normalization, lengths and prompts."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.base.errors import UserError
+from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.json_files import read_json
 from tformer_jax.config import EmbedConfig
 from tformer_jax.data.tokenizers import Tokenizer
@@ -45,6 +46,17 @@ def read_embedding(folder: Path, tokenizer: Tokenizer, max_length: int) -> Embed
     if not (folder / MODULES).is_file():
         return EmbedConfig()
     modules = _read_modules(folder)
+    try:
+        return EmbedConfig(
+            **_read_settings(folder, modules), **_read_length(folder, tokenizer, max_length), **_read_prompts(folder)
+        )
+    except (AttributeError, TypeError) as error:
+        problem = f"a setting of sentence-transformers has the wrong type ({first_line(error, 200)})"
+        raise UserError(f"{folder}: {problem}; correct it, or remove {MODULES}") from error
+
+
+def _read_settings(folder: Path, modules: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Returns the pooling and the normalization of the modules."""
     settings: dict[str, Any] = {"normalize": False}
     for kind, path in modules[1:]:
         if kind == "Normalize":
@@ -53,7 +65,7 @@ def read_embedding(folder: Path, tokenizer: Tokenizer, max_length: int) -> Embed
             settings["pooling"] = _read_pooling(folder / path)
         else:
             raise _unsupported_error(folder, f"the module {kind}")
-    return EmbedConfig(**settings, **_read_length(folder, tokenizer, max_length), **_read_prompts(folder))
+    return settings
 
 
 def _read_modules(folder: Path) -> list[tuple[str, str]]:
@@ -90,7 +102,9 @@ def _read_length(folder: Path, tokenizer: Tokenizer, max_length: int) -> dict[st
             folder, f"do_lower_case=True in {files[0].name} with a tokenizer of upper-case letters"
         )
     limit = settings.get("max_seq_length") or read_json(folder / "tokenizer_config.json", {}).get("model_max_length")
-    return {"max_length": int(limit)} if limit and limit < max_length else {}
+    if limit and limit < max_length and not isinstance(limit, int):
+        raise TypeError(f"a maximum length of {limit!r} tokens")
+    return {"max_length": limit} if limit and limit < max_length else {}
 
 
 def _read_prompts(folder: Path) -> dict[str, Any]:

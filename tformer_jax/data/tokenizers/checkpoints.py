@@ -17,6 +17,7 @@ from tformer_jax.data.chat.template import TEMPLATE_FILE, default_template
 from tformer_jax.data.tokenizers.chats import with_chat
 from tformer_jax.data.tokenizers.classes import (
     CLASS_ROLES,
+    SYNONYMS,
     complete_tokenizer,
     names_by_role,
     rebuilding_class,
@@ -40,8 +41,15 @@ PAIRS = ("bart", "mbart", "marian", "m2m_100", "t5", "mt5", "umt5", "t5gemma")
 """Model types of encoder-decoders."""
 T5S = ("t5", "mt5", "umt5")
 """Model types whose SentencePiece tokenizers are T5's."""
-END_WITH_EOS = (*T5S, "albert")
-"""Model types whose SentencePiece tokenizers end texts with EOS; the others begin them with BOS."""
+GENERIC = ("", "PreTrainedTokenizer", "TokenizersBackend", "SentencePieceBackend")
+"""Names of classes of any model."""
+PIECE_CLASSES = {"m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
+PIECE_CLASSES |= dict.fromkeys(T5S, "T5Tokenizer") | {"albert": "AlbertTokenizer"}
+"""Classes of SentencePiece models by model types that name none; of others, it is Llama's."""
+PLAIN = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenizer", "AlbertTokenizer")
+"""Classes whose ids are those of the SentencePiece model."""
+END_WITH_EOS = ("T5Tokenizer", "AlbertTokenizer")
+"""Classes whose texts end with EOS; those of others begin with BOS."""
 TAGS_LAST = "MBartTokenizer"
 """The class whose language tags are placed as `SpecialTokens.tags_last` says."""
 BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer")
@@ -87,7 +95,8 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
-        raise UserError(f"{folder / name} is not a valid tokenizer ({first_line(error, 200)})") from error
+        problem = f"or a JSON file beside it, is not valid ({first_line(error, 200)})"
+        raise UserError(f"the tokenizer {folder / name}, {problem}") from error
 
 
 def _with_template(folder: Path, tokenizers: Tokenizers, settings: Settings, options: Settings) -> Tokenizers:
@@ -111,6 +120,8 @@ def _read_vocab_txt(folder: Path, settings: Settings, options: Settings) -> Toke
     """Builds BERT's tokenizer: WordPiece between [CLS] and [SEP]."""
     if settings.get("model_type") not in ("bert", "distilbert"):
         raise UserError(f"{folder} has only vocab.txt, which is read for BERT and DistilBERT: save its tokenizer.json")
+    if (kind := _named_class(options, settings) or "BertTokenizer") != "BertTokenizer":
+        raise UserError(f"{folder} has only vocab.txt, which is not read for {kind}: save its tokenizer.json")
     names = CLASS_ROLES["BertTokenizer"] | names_by_role(options)
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     vocab = {line: number for number, line in enumerate(lines)}  # a line may be U+2028, at which splitlines breaks
@@ -128,6 +139,12 @@ def _read_vocab_and_merges(folder: Path, settings: Settings, options: Settings) 
         read = ", ".join(BYTE_LEVEL)
         raise UserError(f"{folder} has only vocab.json and merges.txt, which are read for {read}: save tokenizer.json")
     return wrap_library(*complete_tokenizer(library, folder, options, kind, own_ends=True), settings)
+
+
+def _named_class(options: Settings, settings: Settings) -> str:
+    """Returns the class that tokenizer_config.json or config.json names; "" if it is none of one model."""
+    kind = str(options.get("tokenizer_class") or settings.get("tokenizer_class") or "").removesuffix("Fast")
+    return "" if kind in GENERIC else SYNONYMS.get(kind, kind)
 
 
 def _with_class(options: Settings, settings: Settings) -> Settings:
@@ -189,7 +206,11 @@ def _read_marian(folder: Path, settings: Settings, options: Settings) -> Tokeniz
     """Builds the two tokenizers of a Marian model, which share a vocabulary."""
     if options.get("separate_vocabs"):
         raise UserError(f"{folder}: separate_vocabs=True is not supported, only a shared vocabulary is")
+    if not (folder / "target.spm").is_file():
+        raise UserError(f"{folder} has source.spm, but no target.spm")
     vocab = read_json(folder / "vocab.json")
+    if missing := {"<unk>", "</s>"} - vocab.keys():
+        raise UserError(f"{folder / 'vocab.json'} has no {sorted(missing)[0]}")
     names = {vocab[name]: name for name in ("<unk>", "</s>", "<pad>") if name in vocab}
     special = _special_tokens(settings, names, ((), (vocab["</s>"],)), vocab["<unk>"])
     tags = {i: name for name, i in vocab.items() if tagged_language(name)}
@@ -203,13 +224,19 @@ def _read_marian(folder: Path, settings: Settings, options: Settings) -> Tokeniz
 def _read_pieces(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     """Builds the tokenizer of a SentencePiece model, with the tokens that its JSON files add."""
     raw = next(folder / name for name in PIECES if (folder / name).is_file()).read_bytes()
-    model, kind = load_model(raw), settings.get("model_type")
-    if kind in READERS:
-        return READERS[kind](folder, raw, settings, options)
+    kind = _named_class(options, settings) or PIECE_CLASSES.get(settings.get("model_type", ""), "LlamaTokenizer")
+    if kind not in READERS:
+        raise UserError(f"{folder} has only a SentencePiece model, which is not read for {kind}: save tokenizer.json")
+    return READERS[kind](folder, raw, settings, options | {"tokenizer_class": kind})
+
+
+def _read_plain(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
+    """Builds the tokenizer of a SentencePiece model whose ids are those of the checkpoint."""
+    model, kind = load_model(raw), options["tokenizer_class"]
     begins = kind not in END_WITH_EOS
     before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
     after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
-    added = _read_added(folder, options, model, options.get("extra_ids", SENTINELS) if kind in T5S else 0)
+    added = _read_added(folder, options, model, options.get("extra_ids", SENTINELS) if kind == "T5Tokenizer" else 0)
     names = {i: token["content"] for i, token in added.items() if token["special"]}
     special = _special_tokens(settings, names, (before, after), model.unk_id())
     special = dataclasses.replace(special, context=_find_piece(model))
@@ -221,7 +248,7 @@ def _read_pieces(folder: Path, settings: Settings, options: Settings) -> Tokeniz
 def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
     """Builds the tokenizer of M2M-100, whose tags follow the vocabulary, or of NLLB, which has no `vocab.json`."""
     if not (folder / "vocab.json").is_file():
-        return _read_fairseq(folder, raw, settings, {"tokenizer_class": "NllbTokenizer"} | options)
+        return _read_fairseq(folder, raw, settings, options | {"tokenizer_class": "NllbTokenizer"})
     vocab = read_json(folder / "vocab.json")
     codes = LANGUAGES[options.get("language_codes", "m2m100")].split()
     names = {vocab[name]: name for name in FAIRSEQ} | {len(vocab) + i: f"__{code}__" for i, code in enumerate(codes)}
@@ -235,8 +262,8 @@ def _read_fairseq(folder: Path, raw: bytes, settings: Settings, options: Setting
     """Builds the tokenizer of mBART, NLLB or XLM-R: ids are those of fairseq; tags of languages follow the pieces."""
     library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
     model = library.ModelProto.FromString(raw)
-    options = read_json(folder / "special_tokens_map.json", {}) | _with_class(options, settings)
-    tagged = settings["model_type"] != "xlm-roberta"
+    options = read_json(folder / "special_tokens_map.json", {}) | options
+    tagged = options["tokenizer_class"] != "XLMRobertaTokenizer"
     options |= {"mask_token": MASK} if tagged else {}
     tags = [name for name in special_names(options) if tagged_language(name)]
     if tagged and not tags:
@@ -283,8 +310,12 @@ def _read_added(folder: Path, options: Settings, model: Any, sentinels: int) -> 
     return read_added(model, names, declared, sentinels)
 
 
-READERS = {"m2m_100": _read_m2m_100, "mbart": _read_fairseq, "xlm-roberta": _read_fairseq}
-"""Functions that read a SentencePiece model, by `model_type`."""
+READERS: dict[str, Callable[[Path, bytes, Settings, Settings], Tokenizers]] = {
+    **dict.fromkeys(PLAIN, _read_plain),
+    **dict.fromkeys(("M2M100Tokenizer", "NllbTokenizer"), _read_m2m_100),
+    **dict.fromkeys(("MBartTokenizer", "MBart50Tokenizer", "XLMRobertaTokenizer"), _read_fairseq),
+}
+"""Functions that read a SentencePiece model, by the class of its tokenizer."""
 
 
 LOADERS: dict[str, Callable[[Path, Settings, Settings], Tokenizers]] = {
@@ -310,23 +341,25 @@ def _special_tokens(settings: Settings, names: Mapping[int, str], ends: Ends, un
     start, first = (_single_id(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
     if first is None and settings.get("force_bos_token_to_be_generated"):
         first = bos
+    pair = settings.get("model_type") in PAIRS
     forced = () if first is None or tagged_language(names.get(first, "")) else (first,)  # which requests name
-    if start is None and bos is None and settings.get("model_type") in PAIRS:
+    if start is None and bos is None and pair:
         raise UserError("config.json has no decoder_start_token_id, with which the inputs of the decoder start")
     start = start if start is not None else bos if bos is not None else eos_ids[0]
     used = {start, *eos_ids, *forced} - {*names, *(eos_ids if endless else ())}
-    if used and size is not None and max(used) >= size:
-        raise UserError(f"config.json: the special token {max(used)} is not one of its {size} tokens")
+    for token in used:
+        if token < 0 or (size is not None and token >= size):
+            raise UserError(f"config.json: the special token {token} is not one of its {size} tokens")
     words = (words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
     return SpecialTokens(
         names=tuple(sorted(names.items())),
         start=start,
         eos=eos_ids,
         bos=bos,
-        pad=settings.get("pad_token_id"),
+        pad=None if (pad := settings.get("pad_token_id")) is not None and pad < 0 else pad,
         unknown=unknown,
         suppressed=tuple(dict.fromkeys([*words, *(settings.get("suppress_tokens") or ())])),
-        forced=forced,
+        forced=forced if pair else (),
         before=before,
         after=after,
         bare_sides=settings.get("model_type") == "t5gemma",

@@ -51,7 +51,10 @@ WITHOUT_CLASS = (
     *("mistral", "mixtral", "ministral", "phi3", "olmo2", "olmo3", "granite", "stablelm", "umt5", "modernbert"),
 )
 """Model types whose tokenizer.json is read as it is, whatever class is named, unless it names remote code."""
-SYNONYMS = {"DistilBertTokenizer": "BertTokenizer"}
+_BERTS = ("DistilBert", "Electra", "LayoutLM", "Lxmert", "MobileBert", "SqueezeBert")
+SYNONYMS = {f"{name}Tokenizer": "BertTokenizer" for name in _BERTS}
+SYNONYMS |= {"MT5Tokenizer": "T5Tokenizer"}
+SYNONYMS |= dict.fromkeys(("LEDTokenizer", "LongformerTokenizer"), "RobertaTokenizer")
 """Classes that build what another one builds."""
 REBUILT = {"qwen2": "Qwen2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer"}
 """Classes by model types that have them whatever tokenizer_config.json says, unless it names remote code."""
