@@ -68,6 +68,9 @@ def test_a_notebook_from_data_to_a_saved_run(tmp_path, monkeypatch):
     facts = (tmp_path / run.path / "corpus.json").read_text()
     assert '"the number of train examples": 30' in facts and "the digest of the optimizer" in facts
     run.plot("loss").save("curves.svg")
+    assert len(run.plot("validation/lengths", "lengths").figure.axes) == 1
+    with pytest.raises(UserError, match="2.0 outputs per text: write an integer, at least 1"):
+        run.outputs(["one"], 2.0)
     assert (tmp_path / "curves.svg").read_text().count("<svg") == 1 and run.plot()._repr_html_().startswith("<svg")
     assert "decoder/layers_*/ffn" in run._repr_html_() and repr(run).startswith("Run('runs/experiment': seq2seq")
 
@@ -189,6 +192,10 @@ MISTAKES = [
     (lambda call, ids: call(ids - 3), "tokens has the id -2"),
     (lambda call, ids: call(ids, padding_mask=ids), "padding_mask has the dtype int32: pass booleans"),
     (lambda call, ids: call(ids, padding_mask=ids[:, 1:] > 0), r"padding_mask has the shape \(1, 3\), but its tokens"),
+    (
+        lambda call, ids: call(ids, segments=ids[:, 1:]),
+        r"segments has the shape \(1, 3\), but its tokens have \(1, 4\)",
+    ),
     (lambda call, ids: call(ids, train=True), "train=True draws dropout masks: pass rngs="),
 ]
 
@@ -198,6 +205,14 @@ def test_a_mistake_in_a_call_is_named(mistake, problem):
     model, params = build(tiny("decoder_lm", dropout=0.1))
     with pytest.raises(UserError, match=problem):
         mistake(lambda *args, **options: model.apply({"params": params}, *args, **options), np.ones((1, 4), np.int32))
+
+
+def test_sources_and_targets_are_pairs():
+    model, params = build(tiny("seq2seq"))
+    ids = np.ones((2, 4), np.int32)
+    for source, target in ((ids[:1], ids), (ids, ids[:1])):
+        with pytest.raises(UserError, match="source has . rows, but target has .: pass pairs"):
+            model.apply({"params": params}, source, target)
 
 
 @pytest.mark.slow
@@ -235,6 +250,21 @@ def test_a_loop_of_ones_own():
         step(state, {**batch, "source": batch["source"].astype(float)})
     with pytest.raises(UserError, match="the batch's target_in has the id 100"):
         step(state, {**batch, "target_in": np.where(batch["target_in"] == 4, 100, batch["target_in"])})
+    labels, (B, T) = batch["target_out"], batch["target_out"].shape
+    for changed, problem in (
+        ({"source": batch["source"][:1]}, f"the batch's target_in has {B} rows, but source has 1"),
+        (
+            {"target_out": labels[:1]},
+            rf"the batch's target_out has the shape \\(1, {T}\\), but its inputs need \\({B}, {T}",
+        ),
+        ({"target_out": labels * 1.0}, "the batch's target_out has the dtype float64: labels are integers"),
+        (
+            {"target_out": labels + 100},
+            f"has the label {labels.max() + 100}, but the model has {len(WORDS) + 4}, from 0",
+        ),
+    ):
+        with pytest.raises(UserError, match=problem):
+            step(state, {**batch, **changed})
     state, metrics = step(state, batch)
     moved = optax.tree.norm(optax.tree.sub(before, state.params))
     assert int(state.step) == 1
@@ -271,6 +301,8 @@ def test_what_there_is_can_be_listed(capsys):
     tj.help("model.rotary.base")
     assert capsys.readouterr().out.startswith("model.rotary.base (float, default 10000.0; at least 1.0)\n    base of")
     assert "model.attention (str, default 'multi_head'; allowed: multi_head, basic" in explain("model")
+    with pytest.raises(UserError, match="3 is not the name of a setting: write a text, such as 'model.dim'"):
+        tj.help(3)
     with pytest.raises(UserError, match="did you mean 'model.rotary'"):
         tj.help("model.rotray")
     for arguments, text in (
@@ -308,6 +340,12 @@ def test_functions_that_do_not_fit_are_refused(tmp_path):
         (config(), {"metrics": {"mine:to-en": equal_lengths}}, "metrics.'mine:to-en'.: .* has a colon"),
         (config(), {"metrics": {1: equal_lengths}}, "metrics must be functions"),
         (config(), {"callbacks": equal_lengths}, "callbacks must be a list"),
+        (
+            config(),
+            {"optimizer": optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau())},
+            "optimizer= is called as update.gradients, state, params., which fails: .*value.*; pass an Optax",
+        ),
+        ("translate_cldr", {}, "cfg is a str: pass a Config, such as tj.configs.load"),
         (config(), {"optimizer": 0.1}, "optimizer is a float: pass an Optax transformation"),
         (config(), {"data": None}, "data.source='python': pass data="),
         (

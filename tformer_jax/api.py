@@ -301,8 +301,8 @@ class Run:
         Raises:
             UserError: a setting is invalid, or the strategy does not give that number of outputs.
         """
-        if outputs < 1:
-            raise UserError(f"{outputs} outputs per text: write at least 1")
+        if not isinstance(outputs, int) or outputs < 1:
+            raise UserError(f"{outputs!r} outputs per text: write an integer, at least 1")
         decode = self.config.decode.changed(settings, name)
         chosen = "strategy" in settings or settings.get("temperature") == 0
         if outputs > 1 and decode.strategy == "greedy" and not chosen:

@@ -106,6 +106,15 @@ def test_models_and_files_that_do_not_fit(runs, tmp_path):
         evaluate.main(["--run", str(run), *flags, "--direction", "en-de"])
     with pytest.raises(UserError, match="--split test and --source name different examples: leave one of them out"):
         evaluate.main(["--run", str(run), *flags, "--split", "test"])
+    same, other = str(tmp_path / "s.jsonl"), str(tmp_path / "o.jsonl")
+    for given, problem in (
+        (["--source", same, "--output", same], "is both --source and --output: choose another --output"),
+        (["--source", same, "--record", same], "is both --source and --record: choose another --record"),
+        ([*flags, "--record", flags[1]], "is both --reference and --record"),
+        (["--source", same, "--output", other, "--record", other], "is both --output and --record: choose another"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            evaluate.main(["--run", str(run), *given])
     with pytest.raises(UserError, match=r"--output .*o.txt: must be named .jsonl"):
         evaluate.main(["--run", str(run), *flags, "--output", "o.txt"])
 

@@ -153,8 +153,8 @@ def test_standard_input_may_be_empty(monkeypatch):
 
 def test_different_files_have_different_identities(tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
-    one.write_bytes(b"a" * 10)
-    other.write_bytes(b"a" * 9 + b"b")
+    one.write_bytes(b"a" * 2**21)
+    other.write_bytes(b"a" * (2**21 - 1) + b"b")
     found = Source([], one).identity()
     assert found == Source([], one).identity()
     assert found | {"name": "other"} != Source([], other).identity()

@@ -115,6 +115,22 @@ def test_files_that_are_read_are_not_overwritten(nbest, tmp_path):
     assert references.read_text() == "\n".join(REFERENCES)
 
 
+def test_fields_of_results_are_reserved(nbest, tmp_path):
+    """Regression test: they were replaced, without a word."""
+    own = write(tmp_path / "own.jsonl", FIRST, features=["mine"] * 3)
+    with pytest.raises(UserError, match=r"own\.jsonl, line 1: .*'features'"):
+        rerank.main([own, "--feature", "length", "--output", str(tmp_path / "best.jsonl")])
+    rerank.main([nbest[0], own, "--feature", "length", "--output", str(tmp_path / "best.jsonl")])
+    assert (tmp_path / "best.jsonl").read_text().count('"features"') == 3
+
+
+def test_the_list_without_a_number_is_named(nbest, tmp_path):
+    """Regression test: another list was."""
+    damaged = write(tmp_path / "damaged.jsonl", FIRST, scores=[[-1.0, -2.0, -3.0]] * 2 + [[-1.5, None, -3.0]])
+    with pytest.raises(UserError, match=r"damaged\.jsonl, line 3: has no number for each output in the field 'scores'"):
+        rerank.main([damaged, nbest[1], "--feature", "scores"])
+
+
 @pytest.mark.parametrize(
     ("metric", "problem"),
     [

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import types
 
 import pytest
@@ -55,6 +56,14 @@ def test_records_of_tsv_and_jsonl(tmp_path):
     (tmp_path / "c.tsv").write_text("source\ttarget\tb\nx\ty\t\nz\tu\tv\n")
     found = read("--source", tmp_path / "c.tsv", "--reference-field", "target", "b")
     assert [segment.references for segment in found] == [("y",), ("u", "v")]
+    (tmp_path / "n.jsonl").write_text('{"source": "a", "target": "b", "doc": null}\n')
+    assert read("--source", tmp_path / "n.jsonl", "--document-field", "doc") == [Segment("a", ("b",))]
+    (tmp_path / "d.tsv").write_text("source\ttarget\ttarget\nx\ty\tz\n")
+    with pytest.raises(UserError, match=r"d.tsv, line 1: names two columns 'target': rename one of them"):
+        read("--source", tmp_path / "d.tsv")
+    os.mkfifo(tmp_path / "pipe.tsv")
+    with pytest.raises(UserError, match=r"pipe.tsv is not a regular file, which is read more than once: write its"):
+        read("--source", tmp_path / "pipe.tsv")
     (tmp_path / "c.jsonl").write_text('{"source": "a", "target": null}\n')
     with pytest.raises(UserError, match="c.jsonl, line 1: has no reference in 'target'"):
         read("--source", tmp_path / "c.jsonl")

@@ -1,6 +1,7 @@
 """Mistakes in corpus files: each gives one sentence that names the file, or is skipped, counted and reported."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -234,3 +235,9 @@ def test_fields_that_do_not_fit(tmp_path, source, fields, sentence):
     write(tmp_path, a=b"{}\n")
     with pytest.raises(UserError, match=sentence):
         load_corpus(config(source, "a", fields=fields), tmp_path)
+
+
+def test_pipes_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tsv")
+    with pytest.raises(DataError, match=r"pipe\.tsv is not a regular file, which is read more than once: write its"):
+        load_corpus(config("tsv", "pipe.tsv"), tmp_path)

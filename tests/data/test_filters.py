@@ -62,6 +62,9 @@ def test_a_header_is_no_example_and_names_columns(tmp_path):
     splits = stream_corpus(cfg, tmp_path)
     assert list(splits.train) == [{"source": "house", "target": "Haus"}, {"source": "tree", "target": "Baum"}]
     assert splits.filters["train"].dropped == {"header lines": 1}
+    (tmp_path / "twice.tsv").write_text("en\tde\tde\na\tb\tc\n")
+    with pytest.raises(DataError, match=r"twice\.tsv names two columns 'de': rename one of them"):
+        load_corpus(config("tsv", "twice.tsv", header=True, fields=("en", "de")), tmp_path)
     with pytest.raises(DataError, match=r"a\.tsv has no column 'fr', only 'id', 'de', 'en': set data\.fields"):
         load_corpus(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, fields=("en", "fr"))), tmp_path)
     with pytest.raises(UserError, match="column numbers, such as .* without data.header"):

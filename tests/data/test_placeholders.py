@@ -1,5 +1,7 @@
 """Placeholders of pairs: symbols stand for them, and outputs get them back."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,3 +149,37 @@ def test_only_translation_has_placeholders():
         Config(
             model=tiny("decoder_lm"), data=DataConfig(source="stdlib_text", batching="packed", placeholders=("tags",))
         )
+
+
+@given(st.lists(st.sampled_from(["<a", "<", ">", "/", " ", "  ", "=", '"', "'", "b", "c:d"]), max_size=12).map("".join))
+def test_tags_are_found_as_by_a_search_of_every_span(text):
+    """The oracle reads a tag character by character: a name, and what follows a space, with quotes in pairs."""
+
+    def is_tag(span: str) -> bool:
+        name = re.match(r"</?[A-Za-z][\w:.-]*", span)
+        if not name or not span.endswith(">") or len(span) == name.end():
+            return False
+        rest, quote = span[name.end() : -1], ""
+        if rest and rest != "/" and not rest[0].isspace():
+            return False
+        for character in rest:
+            if quote:
+                quote = "" if character == quote else quote
+            elif character in "\"'":
+                quote = character
+            elif character in "<>":
+                return False
+        return not quote
+
+    found = [match.span() for match in re.finditer(PATTERNS["tags"], text)]
+    expected, start = [], 0
+    while start < len(text):
+        end = next((end for end in range(len(text), start, -1) if is_tag(text[start:end])), start)
+        expected += [(start, end)] if end > start else []
+        start = max(end, start + 1)
+    assert found == expected
+
+
+def test_many_spaces_after_the_beginning_of_a_tag_take_no_time():
+    """Regression test: the time grew with the third power of their number."""
+    assert not re.search(PATTERNS["tags"], "x <a" + " " * 20_000 + "y")

@@ -68,6 +68,8 @@ def test_a_glossary_applies_the_longest_term(tmp_path):
     assert glossary_constraints(str(path), "New York and York") == (("New York",), ("York", "hier"))
     assert glossary_constraints(str(path), "a new house, new houses") == (("neu",), ("Haus",))
     assert glossary_constraints(str(path), "nothing") == ()
+    for text in ("New\u00a0York", "New  York", "New\u200b York"):
+        assert glossary_constraints(str(path), text) == (("New York",),)
     assert glossary_constraints(str(path), "{house} %(new)s <York> http://a.b/new York") == (("York", "hier"),)
     broken = tmp_path / "broken.tsv"
     broken.write_text("house Haus\n")

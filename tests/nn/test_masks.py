@@ -1,6 +1,7 @@
 """Masks against matrices written by hand."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import rest_slow
+from tformer_jax import nn
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask, as_mask, lookahead_mask
 
@@ -190,3 +193,16 @@ def test_additive_masks_and_masks_of_another_rank_are_refused(mask):
     q, k, v = jnp.ones((1, 2, 1, 4)), jnp.ones((1, 3, 1, 4)), jnp.ones((1, 3, 1, 4))
     with pytest.raises(UserError, match="an attention mask is a bool array"):
         attend(q, k, v, mask)
+
+
+@pytest.mark.parametrize("backend", ["reference", "xla", "blockwise"])
+@pytest.mark.parametrize("shape", [(1, 1, 5, 6), (1, 1, 5, 4), (1, 1, 4, 5), (3, 1, 5, 5), (1, 2, 5, 5)])
+def test_masks_of_other_sizes_are_refused(backend, shape):
+    """Regression test: longer ones were cut without a word."""
+    attention = nn.Attention(ModelConfig(dim=12, num_heads=3, attention_backend=backend))
+    x = jnp.ones((2, 5, 12))
+    params = attention.init(jax.random.key(0), x)
+    with pytest.raises(UserError, match=rf"mask has the shape {re.escape(str(shape))}, .* to \(2, 3, 5, 5\)"):
+        attention.apply(params, x, mask=jnp.ones(shape, bool))
+    with pytest.raises(UserError, match="queries have 2 rows, but keys have 1"):
+        attention.apply(params, x, x[:1])

@@ -12,6 +12,7 @@ from tformer_jax.base.cpu import train_step_options
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig, model
 from tformer_jax.models import conversions, registry
+from tformer_jax.nn import stacks
 from tformer_jax.special_tokens import PAD
 
 TOKENS = np.array([[5, 6, 7, 8, 9], [4, 10, 4, PAD, PAD]], np.int32)
@@ -120,6 +121,22 @@ def test_a_prefix_needs_a_prefix_language_model():
     model, tokens = registry.build(tiny("decoder_lm")), np.ones((1, 3), int)
     with pytest.raises(UserError, match="model.prefix_lm=False: must be True"):
         jax.eval_shape(lambda: model.init(jax.random.key(0), tokens, prefix=np.array([2])))
+
+
+def test_stacks_name_arguments_that_do_not_fit():
+    """Regression test: without memory, a decoder attended to later tokens; integers were combined bitwise."""
+    cfg, x, memory = tiny("seq2seq"), jnp.ones((2, 5, 8)), jnp.ones((2, 7, 8))
+    mask = jnp.ones((2, 5), bool)
+    mistakes = {
+        r"Decoder\(cross=True\) needs memory": (stacks.Decoder(cfg, 1, cross=True), (x,)),
+        r"Decoder\(cross=False\) has no cross-attention to memory": (stacks.Decoder(cfg, 1), (x, None, memory)),
+        "padding_mask has the dtype int32": (stacks.Decoder(cfg, 1), (x, mask * 2)),
+        r"padding_mask has the shape \(2, 4\)": (stacks.Encoder(cfg, 1), (x, mask[:, 1:])),
+        r"memory_padding_mask has the shape \(2, 5\)": (stacks.Decoder(cfg, 1, cross=True), (x, mask, memory, mask)),
+    }
+    for problem, (stack, arguments) in mistakes.items():
+        with pytest.raises(UserError, match=problem):
+            stack.init(jax.random.key(0), *arguments)
 
 
 @pytest.mark.slow

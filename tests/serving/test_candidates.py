@@ -43,7 +43,7 @@ def test_a_request_that_selects_a_strategy_asks_for_candidates_itself():
         assert [request.num_outputs for request in one.engine.seen] == [1, 2, 4, 3]
         answer = one.post("/v1/completions", prompt="abc", temperature=0, candidates=4)
         assert answer.status_code == 400
-        assert "candidates=4: needs decode.strategy='sample' or 'beam'" in answer.json()["error"]["message"]
+        assert "candidates: compares outputs of sampling or beam search" in answer.json()["error"]["message"]
 
 
 def test_the_metric_of_the_run_ranks_outputs(monkeypatch):

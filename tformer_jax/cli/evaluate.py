@@ -82,6 +82,20 @@ def check_options(options: argparse.Namespace) -> None:
         if options.output.suffix != ".jsonl":
             raise UserError(f"--output {options.output}: must be named .jsonl")
         check_writable(options.output, "--output")
+    _check_different(options)
+
+
+def _check_different(options: argparse.Namespace) -> None:
+    """Raises `UserError` if a file of results is a file of the test set, or if two of them are one."""
+    read = {path.resolve(): name for name, path in _test_files(options)}
+    for name, path in (("--output", options.output), ("--record", options.record)):
+        if path is not None and (other := read.setdefault(path.resolve(), name)) != name:
+            raise UserError(f"{path} is both {other} and {name}: choose another {name}")
+
+
+def _test_files(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    sources = [("--source", options.source)] if options.source else []
+    return sources + [("--reference", path) for path in options.reference or ()]
 
 
 def change_decoding(run: "tj.Run", settings: dict[str, Any]) -> Config:
@@ -158,8 +172,8 @@ def evaluate_test_set(
     segments = test_sets.with_directions_of(run, segments)
     trained, scored = trained_directions(run), options.output is not None
     evaluate = TranslationEvaluator(cfg, run.model, run.tokenizers, segments, trained=trained, scored=scored)
-    files = (options.source, *(options.reference or ()))
-    facts = {"test_set": {str(path): checksum(path) for path in files}, "examples": len(segments)}
+    files = {str(path): checksum(path) for _, path in _test_files(options)}
+    facts = {"test_set": files, "examples": len(segments)}
     return facts, evaluate(run.params)
 
 

@@ -20,9 +20,6 @@ from tformer_jax.data.corpora.lines import (
 )
 
 JSONL = tuple(f".jsonl{end}" for end in ("", *COMPRESSIONS))
-HASHED_BYTES = 2**20
-"""Number of bytes at the start of a file whose hash identifies the file, together with its size."""
-
 Fields = Mapping[str, str]
 """JSON field of each text of a line, by the flag that sets it."""
 CONSTRAINTS = "--constraints-field"
@@ -80,17 +77,17 @@ class Source:
         """Returns facts that identify a file, or its first `lines` lines; empty if the input is not a file."""
         if self._path is None or not self.is_file:
             return {}
-        digest = hashlib.sha256()
         if lines is not None:
+            digest = hashlib.sha256()
             for _, text in itertools.islice(self._numbered(), lines):
                 digest.update(f"{text}\n".encode())
-            return {"name": self._path.name, "lines": lines, "beginning": digest.hexdigest()}
+            return {"name": self._path.name, "lines": lines, "sha256": digest.hexdigest()}
         try:
             with self._path.open("rb") as file:
-                digest.update(file.read(HASHED_BYTES))
+                digest = hashlib.file_digest(file, "sha256")
         except OSError as error:
             raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
-        return {"name": self._path.name, "bytes": self._path.stat().st_size, "beginning": digest.hexdigest()}
+        return {"name": self._path.name, "bytes": self._path.stat().st_size, "sha256": digest.hexdigest()}
 
     def location(self, index: int) -> str:
         """Returns the location of line `index`, from 0, for messages."""

@@ -261,7 +261,7 @@ class PartialFile:
                 f"{self._partial} to start again"
             )
         changed = _changes(saved, {**settings, "input": identity(saved["input"].get("lines"))})
-        if changed and all(change.startswith("input.beginning") for change in changed):
+        if changed and all(change.startswith(("input.sha256", "input.bytes")) for change in changed):
             raise UserError(
                 f"the input has changed since {self._partial} was started: restore it, or delete that file to start "
                 "again"

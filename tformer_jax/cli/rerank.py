@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tformer_jax.config.metrics import PROGRAMS
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
 from tformer_jax.inference.risk import Utility, expected_utilities
 
+RESULTS = ("output", "features")
+"""Fields that records of outputs get."""
 RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
     "forward": lambda text, output: (text, output),
     "reverse": lambda text, output: (output, text),
@@ -65,15 +67,15 @@ class Pool:
     text: str
     record: dict[str, Any]
     """Of the first list."""
-    place: str
-    """Where it stands, for messages."""
     written: list[str] = dataclasses.field(default_factory=list)
     """All outputs, of which some may be equal."""
     numbers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """The values of each output in the fields of its record that are lists of as many values."""
+    places: list[str] = dataclasses.field(default_factory=list)
+    """Where the record of each output stands, for messages."""
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Adds the outputs of a record.
+    def add(self, record: Mapping[str, Any], place: str) -> None:
+        """Adds the outputs of a record at `place`.
 
         Raises:
             UserError: it has no list of texts in `outputs`.
@@ -81,15 +83,16 @@ class Pool:
         texts = record.get("outputs")
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             command = "translate.py --n-best N --output NAME.jsonl"
-            raise UserError(f"{self.place}: has no list of texts in the field 'outputs': write it by {command}")
+            raise UserError(f"{place}: has no list of texts in the field 'outputs': write it by {command}")
         columns = {name: row for name, row in record.items() if isinstance(row, list) and len(row) == len(texts)}
         self.written += texts
-        self.numbers += [{name: row[place] for name, row in columns.items()} for place in range(len(texts))]
+        self.numbers += [{name: row[number] for name, row in columns.items()} for number in range(len(texts))]
+        self.places += [place] * len(texts)
 
     @functools.cached_property
     def candidates(self) -> list[int]:
-        """The places of the different outputs, where each occurs first."""
-        return [place for place, text in enumerate(self.written) if text not in self.written[:place]]
+        """The numbers of the different outputs, where each occurs first."""
+        return [number for number, text in enumerate(self.written) if text not in self.written[:number]]
 
     def column(self, name: str) -> list[float]:
         """Returns the number of each candidate in a field.
@@ -97,10 +100,11 @@ class Pool:
         Raises:
             UserError: the field has no number for it.
         """
-        values = [value for place in self.candidates if isinstance(value := self.numbers[place].get(name), int | float)]
-        if len(values) < len(self.candidates):
-            problem = f"has no number for each output in the field {name!r}: leave out the feature, or the text"
-            raise UserError(f"{self.place}: {problem}")
+        values: list[Any] = [self.numbers[number].get(name) for number in self.candidates]
+        for number, value in zip(self.candidates, values, strict=True):
+            if not isinstance(value, int | float):
+                problem = f"has no number for each output in the field {name!r}: leave out the feature, or the text"
+                raise UserError(f"{self.places[number]}: {problem}")
         return values
 
 
@@ -113,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, language = (_given_or_saved(options, saved, *option) for option in (("metric", "chrf"), ("language", "en")))
     check_metric(name, options, tuned=options.metric is None and "metric" in saved)
     metric = Metric(name, language, EvalConfig(metrics=(name,), command=options.metric_command))
-    pools = read_pools(options.nbest, options.field)
+    pools = read_pools(options.nbest, options.field, RESULTS if outputs.is_json(options.output) else ())
     features = compute_features(pools, list(weights), metric)
     if options.tune:
         weights = tune_weights(options, pools, features, list(weights), metric)
@@ -183,8 +187,8 @@ def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> di
     return weights
 
 
-def read_pools(paths: Sequence[Path], field: str) -> list[Pool]:
-    """Reads n-best lists of the same texts.
+def read_pools(paths: Sequence[Path], field: str, reserved: Collection[str] = ()) -> list[Pool]:
+    """Reads n-best lists of the same texts; no record of the first one may have the fields `reserved`.
 
     Raises:
         UserError: a file is missing or malformed, or has other texts than the first one.
@@ -192,14 +196,13 @@ def read_pools(paths: Sequence[Path], field: str) -> list[Pool]:
     pools: list[Pool] = []
     for path in paths:
         source, count = Source((), path), 0
-        for count, line in enumerate(source.lines({"--field": field}), start=1):
+        for count, line in enumerate(source.lines({"--field": field}, reserved if path is paths[0] else ()), start=1):
             place = source.location(count - 1)
             if path is paths[0]:
-                pools.append(Pool(line.texts[0], line.record, place))
+                pools.append(Pool(line.texts[0], line.record))
             elif count > len(pools) or pools[count - 1].text != line.texts[0]:
                 raise UserError(f"{place}: has another text than {paths[0]}: give n-best lists of the same texts")
-            pools[count - 1].place = place
-            pools[count - 1].add(line.record)
+            pools[count - 1].add(line.record, place)
         if count < len(pools):
             raise UserError(f"{path} has {count:,} texts and {paths[0]} {len(pools):,}: give lists of the same texts")
     return pools
@@ -233,13 +236,16 @@ def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[floa
     from tformer_jax.inference.encoding import TextError
 
     loaded = tformer_jax.load(run)
-    owners = [(pool, RUNS[kind](pool.text, pool.written[place])) for pool in pools for place in pool.candidates]
+    owners = [
+        (pool.places[number], RUNS[kind](pool.text, pool.written[number]))
+        for pool in pools
+        for number in pool.candidates
+    ]
     try:
         scored = loaded.scorer().stream(loaded.params, [example for _, example in owners])
         totals = iter([each.total for each in scored])
     except TextError as error:
-        place = owners[error.index][0].place
-        raise UserError(f"{place}: {kind}={run} cannot score an output: {error.problem}") from None
+        raise UserError(f"{owners[error.index][0]}: {kind}={run} cannot score an output: {error.problem}") from None
     return [list(itertools.islice(totals, len(pool.candidates))) for pool in pools]
 
 

@@ -60,6 +60,9 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
         if wrong := [*given, *(name for name in ("reference", "direction") if getattr(options, name) is not None)]:
             raise UserError(f"{flag(wrong[0])} is used only with --source FILE, which names a test set")
         return None
+    for path in (options.source, *(options.reference or ())):
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is not a regular file, which is read more than once: write its lines to a file")
     if options.direction and options.language_fields:
         raise UserError("--direction names the direction of all lines: leave out --language-fields, or it")
     direction = _direction(options.direction) if options.direction else None
@@ -152,7 +155,8 @@ def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: 
         Direction.parse(direction)
     document = None
     if options.document_field is not None:
-        document = str(value_in(record, "--document-field", options.document_field))
+        value = value_in(record, "--document-field", options.document_field)
+        document = None if value is None else str(value)
     return Segment(text_in(record, "--source-field", options.source_field), tuple(references), direction, document)
 
 
@@ -163,6 +167,8 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         place = f"{path}, line {number}"
         if number == 1 and path.name.endswith(TSV):
             header = line.split("\t")
+            if twice := next((name for name in header if name and header.count(name) > 1), None):
+                raise UserError(f"{place}: names two columns {twice!r}: rename one of them")
             continue
         try:
             yield place, _columns(line, header) if header else read_record(line, {}).record

@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 
-from tformer_jax.config.fields import Bounds, Section, allowed_types, member_types, qualified
+from tformer_jax.config.fields import Bounds, ConfigError, Section, allowed_types, member_types, qualified
 from tformer_jax.config.schema import Config
 
 
@@ -15,6 +15,8 @@ def explain(name: str = "") -> str:
         ConfigError: there is no such setting; the message names the nearest.
     """
     kind: type[Section] = Config
+    if not isinstance(name, str):
+        raise ConfigError(f"{name!r} is not the name of a setting: write a text, such as 'model.dim'")
     if name:
         Config.check_name(name)
         for part in name.split("."):

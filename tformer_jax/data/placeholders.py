@@ -18,7 +18,7 @@ NUMBERED = tuple(chr(0xF0000 + number) for number in range(32))
 """Symbols that stand for placeholders: private-use characters."""
 PATTERNS = {
     "urls": r"(?:https?|ftp)://[A-Za-z0-9](?:[!#-;=?-~]*[A-Za-z0-9_/=&#%~+-])?",
-    "tags": r"</?[A-Za-z][\w:.-]*(?:\s+(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*)?\s*/?>",
+    "tags": r"</?[A-Za-z][\w:.-]*(?:\s(?:\"[^\"]*\"|'[^']*'|[^<>\"'])*|/)?>",
     "braces": r"\{\{[^{}]*\}\}|\{[\w.\[\]]*(?:![rsa])?(?::[^{}\s]*)?\}",
     "percent": (r"%%|(?<!\d)%(?:\([^()]+\)|\d+\$)?[-+#0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh?|ll?|[Lzjt])?[A-Za-z]"),
 }

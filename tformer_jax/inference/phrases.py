@@ -11,7 +11,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
-from tformer_jax.data.characters import LETTER
+from tformer_jax.data.characters import LETTER, clean_whitespace
 from tformer_jax.data.placeholders import mask_target
 from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders, Tokenizer
 from tformer_jax.data.tokenizers.normalization import detokenizer
@@ -64,18 +64,20 @@ def are_met(constraints: Iterable[Constraint], text: str) -> bool:
     return all(_pattern(phrases).search(text) for phrases in constraints)
 
 
-_read_glossary = functools.lru_cache(4)(read_glossary)
+@functools.lru_cache(4)
+def _read_glossary(path: Path) -> dict[str, tuple[str, ...]]:
+    return {clean_whitespace(term): translations for term, translations in read_glossary(path).items()}
 
 
 def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:
     """Returns the translations of each term in a source; where terms overlap, of the longest one, from the left.
 
-    Within tags, placeholders and addresses there are no terms.
+    Within tags, placeholders and addresses there are no terms. White space is compared as `clean_whitespace` leaves it.
 
     Raises:
         UserError: the glossary cannot be read, or a line is malformed.
     """
-    terms = _read_glossary(Path(path))
+    terms, source = _read_glossary(Path(path)), clean_whitespace(source)
     fixed = [match.span() for match in FIXED.finditer(source)]
     matches = (match for match in _pattern(tuple(terms)).finditer(source) if not cuts_span(*match.span(), fixed))
     return tuple(dict.fromkeys(terms[match[0]] for match in matches))

@@ -84,8 +84,8 @@ def _read_config(folder: Path) -> Settings:
     config = {"alpha_pattern": {}, "use_rslora": False, "fan_in_fan_out": False, **config}
     alpha: Any = config.get("lora_alpha")
     patterns: Any = config["alpha_pattern"]
-    read = isinstance(patterns, dict) and all(_is_pattern(pattern) for pattern in patterns)
-    if not read or not all(isinstance(value, int | float) for value in (alpha, *patterns.values())):
+    by_pattern = isinstance(patterns, dict) and all(map(_is_pattern, patterns))
+    if not by_pattern or not all(isinstance(value, int | float) for value in (alpha, *patterns.values())):
         given = f"lora_alpha={alpha!r} and alpha_pattern={patterns!r}"
         raise UserError(f"{folder / ADAPTER}: {given} must be a number, and numbers by regular expressions")
     return config

@@ -11,6 +11,7 @@ from flax import errors
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.models import Batch
+from tformer_jax.nn.masks import check_padding_mask
 from tformer_jax.special_tokens import PAD
 
 
@@ -90,7 +91,13 @@ def _check_arguments(model: Any, args: Sequence[Any], options: Mapping[str, Any]
                 check_ids(name, given[name], model.cfg, source=name == "source")
         for name, mask in given.items():
             if name.endswith("padding_mask") and mask is not None:
-                _check_mask(name, mask, given.get(name.removesuffix("padding_mask").rstrip("_") or "tokens"))
+                tokens = given.get(name.removesuffix("padding_mask").rstrip("_") or "tokens")
+                check_padding_mask(name, mask, getattr(tokens, "shape", np.shape(mask)))
+            if name.endswith("segments") and mask is not None:
+                _check_segments(name, mask, given.get(name.removesuffix("segments").rstrip("_") or "tokens"))
+        if "source" in given and "target" in given and len(given["source"]) != len(given["target"]):
+            rows = f"{len(given['source'])} rows, but target has {len(given['target'])}"
+            raise UserError(f"source has {rows}: pass pairs")
 
 
 def _own(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,9 +128,6 @@ def check_ids(name: str, ids: Any, cfg: Any, *, source: bool) -> None:
         )
 
 
-def _check_mask(name: str, mask: Any, ids: Any) -> None:
-    dtype, shape = getattr(mask, "dtype", None), getattr(mask, "shape", None)
-    if dtype is None or dtype != np.bool_:
-        raise UserError(f"{name} has the dtype {dtype}: pass booleans, True for tokens that are not padding")
-    if ids is not None and shape != ids.shape:
-        raise UserError(f"{name} has the shape {shape}, but its tokens have {ids.shape}")
+def _check_segments(name: str, segments: Any, tokens: Any) -> None:
+    if tokens is not None and getattr(segments, "shape", None) != tokens.shape:
+        raise UserError(f"{name} has the shape {getattr(segments, 'shape', None)}, but its tokens have {tokens.shape}")

@@ -9,7 +9,7 @@ from tformer_jax.nn.attention_ops import Operands, attend
 from tformer_jax.nn.attention_ops.paged import attend_pages
 from tformer_jax.nn.attention_ops.select import backend_for_cache
 from tformer_jax.nn.kv_cache import TokenCache
-from tformer_jax.nn.masks import Mask, as_mask
+from tformer_jax.nn.masks import Mask, as_mask, check_explicit
 from tformer_jax.nn.slots import Slots
 from tformer_jax.nn.watch import watch
 
@@ -54,6 +54,7 @@ def attend_with_cache(
     if slots is not None and slots.in_place:
         return attend_pages(q, updated, slots, mask, **scoring), updated
     k, v = attended.unpack(dtype)
+    check_explicit(mask, q.shape, k.shape)
     if watched is not None:
         watch(watched, operands=Operands.pack(q, k, v, mask, **scoring))
     if cache is not None:

@@ -7,6 +7,7 @@ import operator
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tformer_jax.base.errors import UserError
 
@@ -151,6 +152,29 @@ def as_mask(mask: jax.Array | Mask | None) -> Mask:
             f"{mask.shape}; write `mask == 0` for an additive mask, and insert axes of size 1 to broadcast it"
         )
     return Mask(explicit=mask)
+
+
+def check_padding_mask(name: str, padding_mask: jax.Array | None, tokens: tuple[int, ...]) -> None:
+    """Raises `UserError` unless a padding mask, called `name`, is None or bool of the shape `tokens`, (B, T)."""
+    if padding_mask is None:
+        return
+    dtype, shape = getattr(padding_mask, "dtype", None), getattr(padding_mask, "shape", None)
+    if dtype is None or dtype != np.bool_:
+        raise UserError(f"{name} has the dtype {dtype}: pass booleans, True for tokens that are not padding")
+    if shape != tokens:
+        raise UserError(f"{name} has the shape {shape}, but its tokens have {tokens}")
+
+
+def check_explicit(mask: Mask, q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    """Raises `UserError` unless a mask is broadcastable to queries [B, T, N, H] and keys [B, S, ...] of one batch."""
+    (B, T, N, _), S = q, k[1]
+    if B != k[0]:
+        raise UserError(f"queries have {B} rows, but keys have {k[0]}: pass batches of equal size")
+    if mask.explicit is None:
+        return
+    shape = mask.explicit.shape
+    if any(size not in (1, full) for size, full in zip(shape, (B, N, T, S), strict=True)):
+        raise UserError(f"an attention mask has the shape {shape}, which is not broadcastable to {(B, N, T, S)}")
 
 
 def lookahead_mask(length: int, lookahead: int) -> jax.Array:

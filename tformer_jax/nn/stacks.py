@@ -14,7 +14,7 @@ from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
 from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.linear import LOW_RANK
-from tformer_jax.nn.masks import Mask, lookahead_mask
+from tformer_jax.nn.masks import Mask, check_padding_mask, lookahead_mask
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.slots import Tokens
@@ -135,7 +135,11 @@ class Encoder(Stack):
         Args:
             padding_mask: bool [B, S], True for tokens that are not padding; None: all.
             segments: int [B, S], segment ids of documents packed into a row; tokens attend to their own document.
+
+        Raises:
+            UserError: the padding mask is not bool [B, S].
         """
+        check_padding_mask("padding_mask", padding_mask, x.shape[:2])
         S, lookahead = x.shape[1], self.cfg.lookahead
         mask = Mask(
             padding_mask=padding_mask,
@@ -177,8 +181,15 @@ class Decoder(Stack):
                 cross-attention stay within a document.
 
         Raises:
-            UserError: `cross`, and only one of `segments` and `memory_segments` is given.
+            UserError: `memory` is given without `cross`, or lacks with it; a padding mask is not bool [B, length]; or
+                with `cross`, only one of `segments` and `memory_segments` is given.
         """
+        if self.cross != (memory is not None):
+            needed = "needs memory, the output of an encoder" if self.cross else "has no cross-attention to memory"
+            raise UserError(f"Decoder(cross={self.cross}) {needed}")
+        check_padding_mask("padding_mask", padding_mask, x.shape[:2])
+        if memory is not None:
+            check_padding_mask("memory_padding_mask", memory_padding_mask, memory.shape[:2])
         if self.cross and (segments is None) != (memory_segments is None):
             raise UserError(
                 "packed rows need segments of both source and target: with only one of them, "

@@ -1,17 +1,19 @@
 """The parts of training, for a loop of one's own."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from flax import linen as nn
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
-from tformer_jax.config import Config, ParallelConfig
+from tformer_jax.config import Config, ModelConfig, ParallelConfig
 from tformer_jax.data.corpora.python import python_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches, without_refused
 from tformer_jax.data.prefetch import Batch
@@ -70,7 +72,10 @@ def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> 
     corpus = without_refused(cfg, corpus, tokenizers)
     cfg = with_data_sizes(cfg, tokenizers, corpus.labels)
     check_predictable(cfg, corpus, tokenizers)
-    return Batches(train_batches(cfg, corpus, tokenizers), cfg, tokenizers, corpus.labels)
+    prefetched = train_batches(cfg, corpus, tokenizers)
+    result = Batches(prefetched, cfg, tokenizers, corpus.labels)
+    weakref.finalize(result, prefetched.close)
+    return result
 
 
 def _optimizer(cfg: Config, model: nn.Module, optimizer: Any) -> optax.GradientTransformation:
@@ -96,7 +101,7 @@ def train_step(
         optimizer: an Optax transformation, with its learning rate; None: that of `cfg.optim`.
 
     Raises:
-        UserError: by the step, for a batch without a key of the model, or with arrays of another type, rank or length.
+        UserError: by the step, for a batch without a key of the model, or with arrays of another type, shape or range.
     """
     model = registry.build(cfg.model, train=True)
     step = jax.jit(make_train_step(model, _optimizer(cfg, model, optimizer), cfg), donate_argnums=0)
@@ -116,6 +121,21 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
         raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")
     for name in family.inputs:
         check_ids(f"the batch's {name}", batch[name], cfg.model, source=name == "source")
+    rows, last = batch[family.inputs[0]].shape[:1], batch[family.inputs[-1]].shape
+    if last[:1] != rows:
+        raise UserError(f"the batch's {family.inputs[-1]} has {last[0]} rows, but {family.inputs[0]} has {rows[0]}")
+    _check_labels(f"the batch's {family.labels}", batch[family.labels], cfg.model, rows if family.classifies else last)
+
+
+def _check_labels(name: str, labels: Any, cfg: ModelConfig, shape: tuple[int, ...]) -> None:
+    dtype = getattr(labels, "dtype", None)
+    if dtype is None or not np.issubdtype(dtype, np.integer):
+        raise UserError(f"{name} has the dtype {dtype}: labels are integers, such as int32")
+    if labels.shape != shape:
+        raise UserError(f"{name} has the shape {labels.shape}, but its inputs need {shape}")
+    size = cfg.num_classes if cfg.model_class.classifies else cfg.vocab_size
+    if size is not None and labels.size and (highest := int(np.max(labels))) >= size:
+        raise UserError(f"{name} has the label {highest}, but the model has {size}, from 0")
 
 
 def check_params(cfg: Config, params: Any) -> None:

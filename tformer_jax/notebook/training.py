@@ -54,6 +54,8 @@ def train(
         UserError: settings, data, optimizer or metrics do not fit each other, or the folder holds another run.
         RunError: the run cannot continue.
     """
+    if not isinstance(cfg, Config):
+        raise UserError(f"cfg is a {type(cfg).__name__}: pass a Config, such as tj.configs.load('translate_cldr')")
     given = None
     if data is not None:
         cfg = with_python_data(cfg)

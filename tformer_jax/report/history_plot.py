@@ -37,14 +37,17 @@ def plot_history(history: Mapping[str, np.ndarray], names: Sequence[str] = ()) -
 
     Args:
         history: columns of equal length, as `Run.history`.
-        names: metrics without `validation/`; default: the loss and those of the validation split.
+        names: metrics, with or without `validation/`; default: the loss and those of the validation split.
 
     Raises:
-        UserError: a metric is not in the history, or matplotlib is not installed.
+        UserError: a metric is not in the history, it is empty, or matplotlib is not installed.
     """
     packages.require("a plot", ("matplotlib",), "report")
     from matplotlib.figure import Figure
 
+    names = list(dict.fromkeys(name.removeprefix(EVALUATED) for name in names))
+    if not any(map(len, history.values())):
+        raise UserError("the history is empty: no metrics of this run were recorded")
     metrics = {name.removeprefix(EVALUATED) for name in history if "/" not in name or name.startswith(EVALUATED)}
     if unknown := next((name for name in names if name not in metrics - {"step"}), None):
         raise UserError(f"the history has no metric {unknown!r}{nearest(unknown, metrics - {'step'})}")

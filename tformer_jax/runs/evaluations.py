@@ -102,7 +102,7 @@ def own_metrics(functions: Mapping[str, Callable[..., float]], samples: Sequence
     outputs, references = [sample.output for sample in samples], [sample.reference for sample in samples]
     found = {name: function(outputs, references) for name, function in functions.items()}
     for name, value in found.items():
-        if not isinstance(value, int | float | np.number) or not np.isfinite(value):
+        if np.shape(value) or not np.issubdtype(np.asarray(value).dtype, np.number) or not np.isfinite(value):
             raise UserError(f"metrics[{name!r}] returned {value!r}: it must return a finite number")
     return {name: float(value) for name, value in found.items()}
 

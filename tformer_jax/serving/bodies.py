@@ -124,6 +124,8 @@ class DirectedBody(Body):
         Raises:
             UserError: settings contradict each other.
         """
+        if (self.candidates or 1) > 1 and changes.get("strategy", saved.strategy) == "greedy":
+            raise self.error("candidates", "compares outputs of sampling or beam search: give a temperature, or beams")
         if self.candidates or "strategy" in changes:
             changes = {**changes, "candidates": self.candidates or 1}
             changes |= {} if changes["candidates"] > 1 else {"utility": "chrf"}
@@ -138,6 +140,8 @@ class DirectedBody(Body):
         count = options["num_outputs"] = max(options["num_outputs"], decode.candidates)
         given = text_or_empty(text)
         constraints = constraints_of(decode, given, self.constraints)
+        if self.constraints and decode.strategy != "beam":
+            raise self.error("constraints", "needs beam search, which neither the request nor the run selects")
         return Request(ids, decode, index=number * count, tags=tags[1], text=given, constraints=constraints, **options)
 
 

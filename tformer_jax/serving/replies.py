@@ -194,7 +194,7 @@ class TranslationReply(Reply):
         for index, named in enumerate(result or ()):
             for rank, (output, scores) in enumerate(zip(outputs[index], named, strict=True)):
                 end = translation_chunk(index, rank, "", output.finish, output.score)
-                yield {**end, **aligned(output), "logprobs": scores}
+                yield {**end, **aligned(output), **self._met(index, output.text), "logprobs": scores}
 
 
 class SentencesReply(TranslationReply):

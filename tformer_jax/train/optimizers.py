@@ -21,6 +21,7 @@ from flax.core.meta import is_axis_metadata
 from optax import contrib
 
 from tformer_jax import axes
+from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.config import Config, ModelConfig, OptimConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.nn.module import parameter_name
@@ -68,9 +69,17 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
 
 
 def digest(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> int:
-    """Returns a checksum of what an optimizer of Python computes, with its constants; shapes are as for `build`."""
+    """Returns a checksum of what an optimizer of Python computes, with its constants; shapes are as for `build`.
+
+    Raises:
+        UserError: its update needs more than gradients, state and parameters, such as the loss.
+    """
     params = nn.unbox(lora.trainable_shapes(cfg.train, shapes))
-    traced = jax.make_jaxpr(optimizer.update)(params, jax.eval_shape(optimizer.init, params), params)
+    try:
+        traced = jax.make_jaxpr(optimizer.update)(params, jax.eval_shape(optimizer.init, params), params)
+    except TypeError as error:
+        problem = f"optimizer= is called as update(gradients, state, params), which fails: {first_line(error)}"
+        raise UserError(f"{problem}; pass an Optax transformation that needs nothing else") from error
     constants = [np.asarray(plain_array(value)).tolist() for value in traced.consts]
     return zlib.crc32(re.sub(r"0x[0-9a-f]+", "", f"{traced}{constants}").encode())
 

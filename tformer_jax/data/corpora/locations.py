@@ -39,6 +39,8 @@ def locate(root: Path | None, name: str) -> list[Path]:
         return [path]
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file in it, or a glob such as '*.gz' that matches its files")
+    if path.exists():
+        raise DataError(f"{path} is not a regular file, which is read more than once: write its lines to a file")
     if any("**" in part and part != "**" for part in Path(name).parts):
         raise DataError(f"{name!r} is not a glob: write '**' only as a whole folder, such as '**/*.gz'")
     folder, glob = _split_anchor(root, name)

@@ -60,6 +60,8 @@ class Tsv(FileSource):
         names = (first[1] or "").split("\t")
         if missing := [field for field in fields.values() if field not in names]:
             raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names))}: set data.fields")
+        if twice := [field for field in fields.values() if names.count(field) > 1]:
+            raise DataError(f"{path} names two columns {twice[0]!r}: rename one of them")
         return {key: names.index(field) for key, field in fields.items()}
 
 
