@@ -255,7 +255,7 @@ def test_a_loop_of_ones_own():
         ({"source": batch["source"][:1]}, f"the batch's target_in has {B} rows, but source has 1"),
         (
             {"target_out": labels[:1]},
-            rf"the batch's target_out has the shape \\(1, {T}\\), but its inputs need \\({B}, {T}",
+            rf"the batch's target_out has the shape \(1, {T}\), but its inputs need \({B}, {T}\)",
         ),
         ({"target_out": labels * 1.0}, "the batch's target_out has the dtype float64: labels are integers"),
         (
