@@ -154,7 +154,7 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("seq2seq", lambda run: run.translate(["a"], beam=2), "unknown setting 'decode.beam'; .* 'decode.beams'"),
         ("seq2seq", lambda run: run.translate(["a"], beams=2, top_k=1), "top_k is for sampling and beams for beam"),
         ("seq2seq", lambda run: run.outputs(["a"], 3, beams=2), "3 outputs need beams of at least 3"),
-        ("seq2seq", lambda run: run.outputs(["a"], 0), "0 outputs per text: write at least 1"),
+        ("seq2seq", lambda run: run.outputs(["a"], 0), "0 outputs per text: write an integer, at least 1"),
         ("seq2seq", lambda run: run.translate(["a"], seed=0.5), "seed=0.5: must be an integer from 0 to 4294967295"),
         ("seq2seq", lambda run: run.logits(["a"]), r"example 1 must be a pair \(source, target\)"),
         ("seq2seq", lambda run: run.score([("a", "b"), "a"]), r"example 2 must be a pair \(source, target\)"),

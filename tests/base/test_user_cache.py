@@ -106,6 +106,7 @@ def made(seed: int = 0, **data: object) -> tuple[object, ...]:
     return corpus.validation, corpus.test, corpus.labels, tokenizers, [corpus.train[i] for i in range(100)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     rest_slow([{}, {"shared_vocab": False}, {"source": "cldr_language", "languages": ("en", "de", "fr")}], 1),

@@ -168,6 +168,7 @@ def test_a_long_line_stops_a_command_and_is_corrected_before_resuming(runs, tmp_
     assert output.read_text().splitlines() == translated(runs["seq2seq"], ["abc", "b", "aab", "ca"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["truncate", "skip"])
 def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
     def run(command, family: str, text: str, *flags: str) -> dict:

@@ -51,6 +51,7 @@ def test_it_has_languages_scores_data_and_the_command(tmp_path):
         assert row in text, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     rest_slow(

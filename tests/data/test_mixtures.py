@@ -166,6 +166,7 @@ SUMMARIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rest_slow(SUMMARIES, 2))
 def test_the_summary_has_the_shares_of_the_batches(case):
     kind, weight_by = case

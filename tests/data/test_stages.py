@@ -274,6 +274,7 @@ def test_loader_processes_read_the_same_batches(kind):
 UPPER = {"kind": "case", "probability": 1.0}
 
 
+@pytest.mark.slow
 def test_a_stage_names_its_transforms():
     """Upper case in the first stage, none in the second, all in the last; resumes and processes are exact."""
     stages = ("long with case until step 3", "long, short without transforms until step 7", "short")

@@ -162,6 +162,7 @@ print(json.dumps(trained("{kind}").to_json(), sort_keys=True))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", rest_slow(["bpe", "wordpiece"], 1))
 def test_every_process_trains_the_same_vocabulary(kind):
     """Regression test: WordPiece numbered its characters in the order of a hash table, another one in each process."""

@@ -75,6 +75,7 @@ def test_every_transform_is_tested_here():
     assert {values["kind"] for values in ALL} == {*kinds.TRANSFORMS}
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_after_a_resume_and_in_several_processes(tmp_path):
     arguments = setup_all(tmp_path)
     assert_restored_exactly(arguments, batches=9, points=2)

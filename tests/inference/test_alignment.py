@@ -43,6 +43,7 @@ def expected_links(model, params, text, ids, layer=-1, head=None, query="predict
 ATTENTIONS = {"beam": (1, 1, "reads"), "greedy": (None, None, "predicts"), "sample": (0, 2, "reads")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", rest_slow([*ATTENTIONS], 1))
 def test_every_output_is_aligned_by_the_weights_of_the_head(model, strategy):
     layer, head, query = ATTENTIONS[strategy]

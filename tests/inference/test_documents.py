@@ -58,6 +58,7 @@ def outputs_by_hand(translate, params, text: str, context: int) -> list[str]:
     return written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rest_slow([("greedy", 2), ("greedy", 1), ("beam", 1)], 1))
 def test_each_sentence_is_read_and_written_after_those_before_it(model, case):
     strategy, context = case

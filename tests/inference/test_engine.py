@@ -81,6 +81,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", rest_slow(VARIANTS, 1))
 def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
     monkeypatch.setattr(lanes, "PROMPT_CHUNK", 8)
@@ -141,6 +142,7 @@ def test_arrivals_and_cancellations_do_not_change_other_outputs(trained, data):
         assert found[number, 0][0] == alone(trained, text, decode, seed), (text, decode)
 
 
+@pytest.mark.slow
 def test_a_released_row_does_not_write_to_reused_pages():
     """All pages of a canceled row are given to the next request, which takes another row."""
     trained, _ = endless()
@@ -297,6 +299,7 @@ def test_requests_that_need_pages_in_use_do_not_end_a_call():
     assert [event.tokens for event in served.step()] == [20]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beams", rest_slow([(3, 4), (3, 4, 2)], 1))
 @pytest.mark.parametrize("trained", rest_slow(["decoder_lm", "seq2seq"], 1), indirect=True)
 def test_rounding_beam_widths_does_not_change_outputs(trained, beams):

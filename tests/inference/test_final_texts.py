@@ -71,6 +71,7 @@ def with_copies(model, params, text: str, ids: list[int]) -> str:
     return " ".join(filter(None, shown))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", rest_slow([*DECODINGS], 1))
 def test_unknown_tokens_are_shown_copied_or_left_out(model, strategy):
     found = {

@@ -23,6 +23,7 @@ EACH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rest_slow(EACH, 1))
 def test_outputs_of_a_mixed_batch_are_those_of_each_row_alone(case):
     """A row that chooses its first token has the output of an engine without forced tokens, another program."""

@@ -144,6 +144,7 @@ def test_arrays_of_translations_start_as_long_as_the_source(text, limit, length)
     assert lane._size.output == length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode", rest_slow({"beam": BEAM, "greedy": GREEDY}, 1))
 def test_outputs_fill_all_slots_of_a_dense_cache(decode):
     """An output of 16 tokens needs 16 slots: BOS and all tokens but the last."""

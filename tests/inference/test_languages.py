@@ -114,6 +114,7 @@ def greedy(model, params, source: list[int], forced: list[int], length: int) -> 
     return LETTERS.decode(output, unknown="<unk>"), total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sides", rest_slow([(("source",), ("target",)), (("target",), ()), ((), ("source", "target"))], 1)
 )

@@ -57,7 +57,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("case", rest_slow(VARIANTS, 2))
+@pytest.mark.parametrize("case", rest_slow(VARIANTS, 1))
 def test_outputs_are_those_of_single_tokens(case):
     decode, changes = case
     trained = models("decoder_lm", **changes) if changes else plain("decoder_lm")
@@ -68,7 +68,7 @@ def test_outputs_are_those_of_single_tokens(case):
     np.testing.assert_allclose([score for _, score, _ in found], [score for _, score, _ in expected], rtol=1e-4)
 
 
-@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("grows", rest_slow([False, True], 1))
 def test_repeated_texts_take_fewer_steps_and_fill_all_slots(grows, monkeypatch):
     trained, _ = endless()
     steps = []

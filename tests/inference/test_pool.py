@@ -60,6 +60,7 @@ def test_rows_by_hand(decode, count, outputs_of_row, max_rows):
     assert decoder._engine([len(PROMPTS[0])], count, outputs_of_row, 0.0)._max_rows == max_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rest_slow({"greedy": (GREEDY, 1), "samples": (SAMPLE, 3), "beam": (BEAM, 2)}, 1))
 def test_no_row_waits_for_pages_and_outputs_are_those_of_a_full_pool(case, monkeypatch):
     decode, count = case

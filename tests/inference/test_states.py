@@ -30,6 +30,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rest_slow({", ".join(case): case for case in CASES}, 1))
 def test_outputs_and_scores_are_those_of_full_passes(case, monkeypatch):
     """Rows are reused, prompts are read in chunks, and two samples continue one prompt."""

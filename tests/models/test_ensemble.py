@@ -48,6 +48,7 @@ def mean_log_probabilities(models, params, mean, rows):
     return np.log(joint / joint.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mean"), [("seq2seq", MEANS[0]), pytest.param("decoder_lm", MEANS[1], marks=pytest.mark.slow)]
 )

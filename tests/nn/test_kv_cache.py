@@ -151,6 +151,7 @@ def keys_of_row(keys: KeyValues, slots: RowSlots, row: int) -> np.ndarray:
     return np.concatenate(k[np.asarray(slots.table[row])]) if isinstance(slots, PagedSlots) else k[row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", rest_slow([(True, "int8"), (False, "float32"), (True, "float32"), (False, "int8")], 2))
 def test_a_forked_row_reads_the_keys_of_its_source(case):
     """Row 1 shares the full page of row 0 and gets a copy of the partly filled one; dense rows are copied whole."""

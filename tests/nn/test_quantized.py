@@ -60,6 +60,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rest_slow([*MODELS], 1))
 def test_stored_kernels_compute_what_training_does(name):
     """Those of `--quantize`, and of the layout in which a model that was trained with int8 decodes."""

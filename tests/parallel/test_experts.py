@@ -154,6 +154,7 @@ def gathered(text):
     return [tuple(map(int, re.findall(r"\d+", shape.split("[")[1]))) for shape in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", rest_slow(["expert=2,fsdp=2,tensor=2", "data=4,expert=2", "expert=8", "data=8"], 1))
 @pytest.mark.parametrize("capacity", rest_slow([0.5, None], 1))
 def test_tokens_are_sent_and_experts_are_not_gathered(mesh, capacity):

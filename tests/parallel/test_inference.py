@@ -47,6 +47,7 @@ def on(sizes: dict[str, int], model, params):
     return jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), params, specs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", rest_slow(MESHES, 1))
 @pytest.mark.parametrize("decoding", rest_slow(DECODINGS, 1))
 @pytest.mark.parametrize("kind", rest_slow(MODELS, 1))

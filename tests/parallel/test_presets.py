@@ -105,6 +105,7 @@ def assert_as_alone(kind: str, **parallel) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", rest_slow(PRESETS, 1))
 @pytest.mark.parametrize("kind", rest_slow(list(MODELS), 1))
 def test_losses_and_parameters_of_one_device(kind, preset):

@@ -120,6 +120,7 @@ def test_losses_that_are_not_finite_prove_nothing():
     assert set(shown) == {sections.ABSENT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", rest_slow([400, 1000], 1))
 def test_equal_systems_differ_as_rarely_as_the_level_says(pairs):
     rng = np.random.default_rng(0)

@@ -82,6 +82,7 @@ def sampled(lm, texts, *, seed: int = 0, outputs: int = 1, **settings) -> list[s
     return [output.text for row in found for output in row]
 
 
+@pytest.mark.slow
 def test_completions_of_many_clients(lm):
     server = lm[-1]
     expected = sampled(lm, TEXTS)

@@ -184,6 +184,7 @@ def test_the_loss_of_each_direction():
     assert metrics["token_accuracy"] == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", [{"bucket_lengths": (6, 9)}, {"batching": "packed", "window": 16}])
 def test_losses_and_translations_of_directions_are_those_of_the_pairs_alone(batching):
     """Of at most four evaluated examples; the reference scores and translates each pair with its own tags."""

@@ -25,6 +25,7 @@ def test_the_moments_of_the_optimizer_are_updated_without_copies():
     assert not re.search(r" copy\(%state_opt_state", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", rest_slow([8, 1], 1))
 def test_one_compilation_per_shape_and_no_transfers(devices):
     model, optimizer, _ = experiment()

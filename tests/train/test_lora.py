@@ -161,6 +161,7 @@ def test_a_step_computes_no_gradients_of_frozen_kernels():
     assert (products["8,8"], products["8,12"] + products["12,8"]) == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rest_slow(["scanned, fused", "encoder-decoder, gated"], 1))
 def test_a_base_of_int8_is_that_of_rounded_kernels(name):
     """The step's loss and gradients equal those of a float32 base with the kernels rounded in NumPy."""

@@ -273,6 +273,7 @@ def test_z_loss_is_the_mean_square_of_the_normalizer():
     assert float(sums.loss / sums.labels) < float(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", rest_slow([1, 2], 1))
 def test_the_auxiliary_loss_of_experts_by_hand(accumulate):
     """A router of zeros gives all experts the same probability: the balance loss is 1, the z-loss log(E)^2."""

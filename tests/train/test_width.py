@@ -116,6 +116,7 @@ def spread(found: list[dict[str, float]]) -> dict[str, float]:
     return {name: max(one[name] for one in found) / min(one[name] for one in found) for name in found[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", rest_slow(RATES.keys(), 1))
 @pytest.mark.parametrize("kind", rest_slow(KINDS.keys(), 1))
 def test_sizes_do_not_depend_on_the_width(kind, optimizer):
