@@ -117,7 +117,6 @@ def piecewise(cfg: Config) -> Config:
     return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, accumulate=2, loss_chunk=chunk))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", rest_slow(["ring", "reference"], 1))
 @pytest.mark.parametrize("mesh", rest_slow(reversed(MESHES), 1))
 @pytest.mark.parametrize("variant", rest_slow(VARIANTS.keys(), 1))
