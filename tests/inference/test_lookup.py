@@ -95,3 +95,9 @@ def test_models_that_cannot_take_back_tokens_are_refused(family, changes):
         submit(engine(models(family, **changes)), "abc", decode)
     with pytest.raises(UserError, match=r"decode\.lookup_tokens=4: needs .*; write 0"):
         dataclasses.replace(config(family, **changes), decode=decode)
+
+
+def test_beam_search_has_no_drafts():
+    with pytest.raises(UserError, match="lookup_tokens has no effect on beam search: leave it out"):
+        DecodeConfig().changed({"strategy": "beam", "lookup_tokens": LENGTH})
+    assert DecodeConfig(lookup_tokens=LENGTH).changed({"beams": 3}).tokens_per_step == 3

@@ -278,6 +278,8 @@ class DecodeConfig(Section):
         for other, names in (("sample", sampling), ("beam", search)):
             if names and strategy != other:
                 raise ConfigError(f"{name(names[0])} needs {name('strategy')} {other}, but it is {strategy}")
+        if strategy == "beam" and changes.get("lookup_tokens"):
+            raise ConfigError(f"{name('lookup_tokens')} has no effect on beam search: leave it out")
         return dataclasses.replace(self, **{**changes, "strategy": strategy})
 
 
