@@ -24,6 +24,7 @@ from tformer_jax.data.corpora import DataError
 from tformer_jax.data.corpora.python import python_corpus
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.runs.evaluations import own_metrics
 
 WORDS = ("one", "two", "three", "four", "five", "six")
 PAIRS = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS]
@@ -356,3 +357,12 @@ def test_functions_that_do_not_fit_are_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=problem):
             tj.train(cfg, **{"data": DATA, "run": tmp_path / "run", **options})
+
+
+@pytest.mark.parametrize(("value", "problem"), [(jnp.float32(0.5), None), (jnp.ones(2), "finite"), (np.nan, "finite")])
+def test_metrics_return_a_number_or_an_array_without_axes(value, problem):
+    if problem is None:
+        assert own_metrics({"own": lambda *_: value}, []) == {"own": 0.5}
+        return
+    with pytest.raises(UserError, match=problem):
+        own_metrics({"own": lambda *_: value}, [])

@@ -127,3 +127,14 @@ def test_unknown_fields_of_a_generation_config_are_reported(tmp_path):
 def test_lengths_with_the_prompt_are_reported(given, expected, tmp_path):
     assert generation.read_decoding(tmp_path, given, tiny("decoder_lm"))[1] == expected
     assert generation.read_decoding(tmp_path, given, tiny("seq2seq"))[1] == []
+
+
+def test_settings_without_a_counterpart_are_named(tmp_path):
+    """transformers forces BOS after a prompt of one token alone; it takes length penalties below 0."""
+    fields = {"forced_bos_token_id": 7, "num_beams": 3, "length_penalty": -0.5}
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+    cfg, unapplied = generation.read_decoding(tmp_path, {}, tiny("decoder_lm"))
+    assert (cfg.strategy, cfg.beams, cfg.length_alpha) == ("beam", 3, 0.0)
+    assert {"forced_bos_token_id=7", "length_penalty=-0.5"} <= {*unapplied}
+    _, unapplied = generation.read_decoding(tmp_path, {}, tiny("seq2seq"))
+    assert "forced_bos_token_id=7" not in unapplied

@@ -200,3 +200,15 @@ def test_files_of_other_classes_are_refused(file, kind, place, tmp_path):
     (tmp_path / place).write_text(json.dumps(fields | {"tokenizer_class": kind}))
     with pytest.raises(UserError, match=rf"has only .*, which is not read for {kind}: save .*tokenizer.json"):
         load_checkpoint_tokenizers(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["ElectraTokenizer", "MobileBertTokenizer", "LayoutLMTokenizerFast"])
+def test_classes_that_build_the_tokenizer_of_bert(kind, tmp_path):
+    """The case of letters is that of the options, not of the file."""
+    tokenizer = hf.Tokenizer(hf.models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "Cat": 3}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = hf.normalizers.Lowercase(), hf.pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "eos_token_id": 2, "bos_token_id": 1}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, "do_lower_case": False}))
+    ours, theirs = load_checkpoint_tokenizers(tmp_path).target, transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert [*ours.special.before, *ours.encode("Cat"), *ours.special.after] == theirs("Cat")["input_ids"] == [1, 3, 2]

@@ -45,7 +45,7 @@ class DecodingState(abc.ABC):
         """Chooses the next tokens, given logits, float32 [B, T, V]; rows that are done do not change."""
 
     def trim(self, cache: DecoderCache) -> DecoderCache:
-        """Removes the tokens from a cache that the last step read in vain."""
+        """Removes the tokens of rejected drafts from a cache."""
         return cache
 
     def mark_done(self, rows: jax.Array) -> Self:

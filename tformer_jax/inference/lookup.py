@@ -64,7 +64,7 @@ class LookupState(SamplingState):
     accepted: StepResult
     """Tokens and scores of the last step, [B, T]."""
     removed: jax.Array
-    """int32 [B]: number of tokens that the last step read in vain."""
+    """int32 [B]: number of draft tokens that the last step rejected."""
 
     @classmethod
     def from_state(cls, state: SamplingState, length: int) -> "LookupState":

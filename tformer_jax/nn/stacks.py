@@ -181,7 +181,7 @@ class Decoder(Stack):
                 cross-attention stay within a document.
 
         Raises:
-            UserError: `memory` is given without `cross`, or lacks with it; a padding mask is not bool [B, length]; or
+            UserError: `memory` is given without `cross`, or missing with it; a padding mask is not bool [B, length]; or
                 with `cross`, only one of `segments` and `memory_segments` is given.
         """
         if self.cross != (memory is not None):
