@@ -303,6 +303,14 @@ def test_rows_that_do_not_fit(tmp_path, row, sentence):
         load_corpus(config(directions=("en-de",)), tmp_path)
 
 
+def test_languages_that_differ_only_in_case(tmp_path):
+    write_table(tmp_path)
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write("EN\tfr\ta\tb\n")
+    with pytest.raises(DataError, match="has languages 'en' and 'EN', which differ only in case"):
+        load_corpus(config(directions=()), tmp_path)
+
+
 def test_a_language_that_only_held_out_pairs_have(tmp_path):
     cfg, corpus, tokenizers = experiment(tmp_path)
     pair = [{"source": "a", "target": "b", "direction": "en-it"}]

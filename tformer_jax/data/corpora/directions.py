@@ -2,6 +2,7 @@
 
 import array
 import collections
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from tformer_jax.config import DataConfig
@@ -82,7 +83,7 @@ def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Jo
     The order is that of `data.directions`; of all that the data has, the alphabetic one.
 
     Raises:
-        DataError: a direction has no example.
+        DataError: a direction has no example, or two languages differ only in case.
     """
     groups = {str(direction): array.array("q") for direction in cfg.wanted_directions}
     for index, example in enumerate(examples):
@@ -94,8 +95,20 @@ def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Jo
         )
     if not groups:
         raise DataError("split train has no valid example")
+    _check_case(groups)
     order = list(groups) if cfg.directions else sorted(groups)
     return Joined([Part(examples, groups[name]) for name in order]), {name: len(groups[name]) for name in order}
+
+
+def _check_case(directions: Iterable[str]) -> None:
+    spellings: dict[str, str] = {}
+    for code in itertools.chain.from_iterable(map(Direction.parse, directions)):
+        other = spellings.setdefault(code.casefold(), code)
+        if other != code:
+            raise DataError(
+                f"data.train has languages {other!r} and {code!r}, which differ only in case: "
+                "write one of them everywhere"
+            )
 
 
 def fill(name: str, direction: Direction, side: str | None = None) -> str:
