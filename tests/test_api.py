@@ -145,6 +145,9 @@ def test_logits_do_not_depend_on_the_batch(runs):
         assert_close(together, run.logits([text])[0], 1e-5)
 
 
+CHAT = tj.Chat.read([{"role": "user", "content": "a"}])
+
+
 @pytest.mark.parametrize(
     ("family", "call", "problem"),
     [
@@ -171,6 +174,12 @@ def test_logits_do_not_depend_on_the_batch(runs):
         ("decoder_lm", lambda run: run.score(["a", "\ud800"]), "example 2 has a lone surrogate, which is not a char"),
         ("seq2seq", lambda run: run.score([(tj.Request("a", prefix="b"), "b")]), "text 1: has a prefix, which is for"),
         ("seq2seq", lambda run: run.score([tj.Request("a")]), r"example 1 is Request\(.*: it must be a text"),
+        ("seq2seq", lambda run: run.score([CHAT], to="de"), "example 1 is no pair of a source and a target, which alo"),
+        ("decoder_lm", lambda run: run.score(["a"], to="de"), "example 1 is no pair of a source and a target, which a"),
+        ("decoder_lm", lambda run: run.score([("a", "b")], to="de"), "example 1 has a Request or a language, which on"),
+        ("decoder_lm", lambda run: run.logits([(tj.Request("a"), "b")]), "example 1 has a Request or a language, whic"),
+        ("decoder_lm", lambda run: run.chat([{"role": "user", "content": "a"}]), "is a single conversation: write a l"),
+        ("decoder_lm", lambda run: run.chat([[]]), "conversation 1 must be a list of messages, such as"),
         ("decoder_lm", lambda run: run.logits(["a", 5]), r"example 2 is 5: it must be a text \(str\) or several"),
         (
             "decoder_lm",

@@ -9,6 +9,7 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 import dataclasses
 import functools
 import html
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,13 @@ from tformer_jax.data.chat.messages import Chat, Message
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.inference.arguments import (
     LanguageNames,
+    chat_requests,
     check_examples,
     check_texts,
     example_parts,
     make_requests,
     several_texts,
+    with_languages,
 )
 from tformer_jax.inference.batching import WINDOW, compute_rows, run_in_chunks
 from tformer_jax.inference.embeddings import Embedder
@@ -71,7 +74,8 @@ def load(
         mesh: devices to shard the model over, such as "data=2,tensor=4" or "fsdp"; None: the first device.
         step: load the checkpoint of this step instead: its parameters, or their EMA if `train.weights="ema"`.
         quantization: "int8_weights" or "int8", to store kernels as int8 (`model.quantization`).
-        ensemble: further runs with the same tokens, which decode, score and are evaluated together with this run.
+        ensemble: further runs with the same tokens, which decode, score and are evaluated together with this run;
+            with their final weights.
         mean: what an ensemble averages at each token, "probabilities" (None) or "log_probabilities".
 
     Raises:
@@ -80,6 +84,8 @@ def load(
     """
     if mean is not None and mean not in MEANS:
         raise UserError(f"mean={mean!r}: must be {' or '.join(map(repr, MEANS))}")
+    if isinstance(ensemble, str | os.PathLike):
+        raise UserError(f"ensemble={str(ensemble)!r}: must be a list of run folders: write [{str(ensemble)!r}]")
     if mean is not None and not ensemble:
         raise UserError(f"mean={mean!r}: is for an ensemble: pass ensemble=[...], or leave it out")
     if mesh is None:
@@ -203,9 +209,7 @@ class Run:
             conversations: messages such as `{"role": "user", "content": "Hello"}`, as in OpenAI's API.
             seed, settings: as for `translate`.
         """
-        return self.generate(
-            [Request("", chat=Chat.read(messages)) for messages in conversations], seed=seed, **settings
-        )
+        return self.generate(chat_requests(conversations), seed=seed, **settings)
 
     def outputs(
         self,
@@ -247,8 +251,7 @@ class Run:
         given = enumerate(several_texts(examples))
         found: list[Any] = [each if isinstance(each, Chat) else example_parts(number, each) for number, each in given]
         if to is not None or source_language is not None:
-            sources = make_requests([example[0] for example in found], to, source_language)
-            found = [(source, *example[1:]) for source, example in zip(sources, found, strict=True)]
+            found = with_languages(found, to, source_language)
         return list(self.scorer().stream(self.params, found))
 
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:

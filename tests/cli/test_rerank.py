@@ -156,6 +156,27 @@ def test_lists_of_other_texts_are_refused(nbest, tmp_path):
         rerank.main([nbest[0], "--tune", str(tmp_path / "w.json"), "--references", str(tmp_path / "references.txt")])
 
 
+def test_languages_of_texts(tmp_path):
+    """A reverse run reads them the other way round; an empty field counts as missing."""
+    records = [{"text": "a", "outputs": ["x"], "to": "de"}, {"text": "b", "outputs": ["y"], "to": ""}]
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    flags = ["--to-field", "to", "--to", "fr", "--from", "en"]
+    first, second = rerank.read_pools(rerank.parser().parse_args([str(tmp_path / "n.jsonl"), *flags]))
+    assert (first.request, second.request) == (tj.Request("a", "de", "en"), tj.Request("b", "fr", "en"))
+    assert rerank.RUNS["forward"](first.request, "x") == (tj.Request("a", "de", "en"), "x")
+    assert rerank.RUNS["reverse"](first.request, "x") == (tj.Request("x", "en", "de"), "a")
+
+
+def test_an_only_output_needs_no_number(tmp_path, capsys):
+    records = [
+        {"text": " ", "outputs": ["", ""], "scores": [None, None]},
+        {"text": "a", "outputs": ["x", "y"], "scores": [1, 2]},
+    ]
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    rerank.main([str(tmp_path / "n.jsonl"), "--feature", "scores"])
+    assert capsys.readouterr().out == "\ny\n"
+
+
 @pytest.mark.slow
 def test_runs_score_outputs_given_texts_and_texts_given_outputs(tmp_path):
     pairs = [("one", "a b"), ("two", "b"), ("three", "c a")]
@@ -164,7 +185,7 @@ def test_runs_score_outputs_given_texts_and_texts_given_outputs(tmp_path):
     data = DataConfig(source="tsv", train="pairs.tsv", tokenizer="words", shared_vocab=False, **sizes)
     folder = finish("seq2seq", tmp_path, data)
     path = write(tmp_path / "n.jsonl", [["a b", "b a", "a b"], ["b"], ["c", "a c"]])
-    pools = rerank.read_pools([Path(path)], "text")
+    pools = rerank.read_pools(rerank.parser().parse_args([path]))
     found = rerank.compute_features(pools, [f"forward={folder}", f"reverse={folder}"], rerank.Metric("chrf"))
     run = tj.load(folder)
     for text, rows, outputs in zip(TEXTS, found, [["a b", "b a"], ["b"], ["c", "a c"]], strict=True):

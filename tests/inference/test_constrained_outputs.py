@@ -43,8 +43,8 @@ def test_other_requests_are_not_changed(family):
         found.append({(numbers[key[0]], key[1]): (text, event[3:]) for key, (text, event) in outputs.items()})
     both, others = found
     assert {key: both[key] for key in others} == others
-    assert all(are_met(read_constraints(GIVEN[number]), text) for (number, sample), (text, _) in both.items())
-    assert any(not are_met([("ab",), ("cd",)], text) for text, _ in others.values())
+    assert all(are_met(read_constraints(GIVEN[number]), text, BEAM) for (number, sample), (text, _) in both.items())
+    assert any(not are_met([("ab",), ("cd",)], text, BEAM) for text, _ in others.values())
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_texts_have_constraints_and_a_glossary(tmp_path, caplog):
         terms = [("e d", "dd")] if "abc" in text else []
         expected = True if given or terms else None
         assert output.constraints_met is expected
-        assert are_met([*read_constraints(given), *terms], output.text)
+        assert are_met([*read_constraints(given), *terms], output.text, decode)
     short = dataclasses.replace(decode, max_new_tokens=4)
     translate = Translator(dataclasses.replace(setup("seq2seq"), decode=short), model, TOKENIZERS)
     translate(params, [TextRequest("abc", constraints=["a.b"]), "a"])

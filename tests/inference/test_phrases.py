@@ -1,5 +1,7 @@
 """Phrases that outputs must contain: how they are given, where they occur, and their tokens."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.phrases import (
     FORMAT,
     are_met,
+    constraints_of,
     encode_constraints,
     glossary_constraints,
     read_constraints,
@@ -57,9 +60,30 @@ def test_constraints_are_lists_of_texts_or_of_alternatives():
     ],
 )
 def test_phrases_are_whole_words_where_scripts_write_spaces(phrase, text, met):
-    assert are_met([(phrase,)], text) is met
-    assert are_met([("zz", phrase), (phrase,)], text) is met
-    assert not are_met([("zz",), (phrase,)], text)
+    assert are_met([(phrase,)], text, BEAM) is met
+    assert are_met([("zz", phrase), (phrase,)], text, BEAM) is met
+    assert not are_met([("zz",), (phrase,)], text, BEAM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "met"),
+    [
+        ({"markup": "align"}, "in <b>3</b> Wochen", True),
+        ({"markup": "align"}, "in <b>3</b> alten Wochen", False),
+        ({"casing": "capitals"}, "IN 3 WOCHEN", True),
+        ({"casing": "capitals"}, "IN 4 WOCHEN", False),
+        ({"markup": "align", "casing": "capitals"}, "IN <b>3</b> WOCHEN", True),
+    ],
+)
+def test_markup_and_case_of_the_source_do_not_hide_a_phrase(changes, text, met):
+    assert are_met([("3 Wochen",)], text, dataclasses.replace(BEAM, **changes)) is met
+
+
+def test_terms_are_found_around_markup(tmp_path):
+    (tmp_path / "terms.tsv").write_text("red car\trotes Auto\n")
+    for markup, terms in (("align", (("rotes Auto",),)), ("keep", ())):
+        decode = dataclasses.replace(BEAM, glossary=str(tmp_path / "terms.tsv"), markup=markup)
+        assert constraints_of(decode, "a red <b>car</b>", ()) == terms
 
 
 def test_a_glossary_applies_the_longest_term(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import build, tiny
 from tests.inference.test_text import TEXTS, TOKENIZERS, setup
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import DecodeConfig
+from tformer_jax.config import DataConfig, DecodeConfig
 from tformer_jax.config.layers import MEANS
 from tformer_jax.inference.encoding import wrap_prompt
 from tformer_jax.inference.scores import Scorer
@@ -109,6 +109,18 @@ def test_members_share_what_decoding_needs():
     other = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, max_length=32))
     with pytest.raises(UserError, match="runs/b cannot decode together with the first run: model.max_length is 32"):
         check_member(cfg, other, "runs/b")
+    other = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, only=True))
+    with pytest.raises(UserError, match="embed.only is True, not False"):
+        check_member(cfg, other, "runs/b")
+    tags = ("target",)
+    many = {"directions": ("en-de", "en-fr"), "train": ("{src}-{tgt}.tsv",), "source": "tsv"}
+    many |= {"validation": ("{src}-{tgt}.v.tsv",)}
+    first, second = (
+        dataclasses.replace(cfg, data=DataConfig(**many, bucket_lengths=(16,), source_tags=of_source, target_tags=of_target))
+        for of_source, of_target in ((tags, ()), ((), tags))
+    )
+    with pytest.raises(UserError, match=r"data.source_tags is \(\), not \('target',\); train it with the same value"):
+        check_member(first, second, "runs/b")
     with pytest.raises(UserError, match="needs models that decode, unlike the classifier"):
         check_member(setup("classifier"), cfg, "runs/b")
     check_member(cfg, dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=cfg.model.dim * 2)), "runs/b")

@@ -23,13 +23,19 @@ def test_sentences_are_joined_by_their_own_spaces(translator):
     assert whole["translations"][0][0]["text"] == TEXT[::-1]
 
 
-@pytest.mark.parametrize("field", [{"logprobs": 1}, {"constraints": ["a"], "beams": 2}])
+@pytest.mark.parametrize("field", [{"logprobs": 1}, {"logprobs": 0}, {"constraints": ["a"], "beams": 2}])
 def test_fields_of_a_whole_text_are_refused_for_sentences(translator, field):
     answer = translator.post("/translate", text=TEXT, split_sentences=True, **field)
     assert answer.status_code == 400
     problem = "is not supported for a text of several sentences: leave out split_sentences"
     assert answer.json()["error"]["message"] == f"{next(iter(field))}: {problem}"
     assert translator.post("/translate", text="ab", split_sentences=True, **field).status_code == 200
+
+
+def test_sentences_are_counted_as_sentences(translator):
+    answer = translator.post("/translate", text=" ".join(["Ab."] * 9), split_sentences=True)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "text: at most 8 sentences at once"
 
 
 def test_replies_say_whether_constraints_are_met(translator):

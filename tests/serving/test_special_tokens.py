@@ -12,11 +12,12 @@ from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.scores import Scored
-from tformer_jax.serving.bodies import Completion
+from tformer_jax.serving.bodies import Completion, Translation
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.serving.replies import AccumulatedOutput, TokenScores
+from tformer_jax.serving.worker import Empty
 from tformer_jax.special_tokens import EOS, IGNORED, SpecialTokens
 
 NAMES = {1: "[CLS]", 3: "[END]"}
@@ -95,6 +96,38 @@ def test_a_client_may_replace_or_remove_the_stop_texts_of_the_run():
     for stop, expected in ((None, ("x",)), ((), ()), (("y",), ("y",))):
         (request,) = Completion(prompt=("a",), stop=stop).requests([(5,)], [((), ())], saved)
         assert request.decode.stop == expected
+
+
+def test_markup_alone_is_returned_by_both_routes():
+    saved = DecodeConfig(markup="align")
+    for body in (Completion(prompt=("<b></b>", "{0} ")), Translation(text=("<b></b>", "{0} "))):
+        outputs = body.requests([(), ()], [((), ())] * 2, saved)
+        assert outputs == [Empty(1, "stop", "<b></b>"), Empty(1, "stop", "{0}")]
+
+
+def test_a_glossary_needs_beams(tmp_path):
+    saved = DecodeConfig(strategy="beam", beams=2, glossary=str(tmp_path / "terms.tsv"))
+    (tmp_path / "terms.tsv").write_text("a\tb\n")
+    (request,) = Completion(prompt=("a",)).requests([(5,)], [((), ())], saved)
+    assert request.constraints == (("b",),)
+    for field, value in {"temperature": 0, "top_p": 0.5, "n": 2}.items():
+        with pytest.raises(RequestError, match=f"{field}: the glossary of this model needs beam search: leave it out"):
+            Completion(prompt=("x",), **{field: value}).requests([(5,)], [((), ())], saved)
+
+
+def test_logprobs_show_unknown_tokens_as_the_request_says():
+    words = WordTokenizer(["one", "two"])
+    parts = "x", "seq2seq", DecodeConfig(), Tokenizers(words, words), 16, False
+
+    def score(rows, top):
+        return [Scored([label for label in row.labels if label != IGNORED], [-1.0] * len(row.labels)) for row in rows]
+
+    model = ServedModel(*parts, score=score, embed=list, classify=list)
+    ids = words.encode("one ten two")
+    for unknown, offsets in (("omit", [0, 3, 3, 7]), ("show", [0, 3, 9, 13]), (None, [0, 3, 9, 13])):
+        scores = TokenScores(model, [(5, EOS)], 0, [((), ())], unknown)
+        ((found,),) = scores.work([[AccumulatedOutput(ids=[*ids, EOS])]])()
+        assert found["text_offset"] == offsets
 
 
 def test_tags_that_stand_last_are_read_and_scored_as_in_training():

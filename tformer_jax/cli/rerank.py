@@ -15,22 +15,27 @@ import numpy as np
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 from tformer_jax.base.paths import resolved, write_text
-from tformer_jax.cli import lines, outputs
+from tformer_jax.cli import languages, lines, outputs
 from tformer_jax.cli.common import add_imports, add_path, check_writable, new_parser
 from tformer_jax.cli.inputs import Source
 from tformer_jax.config import EvalConfig, kinds
+from tformer_jax.config.fields import flag
 from tformer_jax.config.metrics import PROGRAMS
+from tformer_jax.inference.requests import Request, as_request
 from tformer_jax.inference.reranking import NBest, choose, evaluate, tune
 from tformer_jax.inference.risk import Utility, expected_utilities
 
 RESULTS = ("output", "features")
 """Fields that records of outputs get."""
-RUNS: Mapping[str, Callable[[str, str], tuple[str, ...]]] = {
-    "forward": lambda text, output: (text, output),
-    "reverse": lambda text, output: (output, text),
+RUNS: Mapping[str, Callable[[Request, str], tuple[Any, ...]]] = {
+    "forward": lambda request, output: (request, output),
+    "reverse": lambda request, output: (
+        Request(output, request.source_language, request.target_language),
+        request.text,
+    ),
     "lm": lambda _, output: (output,),
 }
-"""What the run of a feature scores, given a text and an output."""
+"""What the run of a feature scores, given a text with its languages, and an output."""
 
 
 class Metric(Utility):
@@ -67,6 +72,8 @@ class Pool:
     text: str
     record: dict[str, Any]
     """Of the first list."""
+    request: Request
+    """The text with its languages."""
     written: list[str] = dataclasses.field(default_factory=list)
     """All outputs, of which some may be equal."""
     numbers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -95,12 +102,14 @@ class Pool:
         return [number for number, text in enumerate(self.written) if text not in self.written[:number]]
 
     def column(self, name: str) -> list[float]:
-        """Returns the number of each candidate in a field.
+        """Returns the number of each candidate in a field; 0 if the only one has none, as that of a blank text.
 
         Raises:
-            UserError: the field has no number for it.
+            UserError: the field has no number for one of several.
         """
         values: list[Any] = [self.numbers[number].get(name) for number in self.candidates]
+        if values == [None]:
+            return [0.0]
         for number, value in zip(self.candidates, values, strict=True):
             if not isinstance(value, int | float):
                 problem = f"has no number for each output in the field {name!r}: leave out the feature, or the text"
@@ -117,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name, language = (_given_or_saved(options, saved, *option) for option in (("metric", "chrf"), ("language", "en")))
     check_metric(name, options, tuned=options.metric is None and "metric" in saved)
     metric = Metric(name, language, EvalConfig(metrics=(name,), command=options.metric_command))
-    pools = read_pools(options.nbest, options.field, RESULTS if outputs.is_json(options.output) else ())
+    pools = read_pools(options, RESULTS if outputs.is_json(options.output) else ())
     features = compute_features(pools, list(weights), metric)
     if options.tune:
         weights = tune_weights(options, pools, features, list(weights), metric)
@@ -138,9 +147,9 @@ def check_options(options: argparse.Namespace) -> None:
     if options.tune:
         check_writable(options.tune, "--tune")
     read = [*options.nbest, *(options.references or ()), *filter(None, [options.weights])]
-    for flag, path in (("--output", options.output), ("--tune", options.tune)):
+    for name, path in (("--output", options.output), ("--tune", options.tune)):
         if path is not None and resolved(path) in map(resolved, read):
-            raise UserError(f"{flag} {path} is read, too: name another file")
+            raise UserError(f"{name} {path} is read, too: name another file")
     if options.output and options.tune and resolved(options.output) == resolved(options.tune):
         raise UserError(f"{options.output} is both --output and --tune: name another file")
 
@@ -187,19 +196,26 @@ def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> di
     return weights
 
 
-def read_pools(paths: Sequence[Path], field: str, reserved: Collection[str] = ()) -> list[Pool]:
+def read_pools(options: argparse.Namespace, reserved: Collection[str] = ()) -> list[Pool]:
     """Reads n-best lists of the same texts; no record of the first one may have the fields `reserved`.
+
+    The languages of texts are those of the first list.
 
     Raises:
         UserError: a file is missing or malformed, or has other texts than the first one.
     """
     pools: list[Pool] = []
+    paths: Sequence[Path] = options.nbest
     for path in paths:
+        names = ("field", *languages.given_fields(options)) if path is paths[0] else ("field",)
+        fields = {flag(name): getattr(options, name) for name in names}
         source, count = Source((), path), 0
-        for count, line in enumerate(source.lines({"--field": field}, reserved if path is paths[0] else ()), start=1):
+        for count, line in enumerate(source.lines(fields, reserved if path is paths[0] else ()), start=1):
             place = source.location(count - 1)
             if path is paths[0]:
-                pools.append(Pool(line.texts[0], line.record))
+                text, *by_line = line.texts
+                request = as_request(languages.make_request(options, text, by_line))
+                pools.append(Pool(text, line.record, request))
             elif count > len(pools) or pools[count - 1].text != line.texts[0]:
                 raise UserError(f"{place}: has another text than {paths[0]}: give n-best lists of the same texts")
             pools[count - 1].add(line.record, place)
@@ -237,7 +253,7 @@ def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[floa
 
     loaded = tformer_jax.load(run)
     owners = [
-        (pool.places[number], RUNS[kind](pool.text, pool.written[number]))
+        (pool.places[number], RUNS[kind](pool.request, pool.written[number]))
         for pool in pools
         for number in pool.candidates
     ]
@@ -337,4 +353,5 @@ def parser() -> argparse.ArgumentParser:
     )
     add_path(result, "--output", "text or .jsonl (default: standard output)")
     lines.add_field(result)
+    languages.add_languages(result)
     return result

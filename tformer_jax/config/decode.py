@@ -185,6 +185,8 @@ class DecodeConfig(Section):
             raise self.error("candidates", f"must not exceed decode.beams={self.beams}")
         if self.utility not in kinds.METRICS:
             raise self.error("utility", f"must be one of {', '.join(kinds.METRICS)}")
+        if self.glossary and self.strategy != "beam":
+            raise self.error("glossary", "needs decode.strategy='beam': write '', or choose a number of beams")
         if self.candidates == 1 and self.utility != "chrf":
             raise self.error("utility", "compares candidates: write decode.candidates above 1")
         if self.alignments and self.markup == "align":

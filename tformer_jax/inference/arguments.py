@@ -2,12 +2,13 @@
 
 import itertools
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.inference.requests import Request
 
@@ -58,6 +59,37 @@ def _repeat(name: str, value: LanguageNames, count: int) -> Sequence[str | None]
     if len(languages) != count:
         raise UserError(f"{name} has {len(languages)} languages for {count} texts: name one for each, or one for all")
     return languages
+
+
+def with_languages(examples: Iterable[Any], to: LanguageNames, source_language: LanguageNames) -> list[Sequence[Any]]:
+    """Returns (source, target) pairs whose sources are requests with these languages.
+
+    Raises:
+        UserError: as `make_requests`, or an example is no pair.
+    """
+    pairs = list(examples)
+    for number, pair in enumerate(pairs, start=1):
+        if isinstance(pair, Chat) or len(pair) != 2:
+            raise UserError(f"example {number} is no pair of a source and a target, which alone have languages")
+    sources = make_requests([source for source, _ in pairs], to, source_language)
+    return [(source, target) for source, (_, target) in zip(sources, pairs, strict=True)]
+
+
+def chat_requests(conversations: Iterable[Any]) -> list[Request]:
+    """Returns the requests for the answers to conversations, which are lists of messages.
+
+    Raises:
+        UserError: `conversations` is a single conversation, or one of them is no conversation.
+    """
+    requests = []
+    for number, messages in enumerate(conversations, start=1):
+        if isinstance(messages, Mapping):
+            raise UserError("is a single conversation: write a list of conversations, which are lists of messages")
+        try:
+            requests.append(Request("", chat=Chat.read(messages)))
+        except UserError as error:
+            raise UserError(f"conversation {number} {error}") from None
+    return requests
 
 
 def check_examples(examples: Iterable[Any]) -> Iterator[Sequence[Any]]:

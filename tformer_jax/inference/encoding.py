@@ -135,11 +135,13 @@ def dropped_characters(tokenizer: Tokenizer, text: str) -> str:
     return "".join(c for c, ids in zip(characters, tokenizer.encode_with_symbols(characters), strict=True) if not ids)
 
 
-def check_example(cfg: ModelConfig, index: int, example: Sequence[str]) -> None:
+def check_example(cfg: ModelConfig, index: int, example: Sequence[Any]) -> None:
     """Raises `UserError` if example `index` does not consist of the texts that the model reads."""
     counts, texts = cfg.model_class.example
     if len(example) not in counts:
         raise UserError(f"example {index + 1} must be {texts}")
+    if not cfg.model_class.reads_source and not all(isinstance(text, str) for text in example):
+        raise UserError(f"example {index + 1} has a Request or a language, which only translators read: write texts")
 
 
 def prompt_length(tokenizer: Tokenizer, example: Sequence[str], text: Sequence[int]) -> int:

@@ -138,6 +138,7 @@ class OutputCounts:
             yield f"{self.texts:,} texts were translated as {self.sentences:,} sentences (decode.split_sentences)"
         if self.lacking_context:
             less = f"with fewer than decode.context={cfg.decode.context} sentences before them, since more do not fit"
+            less += " or have unknown tokens"
             yield f"{self.lacking_context:,} of {self.sentences:,} sentences were read {less}"
 
     def _of_all(self, count: int, what: str) -> Iterator[str]:
@@ -280,7 +281,7 @@ class RowDecoder:
             return None
         from tformer_jax.inference.phrases import are_met
 
-        return are_met(row.constraints, text)
+        return are_met(row.constraints, text, self._cfg.decode)
 
     def _request(self, row: EncodedRequest, **options: Any) -> Request:
         decode = self._cfg.decode

@@ -12,6 +12,7 @@ import numpy as np
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.characters import LETTER, clean_whitespace
+from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask_target
 from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders, Tokenizer
 from tformer_jax.data.tokenizers.normalization import detokenizer
@@ -59,9 +60,16 @@ def _pattern(phrases: Constraint) -> re.Pattern[str]:
     return re.compile("|".join(whole(phrase) for phrase in sorted(phrases, key=len, reverse=True)))
 
 
-def are_met(constraints: Iterable[Constraint], text: str) -> bool:
-    """Returns whether a text contains a phrase of each constraint, as whole words."""
-    return all(_pattern(phrases).search(text) for phrases in constraints)
+def are_met(constraints: Iterable[Constraint], text: str, decode: DecodeConfig) -> bool:
+    """Returns whether an output contains a phrase of each constraint, as whole words.
+
+    Markup that is put back may stand within a phrase, and case that is changed may differ.
+    """
+    written = [text, take_out(text).plain] if decode.markup == "align" else [text]
+    if decode.casing != "keep":
+        written = [text.casefold() for text in written]
+        constraints = [tuple(phrase.casefold() for phrase in phrases) for phrases in constraints]
+    return all(any(_pattern(phrases).search(text) for text in written) for phrases in constraints)
 
 
 @functools.lru_cache(4)
@@ -84,8 +92,12 @@ def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:
 
 
 def constraints_of(decode: DecodeConfig, text: str, given: Any) -> tuple[Constraint, ...]:
-    """Returns the constraints that are given with a text, as for `read_constraints`, and those of the glossary."""
-    of_glossary = glossary_constraints(decode.glossary, text) if decode.glossary else ()
+    """Returns the constraints that are given with a text, as for `read_constraints`, and those of the glossary.
+
+    Terms are searched in the text as it is translated, without the markup that is put back.
+    """
+    read = take_out(text).plain if decode.glossary and decode.markup == "align" else text
+    of_glossary = glossary_constraints(decode.glossary, read) if decode.glossary else ()
     return (*read_constraints(given), *of_glossary)
 
 

@@ -92,20 +92,23 @@ def check_member(first: Config, other: Config, name: str) -> None:
     """Raises `UserError` if a run cannot decode together with the first one."""
     if not first.model.model_class.decodes:
         raise UserError(f"an ensemble needs models that decode, unlike the {first.model.family} of the first run")
-    mine, theirs = (
-        {
-            "family": cfg.model.family,
-            "max_length": cfg.model.max_length,
-            "vocab_size": cfg.model.vocab_size,
-            "source_vocab_size": cfg.model.source_vocab_size,
-            "prefix_lm": cfg.model.prefix_lm,
-            "layer_pattern": tuple(mask_kinds(cfg.model)),
-        }
-        for cfg in (first, other)
-    )
+    mine, theirs = _shared_settings(first), _shared_settings(other)
     for setting, value in mine.items():
         if theirs[setting] != value:
             raise UserError(
-                f"{name} cannot decode together with the first run: model.{setting} is {theirs[setting]!r}, not "
-                f"{value!r}; train it with the same value"
+                f"{name} cannot decode together with the first run: {setting} is {theirs[setting]!r}, not {value!r}; "
+                "train it with the same value"
             )
+
+
+def _shared_settings(cfg: Config) -> dict[str, Any]:
+    """Returns what all members share: the shapes of their inputs and caches, and how texts become inputs."""
+    model, data = cfg.model, cfg.data
+    names = ("family", "max_length", "vocab_size", "source_vocab_size", "prefix_lm")
+    return {f"model.{name}": getattr(model, name) for name in names} | {
+        "model.layer_pattern": tuple(mask_kinds(model)),
+        "data.source_tags": data.source_tags,
+        "data.target_tags": data.target_tags,
+        "data.transforms": tuple(transform for transform in data.transforms if transform.is_format),
+        "embed.only": cfg.embed.only,
+    }

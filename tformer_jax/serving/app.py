@@ -140,12 +140,13 @@ class Handlers:
         """Translates one or several texts."""
         self._require("translate", self.served.model_class.reads_source)
         whole = await self._read(request, Translation)
+        self._check_count(whole, "text")
         body, gaps = await asyncio.to_thread(whole.by_sentence, self.served)
-        self._check_count(body, "text")
+        self._check_count(body, "text", "sentences")
         self._check_length("max_new_tokens", body.max_new_tokens, body)
         tags = body.tags(self.served, len(body.texts("text")))
         rows = await self._encode("text", body, self.served.longest_prompt, tags)
-        scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs, tags)
+        scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs, tags, body.unknown)
         requests = body.requests(rows, tags, self.served.decode)
         reply = SentencesReply(gaps) if gaps else TranslationReply(scores, requests)
         return self._generate(requests, reply, body.stream, body.n_best)
@@ -231,10 +232,10 @@ class Handlers:
         before = None if tags is None else [source for source, _ in tags]
         return await asyncio.to_thread(self.served.encode, field, body.texts(field), limit, before)
 
-    def _check_count(self, body: Body, field: str) -> None:
+    def _check_count(self, body: Body, field: str, parts: str = "texts") -> None:
         """Raises `RequestError` if a request has more texts than the queue holds; before they are tokenized."""
         if len(body.texts(field)) > self.limits.queue:
-            raise RequestError(f"{field}: at most {self.limits.queue} texts at once", param=field)
+            raise RequestError(f"{field}: at most {self.limits.queue} {parts} at once", param=field)
 
     def _check_length(self, field: str, count: int | None, body: DirectedBody) -> None:
         """Raises `RequestError` if outputs of `count` tokens have no room for the prefix of the run."""

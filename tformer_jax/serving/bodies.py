@@ -144,6 +144,10 @@ class DirectedBody(Body):
             raise self.error("constraints", "needs beam search, which neither the request nor the run selects")
         return Request(ids, decode, index=number * count, tags=tags[1], text=given, constraints=constraints, **options)
 
+    def empty_output(self, count: int, decode: DecodeConfig, text: Text) -> Empty:
+        """Returns the outputs of a text of which the model reads nothing: its markup if that is put back."""
+        return Empty(count, "stop", text_or_empty(text).strip() if decode.markup == "align" else "")
+
 
 @dataclasses.dataclass(frozen=True)
 class Translation(DirectedBody):
@@ -190,8 +194,9 @@ class Translation(DirectedBody):
         if len(columns["text"]) == len(texts):
             return self, []
         aligned = served.decode.alignments if self.alignments is None else self.alignments
-        for name, used in {"constraints": self.constraints, "logprobs": self.logprobs, "alignments": aligned}.items():
-            if used not in (None, (), False):
+        whole = {"constraints": bool(self.constraints), "logprobs": self.logprobs is not None, "alignments": aligned}
+        for name, used in whole.items():
+            if used:
                 raise self.error(name, "is not supported for a text of several sentences: leave out split_sentences")
         changes: Any = {name: tuple(column) for name, column in columns.items()}
         return dataclasses.replace(self, **changes), gaps
@@ -222,7 +227,7 @@ class Translation(DirectedBody):
         return [
             self.engine_request(number, ids, decode, both, text, num_outputs=self.n_best, seed=seed, scored=True)
             if ids
-            else Empty(self.n_best, "stop", text_or_empty(text).strip() if decode.markup == "align" else "")
+            else self.empty_output(self.n_best, decode, text)
             for number, (ids, decode, both, text) in enumerate(parts)
         ]
 
@@ -313,6 +318,9 @@ class Generated(ModelBody, DirectedBody):
             changes["strategy"] = "sample"
         if self.temperature == 0:
             changes = {"strategy": "greedy"}
+        if saved.glossary and changes.get("strategy", "beam") != "beam":
+            given = next(name for name in (*sampling, "n") if getattr(self, name) not in (None, 1))
+            raise self.error(given, "the glossary of this model needs beam search: leave it out")
         if self.limit:
             changes |= limit_tokens(self.limit, saved)
         if self.stop is not None:
@@ -326,7 +334,7 @@ class Generated(ModelBody, DirectedBody):
         return [
             self.engine_request(number, ids, decode, both, text, num_outputs=self.n, seed=seed)
             if ids and self.limit != 0
-            else Empty(self.n, "length" if ids else "stop")
+            else (Empty(self.n, "length") if ids else self.empty_output(self.n, decode, text))
             for number, (ids, decode, both, text) in enumerate(parts)
         ]
 

@@ -96,6 +96,7 @@ class TokenScores:
         rows: token ids of the sources or prompts.
         top: number of most probable tokens to show at each place.
         tags: language tags of each source and its outputs; those of outputs have no log-probabilities.
+        unknown: as `decode.unknown`; None: the run's.
         echo: whether the tokens of the prompts are scored, too.
     """
 
@@ -105,6 +106,7 @@ class TokenScores:
         rows: Sequence[tuple[int, ...]],
         top: int,
         tags: Sequence[TagIds],
+        unknown: str | None = None,
         *,
         echo: bool = False,
     ) -> None:
@@ -114,7 +116,7 @@ class TokenScores:
         first = len(special.forced)
         self._starts = [(start, range(first, first + len(rest))) for start, rest in starts]
         """The first input of the decoder of each row, and the places of tags in its outputs."""
-        self._shown = "omit" if served.decode.unknown == "omit" else "show"
+        self._shown = "omit" if (unknown or served.decode.unknown) == "omit" else "show"
 
     def work(self, outputs: Outputs) -> Callable[[], Named]:
         """Returns the function that scores all outputs."""
@@ -153,12 +155,14 @@ class TranslationReply(Reply):
 
     def __init__(self, scores: TokenScores | None, requests: Sequence[Request | Empty] = ()) -> None:
         self._scores = scores
-        self._constraints = [request.constraints if isinstance(request, Request) else () for request in requests]
+        self._requests = requests
 
     def _met(self, index: int, text: str) -> dict[str, bool]:
         """Returns "constraints_met" of an output of a request with constraints."""
-        constraints = self._constraints[index] if self._constraints else ()
-        return {"constraints_met": are_met(constraints, text)} if constraints else {}
+        request = self._requests[index] if self._requests else None
+        if not isinstance(request, Request) or not request.constraints:
+            return {}
+        return {"constraints_met": are_met(request.constraints, text, request.decode)}
 
     def complete(self, outputs: Outputs, result: Any) -> dict[str, Any]:
         """Returns `{"translations": [[{"text", "score", "finish_reason"}, ...], ...]}`.
