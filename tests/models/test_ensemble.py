@@ -114,9 +114,10 @@ def test_members_share_what_decoding_needs():
         check_member(cfg, other, "runs/b")
     tags = ("target",)
     many = {"directions": ("en-de", "en-fr"), "train": ("{src}-{tgt}.tsv",), "source": "tsv"}
+    many["bucket_lengths"] = (16,)
     many |= {"validation": ("{src}-{tgt}.v.tsv",)}
     first, second = (
-        dataclasses.replace(cfg, data=DataConfig(**many, bucket_lengths=(16,), source_tags=of_source, target_tags=of_target))
+        dataclasses.replace(cfg, data=DataConfig(**many, source_tags=of_source, target_tags=of_target))
         for of_source, of_target in ((tags, ()), ((), tags))
     )
     with pytest.raises(UserError, match=r"data.source_tags is \(\), not \('target',\); train it with the same value"):

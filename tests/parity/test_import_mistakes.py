@@ -5,12 +5,14 @@ import functools
 import json
 import shutil
 import sys
+from pathlib import Path
 from unittest import mock
 
 import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
+import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
@@ -65,7 +67,22 @@ def tampered(folder):
 
 
 def pickled(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "model.ckpt")
+
+
+def damaged(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+
+
+def saved(folder, content):
+    """Writes a file of `torch.save` in place of the arrays."""
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+
+
+def objects(folder):
+    saved(folder, {"path": Path("x")})
 
 
 def fields(**changes):
@@ -129,7 +146,10 @@ MISTAKES = {
         written("generation_config.json", '{"do_sample": true, "temperature": "warm"}'),
         "a decoding setting has the wrong type or value: could not convert string to float: 'warm'",
     ),
-    "pickle": (pickled, "pytorch_model.bin is a pickle, which is never read because it may run code"),
+    "pickle": (pickled, "model.ckpt is a pickle, which may run code and is not read: save it as safetensors"),
+    "objects": (objects, "pytorch_model.bin holds other objects than tensors, which are never unpickled"),
+    "no state dict": (functools.partial(saved, content=[1]), "pytorch_model.bin is no state dict: save model.state_di"),
+    "damaged state dict": (damaged, "pytorch_model.bin is not a file of torch.save, or is damaged"),
     "field": (fields(nonlocal_attention=3), "the field nonlocal_attention=3 is not supported"),
     "not causal": (fields(is_causal=False), "is_causal=False is not supported, only True is"),
     "quantized": (fields(quantization_config={"bits": 4}), "the field quantization_config={'bits': 4} is not"),

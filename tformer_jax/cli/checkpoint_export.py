@@ -21,6 +21,7 @@ from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
 from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf
+from tformer_jax.interop.architecture import label_fields
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel.placement import mesh_of
 from tformer_jax.runs import run_folder, vocabulary
@@ -211,7 +212,7 @@ def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run, origin: 
     given = options.model_type or (kind if kind in hf.ARCHITECTURES else None)
     theirs = hf.token_ids(run.tokenizers.target.special, run.config.model)
     if run.labels is not None:
-        theirs["id2label"] = {str(index): label for index, label in enumerate(run.labels)}
+        theirs |= label_fields(run.labels)
     problems = set()
     for model_type in [given] if given else hf.ARCHITECTURES:
         try:

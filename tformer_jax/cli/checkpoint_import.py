@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.json_files import read_json
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli.common import checksum
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
@@ -114,6 +115,7 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     cfg, params, headless = _load_model(folder, theirs, settings)
     tokenizers = _fit_tokenizers(folder, load_checkpoint_tokenizers(folder), cfg)
     decode, unapplied = generation.read_decoding(folder, theirs, cfg)
+    unapplied += ["clean_up_tokenization_spaces=True"] if _cleans_up(folder, cfg, tokenizers.target) else []
     labels = None if headless or not cfg.model_class.classifies else hf.labels(theirs)
     only_embeds = headless and cfg.model_class.continues
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
@@ -133,6 +135,15 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     embed = dataclasses.replace(embed, only=only_embeds)
     origin = theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed
     return Imported(*origin, companions.read(folder))
+
+
+def _cleans_up(folder: Path, cfg: ModelConfig, tokenizer: Tokenizer) -> bool:
+    """Returns whether transformers removes the spaces before punctuation from outputs, which are left here."""
+    options = read_json(folder / "tokenizer_config.json", {})
+    if not cfg.model_class.decodes or options.get("clean_up_tokenization_spaces") is not True:
+        return False
+    library = getattr(tokenizer, "backend_tokenizer", None)
+    return library is None or type(library.model).__name__ != "BPE"
 
 
 def _read_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None) -> Imported:

@@ -11,7 +11,9 @@ from tformer_jax.interop.mapping import Fusions, Rule
 
 ACTIVATIONS = {
     "relu": "relu",
+    "gelu_python": "gelu",
     "gelu": "gelu",
+    **dict.fromkeys(("gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh"),
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
@@ -97,6 +99,11 @@ def class_names(hf: Settings) -> dict[Any, Any]:
     if names and count in (None, len(names)):
         return dict(names)
     return {i: f"LABEL_{i}" for i in range(2 if count is None else count)}
+
+
+def label_fields(names: Sequence[str]) -> Settings:
+    """Returns the fields of config.json for the names of classes, in the order of their logits."""
+    return {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
 
 
 UNREADABLE = "this checkpoint cannot be read: "

@@ -13,6 +13,7 @@ from tformer_jax.interop.architecture import (
     Settings,
     check,
     class_names,
+    label_fields,
     layer_types,
     our_activation,
     our_layer_pattern,
@@ -237,7 +238,7 @@ def _classifier(
 
     def write(cfg: ModelConfig) -> Settings:
         _check_set(cfg, layer)
-        return config(cfg) | {"id2label": {str(i): f"LABEL_{i}" for i in range(cfg.size("num_classes"))}}
+        return config(cfg) | label_fields([f"LABEL_{i}" for i in range(cfg.size("num_classes"))])
 
     rules += rules_below("head/", f"{names.get('classifier', 'classifier')}.", AFFINE)
     return Architecture(f"{name}ForSequenceClassification", read, write, lambda cfg: rules, **names)

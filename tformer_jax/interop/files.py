@@ -1,4 +1,4 @@
-"""Reads the files of a checkpoint folder: JSON, and arrays in safetensors files, which hold no code."""
+"""Reads the files of a checkpoint folder: JSON, and arrays in safetensors files or PyTorch's state dicts."""
 
 import functools
 import json
@@ -16,6 +16,8 @@ from tformer_jax.base.json_files import read_json
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
+STATE = "pytorch_model.bin"
+STATE_INDEX = "pytorch_model.bin.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 
 
@@ -60,6 +62,10 @@ def unread_weights(folder: Path) -> list[str]:
     if not (folder / SINGLE).is_file():
         return []
     return sorted(path.name for path in folder.glob("*.safetensors*") if path.name != SINGLE)
+
+
+Opener = Callable[[Path], dict[str, Callable[[], Any]]]
+"""Returns functions that read the arrays of a file, by their names."""
 
 
 class StoredArrays(MutableMapping[str, Any]):
@@ -119,41 +125,46 @@ class StoredArrays(MutableMapping[str, Any]):
 def read_arrays(folder: Path) -> StoredArrays:
     """Opens `model.safetensors`, or else all shards that an index lists, or else all safetensors files.
 
-    As transformers does, it reads no index beside `model.safetensors`: it may be left from an earlier checkpoint.
+    A folder without any is read from `pytorch_model.bin` or its shards. As transformers does, it reads no index beside
+    `model.safetensors`: it may be left from an earlier checkpoint.
 
     Raises:
         UserError: there are none, a shard is missing, or a file is damaged.
     """
-    single = folder / SINGLE
-    if (folder / INDEX).is_file() and not single.is_file():
-        return _read_shards(folder)
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(f"{folder} has no .safetensors file; {_describe_pickles(folder)}")
-    return StoredArrays(_open_all(files))
+    if (folder / SINGLE).is_file():
+        return StoredArrays(_open_all([folder / SINGLE], _open))
+    if (folder / INDEX).is_file():
+        return _read_shards(folder, INDEX, _open)
+    if files := sorted(folder.glob("*.safetensors")):
+        return StoredArrays(_open_all(files, _open))
+    if (folder / STATE).is_file():
+        return StoredArrays(_open_state(folder / STATE))
+    if (folder / STATE_INDEX).is_file():
+        return _read_shards(folder, STATE_INDEX, _open_state)
+    raise UserError(f"{folder} has no .safetensors file; {_describe_pickles(folder)}")
 
 
-def _read_shards(folder: Path) -> StoredArrays:
-    places = read_json(folder / INDEX).get("weight_map")
+def _read_shards(folder: Path, index: str, opener: Opener) -> StoredArrays:
+    places = read_json(folder / index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise UserError(f"{folder / INDEX} has no weight_map from arrays to files")
+        raise UserError(f"{folder / index} has no weight_map from arrays to files")
     names = sorted(set(places.values()))
     for name in names:
         if Path(name).name != name:
-            raise UserError(f"{folder / INDEX} names a file outside of its folder: {name}")
+            raise UserError(f"{folder / index} names a file outside of its folder: {name}")
         if not (folder / name).is_file():
-            raise UserError(f"{folder / name} is missing: {INDEX} lists it")
-    readers = _open_all([folder / name for name in names])
+            raise UserError(f"{folder / name} is missing: {index} lists it")
+    readers = _open_all([folder / name for name in names], opener)
     if absent := sorted(places.keys() - readers.keys()):
-        raise UserError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {INDEX} lists")
+        raise UserError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {index} lists")
     return StoredArrays(readers)
 
 
-def _open_all(files: Sequence[Path]) -> dict[str, Callable[[], Any]]:
+def _open_all(files: Sequence[Path], opener: Opener) -> dict[str, Callable[[], Any]]:
     """Returns functions that read the arrays of all files; no two of them may have the same array."""
     readers: dict[str, Callable[[], Any]] = {}
     for file in files:
-        opened = _open(file)
+        opened = opener(file)
         if repeated := sorted(readers.keys() & opened.keys()):
             raise UserError(f"{file} and another file both contain the array {repeated[0]}")
         readers |= opened
@@ -174,6 +185,16 @@ def _open(file: Path) -> dict[str, Callable[[], Any]]:
         raise UserError(f"{file} is damaged: {error}") from error
     header.pop("__metadata__", None)
     return {name: functools.partial(_map_array, file, 8 + size, name, fields) for name, fields in header.items()}
+
+
+def _open_state(file: Path) -> dict[str, Callable[[], Any]]:
+    """Returns functions that read the arrays of a state dict in float32."""
+    from tformer_jax.interop import torch_files
+
+    tensors = torch_files.tensors_of(torch_files.load(file))
+    if not tensors:
+        raise UserError(f"{file} is no state dict: save model.state_dict()")
+    return {name: functools.partial(torch_files.to_numpy, tensor) for name, tensor in tensors.items()}
 
 
 def _map_array(file: Path, start: int, name: str, fields: dict[str, Any]) -> np.ndarray:
@@ -207,4 +228,4 @@ def _describe_pickles(folder: Path) -> str:
     names = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if not names:
         return "checkpoints in other formats are not read"
-    return f"{names[0]} is a pickle, which is never read because it may run code: save it as safetensors"
+    return f"{names[0]} is a pickle, which may run code and is not read: save it as safetensors"

@@ -1,6 +1,6 @@
 """Loads and saves folders in Hugging Face's format: `config.json` and `model.safetensors` (or its shards).
 
-Only safetensors files are read, because they hold only arrays and no code.
+Without safetensors files, `pytorch_model.bin` is read, as `torch_files` says.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ def load(
     is in `settings`. Arrays are read, converted and placed one by one.
 
     Args:
-        arrays: the arrays, by their names in Hugging Face's checkpoints; None: those of the folder's safetensors files.
+        arrays: the arrays, by their names in Hugging Face's checkpoints; None: those of the folder.
         adapter: folder of an adapter of PEFT, which is merged into the parameters.
         mesh: mesh that holds the parameters; None: the default device.
         headless: load a language model that was saved without its output head, whose embeddings then make its logits.
@@ -100,7 +100,7 @@ def load(
     if "model_type" not in hf:
         raise UserError(f"{folder / 'config.json'} has no model_type: {folder} is not a Hugging Face checkpoint")
     architecture = architecture_of(str(hf["model_type"]), settings.get("family") or _pretrained_family(hf))
-    tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is True
+    tied = (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings", True) is True
     stored = files.read_arrays(folder) if arrays is None else arrays
     stored = mxfp4.dequantized(stored)
     arrays = rename_copies(standard_names(stored, architecture), architecture, tied)

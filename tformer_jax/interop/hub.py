@@ -10,6 +10,8 @@ NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 FILE_SUFFIXES = (".pt", ".pth", ".bin", ".json", ".safetensors", ".gguf", ".npz")
 """Suffixes of files, which no model of the hub has in its name."""
 FILES = ("*.safetensors", "*.json", "*.txt", "*.spm", "*.model", "*.jinja")
+STATES = ("pytorch_model*.bin",)
+"""Patterns of files that are downloaded if there is no safetensors file."""
 OTHERS = ("*/*", "consolidated*")
 """Patterns of files that are not downloaded: other libraries' copies of the arrays."""
 IN_FOLDERS = tuple(pattern for pattern in companions.FILES if "/" in pattern)
@@ -32,7 +34,8 @@ def download(name: str) -> Path:
         ) from error
     try:
         folder = Path(snapshot_download(name, allow_patterns=list(FILES), ignore_patterns=list(OTHERS)))
-        snapshot_download(name, revision=folder.name, allow_patterns=list(IN_FOLDERS))  # of the same commit
+        more = IN_FOLDERS if any(folder.glob("*.safetensors")) else (*IN_FOLDERS, *STATES)
+        snapshot_download(name, revision=folder.name, allow_patterns=list(more))  # of the same commit
         return folder
     except Exception as error:  # types of the library and of its HTTP client, and OSError
         reason = first_line(error, 200).removeprefix("Got: ")

@@ -5,7 +5,6 @@ The file is one of `torch.save`: a state dict, or a dictionary with one under "m
 """
 
 import functools
-import pickle
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,9 +14,9 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-from tformer_jax.interop import fairseq, mapping, nanogpt, torch_transformer
+from tformer_jax.interop import fairseq, mapping, nanogpt, torch_files, torch_transformer
 from tformer_jax.interop.architecture import Settings
 from tformer_jax.interop.files import StoredArrays
 from tformer_jax.models import registry
@@ -80,23 +79,11 @@ def read(path: Path) -> tuple[StoredArrays, Settings]:
 
     Attention's stacked `in_proj_weight` and `in_proj_bias` are split into `q_proj`, `k_proj` and `v_proj`.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError("reading PyTorch's files needs torch: pip install torch") from error
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{path} holds other objects than tensors, which are never unpickled: save model.state_dict() instead"
-        ) from error
-    except Exception as error:  # PyTorch raises RuntimeError, EOFError and others for damaged files
-        reason = first_line(error, 200)
-        raise UserError(f"{path} is not a file of torch.save, or is damaged ({reason})") from error
+    content = torch_files.load(path)
     content = content if isinstance(content, dict) else {}
     state = next((content[key] for key in STATES if isinstance(content.get(key), dict)), content)
-    tensors = {WRAPPERS.sub("", name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    if not state or len(tensors) < len(state):
+    tensors = {WRAPPERS.sub("", name): value for name, value in torch_files.tensors_of(state).items()}
+    if not tensors:
         raise UserError(f"{path} has no state dict, neither as a whole nor under one of {', '.join(STATES)}")
     args = content.get("model_args") or fairseq.read_arguments(content.get("cfg"))
     return StoredArrays(_array_readers(tensors)), args if isinstance(args, dict) else {}
@@ -110,11 +97,5 @@ def _array_readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray
             raise UserError(f"{name} has the shape {tuple(tensor.shape)}, which cannot be split into three projections")
         parts = [f"{stem}{side}_proj.{leaf}" for side in "qkv"] if stacked else [name]
         for part, values in zip(parts, tensor.chunk(3) if stacked else [tensor], strict=True):
-            readers[part] = functools.partial(_to_numpy, values)
+            readers[part] = functools.partial(torch_files.to_numpy, values)
     return readers
-
-
-def _to_numpy(tensor: Any) -> np.ndarray:
-    """Converts a tensor to float32, which holds float16 and bfloat16 exactly."""
-    array: np.ndarray = tensor.detach().float().numpy()
-    return array

@@ -46,6 +46,8 @@ GENERIC = ("", "PreTrainedTokenizer", "TokenizersBackend", "SentencePieceBackend
 PIECE_CLASSES = {"m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 PIECE_CLASSES |= dict.fromkeys(T5S, "T5Tokenizer") | {"albert": "AlbertTokenizer"}
 """Classes of SentencePiece models by model types that name none; of others, it is Llama's."""
+VOCAB_CLASSES = dict.fromkeys(("bert", "distilbert"), "BertTokenizer")
+"""Classes of `vocab.txt` by model types that name none."""
 PLAIN = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenizer", "AlbertTokenizer")
 """Classes whose ids are those of the SentencePiece model."""
 END_WITH_EOS = ("T5Tokenizer", "AlbertTokenizer")
@@ -56,6 +58,13 @@ BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokeni
 """Tokenizers of transformers that are read from vocab.json and merges.txt."""
 OF_OUTPUTS = ("forced_bos_token_id", "force_bos_token_to_be_generated", "bad_words_ids", "suppress_tokens")
 """Fields about tokens of outputs alone, of `generation_config.json`, or of `config.json` if there is no such file."""
+ENDS = {"gpt2": 50256, "phi3": 32000, "olmo2": 50279, "stablelm": 0}
+ENDS |= dict.fromkeys(("llama", "mistral", "mixtral", "granite"), 2)
+ENDS |= dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), 1)
+"""`eos_token_id` of language models by type, as the classes of transformers 5 have it if config.json has none.
+
+A smaller vocabulary has no such token; the class may have written it nevertheless.
+"""
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 LANGUAGES = {
     "m2m100": (
@@ -118,9 +127,9 @@ def _read_tokenizer_json(folder: Path, settings: Settings, options: Settings) ->
 
 def _read_vocab_txt(folder: Path, settings: Settings, options: Settings) -> Tokenizers:
     """Builds BERT's tokenizer: WordPiece between [CLS] and [SEP]."""
-    if settings.get("model_type") not in ("bert", "distilbert"):
-        raise UserError(f"{folder} has only vocab.txt, which is read for BERT and DistilBERT: save its tokenizer.json")
-    if (kind := _named_class(options, settings) or "BertTokenizer") != "BertTokenizer":
+    model_type = str(settings.get("model_type"))
+    kind = _named_class(options, settings) or VOCAB_CLASSES.get(model_type, model_type)
+    if kind != "BertTokenizer":
         raise UserError(f"{folder} has only vocab.txt, which is not read for {kind}: save its tokenizer.json")
     names = CLASS_ROLES["BertTokenizer"] | names_by_role(options)
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -331,13 +340,17 @@ LOADERS: dict[str, Callable[[Path, Settings, Settings], Tokenizers]] = {
 def _special_tokens(settings: Settings, names: Mapping[int, str], ends: Ends, unknown: int | None) -> SpecialTokens:
     """Returns the special tokens, given the ids of `config.json` and `generation_config.json`."""
     (before, after), size = ends, settings.get("vocab_size")
-    eos, bos = settings.get("eos_token_id"), settings.get("bos_token_id")
-    eos_ids = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
-    endless = not eos_ids and "eos_token_id" in settings and size is not None  # null
+    default = ENDS.get(settings.get("model_type", ""))
+    absent = default if size is not None and default is not None and default >= size else None
+    eos, bos = settings.get("eos_token_id", default), settings.get("bos_token_id")
+    given = tuple(eos) if isinstance(eos, list) else after[-1:] if eos is None else (eos,)
+    eos_ids = tuple(token for token in given if token != absent)
+    endless = not eos_ids and size is not None and (bool(given) or "eos_token_id" in settings)  # the latter: null
     if endless:
         eos_ids = (size,)  # never predicted: outputs end at their maximum length
     if not eos_ids:
         raise UserError("config.json has no eos_token_id, with which outputs end")
+    bos = None if bos == absent else bos
     start, first = (_single_id(settings, name) for name in ("decoder_start_token_id", "forced_bos_token_id"))
     if first is None and settings.get("force_bos_token_to_be_generated"):
         first = bos

@@ -21,13 +21,16 @@ Tokens = dict[int, hf.AddedToken]
 ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _BART = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
 _ALBERT = dict.fromkeys(("bos", "cls"), "[CLS]") | dict.fromkeys(("eos", "sep"), "[SEP]")
+_LLAMA = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+_INFILLING = {role: f"▁<{role[:3].upper()}>" for role in ("prefix", "middle", "suffix", "eot")}
 CLASS_ROLES: dict[str, dict[str, str]] = {
     "AlbertTokenizer": _ALBERT | {"unk": "<unk>", "pad": "<pad>", "mask": "[MASK]"},
     "BartTokenizer": _BART,
+    "CodeLlamaTokenizer": _LLAMA | _INFILLING | {"fill": "<FILL_ME>"},
     "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
     "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
     "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
-    "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+    "LlamaTokenizer": _LLAMA,
     "MBartTokenizer": _BART,
     "MBart50Tokenizer": {role: name for role, name in _BART.items() if role != "bos"},
     "NllbTokenizer": _BART,
@@ -45,6 +48,8 @@ DEFAULT_CLASSES |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), "Qwen3_5Tokenizer"
 DEFAULT_CLASSES |= dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma"), "GemmaTokenizer")
 DEFAULT_CLASSES |= {"albert": "AlbertTokenizer"}
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
+LLAMAS = ("LlamaTokenizer", "CodeLlamaTokenizer")
+"""Classes that rebuild a BPE of characters alone, as in Llama 2."""
 WITH_LANGUAGES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
 """Classes that add the tag of a language to each text, which is left out here."""
 WITHOUT_CLASS = (
@@ -110,7 +115,7 @@ def complete_tokenizer(
 def _default_roles(library: hf.Tokenizer, kind: str) -> Settings:
     """Returns the special tokens by role unless others are given: those of a class, or with which a file pads."""
     roles = CLASS_ROLES.get(kind, {})
-    if kind in ("", "LlamaTokenizer") and library.padding is not None:
+    if kind in ("", *LLAMAS) and library.padding is not None:
         roles = roles | {"pad": library.padding["pad_token"]}
     return {f"{role}_token": name for role, name in roles.items()}
 
@@ -200,7 +205,7 @@ def rebuilding_class(tokenizer: hf.Tokenizer, model_type: str, options: Settings
     kind = SYNONYMS.get(kind, kind)
     if (by_type and model_type in WITHOUT_CLASS) or kind not in BUILDERS:
         return ""
-    if kind == "LlamaTokenizer":
+    if kind in LLAMAS:
         return kind if _is_character_bpe(tokenizer) else ""
     return kind if isinstance(tokenizer.model, MODELS.get(kind, hf.models.BPE)) else ""
 
@@ -332,6 +337,13 @@ def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
     tokenizer.decoder = hf.decoders.Sequence([*parts, *([hf.decoders.Strip(" ", 1, 0)] if spaced else [])])
 
 
+def _as_code_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
+    _as_llama(tokenizer, options | {"legacy": False})
+    tokenizer.model.unk_token = _name_of(options.get("unk_token", "<unk>"))
+    parts = [hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
+    tokenizer.decoder = hf.decoders.Sequence([*parts, hf.decoders.Strip(" ", 1, 0)])
+
+
 MODELS: dict[str, type] = {
     "BertTokenizer": hf.models.WordPiece,
     **dict.fromkeys(
@@ -344,6 +356,7 @@ BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
     "AlbertTokenizer": _as_albert,
     "BartTokenizer": _as_gpt2,
     "BertTokenizer": _as_bert,
+    "CodeLlamaTokenizer": _as_code_llama,
     "GPT2Tokenizer": _as_gpt2,
     "GemmaTokenizer": _as_gemma,
     "LlamaTokenizer": _as_llama,
