@@ -36,6 +36,16 @@ def test_globs_stand_for_their_files_in_order(tmp_path):
     assert [example["target"] for example in load_corpus(cfg, tmp_path).train] == ["-0", "-1", "-2"]
 
 
+def test_hidden_files_are_read_only_by_name(tmp_path):
+    """Such as the copies of notebooks in .ipynb_checkpoints; regression test: globs read them, too."""
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    for name in ("a.txt", ".b.txt", ".ipynb_checkpoints/a.txt"):
+        (tmp_path / name).write_text(f"{name}\n")
+    for glob, names in (("**/*.txt", ["a.txt"]), ("*.txt", ["a.txt"]), (".*.txt", [".b.txt"]), (".b.txt", [".b.txt"])):
+        corpus = load_corpus(config("lines", glob, "decoder_lm", validation="a.txt"), tmp_path)
+        assert [example["text"] for example in corpus.train] == names
+
+
 def test_globs_of_two_languages_are_paired_by_what_the_wildcards_match(tmp_path):
     for name in ("news", "news.commentary", "x[1]"):
         write(tmp_path, **{f"{name}.{lang}": f"{name} {lang}\n".encode() for lang in ("en", "ca", "de")})
@@ -129,7 +139,7 @@ def test_lines_are_documents(tmp_path, name, pack):
 
 
 def test_labels_are_those_of_the_training_split(tmp_path):
-    (tmp_path / "train.tsv").write_text("pos\tgood\nneg\tbad\n")
+    (tmp_path / "train.tsv").write_text("pos\tgood\nneg\tbad\n pos \tfine\n")
     (tmp_path / "dev.tsv").write_text("neg\tawful\n")
     corpus = load_corpus(config("tsv", "train.tsv", "classifier", validation="dev.tsv"), tmp_path)
     assert corpus.labels == ("neg", "pos")

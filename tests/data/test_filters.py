@@ -8,6 +8,7 @@ from tests.data.corpus_files import config, write
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig, FilterConfig
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
+from tformer_jax.data.corpora.filters import digest_of
 
 PAIRS = ["a\tb", "a\tb", "\u200b\tb", "a\t ", "same\tsame", "long long long\tx", "c\td"]
 KINDS = ("tsv", "jsonl", "parallel_lines")
@@ -47,6 +48,12 @@ def test_each_filter_by_hand_for_every_format(kind, tmp_path):
     some = [PAIRS[number] for number in (0, 6)]
     dropped = {"blank texts": 2, "duplicates": 1, "identical sides": 1, "length ratio": 1}
     assert filtered(tmp_path, kind, duplicates=True, identical_sides=True, max_length_ratio=5.0) == (some, dropped)
+
+
+def test_links_do_not_tell_pairs_apart():
+    """Regression test: training examples alone have them, so that none seemed to be in a held-out split."""
+    pair = {"source": "a", "target": "b"}
+    assert digest_of(pair) == digest_of({**pair, "links": "0-0"}) != digest_of({**pair, "direction": "en-de"})
 
 
 def test_held_out_examples_are_dropped_for_blank_texts_only(tmp_path):

@@ -158,6 +158,15 @@ def test_weights_and_shares_by_hand():
     np.testing.assert_allclose(tokens, [6 / 14, 8 / 14])
 
 
+def test_packed_pairs_fill_rows_by_the_side_that_fills_more():
+    """Sources of 31 tokens and their end, two in a row of 64; regression test: by the window of targets, it was 1/2."""
+    cfg, _, tokenizers = mixed("pairs packed", weight_by="examples", window=16, source_window=64)
+    entries = [[{"source": letter * 31, "target": letter * 5}] * 40 for letter in "ab"]
+    arguments = cfg, Corpus(Joined(entries), [], []), tokenizers
+    assert drawn(arguments, 10)["examples"].sum() == 10 * 8 * 2
+    assert shares(*arguments).epochs.sum() * 40 / cfg.train.steps == 8 * 2
+
+
 SUMMARIES = {
     "documents, tokens": ("documents packed and split", "tokens"),
     "pairs, examples": ("pairs in buckets, many dropped", "examples"),

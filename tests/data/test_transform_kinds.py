@@ -75,13 +75,21 @@ def changed(kind, text, *draws, **settings):
     [
         ("case", "Das ist ß", (), {"sides": ("source",)}, "DAS IST SS"),
         ("case", "das ist", (), {"sides": ("source",), "form": "title"}, "Das Ist"),
+        (
+            *("case", "the dog's 3rd bone isn't (as “well-known”) McDonald", ()),
+            {"sides": ("source",), "form": "title"},
+            "The Dog's 3rd Bone Isn't (As “Well-Known”) McDonald",
+        ),
         ("case", "DAS Ist", (), {"sides": ("source",), "form": "lower"}, "das ist"),
         ("spacing", "one two six", (YES, 0, NO, NO), {}, "onetwo six"),
-        ("spacing", "one two six", (NO, YES, 1, 2, NO), {}, "one tw o six"),
+        ("spacing", "one two six", (NO, YES, 1, 1, NO), {}, "one tw o six"),
+        ("spacing", "bus 12 30 1.50", (YES, 0, YES, 0, YES, 0, YES, 0), {}, "bus12 30 1.50"),
+        ("spacing", "1250 3:30 b2b", (YES, 1, YES, 1, YES, 1), {}, "1250 3:30 b2b"),
         ("spacing", "one two", (YES, 0, NO), {"changes": ("double",)}, "one  two"),
         ("spacing", "a b", (YES, 1, YES, 0), {}, "a b"),
         ("punctuation", "a, b. c+", (YES, 0, YES, 1), {}, "a b.. c+"),
         ("punctuation", "a, b", (NO,), {}, "a, b"),
+        ("punctuation", "1.50 at 3:30, -5 a!", (YES, 0), {}, "1.50 at 3:30, -5 a"),
         ("typos", "word a1 two", (YES, 0, 1, NO), {}, "wrod a1 two"),
         ("typos", "word two", (YES, 1, 3, NO), {}, "wor two"),
         ("typos", "word two", (NO, YES, 2, 0), {}, "word ttwo"),
@@ -89,6 +97,8 @@ def changed(kind, text, *draws, **settings):
         ("typos", "яме", (YES, 3, 0, 2), {}, "еме"),
         ("word_dropout", "one two  six", (NO, YES, NO), {}, "one  six"),
         ("word_dropout", "one two", (YES, NO), {}, "two"),
+        ("word_dropout", " one ", (YES, 0), {}, " one "),
+        ("word_swap", " one two\n", (0.9, 0.0), {"distance": 1}, " two one\n"),
         ("word_dropout", "one two", (YES, YES, 1), {}, "two"),
         ("word_swap", "one two  six", (0.9, 0.0, 0.0), {"distance": 1}, "two one  six"),
         ("word_swap", "a b c d", (0.6, 0.0, 0.0, 0.0), {"distance": 3}, "b c a d"),
@@ -227,6 +237,7 @@ def test_terms_beside_placeholders_and_in_scripts_without_spaces(tmp_path):
         ("我喜欢猫。", "Ich mag die Katze.", "我喜欢猫 <hint> Katze </hint>。"),
         ("see {url}", "siehe {url}", "see {url} <hint> siehe </hint>"),
         ("मत कीमत", "Votum", "मत <hint> Votum </hint> कीमत"),
+        ("the file", "Dateien", "the file"),  # another word
     ]:
         assert change({"source": source, "target": target}, random.Random(0), 0)["source"] == expected
 

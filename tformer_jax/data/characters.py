@@ -67,8 +67,21 @@ r"""Combining marks, such as vowel signs, with letters between them; the regular
 LETTER = rf"(?:(?![{UNSPACED}])[\w{SIGNS}])"
 """Letters, digits, underscores and combining marks of other scripts: a word there begins and ends where none of these
 is adjacent."""
+CACHED_PATTERNS = 4096
 INVISIBLE = {"Cc", "Cf", "Mc", "Me", "Mn", "Zl", "Zp", "Zs"}
 """Unicode categories of control and format characters, combining marks and separators."""
+
+
+@functools.lru_cache(CACHED_PATTERNS)
+def whole_words(phrases: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns the pattern of any of the phrases as whole words, longer ones first."""
+
+    def whole(phrase: str) -> str:
+        before = f"(?<!{LETTER})" if re.match(LETTER, phrase) else ""
+        after = f"(?!{LETTER})" if re.match(LETTER, phrase[-1]) else ""
+        return before + re.escape(phrase) + after
+
+    return re.compile("|".join(whole(phrase) for phrase in sorted(phrases, key=len, reverse=True)))
 
 
 def _escape(code: int) -> str:

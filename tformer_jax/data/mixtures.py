@@ -10,7 +10,7 @@ from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, DataError
 from tformer_jax.data.corpora.corpus import Part, affordable, spread
 from tformer_jax.data.features import Tokenized, feature_converter
-from tformer_jax.data.rows import BLOCK, IndexedReader, bucket_sizes, id_reader, pending_reader
+from tformer_jax.data.rows import BLOCK, IndexedReader, bucket_sizes, id_reader, pending_reader, row_capacity
 from tformer_jax.data.tokenizers import Tokenizers
 
 TOKENIZED = 10_000
@@ -146,6 +146,6 @@ def _sizes(
         if cfg.data.batching == "buckets":
             part = next(1 / size for length, size in bucket_sizes(cfg.data).items() if longest <= length)
         else:
-            part = longest / cfg.data.window / rows
+            part = max(example.lengths[key] / size for key, size in row_capacity(cfg).items()) / rows
         sizes.append((sum(example.lengths[key] for key in COUNTED if key in example.lengths), part))
     return sizes

@@ -14,7 +14,7 @@ from tformer_jax.data.columns import Column, PendingExample, PendingExamples, To
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.examples import ExampleBatches, TrainingExamples, evaluation_examples, training_examples
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import Batching, EvaluationPass, RowReader, Shards
+from tformer_jax.data.rows import Batching, EvaluationPass, RowReader, Shards, row_capacity
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.special_tokens import IGNORED, PAD
 
@@ -34,21 +34,15 @@ class Packed(Batching):
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
         examples = training_examples(cfg, corpus, tokenizers, shards)
-        rows, capacity = cfg.data.batch_size, _capacity(cfg)
-        return ExampleBatches(examples, lambda parent: PackedIterator(parent, rows, capacity, examples))
+        rows, sizes = cfg.data.batch_size, row_capacity(cfg)
+        return ExampleBatches(examples, lambda parent: PackedIterator(parent, rows, sizes, examples))
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
         if not task_of(cfg).documents:
             return Buckets.evaluation_batches(cfg, split)
         examples, read = evaluation_examples(cfg, split)
-        return packed_once(examples, split.rows, _capacity(cfg), read)
-
-
-def _capacity(cfg: Config) -> dict[str, int]:
-    if not task_of(cfg).pairs:
-        return {"tokens": cfg.data.window}
-    return {"source": cfg.data.source_window or cfg.data.window, "target_in": cfg.data.window}
+        return packed_once(examples, split.rows, row_capacity(cfg), read)
 
 
 def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:

@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, kinds
 from tformer_jax.data.chat.messages import Chat
-from tformer_jax.data.chat.template import ChatTemplate
 from tformer_jax.data.corpora.corpus import Corpus, Joined, Part
 from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.splits import NAMES
-from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.chats import NOTHING, template_of
+from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
+from tformer_jax.data.tokenizers.chats import locate_answers
 
 REFUSED = "the chat template refuses it"
 
 
 @dataclasses.dataclass
 class Check:
-    """Whether a template writes the conversations of a split."""
+    """Whether a template writes the conversations of a split, and their answers can be located."""
 
-    template: ChatTemplate
+    tokenizer: Tokenizer
     split: str
     advice: str | None
     """What the error about a refused conversation recommends; None: no error."""
@@ -35,7 +34,7 @@ class Check:
             DataError: it does not, and there is advice.
         """
         try:
-            self.template.render(Chat.from_json(example["messages"]), NOTHING)
+            locate_answers(self.tokenizer, Chat.from_json(example["messages"]))
         except UserError as error:
             text = f"conversation {number:,} of {self.split}: {error}; it is {example['messages'][:120]}"
             if self.advice is not None:
@@ -68,7 +67,7 @@ def leave_out_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Co
         examples = getattr(corpus, split)
         if id(examples) in selected:  # the test split may be the validation split
             continue
-        check = Check(template_of(tokenizers.target), split, advice)
+        check = Check(tokenizers.target, split, advice)
         selected[id(examples)] = check.select(examples)
         if check.refused:
             left_out.setdefault(split, {})[REFUSED] = count = len(check.refused)

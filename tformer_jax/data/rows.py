@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_che
 
 import numpy as np
 
-from tformer_jax.config import DataConfig
+from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, PendingExample, TokenIds, split_block, split_examples
 from tformer_jax.data.corpora import Corpus, Example, Joined
 from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized
@@ -23,8 +24,6 @@ from typing import NamedTuple
 
 import grain
 
-from tformer_jax.config import Config
-
 T = TypeVar("T")
 
 
@@ -39,6 +38,13 @@ class Shards:
         """Selects this process's rows from all rows of a batch, in order."""
         size = len(rows) // self.count
         return [row for shard in self.own for row in rows[shard * size : (shard + 1) * size]]
+
+
+def row_capacity(cfg: Config) -> dict[str, int]:
+    """Returns the number of tokens of a packed row on each side."""
+    if not task_of(cfg).pairs:
+        return {"tokens": cfg.data.window}
+    return {"source": cfg.data.source_window or cfg.data.window, "target_in": cfg.data.window}
 
 
 def bucket_sizes(cfg: DataConfig) -> dict[int, int]:

@@ -10,11 +10,10 @@ import numpy as np
 from tformer_jax.base.numbers import two_digits
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
-from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, affordable, spread
 from tformer_jax.data.corpora.example import NO_TEXT
-from tformer_jax.data.corpora.filters import digest_of, length_ratio
+from tformer_jax.data.corpora.filters import digest_of, is_blank_side, length_ratio
 from tformer_jax.data.features import IdReader, evaluation_converter, feature_converter
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
@@ -244,7 +243,7 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
         seen.add(digest)
         summary.quoted += _is_quoted([text for key, text in example.items() if key not in NO_TEXT])
         for key, side in summary.sides.items():
-            side.blank += is_blank(example[key])
+            side.blank += is_blank_side(key, example[key])
         if "source" in example:
             summary.identical_sides += example["source"] == example["target"]
             summary.large_ratio += length_ratio(example) > LARGE_RATIO

@@ -61,7 +61,8 @@ def _unknown(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     share = _share(summary.duplicates, summary.compared)
     if split == "train" and share >= 10:
-        yield f"{two_digits(share)} % of the training examples occurred before; data.filters.duplicates=True drops them"
+        remedy = "entries share them" if cfg.data.filters.duplicates else "data.filters.duplicates=True drops them"
+        yield f"{two_digits(share)} % of the training examples occurred before; {remedy}"
     share = _share(summary.in_training, summary.compared)
     if share >= 1:
         yield (

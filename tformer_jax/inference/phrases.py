@@ -11,7 +11,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
-from tformer_jax.data.characters import LETTER, clean_whitespace
+from tformer_jax.data.characters import LETTER, clean_whitespace, whole_words
 from tformer_jax.data.markup import take_out
 from tformer_jax.data.placeholders import mask_target
 from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders, Tokenizer
@@ -48,18 +48,6 @@ def read_constraints(value: Any) -> tuple[Constraint, ...]:
     return tuple(tuple(phrase.strip() for phrase in each) for each in alternatives)
 
 
-@functools.lru_cache(CACHED)
-def _pattern(phrases: Constraint) -> re.Pattern[str]:
-    """Returns the pattern of any of the phrases as whole words, longer ones first."""
-
-    def whole(phrase: str) -> str:
-        before = f"(?<!{LETTER})" if re.match(LETTER, phrase) else ""
-        after = f"(?!{LETTER})" if re.match(LETTER, phrase[-1]) else ""
-        return before + re.escape(phrase) + after
-
-    return re.compile("|".join(whole(phrase) for phrase in sorted(phrases, key=len, reverse=True)))
-
-
 def are_met(constraints: Iterable[Constraint], text: str, decode: DecodeConfig) -> bool:
     """Returns whether an output contains a phrase of each constraint, as whole words.
 
@@ -69,7 +57,7 @@ def are_met(constraints: Iterable[Constraint], text: str, decode: DecodeConfig) 
     if decode.casing != "keep":
         written = [text.casefold() for text in written]
         constraints = [tuple(phrase.casefold() for phrase in phrases) for phrases in constraints]
-    return all(any(_pattern(phrases).search(text) for text in written) for phrases in constraints)
+    return all(any(whole_words(phrases).search(text) for text in written) for phrases in constraints)
 
 
 @functools.lru_cache(4)
@@ -87,7 +75,7 @@ def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:
     """
     terms, source = _read_glossary(Path(path)), clean_whitespace(source)
     fixed = [match.span() for match in FIXED.finditer(source)]
-    matches = (match for match in _pattern(tuple(terms)).finditer(source) if not cuts_span(*match.span(), fixed))
+    matches = (match for match in whole_words(tuple(terms)).finditer(source) if not cuts_span(*match.span(), fixed))
     return tuple(dict.fromkeys(terms[match[0]] for match in matches))
 
 

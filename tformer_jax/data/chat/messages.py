@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.data.characters import is_blank
 
 Message = dict[str, Any]
 """A message as a template reads it: "role", "content", and other fields such as "tool_calls"."""
@@ -65,6 +66,10 @@ class Chat:
         """Returns the first `count` messages."""
         return dataclasses.replace(self, messages=self.messages[:count], weights=self.weights[:count])
 
+    def with_written_arguments(self) -> "Chat":
+        """Returns the conversation with the arguments of calls as JSON, as OpenAI's API has them."""
+        return dataclasses.replace(self, messages=_rewritten(list(self.messages), _write_arguments))
+
     def to_answer(self) -> "Chat":
         """Returns the conversation without the assistant's message at its end, if it has one."""
         return self.until(len(self.messages) - (self.messages[-1]["role"] == ASSISTANT))
@@ -73,6 +78,21 @@ class Chat:
 def contents(text: str) -> str:
     """Returns what the messages of `Chat.to_json` say, one per line."""
     return "\n".join(message.get("content") or "" for message in Chat.from_json(text).messages)
+
+
+def has_blank_side(text: str) -> bool:
+    """Returns whether a user's message, or an answer to learn that calls no tools, has no visible character.
+
+    Args:
+        text: a conversation by `Chat.to_json`.
+    """
+    chat = Chat.from_json(text)
+    learned = dict(zip(chat.answers, chat.answer_weights, strict=True))
+    return any(
+        is_blank(message.get("content") or "") and not message.get("tool_calls")
+        for place, message in enumerate(chat.messages)
+        if message["role"] == "user" or learned.get(place)
+    )
 
 
 def say(content: str, system: str | None = None) -> Chat:
@@ -97,8 +117,34 @@ def _read_message(message: Any, number: int) -> Message:
         raise UserError(f"message {number} of the {role} has no content")
     if values.get("weight", 1) not in (0, 1):
         raise UserError(f"message {number} has the weight {values['weight']!r}: write 0 or 1")
+    if called:  # templates read objects, and OpenAI's API has them as JSON
+        values["tool_calls"] = _rewritten(values["tool_calls"], _read_arguments)
     _check_marks(values, f"message {number}")
     return values
+
+
+def _rewritten(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a message, or a part of it, with the arguments of its calls of tools changed."""
+    if isinstance(value, list):
+        return [_rewritten(part, change) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    calls = {name: _rewritten(value[name], change) for name in ("tool_calls", "function") if name in value}
+    return {**value, **calls} | ({"arguments": change(value["arguments"])} if "arguments" in value else {})
+
+
+def _read_arguments(arguments: Any) -> Any:
+    """Returns the object that a JSON text has; another value as it is."""
+    try:
+        read = json.loads(arguments) if isinstance(arguments, str) else None
+    except ValueError:
+        return arguments
+    return read if isinstance(read, dict) else arguments
+
+
+def _write_arguments(arguments: Any) -> Any:
+    """Returns an object as JSON; another value as it is."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
 def _check_marks(value: Any, name: str) -> None:

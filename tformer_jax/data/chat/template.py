@@ -41,8 +41,8 @@ Assistant:
 {%- endif %}"""
 """The template of a tokenizer that has none."""
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-SPELLED, START, END = MARKS[:3]
-"""Marks within a spelled special token, and around what `{% generation %}` encloses."""
+SPELLED, START, END, UNUSED = MARKS[:4]
+"""Marks within a spelled special token, around what `{% generation %}` encloses, and in place of a content."""
 TEMPLATE_FILE = "chat_template.jinja"
 FILES = (TEMPLATE_FILE, "tokenizer_config.json")
 """Files of a checkpoint that may have its template; the first one is read."""
@@ -93,6 +93,15 @@ class ChatTemplate:
         Raises:
             UserError: the template is not valid or refuses the conversation, or jinja2 is not installed.
         """
+        try:
+            return self._render(chat, spelled, prompt)
+        except UserError:
+            written = chat.with_written_arguments()
+            if written == chat:
+                raise
+        return self._render(written, spelled, prompt)  # some templates join the arguments of calls with texts
+
+    def _render(self, chat: Chat, spelled: re.Pattern[str], prompt: bool) -> Rendered:
         given = {"messages": list(chat.messages), "tools": chat.tools}
         variables = _mark(given, spelled) | {"documents": None, "add_generation_prompt": prompt}
         today = datetime.date.fromisoformat(self.date or "2000-01-01")

@@ -20,7 +20,8 @@ SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 
 def is_chat_field(cfg: DataConfig, name: str) -> bool:
     """Returns whether a column may be a part of conversations."""
-    return name in (*cfg.fields, *ASIDE) or any(name in layout for layout in LAYOUTS if not cfg.fields)
+    named = (*cfg.fields, *(field.partition(".")[0] for field in cfg.fields), *ASIDE)
+    return name in named or any(name in layout for layout in LAYOUTS if not cfg.fields)
 
 
 def read_chat(record: Any, fields: Sequence[str] = ()) -> Example:
@@ -46,12 +47,12 @@ def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
     if not isinstance(record, Mapping):
         raise DataError("is not an object with named fields")
     layouts = [tuple(fields)] if fields else LAYOUTS
-    layout = next((layout for layout in layouts if all(record.get(name) is not None for name in layout)), None)
+    layout = next((layout for layout in layouts if all(_find(record, name) is not None for name in layout)), None)
     if layout is None:
         wanted = " or ".join(" and ".join(map(repr, layout)) for layout in layouts)
         present = ", ".join(map(repr, record)) or "none"
         raise DataError(f"has no field {wanted}, only {present}: name the fields in data.fields")
-    values = [record[name] for name in layout]
+    values = [_find(record, name) for name in layout]
     messages = _from_pair(layout, *values) if len(values) == 2 else _as_openai(layout[0], values[0])
     system = record.get("system")
     if not isinstance(system, str | None):
@@ -65,6 +66,14 @@ def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
         return Chat.read([*first, *messages], _tools(record.get("tools")))
     except UserError as error:
         raise DataError(str(error)) from None
+
+
+def _find(record: Mapping[str, Any], name: str) -> Any:
+    """Returns a field of a record, as `records.read_field` reads it; None: it is missing."""
+    outer, dot, inner = name.partition(".")
+    if name in record or not dot:
+        return record.get(name)
+    return _find(record[outer], inner) if isinstance(record.get(outer), Mapping) else None
 
 
 def _tools(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tformer_jax.config.examples import FilterConfig
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.chat.messages import has_blank_side
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 
 BLANK_LINE = "blank lines"
@@ -73,7 +74,7 @@ class Filters:
 
 def digest_of(example: Example) -> bytes:
     """Returns a hash of the texts of an example, for finding equal ones in little memory."""
-    texts = "\0".join(f"{key}\0{text}" for key, text in sorted(example.items()))
+    texts = "\0".join(f"{key}\0{text}" for key, text in sorted(example.items()) if key != "links")
     return hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
@@ -84,4 +85,9 @@ def length_ratio(pair: Example) -> float:
 
 
 def _has_blank_text(example: Example) -> bool:
-    return any(key not in NO_TEXT and is_blank(text) for key, text in example.items())
+    return any(key not in NO_TEXT and is_blank_side(key, text) for key, text in example.items())
+
+
+def is_blank_side(key: str, text: str) -> bool:
+    """Returns whether a text of an example has no visible character; of a conversation, a text of one side."""
+    return has_blank_side(text) if key == "messages" else is_blank(text)

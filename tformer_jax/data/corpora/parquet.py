@@ -18,6 +18,9 @@ from tformer_jax.data.corpora.records import describe_missing_field, field_names
 MAGIC = b"PAR1"
 """First bytes of a Parquet file."""
 
+TOOLS = ("tools", "tool_calls")
+"""Fields of conversations whose values are of any form."""
+
 
 class Parquet(FileSource):
     """Rows of Parquet, Arrow or Feather files."""
@@ -49,7 +52,7 @@ class Parquet(FileSource):
                         self.bad.reject(path, number, NOT_UTF8)
                         continue
                     try:
-                        yield read(row)
+                        yield read(_without_nulls(row) if self.keys == CHATS else row)
                     except DataError as error:
                         self.bad.reject(path, number, str(error))
         except (pa.ArrowException, OSError) as error:
@@ -75,6 +78,16 @@ def _record_batches(path: Path) -> Iterator[pa.RecordBatch]:
             yield from pa.ipc.open_stream(file)
         else:
             yield from (batches.get_batch(number) for number in range(batches.num_record_batches))
+
+
+def _without_nulls(value: Any, *, of_tools: bool = False) -> Any:
+    """Returns a row without null fields of tools and their calls: Arrow's structs have the fields of all rows."""
+    if isinstance(value, list):
+        return [_without_nulls(part, of_tools=of_tools) for part in value]
+    if not isinstance(value, dict):
+        return value
+    named = {name: part for name, part in value.items() if not (of_tools and part is None)}
+    return {name: _without_nulls(part, of_tools=of_tools or name in TOOLS) for name, part in named.items()}
 
 
 def _rows(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | None]:

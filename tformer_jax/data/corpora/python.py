@@ -11,6 +11,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, Corpus, DataError, Example, Source
+from tformer_jax.data.corpora.records import with_direction
 
 SPLITS = ("train", "validation", "test")
 MAX_READ = 10_000_000
@@ -87,4 +88,4 @@ def read_example(example: Any, keys: tuple[str, ...], where: str) -> Example:
         form = "a text" if len(keys) == 1 else f"({', '.join(keys)})"
         raise DataError(f"{where} is a {shown} {str(example)[:40]!r}: this task reads {form}, all of them str")
     extra = {"direction": example["direction"]} if isinstance(example, Mapping) and "direction" in example else {}
-    return {key: str(part) for key, part in zip(keys, parts, strict=True)} | extra
+    return {**with_direction({key: str(part) for key, part in zip(keys, parts, strict=True)}), **extra}

@@ -8,6 +8,7 @@ from typing import Any
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import separated
+from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, LABELED, PAIRS, DataError, Example
 from tformer_jax.data.corpora.directions import direction_of
@@ -108,11 +109,13 @@ def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
 
 
 def with_direction(values: dict[str, str]) -> Example:
-    """Returns an example with its direction in place of `LANGUAGES`, if it has them.
+    """Returns an example with its direction in place of `LANGUAGES`, if it has them, and without spaces at its label.
 
     Raises:
         DataError: the languages are no direction.
     """
+    if "label" in values:
+        return {**values, "label": clean_whitespace(values["label"])}
     if LANGUAGES[0] not in values:
         return values
     direction = direction_of(*(values.pop(key) for key in LANGUAGES))

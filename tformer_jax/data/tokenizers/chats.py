@@ -1,5 +1,6 @@
 """Tokens of conversations, and which of them the assistant writes."""
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -10,7 +11,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.chat.messages import Chat
-from tformer_jax.data.chat.template import SPELLED, ChatTemplate
+from tformer_jax.data.chat.template import SPELLED, UNUSED, ChatTemplate
 from tformer_jax.data.columns import Block, Column
 from tformer_jax.data.corpora.example import DataError
 from tformer_jax.data.tokenizers.base import Tokenizer
@@ -64,6 +65,23 @@ def encode_chat(tokenizer: Tokenizer, chat: Chat) -> Encoded:
         UserError: the tokenizer has no template, or its template refuses the conversation or has answers that cannot
             be located.
     """
+    text, spans, weights = locate_answers(tokenizer, chat)
+    places = [place for span in spans for place in span]
+    ids, *beginnings = _encode(tokenizer, [text, *(text[:place] for place in places)])
+    answers = [False] * len(ids)
+    for first, last, weight in zip(beginnings[::2], beginnings[1::2], weights, strict=True):
+        start, end = _count_alike(first, ids), _count_alike(last, ids)
+        for place in range(start, min(end + (end < len(last)), len(ids))):
+            answers[place] = weight
+    return Encoded(ids, answers)
+
+
+def locate_answers(tokenizer: Tokenizer, chat: Chat) -> tuple[str, tuple[tuple[int, int], ...], list[bool]]:
+    """Returns the text of a conversation, start and end of each answer in it, and whether each is trained on.
+
+    Raises:
+        UserError: as `encode_chat`.
+    """
     template, names = template_of(tokenizer), _names(tokenizer)
     text, spans = template.render(chat, names)
     if not template.has_spans:
@@ -73,14 +91,7 @@ def encode_chat(tokenizer: Tokenizer, chat: Chat) -> Encoded:
         if not all(weights):
             raise UserError("the chat template has another number of answers than the conversation: leave out weight")
         weights = [True] * len(spans)
-    places = [place for span in spans for place in span]
-    ids, *beginnings = _encode(tokenizer, [text, *(text[:place] for place in places)])
-    answers = [False] * len(ids)
-    for first, last, weight in zip(beginnings[::2], beginnings[1::2], weights, strict=True):
-        start, end = _count_alike(first, ids), _count_alike(last, ids)
-        for place in range(start, min(end + (end < len(last)), len(ids))):
-            answers[place] = weight
-    return Encoded(ids, answers)
+    return text, spans, weights
 
 
 def encode_prompt(tokenizer: Tokenizer, chat: Chat) -> list[int]:
@@ -144,12 +155,33 @@ def _find_answer(template: ChatTemplate, names: re.Pattern[str], chat: Chat, tex
     whole = template.render(chat.until(place + 1), names).text
     prompt = template.render(chat.until(place), names, prompt=True).text if place else _before_greeting(whole, chat)
     if prompt is None or not (text.startswith(whole) and whole.startswith(prompt)):
+        return _find_content(template, names, chat, text, place)
+    ends = [match.end() for match in names.finditer(whole, len(prompt))]
+    return len(prompt), ends[-1] if ends and not whole[ends[-1] :].strip() else len(whole)
+
+
+def _find_content(template: ChatTemplate, names: re.Pattern[str], chat: Chat, text: str, place: int) -> tuple[int, int]:
+    """Returns the start and the end in `text` of the content of a message, and of a special token that follows.
+
+    It is where another content changes the text, for templates that write a message otherwise if others follow it.
+
+    Raises:
+        UserError: the message calls tools, or its content is not in the text.
+    """
+    marked = {**chat.messages[place], "content": UNUSED}
+    messages = [*chat.messages[:place], marked, *chat.messages[place + 1 :]]
+    other = template.render(dataclasses.replace(chat, messages=messages), names).text
+    if chat.messages[place].get("tool_calls") or other.count(UNUSED) != 1:
         raise UserError(
             f"the chat template writes message {place + 1} differently within the conversation, so that the answer "
             "cannot be located: enclose what the assistant writes with {% generation %} and {% endgeneration %}"
         )
-    ends = [match.end() for match in names.finditer(whole, len(prompt))]
-    return len(prompt), ends[-1] if ends and not whole[ends[-1] :].strip() else len(whole)
+    before, _, after = other.partition(UNUSED)
+    start, end = len(before), len(text) - len(after)
+    if start > end or not (text.startswith(before) and text.endswith(after)):
+        raise UserError(f"the chat template writes other messages differently by the content of message {place + 1}")
+    following = names.match(text, end)
+    return start, following.end() if following else end
 
 
 def _before_greeting(whole: str, chat: Chat) -> str | None:

@@ -2,11 +2,21 @@
 
 import dataclasses
 import random
+import re
 
 from tformer_jax.config.fields import setting
 from tformer_jax.data.transforms.texts import SIDES, TextTransform
 
-FORMS = {"upper": str.upper, "lower": str.lower, "title": str.title}
+FIRST = re.compile(r"(?<![^\s(\[{\"“‘„«-])'?[^\W\d_]")
+"""The first letter of a word: after white space, a bracket, a quotation mark or a hyphen."""
+
+
+def capitalize_words(text: str) -> str:
+    """Returns the text with the first letter of each word in title case; other letters stay as they are."""
+    return FIRST.sub(lambda match: match[0].title(), text)
+
+
+FORMS = {"upper": str.upper, "lower": str.lower, "title": capitalize_words}
 """Functions by the value of `form`."""
 
 

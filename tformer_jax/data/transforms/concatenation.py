@@ -25,7 +25,9 @@ class Concatenation(Transform):
     count: int = setting(2, "maximum number of examples in one; the number is drawn, from 2 on", low=2)
     separator: str = setting(" ", "text between them, such as ' <br> ' with data.symbols=('<br>',)")
     others: str = setting(
-        "next", "next: those that follow in the data, as in documents; random", choices=("next", "random")
+        "next",
+        "next: those that follow in the data, as in documents, also in the next file or after a blank line; random",
+        choices=("next", "random"),
     )
     max_characters: int = setting(1000, "maximum number of characters of a side; more are not appended", low=1)
 

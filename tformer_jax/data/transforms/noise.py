@@ -10,7 +10,8 @@ from tformer_jax.data.transforms.texts import TextTransform
 
 WORD = re.compile(r"[^\W\d_]{2,}")
 """A word in which a typo can be made."""
-MARK = re.compile(r"[^\w\s]")
+MARK = re.compile(r"(?<!\d)[^\w\s](?!\d)")
+"""A character that may be punctuation, beside no digit: without it, or twice, a number would be another one."""
 SPACES = re.compile(r"(\s+)")
 KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 """Rows of a keyboard."""
@@ -22,7 +23,7 @@ NEIGHBORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Spacing(TextTransform):
-    """Joins words, splits them, or doubles the space after them."""
+    """Joins words, splits them, or doubles the space after them; the numbers of a text stay the same."""
 
     rate: float = setting(0.1, "probability with which a word is changed", low=0, high=1)
     changes: tuple[str, ...] = setting(
@@ -40,17 +41,20 @@ class Spacing(TextTransform):
         words = text.split(" ")
         for place, word in enumerate(words):
             change = rng.choice(self.changes) if rng.random() < self.rate else None
-            if change == "split" and len(word) > 1:
-                cut = rng.randrange(1, len(word))
+            cuts = [cut for cut in range(1, len(word)) if not _has_digit(word[cut - 1 : cut + 1])]
+            if change == "split" and cuts:
+                cut = rng.choice(cuts)
                 words[place] = f"{word[:cut]} {word[cut:]}"
             if place < len(words) - 1:
+                if _has_digit(word[-1:]) and _has_digit(words[place + 1][:1]):
+                    change = None
                 words[place] += {"join": "", "double": "  "}.get(change or "", " ")
         return "".join(words)
 
 
 @dataclasses.dataclass(frozen=True)
 class Punctuation(TextTransform):
-    """Removes or repeats punctuation marks."""
+    """Removes or repeats punctuation marks, but none beside a digit."""
 
     rate: float = setting(0.2, "probability with which a mark is changed", low=0, high=1)
     changes: tuple[str, ...] = setting(
@@ -116,10 +120,11 @@ class WordDropout(TextTransform):
 
     def change_text(self, text: str, rng: random.Random) -> str:
         """Returns the text without some words, and without the spaces before them."""
-        first, *others = SPACES.split(text)
+        start, body, end = _without_margins(text)
+        first, *others = SPACES.split(body)
         words = [("", first), *zip(others[::2], others[1::2], strict=True)]
         kept = [pair for pair in words if rng.random() >= self.rate] or [rng.choice(words)]
-        return kept[0][1] + "".join(space + word for space, word in kept[1:])
+        return start + kept[0][1] + "".join(space + word for space, word in kept[1:]) + end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +135,23 @@ class WordSwap(TextTransform):
 
     def change_text(self, text: str, rng: random.Random) -> str:
         """Returns the text with its words in another order, between the same spaces."""
-        parts = SPACES.split(text)
+        start, body, end = _without_margins(text)
+        parts = SPACES.split(body)
         words = parts[::2]
         keys = [place + rng.random() * (self.distance + 1) for place in range(len(words))]
         parts[::2] = [words[place] for place in sorted(range(len(words)), key=keys.__getitem__)]
-        return "".join(parts)
+        return "".join((start, *parts, end))
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
+
+
+def _without_margins(text: str) -> tuple[str, str, str]:
+    """Returns the white space before a text, the text, and the white space after it."""
+    rest = text.lstrip()
+    body = rest.rstrip()
+    return text[: len(text) - len(rest)], body, rest[len(body) :]
 
 
 def _check_changes(transform: Spacing | Punctuation | Typos) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
-from tformer_jax.data.characters import LETTER
+from tformer_jax.data.characters import LETTER, whole_words
 from tformer_jax.data.corpora import DataError, Example
 from tformer_jax.data.corpora.corpus import PAIRS
 from tformer_jax.data.corpora.lines import BadLines, numbered_lines
@@ -71,7 +71,7 @@ class Hints:
     def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
         source, parts, end = example["source"], [], 0
         for stop, translations in self.matches(source):
-            hint = next((text for text in translations if text in example["target"]), "")
+            hint = next((text for text in translations if whole_words((text,)).search(example["target"])), "")
             if hint and rng.random() < self.rate:
                 parts.append(f"{source[end:stop]} {self.marks[0]} {hint} {self.marks[1]}")
                 end = stop
