@@ -12,9 +12,11 @@ import peft
 import pytest
 import safetensors.numpy
 import torch
+import transformers
 
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
+from tests.parity import checkpoints
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, import_hf
@@ -197,3 +199,21 @@ def test_runs_without_an_adapter_are_refused(imported, tmp_path):
     with pytest.raises(UserError, match="--base is for --format peft: add it, or leave --base out"):
         export_hf.main(["--run", str(start), str(tmp_path / "out"), "--base", "x"])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_classifier_of_a_base_without_a_head(tmp_path):
+    """Its labels are those of the head in the adapter, whose number config.json of the base need not have."""
+    (tmp_path / "base").mkdir()
+    base = checkpoints.bert(tmp_path / "base").bert
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / "base" / name).unlink()
+    base.config.id2label = base.config.label2id = None
+    base.save_pretrained(tmp_path / "base")
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=4).eval()
+    adapted = save_adapter(model, tmp_path / "adapter", task_type="SEQ_CLS", target_modules=["query", "value"])
+    flags = ["--adapter", str(tmp_path / "adapter"), "--family", "classifier", "--run", str(tmp_path / "run")]
+    import_hf.main([str(tmp_path / "base"), *flags])
+    run, tokens = tj.load(tmp_path / "run"), np.array([[2, 7, 9, 3]])
+    assert run.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
+    expected = adapted(torch.tensor(tokens)).logits.detach().numpy()
+    assert_close(run.model.apply({"params": run.params}, jnp.asarray(tokens)), expected, 1e-4)

@@ -116,7 +116,7 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     tokenizers = _fit_tokenizers(folder, load_checkpoint_tokenizers(folder), cfg)
     decode, unapplied = generation.read_decoding(folder, theirs, cfg)
     unapplied += ["clean_up_tokenization_spaces=True"] if _cleans_up(folder, cfg, tokenizers.target) else []
-    labels = None if headless or not cfg.model_class.classifies else hf.labels(theirs)
+    labels = None if headless or not cfg.model_class.classifies else hf.labels(theirs | {"num_labels": cfg.num_classes})
     only_embeds = headless and cfg.model_class.continues
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []

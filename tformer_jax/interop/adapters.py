@@ -37,13 +37,14 @@ UNREAD = (
 """Fields of adapter_config.json that are about training, or that the arrays determine."""
 
 
-def merge(base: StoredArrays, folder: Path, tied: Collection[str]) -> StoredArrays:
+def merge(base: StoredArrays, folder: Path, tied: Collection[str], classifier: str = "classifier") -> StoredArrays:
     """Returns the arrays of a checkpoint with an adapter: W + s B A, computed in float32 as an array is read.
 
     The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`.
 
     Args:
         tied: names of arrays of the base that the model uses twice, which an adapter may not change.
+        classifier: name of the head of a classifier, which the base need not have.
 
     Raises:
         UserError: the folder is not an adapter of this checkpoint, or is of another kind.
@@ -58,7 +59,8 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str]) -> StoredArra
     whole = {name: functools.partial(arrays.__getitem__, name) for name in arrays if name not in factors}
     if not arrays:
         raise UserError(f"{folder} has no arrays of an adapter")
-    for place, needed, held in (("adapter", factors, arrays), ("checkpoint", merged | whole, base)):
+    present = {name for name in whole if not name.startswith(f"{classifier.partition('.')[0]}.")}
+    for place, needed, held in (("adapter", factors, arrays), ("checkpoint", {*merged, *present}, base)):
         if absent := sorted(set(needed) - held.keys()):
             raise UserError(f"{folder}: the {place} has no array {absent[0]}: they do not fit together")
     if changed := sorted(set(tied) & (merged.keys() | whole.keys())):

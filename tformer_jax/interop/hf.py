@@ -107,7 +107,11 @@ def load(
     if adapter is not None:
         head = architecture.head
         shared = (architecture.shared, head) if tied or head not in arrays else ()
-        arrays = adapters.merge(arrays, adapter, shared)
+        classifier = f"{architecture.classifier}.weight"
+        lacking = classifier not in arrays
+        arrays = adapters.merge(arrays, adapter, shared, architecture.classifier)
+        if lacking and classifier in arrays:
+            hf |= {"architectures": [architecture.name], "num_labels": len(arrays[classifier])}
     base = is_base_model(stored, architecture)
     read = _read_settings(hf, arrays, architecture, headless=headless, base=base)
     _check_length(read, settings.get("max_length"))
