@@ -98,9 +98,9 @@ def test_outputs_are_ranked_by_the_metric_of_their_own_language():
     means = [np.mean([scorer.sentence_score(text, [other]).score for other in texts]) for text in texts]
     best = sorted(range(3), key=lambda place: -means[place])
     tags = languages_of(letters)
-    assert utility.rank_outputs(EncodedRequest([tags["zh"], *letters.encode("ab")]), texts) == best
+    assert utility.rank_outputs(EncodedRequest([tags["zh"], *letters.encode("ab")]), texts, [True] * 3) == best
     assert best != [0, 1, 2]
-    assert utility.rank_outputs(EncodedRequest([tags["de"], *letters.encode("ab")]), texts) == [0, 1, 2]
+    assert utility.rank_outputs(EncodedRequest([tags["de"], *letters.encode("ab")]), texts, [True] * 3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("settings", rest_slow([{"strategy": "sample"}, {"strategy": "beam", "beams": 6}], 1))
@@ -136,3 +136,11 @@ def test_candidates_need_several_outputs():
         DecodeConfig(utility="ter")
     with pytest.raises(UserError, match="must not exceed decode.beams=4"):
         DecodeConfig(candidates=8, strategy="beam")
+
+
+def test_outputs_that_beam_search_adds_are_no_candidates():
+    """Equal blank ones would be the most similar to each other."""
+    texts = ["", "", "", "ab", "cd"]
+    request = EncodedRequest([1], "x")
+    assert Utility("exact_match").rank_outputs(request, texts, [True] * 5)[0] == 0
+    assert Utility("exact_match").rank_outputs(request, texts, [False] * 3 + [True] * 2) == [3, 4, 0, 1, 2]

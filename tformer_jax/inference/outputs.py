@@ -183,8 +183,10 @@ class RowDecoder:
         utility = Utility.of_run(self._cfg, self._parts[2])
         found = self._decode(rows, first, seed, max(outputs, candidates), scores, window)
         for row, decoded in zip(rows, found, strict=True):
-            texts = [output.text for output in decoded]
-            order = utility.rank_outputs(row, texts) if candidates > 1 else range(outputs)
+            order: Sequence[int] = range(outputs)
+            if candidates > 1:
+                present = [output.score is not None or self._cfg.decode.strategy != "beam" for output in decoded]
+                order = utility.rank_outputs(row, [output.text for output in decoded], present)
             yield [decoded[place] for place in order[:outputs]]
 
     def _decode(

@@ -82,12 +82,20 @@ class Utility:
         """Returns the indices of the outputs of a source, the one with the least risk first (`rank_by_risk`)."""
         return rank_by_risk(texts, lambda unique: self.matrices([source], [unique])[0])
 
-    def rank_outputs(self, request: "Request | EncodedRequest", texts: Sequence[str]) -> list[int]:
-        """As `rank`, with the metric of the language into which a request is translated."""
-        if self.languages is None or self.name == "chrf":
-            return self.rank(request.text, texts)
-        language = self.languages.of_output(request.ids, request.tags)
-        return _in_language(self.name, language, self.evaluation).rank(request.text, texts)
+    def rank_outputs(
+        self, request: "Request | EncodedRequest", texts: Sequence[str], present: Sequence[bool]
+    ) -> list[int]:
+        """As `rank`, with the metric of the language into which a request is translated.
+
+        Args:
+            present: whether each output is one of the search or a sample; others are no candidates, and come last.
+        """
+        places = [place for place, is_present in enumerate(present) if is_present]
+        metric = self
+        if self.languages is not None and self.name != "chrf":
+            metric = _in_language(self.name, self.languages.of_output(request.ids, request.tags), self.evaluation)
+        order = [places[rank] for rank in metric.rank(request.text, [texts[place] for place in places])]
+        return order + [place for place, is_present in enumerate(present) if not is_present]
 
 
 @functools.cache

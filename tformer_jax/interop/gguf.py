@@ -71,7 +71,8 @@ GEMMA_NAMES = {
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27 billion parameters, whose attention divides by another size than that of a head."""
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-PATTERNS = {"gpt-2": None, "smollm": None, "qwen2": QWEN2_PATTERN, "llama-bpe": LLAMA3_PATTERN}
+PATTERNS = {"gpt-2": None, "smollm": None, "llama-bpe": LLAMA3_PATTERN}
+PATTERNS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_PATTERN)
 """Pre-tokenization patterns of byte-level BPEs by `tokenizer.ggml.pre`; None: GPT-2's."""
 BEGIN_WITH_BOS = ("llama", "llama-bpe")
 """Values of `tokenizer.ggml.model` or `pre` with which llama.cpp puts BOS before texts if the metadata do not say."""

@@ -109,8 +109,10 @@ class Generation(Response):
 
     def _order(self, request: Request | Empty, row: Sequence[AccumulatedOutput]) -> Sequence[int]:
         """Returns the numbers of the outputs of a request, the one with the least risk first."""
-        texts = [output.text for output in row]
-        return self.utility.rank_outputs(request, texts) if isinstance(request, Request) else range(len(texts))
+        if not isinstance(request, Request):
+            return range(len(row))
+        present = [output.score is not None or request.decode.strategy != "beam" for output in row]
+        return self.utility.rank_outputs(request, [output.text for output in row], present)
 
     async def _computed(self, job: Job, outputs: Outputs) -> Any:
         """Returns what the reply needs besides the outputs, or None, and records the time until then."""

@@ -363,7 +363,7 @@ def _special_tokens(settings: Settings, names: Mapping[int, str], ends: Ends, un
     for token in used:
         if token < 0 or (size is not None and token >= size):
             raise UserError(f"config.json: the special token {token} is not one of its {size} tokens")
-    words = (words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1)
+    words = (words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1 and words[0] not in eos_ids)
     return SpecialTokens(
         names=tuple(sorted(names.items())),
         start=start,
