@@ -11,7 +11,7 @@ from tests import chats
 from tests.helpers import rest_slow
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data.chat import template
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora import DataError, load_corpus
@@ -207,100 +207,6 @@ def test_a_template_that_cannot_be_used(text, problem, checkpoint, tmp_path):
     corpus = load_corpus(cfg, tmp_path)
     with pytest.raises(UserError, match=problem):
         train_tokenizers(cfg.data, corpus.train, tmp_path)
-
-
-QWEN_3 = chats.CHATML.replace(
-    "message['content']",
-    "('<think>\n\n</think>\n\n' if loop.last and message['role'] == 'assistant' else '') + message['content']",
-)
-"""Only the last answer has a thought."""
-PHI_3 = chats.CHATML + "{% if not add_generation_prompt %}<|endoftext|>{% endif %}"
-"""A special token ends the conversation."""
-MISTRAL = """\
-{% set system = messages[0]['content'] %}
-{% for message in messages[1:] %}
-{% if message['role'] == 'user' %}
-{% set last = loop.last or (loop.index == loop.length - 1) %}
-{{ '<|im_start|>' + (system + '\n' if last else '') + message['content'] + '\n' }}
-{%- else %}
-{{ message['content'] + '<|im_end|>' }}
-{%- endif %}
-{% endfor %}"""
-"""The last message of the user has that of the system."""
-
-
-@pytest.mark.parametrize(("text", "system"), [(QWEN_3, False), (PHI_3, False), (MISTRAL, True)])
-def test_answers_of_templates_that_write_the_last_one_differently(text, system, checkpoint):
-    """Regression test: such conversations of several turns were refused, though transformers writes them."""
-    tokenizer = with_chat(load_checkpoint_tokenizers(checkpoint).target, text)
-    messages = [*([SYSTEM] if system else []), *chats.chat("Hi", "one", "And?", "two", "So?", "three")]
-    encoded = encode_chat(tokenizer, Chat.read(messages))
-    own = [i for i, answer in zip(encoded.ids, encoded.answers, strict=True) if answer]
-    last = "<think>\n\n</think>\n\nthree" if text == QWEN_3 else "three"
-    end = tokenizer.encode_with_symbols(["<|im_end|>"])[0]
-    expected = [*tokenizer.encode("one"), *end, *tokenizer.encode("two"), *end, *tokenizer.encode(last), *end]
-    extra = own[len(expected) :]  # Phi 3's answers end with the conversation
-    assert own[: len(expected)] == expected
-    assert not extra or text == PHI_3
-    refused = Chat.read([*messages[:-1], {**messages[-1], "content": ""}])
-    assert encode_chat(tokenizer, refused).ids
-
-
-def test_conversations_whose_answers_cannot_be_located_are_left_out(checkpoint, tmp_path):
-    """Regression test: they ended training."""
-    (tmp_path / "mine.jinja").write_text(QWEN_3)
-    call = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    write(tmp_path, {"messages": PAIR}, {"messages": [PAIR[0], call, *PAIR]})
-    cfg = config(checkpoint, chat_template="mine.jinja", on_bad_line="skip")
-    corpus = load_corpus(cfg, tmp_path)
-    tokenizers = train_tokenizers(cfg.data, corpus.train, tmp_path)
-    assert without_refused(cfg, corpus, tokenizers).left_out["train"] == {"the chat template refuses it": 1}
-
-
-def test_conversations_with_blank_sides_are_dropped(checkpoint, tmp_path):
-    """Regression test: a model learned to end at once; a blank answer that calls a tool or is not learned may stay."""
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
-    blank = [chats.chat("a", " "), chats.chat("\u200b", "b"), chats.chat("a", "b", "c", "")]
-    present = [PAIR, [PAIR[0], {**PAIR[1], "content": "", "weight": 0}, *PAIR], [PAIR[0], call]]
-    write(tmp_path, *({"messages": messages} for messages in (*blank, *present)))
-    corpus = load_corpus(config(checkpoint), tmp_path)
-    assert len(corpus.train) == 3
-    assert corpus.left_out["train"]["blank texts"] == 3
-    kept = load_corpus(config(checkpoint, filters=FilterConfig(blank_sides=False)), tmp_path)
-    assert len(kept.train) == 6
-
-
-def test_arguments_of_calls_are_objects_as_templates_read_them(checkpoint):
-    """OpenAI's API has them as JSON; a template that joins them with texts gets this."""
-    calls = [
-        [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
-        for arguments in ('{"city": "Ä", "n": null}', {"city": "Ä", "n": None})
-    ]
-    read = [Chat.read([PAIR[0], {"role": "assistant", "content": None, "tool_calls": each}]) for each in calls]
-    assert read[0] == read[1]
-    tokenizer = load_checkpoint_tokenizers(checkpoint).target
-    for use, written in (("| tojson", '{"city": "Ä", "n": null}'), ("+ '!'", '{"city": "Ä", "n": null}!')):
-        text = "{{ messages[1]['tool_calls'][0]['function']['arguments'] " + use + " }}"
-        assert written_text(with_chat(tokenizer, text), read[0].to_json()) == written
-    broken = [{"function": {"name": "f", "arguments": "{"}}]
-    assert Chat.read([PAIR[0], {"role": "assistant", "tool_calls": broken}]).messages[1]["tool_calls"] == broken
-
-
-def test_parquet_adds_no_null_arguments(checkpoint, tmp_path):
-    calls = [[{"function": {"name": "f", "arguments": each}}] for each in ({"city": "a"}, {"date": "b"})]
-    records = [{"messages": [PAIR[0], {"role": "assistant", "content": None, "tool_calls": each}]} for each in calls]
-    parquet.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
-    write(tmp_path, *records)
-    lines = load_corpus(config(checkpoint), tmp_path).train
-    rows = load_corpus(config(checkpoint, source="parquet", train="a.parquet", validation="a.parquet"), tmp_path).train
-    assert [*rows] == [*lines]
-
-
-def test_conversations_in_a_field_of_an_object():
-    record = {"data": {"messages": PAIR}}
-    assert chat_of(record, ("data.messages",)).messages == PAIR
-    with pytest.raises(DataError, match="has no field 'data.dialog', only 'data'"):
-        chat_of(record, ("data.dialog",))
 
 
 def test_prepared_data_holds_no_conversations(checkpoint, tmp_path):

@@ -88,7 +88,6 @@ _MODERNBERT_RULES = (
     *rules_below("encoder/norm/", "model.final_norm.", NORM),
 )
 
-
 _SIZES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_length",

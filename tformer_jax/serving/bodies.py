@@ -32,10 +32,8 @@ JSON_WORDS = {
     "bool": "true or false",
     "tuple": "a text or a list",
     "list": "a list",
-    "dict": "an object",
-    "StreamOptions": "an object",
-    "None": "null",
-    "NoneType": "null",
+    **dict.fromkeys(("dict", "StreamOptions"), "an object"),
+    **dict.fromkeys(("None", "NoneType"), "null"),
 }
 
 
@@ -135,18 +133,19 @@ class DirectedBody(Body):
 
     def engine_request(
         self, number: int, ids: tuple[int, ...], decode: DecodeConfig, tags: TagIds, text: Text, **options: Any
-    ) -> Request:
-        """Returns the request of the text `number`; `options` are `seed`, `scored` and the `num_outputs` to return."""
+    ) -> Request | Empty:
+        """Returns the request of the text `number`, or if the model reads nothing of it, its markup as outputs.
+
+        `options` are `seed`, `scored` and the `num_outputs` to return.
+        """
+        if not ids:
+            return Empty(options["num_outputs"], "stop", text_or_empty(text).strip() * (decode.markup == "align"))
         count = options["num_outputs"] = max(options["num_outputs"], decode.candidates)
         given = text_or_empty(text)
         constraints = constraints_of(decode, given, self.constraints)
         if self.constraints and decode.strategy != "beam":
             raise self.error("constraints", "needs beam search, which neither the request nor the run selects")
         return Request(ids, decode, index=number * count, tags=tags[1], text=given, constraints=constraints, **options)
-
-    def empty_output(self, count: int, decode: DecodeConfig, text: Text) -> Empty:
-        """Returns the outputs of a text of which the model reads nothing: its markup if that is put back."""
-        return Empty(count, "stop", text_or_empty(text).strip() if decode.markup == "align" else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,8 +225,6 @@ class Translation(DirectedBody):
         parts = zip(rows, decodes, tags, self.texts("text"), strict=True)
         return [
             self.engine_request(number, ids, decode, both, text, num_outputs=self.n_best, seed=seed, scored=True)
-            if ids
-            else self.empty_output(self.n_best, decode, text)
             for number, (ids, decode, both, text) in enumerate(parts)
         ]
 
@@ -332,9 +329,9 @@ class Generated(ModelBody, DirectedBody):
         seed = secrets.randbelow(INT32_MAX) if self.seed is None else self.seed
         parts = zip(rows, decodes, tags, self.inputs(), strict=True)
         return [
-            self.engine_request(number, ids, decode, both, text, num_outputs=self.n, seed=seed)
-            if ids and self.limit != 0
-            else (Empty(self.n, "length") if ids else self.empty_output(self.n, decode, text))
+            Empty(self.n, "length")
+            if ids and self.limit == 0
+            else self.engine_request(number, ids, decode, both, text, num_outputs=self.n, seed=seed)
             for number, (ids, decode, both, text) in enumerate(parts)
         ]
 
