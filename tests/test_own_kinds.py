@@ -76,6 +76,7 @@ def own_run(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outside")
 def test_a_run_with_kinds_of_other_code_is_opened_by_its_imports(own_run):
     """Its attention decodes with a cache as in one pass."""

@@ -59,6 +59,7 @@ def greedy(run, messages, count=5):
     return run.tokenizers.target.decode(ids[-count:])
 
 
+@pytest.mark.slow
 def test_answers_of_records_and_texts(run, tmp_path, capsys):
     conversation = chats.chat("Hi", "Hello!", "How are you?")
     system = {"role": "system", "content": "Be brief."}

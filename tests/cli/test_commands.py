@@ -211,6 +211,7 @@ def test_classify_prints_label_probability_and_text(runs, capsys):
     assert json.loads((runs["classifier"] / "labels.json").read_text()) == ["x", "y"]
 
 
+@pytest.mark.slow
 def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
     def output(*arguments: str) -> str:
         generate.main(["--run", str(runs["decoder_lm"]), "abc", *arguments])

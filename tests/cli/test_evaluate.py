@@ -31,6 +31,7 @@ def test_evaluation_on_data_that_changed_since_the_training(runs, tmp_path):
         evaluate.main(["--run", str(runs["seq2seq"]), "--data", str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     run, record = runs["seq2seq"], tmp_path / "record.json"
     flags = ["--beams", "2", "--max-new-tokens", "4"]

@@ -42,6 +42,7 @@ def test_outputs_that_a_limit_ended_are_counted(run, flags, told, tmp_path, monk
     assert "".join(line for line in lines if "unknown tokens" not in line) == told
 
 
+@pytest.mark.slow
 def test_records_say_how_outputs_ended(run, tmp_path):
     """Outputs are as long as the model can be, since nothing else limits them, and this model never stops."""
     written = tmp_path / "out.jsonl"

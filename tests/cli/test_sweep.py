@@ -154,6 +154,7 @@ def test_runs_of_another_config_are_not_results(corpus_folder, tmp_path, monkeyp
         sweep.main(arguments)
 
 
+@pytest.mark.slow
 def test_results_with_other_metrics_are_not_compared(corpus_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     folder = tmp_path / "sweep"

@@ -102,6 +102,7 @@ def test_any_two_locales(pair):
         assert not any(unit in example["target"] for unit in ("length-", "mass-", "duration-", "digital-"))
 
 
+@pytest.mark.slow
 def test_languages_are_recognizable():
     corpus = load("classifier", source="cldr_language", languages=("en", "de", "fr"), heldout_examples=40)
     assert corpus.labels == ("en", "de", "fr")
@@ -126,6 +127,7 @@ def test_unknown_locales(languages, sentence):
         load(source_language=languages[0], target_language=languages[1])
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_split_by_path():
     corpus = load("decoder_lm", source="stdlib_text", batching="windows")
     sizes = [len(split) for split in (corpus.train, corpus.validation, corpus.test)]

@@ -203,6 +203,7 @@ def test_a_language_that_the_model_does_not_have(tmp_path, name, sentence):
         find_language(tokenizers.target, name)
 
 
+@pytest.mark.slow
 def test_a_million_draws_have_their_shares():
     """After every draw, each of 40 directions has its share of them, up to about one."""
     sizes = [max(7, 1000 // number) for number in range(1, 41)]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.data.test_mixtures import mixed
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, setup, take
+from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.config.stages import End, read_stages
@@ -175,12 +176,12 @@ def begun(batches) -> list[list[int]]:
     return jsonable(stages_begun(batches.get_state()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_slow([*KINDS], 2))
 def test_restored_in_any_stage_it_continues_with_the_very_next_batch(kind):
     assert_restored_exactly(staged_data(kind), batches=24, points=8)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_slow([*KINDS], 2))
 def test_processes_have_the_same_global_batches(kind):
     arguments = staged_data(kind)
     batches = train_batches(*arguments)

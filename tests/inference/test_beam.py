@@ -108,6 +108,7 @@ def test_constraints_see_the_prompt(constraints):
     assert (np.asarray(free) != np.asarray(greedy)).any()
 
 
+@pytest.mark.slow
 def test_beams_do_not_compete_for_experts():
     """A single token always fits into an expert, for any capacity; the tokens of the beams must not compete."""
     moe = {"num_experts": 3, "experts_per_token": 1}
@@ -144,6 +145,7 @@ def test_finished_rows_do_not_change():
     assert len(set((np.asarray(together.tokens[:, 0]) != PAD).sum(axis=1).tolist())) > 1
 
 
+@pytest.mark.slow
 def test_continuations_of_prompts_of_different_length():
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB))
     prompts = np.array([[PAD, PAD, 4, 5], [3, 4, 5, 3]], np.int32)
@@ -190,7 +192,7 @@ def test_missing_outputs_are_empty(stopping):
 
 
 @pytest.mark.parametrize("kind", ["average", "gnmt"])
-@pytest.mark.parametrize("stopping", ["heuristic", "never"])
+@pytest.mark.parametrize("stopping", rest_slow(["heuristic", "never"], 1))
 def test_scores_do_not_count_the_tokens_of_a_prefix(kind, stopping):
     """If the logits are the same at each step, a prefix changes neither the outputs after it nor their scores."""
     cfg = DecodeConfig(strategy="beam", beams=2, length_penalty=kind, length_alpha=1.0, early_stopping=stopping)

@@ -89,6 +89,7 @@ def test_unknown_tokens_are_shown_copied_or_left_out(model, strategy):
     assert len(seen) > 1
 
 
+@pytest.mark.slow
 def test_without_a_source_text_the_name_is_shown(model):
     decode = dataclasses.replace(DECODINGS["greedy"], unknown="copy")
     served = Engine(config(decode, model[0]), *model, TOKENIZERS, max_rows=4)
@@ -99,6 +100,7 @@ def test_without_a_source_text_the_name_is_shown(model):
     assert "<unk>" in text
 
 
+@pytest.mark.slow
 def test_copied_words_do_not_depend_on_the_batch_and_are_cut_at_stop_sequences(model):
     decode = dataclasses.replace(DECODINGS["greedy"], unknown="copy")
     whole = outputs(*model, decode)

@@ -157,6 +157,7 @@ def test_outputs_fill_all_slots_of_a_dense_cache(decode):
     assert dense_slots(lane.plan, lane._size) == 16 * decode.width
 
 
+@pytest.mark.slow
 def test_shared_pages_outlive_long_outputs(monkeypatch):
     """After a long output and a short one, the arrays of outputs could be smaller; the pages must stay."""
     monkeypatch.setattr(lanes, "SHRINK_FACTOR", 2)

@@ -48,6 +48,7 @@ def test_requests_beyond_the_limits_are_refused(refused, sentence):
     assert served.idle
 
 
+@pytest.mark.slow
 def test_outputs_that_beam_search_did_not_find():
     """The prefix is the only output."""
     decode = DecodeConfig(strategy="beam", beams=2, prefix="abc", max_new_tokens=3)

@@ -128,6 +128,7 @@ def test_the_server_translates_as_the_api_does(model):
     assert any(original in outputs[1].text for original in ORIGINALS[1])
 
 
+@pytest.mark.slow
 def test_a_prefix_has_the_symbols_of_its_source(model):
     """The vocabulary has no other tokens for them."""
     prefixes = ["T <b> U", "<b> V"]

@@ -116,6 +116,7 @@ def language_model():
     return model, params
 
 
+@pytest.mark.slow
 def test_continuations_exclude_the_prompt_and_are_independent(language_model):
     model, params = language_model
     prompts = ["abcdefgabcdefg", "abc", "g"]
@@ -168,6 +169,7 @@ def test_translations_are_as_long_as_the_model_can_be(translations):
     assert (output.text, output.limit) == (16 * "b", "model.max_length")
 
 
+@pytest.mark.slow
 def test_samples_depend_on_seed_and_index_but_not_on_the_batch(language_model):
     model, params = language_model
     sample = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)
@@ -283,6 +285,7 @@ def test_outputs_are_yielded_once_all_earlier_ones_are_known(translations, monke
     assert counts[0] < counts[len(TEXTS)] < len(steps)
 
 
+@pytest.mark.slow
 def test_a_resumed_stream_has_bit_identical_scores(translations, monkeypatch):
     model, params, _ = translations
     monkeypatch.setattr(batching, "ROWS_PER_CHUNK", 3)

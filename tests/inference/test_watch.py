@@ -243,6 +243,7 @@ def test_rollout_by_hand():
     assert_close(rollout(weights).sum(-1), np.ones((2, 3)), 1e-12)
 
 
+@pytest.mark.slow
 def test_a_prefix_lm_attends_to_its_prompt_as_in_generation():
     run = run_of(Config(model=tiny("decoder_lm", prefix_lm=True), data=DATA["decoder_lm"]))
     found, plain = run.watch([("abc", "ab"), "abcab"])

@@ -191,6 +191,7 @@ def test_a_stack_may_have_no_layers():
     registry.shapes(registry.build(cfg))
 
 
+@pytest.mark.slow
 def test_scanned_layers_have_different_parameters_and_dropout():
     model = registry.build(
         tiny("decoder_lm", decoder_layers=3, scan_layers=True, dropout=0.5, final_norm=False, position="none")

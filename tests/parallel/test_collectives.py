@@ -87,6 +87,7 @@ def test_fsdp_gathers_each_matrix_once_and_nothing_larger():
     assert numbers(summed) == numbers(parameters("decoder_lm")) + V * D
 
 
+@pytest.mark.slow
 def test_zero1_gathers_updated_parameters():
     found = sent("decoder_lm", "zero1")
     matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]
@@ -108,6 +109,7 @@ def test_tensor_parallel_gathers_no_parameters_in_any_family(kind):
     assert not of_kind(sent(kind, "tp"), "all-gather", least=4 * D)
 
 
+@pytest.mark.slow
 def test_scanned_layers_are_gathered_one_at_a_time():
     cfg = plain(config("decoder_lm", preset="fsdp"))
     model = dataclasses.replace(cfg.model, scan_layers=True, decoder_layers=3, remat="nothing_saveable")

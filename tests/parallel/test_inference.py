@@ -66,6 +66,7 @@ def test_outputs_and_their_scores(kind, decoding, mesh):
     np.testing.assert_allclose(*scores, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_and_heads_of_a_cache_are_sharded():
     cfg, model, params = built("seq2seq", max_new_tokens=6)
     engine = Engine(cfg, model, on(MESHES["both"], model, params), TOKENIZERS, max_rows=4)

@@ -125,6 +125,7 @@ def wait_for_others(run, index, seconds) -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_missing_processes_are_named(tmp_path, capfd):
     """One of four processes waits; the new file of another is counted, and that of an earlier start is not."""
     run = tmp_path / "runs" / "mine"

@@ -273,6 +273,7 @@ def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_pat
     assert json.loads((folder / "result.json").read_text())["steps"] == 8
 
 
+@pytest.mark.slow
 def test_the_watchdog_does_not_watch_the_end_of_a_run(uninterrupted, corpus_folder, tmp_path, monkeypatch):
     """Slow storage delays the last checkpoint and the final weights for longer than `train.hang_seconds`."""
     folder, ended = Path(shutil.copytree(uninterrupted, tmp_path / "run")), []

@@ -54,7 +54,10 @@ def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp
     np.testing.assert_array_equal(kernel, fresh["decoder"]["layers_0"]["ffn"]["expand"]["kernel"])
 
 
-@pytest.mark.parametrize("layout", [{"scan_layers": True}, {"attention_projections": "fused_qkv"}, UNTIED])
+LAYOUTS = [UNTIED, {"scan_layers": True}, {"attention_projections": "fused_qkv"}]
+
+
+@pytest.mark.parametrize("layout", rest_slow(LAYOUTS, 1))
 def test_parameters_in_another_layout_are_converted(first, layout):
     """The logits are those of the other run; regression test: such parameters were newly initialized."""
     other = load_trained(first)
@@ -68,6 +71,7 @@ def test_parameters_in_another_layout_are_converted(first, layout):
     start_from.check(small_config().train, cfg, other.tokenizers, first)
 
 
+@pytest.mark.slow
 def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
     """Regression test: with another depth, no layer of a scan was loaded, or the first one into the last."""
     other = load_trained(first)

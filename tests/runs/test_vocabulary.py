@@ -103,7 +103,7 @@ def test_means_by_hand():
     np.testing.assert_array_equal(vocabulary.take_rows(table, 1, [(5,), (0, 2), (1, 2, 3)]), expected)
 
 
-@pytest.mark.parametrize("tie", ["none", "output", "inputs", "all"])
+@pytest.mark.parametrize("tie", rest_slow(["none", "all", "output", "inputs"], 2))
 def test_tables_of_every_kind_of_tying(trimmed, tie):
     """The logits of the changed model are those of the kept tokens."""
     before, _ = trimmed
@@ -119,6 +119,7 @@ def test_tables_of_every_kind_of_tying(trimmed, tie):
     np.testing.assert_allclose(after.model.apply({"params": after.params}, new, new), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_extended_run_has_the_same_outputs_for_texts_without_new_tokens(folder, trimmed):
     before, _ = trimmed
     (folder / "words.txt").write_text("hgfedcba\n")

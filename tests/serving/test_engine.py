@@ -132,6 +132,7 @@ def test_translations_and_their_scores(translator):
     assert [one["score"] for row in found for one in row] == pytest.approx(scores, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_one_request_has_many_languages_and_prefixes():
     """The model is told both languages; clients see the names of all."""
     letters = LETTERS.extended(["<2de>", "<2en>", "<2pt_BR>"])
@@ -204,6 +205,7 @@ def test_tags_may_stand_last():
         assert sum(output["logprobs"]["token_logprobs"]) == pytest.approx(other.score, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_language_model_has_prefixes_but_no_languages(lm):
     server = lm[-1]
     (expected,) = sampled(lm, ["abc"], prefix="dd")
@@ -239,6 +241,7 @@ def test_numbers_at_their_limits(lm):
     assert lm[-1].post("/v1/completions", prompt="ab", temperature=1e-4).status_code == 200
 
 
+@pytest.mark.slow
 def test_all_pages_are_freed(lm, translator):
     for server, route, field in ((lm[-1], "/v1/completions", "prompt"), (translator[-1], "/translate", "text")):
         assert server.post(route, **{field: "abc"}).status_code == 200

@@ -110,6 +110,7 @@ def test_language_model(batch_size):
     assert again == metrics
 
 
+@pytest.mark.slow
 def test_continuations_of_prompts_with_unknown_tokens():
     """Unknown tokens have their name, and the model reads them; an empty document has no continuation."""
     model, params = build(tiny("decoder_lm"))
@@ -186,6 +187,7 @@ def test_classification(batch_size):
     assert [output.output == output.reference for output in outputs] == hits
 
 
+@pytest.mark.slow
 def test_the_labels_of_long_texts_are_those_that_the_accuracy_counts():
     """Texts are read as far as the model takes them, 16 tokens, although the longest bucket has 9."""
     model, params = build(tiny("classifier"))

@@ -16,6 +16,7 @@ from tformer_jax.train.step import compiling, jitted, make_train_step
 from tformer_jax.train.step_metrics import fetch
 
 
+@pytest.mark.slow
 def test_the_moments_of_the_optimizer_are_updated_without_copies():
     cfg, mesh = settings(), make_mesh(ParallelConfig(data=1))
     model, optimizer, _ = built(cfg)

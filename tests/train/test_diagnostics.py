@@ -50,6 +50,7 @@ def test_the_objective_of_the_step_is_searched(z_loss, found):
     assert first_non_finite(model, jax.device_get(params), batch, jax.random.key(0), cfg) == found
 
 
+@pytest.mark.slow
 def test_gradients_of_frozen_parameters_are_not_searched():
     """The gradient of `root` is infinite at 0."""
     batch = {"tokens": np.array([[5]]), "targets": np.array([[4]])}

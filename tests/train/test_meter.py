@@ -173,6 +173,7 @@ def test_the_first_classes_are_named():
     assert describe_classes(tuple("abcdefg")) == "7 classes (a, b, c, d, e, ...), "
 
 
+@pytest.mark.slow
 def test_a_run_outlives_the_reader_of_its_output():
     """Regression test: rich ended the process, without a checkpoint."""
     program = (

@@ -156,6 +156,7 @@ def test_eight_devices_equal_one():
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), results[1][0], results[0][0])
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step():
     model, optimizer, step = experiment(dropout=0.5)
     initial = start(model, optimizer)
@@ -287,6 +288,7 @@ def test_the_auxiliary_loss_of_experts_by_hand(accumulate):
     assert float(metrics["auxiliary_loss"]) == pytest.approx(2 * (0.5 + 0.25 * np.log(8) ** 2), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_running_mean_by_hand():
     model, optimizer, step = experiment(train={"ema_decay": 0.5})
     current = start(model, optimizer, ema=0.9)
@@ -321,6 +323,7 @@ def test_a_non_finite_step_changes_only_the_counts():
 NORMS_AND_NOISE = {"log_norms": True, "noise_scale": True, "accumulate": 2, "label_smoothing": 0.0}
 
 
+@pytest.mark.slow
 def test_norms_by_layer_and_the_noise_of_the_gradient():
     model, optimizer, step = experiment(train=NORMS_AND_NOISE)
     initial, data = start(model, optimizer), batch(rows=8)

@@ -140,6 +140,7 @@ def test_the_standard_parameterization_grows_with_the_width():
     assert max(ratios.values()) > 3, ratios
 
 
+@pytest.mark.slow
 def test_mup_equals_the_standard_parameterization_at_the_base_width():
     cfg = config("decoder_lm", BASE, "adamw")
     standard = config("decoder_lm", BASE, "adamw", base=None)
@@ -160,7 +161,7 @@ def test_only_learning_rates_of_hidden_matrices_decrease_with_the_width():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
-@pytest.mark.parametrize("projections", ["separate", "fused_qkv"])
+@pytest.mark.parametrize("projections", rest_slow(["separate", "fused_qkv"], 1))
 def test_weight_decay_does_not_depend_on_the_width(optimizer, projections):
     """Without gradients, a step multiplies each decayed parameter by 1 - learning rate * weight decay."""
     cfg = config("decoder_lm", 2 * BASE, "adamw", attention_projections=projections)

@@ -26,6 +26,7 @@ def config(preset: str, **model) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_a_train_step_on_eight_devices():
     cfg = config("dp")
     found, _ = programs.train_step(cfg, jax.devices(), None, T)
