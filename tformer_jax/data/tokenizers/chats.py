@@ -152,7 +152,8 @@ def _find_answer(template: ChatTemplate, names: re.Pattern[str], chat: Chat, tex
 
     It is what follows the prompt up to the special token that ends it, if white space alone follows the token.
     """
-    whole = template.render(chat.until(place + 1), names).text
+    is_last = place + 1 == len(chat.messages)
+    whole = text if is_last else template.render(chat.until(place + 1), names).text
     prompt = template.render(chat.until(place), names, prompt=True).text if place else _before_greeting(whole, chat)
     if prompt is None or not (text.startswith(whole) and whole.startswith(prompt)):
         return _find_content(template, names, chat, text, place)
