@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tformer_jax.config.examples import FilterConfig
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.chat.messages import has_blank_side
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 
 BLANK_LINE = "blank lines"
@@ -90,4 +89,8 @@ def _has_blank_text(example: Example) -> bool:
 
 def is_blank_side(key: str, text: str) -> bool:
     """Returns whether a text of an example has no visible character; of a conversation, a text of one side."""
-    return has_blank_side(text) if key == "messages" else is_blank(text)
+    if key != "messages":
+        return is_blank(text)
+    from tformer_jax.data.chat.messages import has_blank_side
+
+    return has_blank_side(text)
