@@ -38,10 +38,17 @@ def test_globs_stand_for_their_files_in_order(tmp_path):
 
 def test_hidden_files_are_read_only_by_name(tmp_path):
     """Such as the copies of notebooks in .ipynb_checkpoints; regression test: globs read them, too."""
-    (tmp_path / ".ipynb_checkpoints").mkdir()
+    for folder in (".ipynb_checkpoints", "x"):
+        (tmp_path / folder).mkdir()
     for name in ("a.txt", ".b.txt", ".ipynb_checkpoints/a.txt"):
         (tmp_path / name).write_text(f"{name}\n")
-    for glob, names in (("**/*.txt", ["a.txt"]), ("*.txt", ["a.txt"]), (".*.txt", [".b.txt"]), (".b.txt", [".b.txt"])):
+    for glob, names in (
+        ("**/*.txt", ["a.txt"]),
+        ("*.txt", ["a.txt"]),
+        (".*.txt", [".b.txt"]),
+        (".b.txt", [".b.txt"]),
+        ("x/../*.txt", ["a.txt"]),
+    ):
         corpus = load_corpus(config("lines", glob, "decoder_lm", validation="a.txt"), tmp_path)
         assert [example["text"] for example in corpus.train] == names
 

@@ -22,7 +22,7 @@ from tformer_jax.cli.outputs import join_lines
 from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig, read_mesh
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.inference.engine import Engine, Request
-from tformer_jax.interop import files, hf
+from tformer_jax.interop import files, hf, hub
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import experiment, training
 
@@ -299,7 +299,7 @@ def test_arrays_are_read_one_by_one_onto_a_mesh(imported, monkeypatch):
 
 
 def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
-    """Only the files that are read are downloaded; pickles never are."""
+    """Only the files that are read are downloaded, and state dicts if there is no safetensors file."""
     folder, run, _ = imported("llama")
     published = ["model.safetensors", "config.json", "tokenizer.json", "README.md", "pytorch_model.bin"]
     published += ["onnx/config.json", "consolidated.safetensors", "vocab.txt", "source.spm", "tokenizer.model", "a.py"]
@@ -319,6 +319,25 @@ def test_a_model_of_the_hub(imported, tmp_path, monkeypatch):
     assert asked == [("org/model-1.0", None, wanted), ("org/model-1.0", folder.name, in_folders)]
     jax.tree.map(np.testing.assert_array_equal, tj.load(tmp_path / "run").params, tj.load(run).params)
     assert json.loads((tmp_path / "run" / "imported.json").read_text())["checkpoint"] == "org/model-1.0"
+
+
+def test_a_model_of_the_hub_without_safetensors(tmp_path, monkeypatch):
+    published = [
+        "config.json",
+        "pytorch_model.bin",
+        "onnx/pytorch_model.bin",
+        "training_args.bin",
+        "1_Pooling/config.json",
+    ]
+    asked = []
+
+    def snapshot_download(name, *, revision=None, **filters):
+        asked.append(sorted(huggingface_hub.utils.filter_repo_objects(published, **filters)))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert hub.download("org/model") == tmp_path
+    assert asked == [["config.json"], ["1_Pooling/config.json", "pytorch_model.bin"]]
 
 
 def test_a_tokenizer_of_a_checkpoint_surrounds_texts_in_training(imported):

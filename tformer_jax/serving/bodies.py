@@ -138,10 +138,10 @@ class DirectedBody(Body):
 
         `options` are `seed`, `scored` and the `num_outputs` to return.
         """
-        if not ids:
-            return Empty(options["num_outputs"], "stop", text_or_empty(text).strip() * (decode.markup == "align"))
-        count = options["num_outputs"] = max(options["num_outputs"], decode.candidates)
         given = text_or_empty(text)
+        if not ids:
+            return Empty(options["num_outputs"], "stop", given.strip() if decode.markup == "align" else "")
+        count = options["num_outputs"] = max(options["num_outputs"], decode.candidates)
         constraints = constraints_of(decode, given, self.constraints)
         if self.constraints and decode.strategy != "beam":
             raise self.error("constraints", "needs beam search, which neither the request nor the run selects")

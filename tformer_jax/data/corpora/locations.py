@@ -44,8 +44,10 @@ def locate(root: Path | None, name: str) -> list[Path]:
     if any("**" in part and part != "**" for part in Path(name).parts):
         raise DataError(f"{name!r} is not a glob: write '**' only as a whole folder, such as '**/*.gz'")
     folder, glob = _split_anchor(root, name)
-    hidden = any(part.startswith(".") for part in Path(glob).parts)  # named by the glob itself
-    files = sorted(file for file in folder.glob(glob) if file.is_file() and (hidden or not _is_hidden(file, folder)))
+    named = _is_hidden(Path(glob))
+    files = sorted(
+        file for file in folder.glob(glob) if file.is_file() and (named or not _is_hidden(file.relative_to(folder)))
+    )
     if not files:
         missing = "matches no file" if any(character in name for character in "*?[") else "does not exist"
         put = f"put it there, or name another folder with --data DIR{separated(name)}"
@@ -53,9 +55,9 @@ def locate(root: Path | None, name: str) -> list[Path]:
     return files
 
 
-def _is_hidden(file: Path, folder: Path) -> bool:
-    """Returns whether a file, or a folder below `folder` with it, has a name that begins with a dot."""
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+def _is_hidden(path: Path) -> bool:
+    """Returns whether a part of a path has a name that begins with a dot."""
+    return any(part.startswith(".") and part != ".." for part in path.parts)
 
 
 def locate_by_wildcards(root: Path | None, name: str, language: str) -> dict[tuple[str, ...], Path]:
