@@ -7,7 +7,7 @@ import pytest
 
 from tests import oracles
 from tests.helpers import normal
-from tformer_jax.models.losses import masked_cross_entropy
+from tformer_jax.models.losses import masked_cross_entropy, sum_over_chunks
 from tformer_jax.special_tokens import IGNORED
 
 LOGITS = 3 * normal(2, 4, 7)
@@ -100,3 +100,40 @@ def test_negative_labels_are_ignored(ignored):
 
 def test_labels_beyond_the_classes_give_nan():
     assert np.isnan(cross_entropy(jnp.zeros((1, 1, 5)), jnp.array([[5]])).loss)
+
+
+@pytest.mark.parametrize(("chunk", "positions"), [(20, 9), (8, 5), (3, 3)])
+def test_chunks_hold_no_more_positions_than_needed(chunk, positions):
+    shapes = []
+
+    def sums(x, labels):
+        shapes.append((x.shape, labels.shape))
+        return x.sum() + (labels != IGNORED).sum()
+
+    total = sum_over_chunks(sums, jnp.ones((2, 9, 4)), jnp.zeros((2, 9), jnp.int32), chunk)
+    assert set(shapes) == {((2, positions, 4), (2, positions))}
+    assert total == 2 * 9 * 5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 1.0])
+def test_chunks_without_labels_are_skipped(share):
+    """As many are computed as the row with the most labels needs; the sum is that over all positions with a label."""
+    draw = np.random.default_rng(3)
+    labels = np.where(draw.random((4, 21)) < share, 2, IGNORED)
+    x, computed = normal(4, 21, 5), []
+
+    def sums(x, labels):
+        jax.debug.callback(computed.append, (labels >= 0).sum())
+        return {"rows": jnp.where(labels[..., None] >= 0, x**2, 0).sum(axis=(1, 2))}
+
+    def total(x):
+        return sum_over_chunks(sums, x, jnp.asarray(labels), 4)
+
+    rows = jax.jit(total)(x)["rows"]
+    jax.effects_barrier()
+    wanted = (np.float64(x) ** 2).sum(axis=2, where=labels[..., None] >= 0).sum(axis=1)
+    np.testing.assert_allclose(rows, wanted, rtol=1e-6)
+    assert len(computed) == -(-(labels >= 0).sum(axis=1).max() // 4)
+    assert sum(computed) == (labels >= 0).sum()
+    gradient = jax.jit(jax.grad(lambda x: total(x)["rows"].sum()))(x)
+    np.testing.assert_allclose(gradient, np.where(labels[..., None] >= 0, 2 * x, 0), rtol=1e-6)

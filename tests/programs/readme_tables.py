@@ -27,6 +27,7 @@ METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accura
 CPUS = {"zen5": "AMD EPYC, Zen 5", "zen4": "AMD EPYC, Zen 4", "intel": "Intel Xeon"}
 """CPUs of the benchmarks, by the last part of the record's name."""
 PROCESSORS = {
+    "AMD EPYC (family 25, model 1)": ", AMD Zen 3",
     "AMD EPYC (family 25, model 17)": ", AMD Zen 4",
     "AMD EPYC (family 26, model 2)": ", AMD Zen 5",
     "Intel(R) Xeon(R) Processor": ", Intel Xeon",

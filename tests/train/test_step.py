@@ -16,7 +16,7 @@ from tformer_jax.base import cpu
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.models import registry
-from tformer_jax.models.losses import batch_loss, masked_cross_entropy, sum_over_chunks
+from tformer_jax.models.losses import batch_loss, masked_cross_entropy
 from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import data_parallelism, make_mesh
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -240,19 +240,6 @@ def test_the_chunked_loss_sums_the_gradients_of_bfloat16_parameters_in_float32()
     for name in ("kernel", "bias"):
         wanted, plain, chunked = (np.float64(gradients[kind][name]) for kind in ("exact", "plain", "chunked"))
         assert np.linalg.norm(chunked - wanted) <= 1.5 * np.linalg.norm(plain - wanted)
-
-
-@pytest.mark.parametrize(("chunk", "positions"), [(20, 9), (8, 5), (3, 3)])
-def test_chunks_hold_no_more_positions_than_needed(chunk, positions):
-    shapes = []
-
-    def sums(x, labels):
-        shapes.append((x.shape, labels.shape))
-        return x.sum() + (labels != IGNORED).sum()
-
-    total = sum_over_chunks(sums, jnp.ones((2, 9, 4)), jnp.zeros((2, 9), jnp.int32), chunk)
-    assert set(shapes) == {((2, positions, 4), (2, positions))}
-    assert total == 2 * 9 * 5
 
 
 def test_z_loss_is_the_mean_square_of_the_normalizer():

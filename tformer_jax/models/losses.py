@@ -192,30 +192,39 @@ def batch_loss(
 
 
 def sum_over_chunks(sums: Callable[[Any, jax.Array], Tree], x: Any, labels: jax.Array, chunk: int) -> Tree:
-    """Sums `sums(x, labels)`, a tree, over chunks of at most `chunk` positions.
+    """Sums `sums(x, labels)`, a tree, over chunks of at most `chunk` positions that have labels.
 
-    Only x is kept for the backward pass, which recomputes each chunk.
+    Only x is kept for the backward pass, which recomputes each chunk. Positions without a label are put last in their
+    row, and chunks that have no other ones are skipped.
 
     Args:
+        sums: does not depend on the order of positions; zero where no position has a label.
         x: array [B, T, D], or a tree of such arrays.
-        labels: int [B, T].
+        labels: int [B, T]; negative for positions without a label.
     """
     B, T = labels.shape
+    order = jnp.argsort(labels < 0, axis=1, stable=True)
     pieces = -(-T // chunk)
     chunk = -(-T // pieces)  # equal pieces need the least padding
     missing = pieces * chunk - T
 
     def split(array: jax.Array, filler: int = 0) -> jax.Array:
-        padded = jnp.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)), constant_values=filler)
+        ordered = jnp.take_along_axis(array, order.reshape(B, T, *[1] * (array.ndim - 2)), axis=1)
+        padded = jnp.pad(ordered, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)), constant_values=filler)
         return padded.reshape(B, pieces, chunk, *array.shape[2:]).swapaxes(0, 1)
 
     x, labels = jax.tree.map(split, x), split(labels, IGNORED)
-
-    def add(total: Tree, piece: tuple[jax.Array, jax.Array]) -> tuple[Tree, None]:
-        return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
 
     zeros = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
         jax.eval_shape(sums, *jax.tree.map(lambda array: array[0], (x, labels))),
     )
+
+    @jax.checkpoint
+    def sums_of_piece(x: Any, labels: jax.Array) -> Tree:
+        return jax.lax.cond((labels >= 0).any(), sums, lambda *_: zeros, x, labels)
+
+    def add(total: Tree, piece: tuple[Any, jax.Array]) -> tuple[Tree, None]:
+        return jax.tree.map(jnp.add, total, sums_of_piece(*piece)), None
+
     return jax.lax.scan(add, zeros, (x, labels))[0]
