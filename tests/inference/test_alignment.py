@@ -195,3 +195,14 @@ def test_a_head_that_the_model_lacks_is_refused(model):
     object.__setattr__(cfg.decode, "alignment_layer", 2)
     with pytest.raises(UserError, match="decode.alignment_layer=2: must be less than the model's number of layers, 2"):
         Translator(cfg, model[0], TOKENIZERS)(model[1], ["a"])
+
+
+@pytest.mark.parametrize(
+    "users", [{"alignments": True}, {"unknown": "copy"}, {"markup": "align"}, {"casing": "titles"}]
+)
+def test_a_head_that_nothing_reads_is_refused(users):
+    assert DecodeConfig().changed({"alignment_head": 1, **users}).aligning == (None, 1, "predicts")
+    assert DecodeConfig(**users).changed({"alignment_layer": 1}).aligning == (1, None, "predicts")
+    assert DecodeConfig().changed({"alignment_query": "predicts"}) == DecodeConfig()
+    with pytest.raises(UserError, match="--alignment-layer has no effect without --alignments, or unknown, markup or"):
+        DecodeConfig().changed({"alignment_layer": 0}, lambda name: f"--{name.replace('_', '-')}")

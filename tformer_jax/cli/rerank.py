@@ -125,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     weights = feature_weights(options, saved)
     name, language = (_given_or_saved(options, saved, *option) for option in (("metric", "chrf"), ("language", "en")))
     check_metric(name, options, tuned=options.metric is None and "metric" in saved)
+    if name == "bleu" and not (options.language or "language" in saved):
+        print("BLEU splits words as in English: name the language of the outputs with --language", file=sys.stderr)
     metric = Metric(name, language, EvalConfig(metrics=(name,), command=options.metric_command))
     pools = read_pools(options, RESULTS if outputs.is_json(options.output) else ())
     features = compute_features(pools, list(weights), metric)

@@ -234,12 +234,17 @@ class DecodeConfig(Section):
             if (getattr(self, name) or 0) >= count:
                 raise self.error(name, f"must be less than the model's number of {name.split('_')[1]}s, {count}")
 
-    def check_lookup(self, family: str, attentions: Sequence[str]) -> None:
-        """Raises `ConfigError` if a model cannot take back tokens that it has read."""
+    def check_lookup(self, attentions: Sequence[str], *, continues: bool) -> None:
+        """Raises `ConfigError` if a model does not continue texts, or cannot take back tokens that it has read."""
         recurrent = [name for name in attentions if kinds.is_recurrent(name)]
-        if self.lookup_tokens and (family != "decoder_lm" or recurrent):
-            needed = "a language model" if family != "decoder_lm" else f"attention without a state, not {recurrent[0]}"
+        if self.lookup_tokens and (recurrent or not continues):
+            needed = f"attention without a state, not {recurrent[0]}" if continues else "a language model"
             raise self.error("lookup_tokens", f"needs {needed}; write 0")
+
+    @property
+    def aligns(self) -> bool:
+        """Whether words of outputs are aligned with those of their sources."""
+        return self.alignments or self.markup == "align" or self.unknown == "copy" or self.casing != "keep"
 
     @property
     def aligning(self) -> AlignmentHead:
@@ -282,7 +287,12 @@ class DecodeConfig(Section):
                 raise ConfigError(f"{name(names[0])} needs {name('strategy')} {other}, but it is {strategy}")
         if strategy == "beam" and changes.get("lookup_tokens"):
             raise ConfigError(f"{name('lookup_tokens')} has no effect on beam search: leave it out")
-        return dataclasses.replace(self, **{**changes, "strategy": strategy})
+        result = dataclasses.replace(self, **{**changes, "strategy": strategy})
+        unread = [key for key in changes if key.startswith("alignment_") and changes[key] != getattr(self, key)]
+        if unread and not result.aligns:
+            users = f"{name('alignments')}, or unknown, markup or casing that use them"
+            raise ConfigError(f"{name(unread[0])} has no effect without {users}: leave it out")
+        return result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -252,7 +252,7 @@ class ModelConfig(Section):
             raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
         if self.shared_layers and (self.period > 1 or self.scan_layers or not self.first_norm or self.uses_experts):
             raise self.error("shared_layers", "needs layers of one kind, unrolled and without experts; write False")
-        if self.embedding_dim and self.family == "masked_lm" and not self.head_transform:
+        if self.embedding_dim and not (self.head_transform or self.model_class.classifies):
             raise self.error("embedding_dim", "needs model.head_transform=True, whose outputs have this width")
         if not self.first_norm and (self.norm_placement != "pre" or self.scan_layers):
             needed = "model.norm_placement='pre' and model.scan_layers=False"

@@ -122,7 +122,7 @@ class Config(Section):
         if self.embed.max_length is not None and self.embed.max_length > self.model.max_length:
             raise self.embed.error("max_length", f"must not exceed model.max_length={self.model.max_length}")
         self.decode.check_documents(self.data.documents)
-        self.decode.check_lookup(self.model.family, self.model.attentions)
+        self.decode.check_lookup(self.model.attentions, continues=self.model.model_class.continues)
         self._check_data()
         self._check_training()
         utility, configured = self.decode.utility, ("chrf", *self.eval.metrics)

@@ -99,12 +99,13 @@ class Finisher:
 
     def check(self, decode: DecodeConfig) -> None:
         """Raises `UserError` if the model's outputs cannot be computed or finished as the settings say."""
-        decode.check_lookup(self._model.cfg.family, self._model.cfg.attentions)
+        cfg = self._model.cfg
+        decode.check_lookup(cfg.attentions, continues=cfg.model_class.continues)
         if decode.detokenize:
             self._detokenize  # noqa: B018
-        if decode.unknown == "copy" or decode.alignments or decode.markup == "align" or decode.casing != "keep":
+        if decode.aligns:
             self._attends  # noqa: B018
-            decode.check_alignment(self._model.cfg.decoder_layers, self._model.cfg.num_heads)
+            decode.check_alignment(cfg.decoder_layers, cfg.num_heads)
 
     def __call__(self, outputs: Sequence[Unfinished]) -> list[Finished]:
         """Returns the text of each output, and its alignment."""
