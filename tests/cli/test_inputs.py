@@ -44,7 +44,8 @@ def test_pairs_between_tabs_and_in_two_fields(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "fields", "problem"),
     [
-        ("in.jsonl", b"{}\n", TEXT, r"line 1: has no field 'text', only : name another with --field"),
+        ("in.jsonl", b"{}\n", TEXT, r"line 1: has no fields"),
+        ("in.jsonl", b'{"messages": []}\n', TEXT, r"only 'messages': name another with --field, or .* with --chat"),
         ("in.jsonl", b'{"text": "a"}\n{"b": 1, "c": 2}\n', TEXT, r"line 2: has no field 'text', only 'b', 'c'"),
         ("in.jsonl", b'{"text": "a"}\n{"text": 1}\n', TEXT, r"line 2: field 'text' is int, not text"),
         ("in.jsonl", b'{"text": "\\ud800"}\n', TEXT, r"line 1: field 'text' has a lone surrogate"),

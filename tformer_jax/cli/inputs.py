@@ -184,7 +184,12 @@ def text_in(record: Mapping[str, Any], flag: str, field: str) -> str:
 def value_in(record: Mapping[str, Any], flag: str, field: str) -> Any:
     """As `text_in`, for a value of any type."""
     if field not in record:
-        raise ValueError(f"has no field {field!r}, only {', '.join(map(repr, record))}: name another with {flag}")
+        if not record:
+            raise ValueError("has no fields")
+        chats = ", or generate and score conversations with --chat" if {"messages", "conversations"} & {*record} else ""
+        raise ValueError(
+            f"has no field {field!r}, only {', '.join(map(repr, record))}: name another with {flag}{chats}"
+        )
     return record[field]
 
 

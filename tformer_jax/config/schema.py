@@ -158,6 +158,7 @@ class Config(Section):
         if mup and self.train.lora_rank:
             raise self.train.error("lora_rank", "must be 0 for model.parameterization='mup', which has no rule for it")
         if self.train.lora_rank and self.model.quantization:
-            raise self.train.error("lora_rank", "must be 0 with model.quantization: updates are added to whole kernels")
+            instead = "train.lora_base='int8' stores frozen kernels as int8"
+            raise self.train.error("lora_rank", f"must be 0 with model.quantization; {instead}")
         if self.train.lora_rank and self.train.start_from is None:
             raise self.train.error("lora_rank", "updates the weights of a trained run: name it in train.start_from")
