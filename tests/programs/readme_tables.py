@@ -3,8 +3,8 @@
 Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `evaluate.py`),
 `configs/results/benchmarks/growth.json` and `{train,decode}_CPU.json` there (`scripts/benchmark.py --record`), and
 `tests/programs/equivalences.json` (`python -m tests.programs.equivalences`), `tests/programs/families.json`
-(`python -m tests.programs.families`) and `configs/results/benchmarks/quality_*.json` (`python -m
-tests.programs.quality`). A test compares the READMEs with them.
+(`python -m tests.programs.families`), `tests/programs/int8.json` (`python -m tests.programs.int8`) and
+`configs/results/benchmarks/quality_*.json` (`python -m tests.programs.quality`). A test compares the READMEs with them.
 """
 
 import functools
@@ -263,6 +263,17 @@ def families_table() -> str:
     return _table(titles, rows)
 
 
+def int8_table() -> str:
+    """One row per system with weights of float32 or int8."""
+    record = _read(Path(__file__).with_name("int8.json"))
+    rows = [
+        (name, f"{row['bytes'] / 2**20:.1f} MiB", f"{row['tokens_per_second']:,.0f}", f"{row['bleu']:.2f}")
+        for name, row in record["systems"].items()
+    ]
+    where = f"{_hardware(record)}, revision {record['git_revision'][:7]}"
+    return f"{_table(('weights', 'size', 'tokens/s', 'BLEU'), rows)}\n\nRecorded on {where}."
+
+
 TABLES = {
     "README.md": {
         "results": results_table,
@@ -276,7 +287,7 @@ TABLES = {
         "quality": quality_tables,
         "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
     },
-    "scripts/README.md": {"growth": growth_table, "gpu": gpu_table},
+    "scripts/README.md": {"growth": growth_table, "gpu": gpu_table, "int8": int8_table},
     "tformer_jax/README.md": {"families": families_table},
     "tests/README.md": {"equivalences": equivalences_table},
 }
