@@ -249,10 +249,10 @@ class Run:
         whose assistant's messages are. The languages of pairs are given as for `translate`.
         """
         given = enumerate(several_texts(examples))
-        found: list[Any] = [each if isinstance(each, Chat) else example_parts(number, each) for number, each in given]
+        texts: list[Any] = [each if isinstance(each, Chat) else example_parts(number, each) for number, each in given]
         if to is not None or source_language is not None:
-            found = with_languages(found, to, source_language)
-        return list(self.scorer().stream(self.params, found))
+            texts = with_languages(texts, to, source_language)
+        return list(self.scorer().stream(self.params, texts))
 
     def logits(self, examples: Sequence[Any]) -> list[np.ndarray]:
         """Returns the logits of each text, or of the target of each (source, target) pair.
@@ -267,8 +267,8 @@ class Run:
         self.require_head("logits")
         rows = [self._inputs(number, example) for number, example in enumerate(check_examples(examples))]
         key = self.model.inputs[-1]
-        found = self._compute(_apply, rows)
-        return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(found, rows, strict=True)]
+        outputs = self._compute(_apply, rows)
+        return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(outputs, rows, strict=True)]
 
     def watch(self, examples: Iterable[Any]) -> Iterator[Watched]:
         """Yields what the model computes for each text or pair, as for `logits`, in order.
@@ -279,9 +279,9 @@ class Run:
         self.require_single("watch")
 
         def run(rows: list[dict[str, list[int]]]) -> Iterator[Watched]:
-            for found, row in zip(self._compute(watch, rows), rows, strict=True):
+            for watched, row in zip(self._compute(watch, rows), rows, strict=True):
                 lengths = {key: len(ids) for key, ids in row.items()}
-                yield without_padding(found, type(self.model), lengths)
+                yield without_padding(watched, type(self.model), lengths)
 
         size = WINDOW * self.config.eval.batch_size
         return run_in_chunks(check_examples(examples), self._inputs, run, size=size)
@@ -358,8 +358,8 @@ class Run:
     ) -> np.ndarray:
         """Returns the embeddings of texts, float32 [texts, D]; arguments are those of `Embedder`."""
         embedder = self.embedder(pooling=pooling, normalize=normalize, prompt=prompt)
-        found = list(embedder.stream(self.params, check_texts(texts)))
-        return np.stack(found) if found else np.zeros((0, self.config.model.dim), np.float32)
+        vectors = list(embedder.stream(self.params, check_texts(texts)))
+        return np.stack(vectors) if vectors else np.zeros((0, self.config.model.dim), np.float32)
 
     def require(self, use: str) -> None:
         """Raises `UserError` if the task of the run has no `use`, such as "translate"."""

@@ -21,7 +21,7 @@ def documents(lengths, split: bool, window: int = 8):
     """Returns documents of distinct numbers, as examples of a language model."""
     fresh = itertools.count(10)
     texts = [np.array(list(itertools.islice(fresh, length)), np.int32) for length in lengths]
-    features = FeatureConverter(window, window, split=split)({"text": Column.of(texts)})
+    features = FeatureConverter(window, window, split=split)({"text": Column.from_rows(texts)})
     return texts, split_examples(features)
 
 
@@ -68,7 +68,7 @@ def test_truncated_documents_keep_their_beginning(lengths):
 def test_pairs_stay_together(sizes):
     fresh = itertools.count(10)
     pairs = [tuple(np.array(list(itertools.islice(fresh, size)), np.int32) for size in both) for both in sizes]
-    sources, targets = (Column.of(side) for side in zip(*pairs, strict=True))
+    sources, targets = (Column.from_rows(side) for side in zip(*pairs, strict=True))
     examples = split_examples(FeatureConverter(length=12, source_length=8)({"source": sources, "target": targets}))
     batches = list(packed_once(examples, 3, {"source": 8, "target_in": 12}))
     assert {batch["source"].shape for batch in batches} == {(3, 8)}
@@ -93,7 +93,7 @@ def test_targets_stand_below_their_tokens():
 
 
 def test_empty_documents_are_no_examples():
-    texts = Column.of([[], [5, 6], [], []])
+    texts = Column.from_rows([[], [5, 6], [], []])
     for split in (True, False):
         (example,) = split_examples(FeatureConverter(8, 8, split=split)({"text": texts}))
         np.testing.assert_array_equal(example["tokens"], [5, 6])

@@ -29,25 +29,25 @@ def test_flops_are_those_that_xla_counts(family):
     compiled = jax.jit(lambda params: registry.forward(model, params, batch).values).lower(params).compile()
     counted = compiled.cost_analysis()["flops"]
     # XLA also counts operations other than matrix products: softmax, norms, additions
-    assert 0.8 * counted < cost.of(cfg, 2, 32).forward_flops <= counted
+    assert 0.8 * counted < cost.estimate(cfg, 2, 32).forward_flops <= counted
 
 
 def test_flops_by_hand():
     D, F, V, T, L = 64, 256, 50, 32, 3
     cfg = tiny("decoder_lm", **SIZES, decoder_layers=L)
     per_token = L * (2 * 4 * D * D + 2 * 2 * D * F + 2 * 2 * T * D) + 2 * D * V
-    assert cost.of(cfg, 2, T).forward_flops == 2 * T * per_token
+    assert cost.estimate(cfg, 2, T).forward_flops == 2 * T * per_token
     assert (
-        cost.of(tiny("decoder_lm", **SIZES, decoder_layers=L, scan_layers=True), 2, T).forward_flops
+        cost.estimate(tiny("decoder_lm", **SIZES, decoder_layers=L, scan_layers=True), 2, T).forward_flops
         == 2 * T * per_token
     )
 
 
 def test_only_chosen_experts_count():
     D, F, T, k, E = 64, 256, 32, 2, 8
-    dense = cost.of(tiny("decoder_lm", **SIZES), 1, T).forward_flops
+    dense = cost.estimate(tiny("decoder_lm", **SIZES), 1, T).forward_flops
     moe = {"num_experts": E, "experts_per_token": k}
-    sparse = cost.of(tiny("decoder_lm", **SIZES, ffn="moe", moe=moe), 1, T).forward_flops
+    sparse = cost.estimate(tiny("decoder_lm", **SIZES, ffn="moe", moe=moe), 1, T).forward_flops
     assert sparse - dense == T * (2 * D * E + k * 3 * 2 * D * F - 2 * 2 * D * F)
 
 
@@ -71,14 +71,14 @@ def test_products_of_experts_are_not_saved_as_dots():
 
 def test_more_tokens_than_positions_have_no_cost():
     with pytest.raises(UserError, match="model.max_length=64: is less than 65 tokens"):
-        cost.of(tiny("decoder_lm", **SIZES), 1, 65)
+        cost.estimate(tiny("decoder_lm", **SIZES), 1, 65)
 
 
 def test_dense_layers_and_shared_experts_count():
     D, F, T, k, E = 64, 256, 32, 2, 8
-    gated = cost.of(tiny("decoder_lm", **SIZES, decoder_layers=4, ffn="gated"), 1, T)
+    gated = cost.estimate(tiny("decoder_lm", **SIZES, decoder_layers=4, ffn="gated"), 1, T)
     moe = {"num_experts": E, "experts_per_token": k, "every": 2, "dense_dim": 96, "shared_dim": 32, "shared_gate": True}
-    mixed = cost.of(tiny("decoder_lm", **SIZES, decoder_layers=4, ffn="moe", moe=moe), 1, T)
+    mixed = cost.estimate(tiny("decoder_lm", **SIZES, decoder_layers=4, ffn="moe", moe=moe), 1, T)
     in_dense, in_experts = 3 * D * 96, D * E + k * 3 * D * F + 3 * D * 32 + D
     assert mixed.forward_flops - gated.forward_flops == T * 2 * (2 * in_dense + 2 * in_experts - 4 * 3 * D * F)
     biases = 2 * (2 * 96 + D) + 2 * (E * (2 * F + D) + 2 * 32 + D) - 4 * (2 * F + D)
@@ -123,9 +123,9 @@ def test_neither_flops_nor_memory_of_experts_grow_with_their_number():
 def test_caches_of_latents_and_states_by_hand():
     L, S, H = 3, 16, 2
     latents = tiny("decoder_lm", decoder_layers=L, attention="mla", mla={"latent_dim": 6, "rotary_dim": 2})
-    assert cost.of(latents, 5, S).cache_bytes == 4 * L * 5 * S * (6 + 2)
+    assert cost.estimate(latents, 5, S).cache_bytes == 4 * L * 5 * S * (6 + 2)
     halves = tiny("decoder_lm", decoder_layers=L, layer_pattern=("gated_delta", "gated_delta", "full"))
-    assert cost.of(halves, 5, S).cache_bytes == 4 * 5 * 4 * (2 * (H * H + 3 * 3 * H) + 2 * S * H)
+    assert cost.estimate(halves, 5, S).cache_bytes == 4 * 5 * 4 * (2 * (H * H + 3 * 3 * H) + 2 * S * H)
 
 
 def test_flops_of_latent_attention_by_hand():
@@ -136,7 +136,7 @@ def test_flops_of_latent_attention_by_hand():
     queries, latents = D * Q + Q * N * (H + R), D * (C + R)
     projections = queries + latents + C * N * (H + 5) + N * 5 * D
     per_token = 2 * projections + 2 * 2 * T * N * (H + R) + 2 * 2 * D * F + 2 * D * V
-    assert cost.of(cfg, 2, T).forward_flops == 2 * T * per_token
+    assert cost.estimate(cfg, 2, T).forward_flops == 2 * T * per_token
 
 
 def test_flops_of_the_gated_delta_rule_by_hand():
@@ -146,11 +146,11 @@ def test_flops_of_the_gated_delta_rule_by_hand():
     inverse = sum(64 // (2 * half) * 2 * 2 * half**3 for half in (2, 4, 8, 16, 32))  # of one chunk, padded to 64 tokens
     rule = N * (3 * 2 * C * H + 2 * C * 2 * H + 3 * 2 * H * H + 2 * C * C)  # the last sums log decays
     per_token = projections + rule + 2 * 2 * D * F + 2 * D * V
-    assert cost.of(cfg, 2, T).forward_flops == 2 * (T * per_token + N * inverse)
+    assert cost.estimate(cfg, 2, T).forward_flops == 2 * (T * per_token + N * inverse)
 
 
 def test_parameters_by_module():
-    found = cost.of(tiny("decoder_lm", decoder_layers=2, position="learned"), 1, 4, depth=2)
+    found = cost.estimate(tiny("decoder_lm", decoder_layers=2, position="learned"), 1, 4, depth=2)
     D, V = 8, 11
     assert found.parameters["embedding"] == V * D
     assert found.parameters["decoder/norm"] == 2 * D
@@ -160,7 +160,7 @@ def test_parameters_by_module():
 
 
 def test_token_types_are_embeddings():
-    found = cost.of(tiny("masked_lm", position="learned", token_types=2), 1, 4)
+    found = cost.estimate(tiny("masked_lm", position="learned", token_types=2), 1, 4)
     D, V = 8, 11
     assert found.embeddings == (V + 16 + 2) * D
 
@@ -178,13 +178,13 @@ def test_predicted_cache_size_equals_the_real_one(settings):
     cfg = tiny("decoder_lm", decoder_layers=3, dtype="bfloat16", **settings)
     cache = jax.eval_shape(lambda: registry.build(cfg).apply({}, 3, 9, method="init_cache"))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache.layers))
-    assert cost.of(cfg, 3, 9).cache_bytes == size
+    assert cost.estimate(cfg, 3, 9).cache_bytes == size
 
 
 def test_layers_with_a_window_keep_all_tokens():
     """By hand: keys and values of 3 layers, 2 rows, 9 tokens, 2 heads; in decoding commands, the rows differ."""
     cfg = tiny("decoder_lm", decoder_layers=3, layer_pattern=("window", "full"), window=4, num_kv_heads=2)
-    assert cost.of(cfg, 2, 9).cache_bytes == 2 * 3 * 2 * 9 * 2 * cfg.head_size * 4
+    assert cost.estimate(cfg, 2, 9).cache_bytes == 2 * 3 * 2 * 9 * 2 * cfg.head_size * 4
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "gpt2"], ["--config", "configs/translate_cldr.py"]])
@@ -263,9 +263,9 @@ def test_sizes_are_shown_in_units():
 def test_the_cache_has_the_dtype_of_the_config():
     cfg = tiny("decoder_lm", num_heads=2, head_dim=8, decoder_layers=3)
     tokens, heads = 2 * 10 * 3, 2 * 2  # in all layers; of keys and values
-    assert cost.of(cfg, 2, 10).cache_bytes == tokens * heads * 8 * 4
-    assert cost.of(cfg, 2, 10, cache_dtype="bfloat16").cache_bytes == tokens * heads * 8 * 2
-    assert cost.of(cfg, 2, 10, cache_dtype="int8").cache_bytes == tokens * heads * (8 + 4)  # and a float32 scale
+    assert cost.estimate(cfg, 2, 10).cache_bytes == tokens * heads * 8 * 4
+    assert cost.estimate(cfg, 2, 10, cache_dtype="bfloat16").cache_bytes == tokens * heads * 8 * 2
+    assert cost.estimate(cfg, 2, 10, cache_dtype="int8").cache_bytes == tokens * heads * (8 + 4)  # and a float32 scale
 
 
 @pytest.mark.parametrize("name", ["lm_tiny_shakespeare.py:cpu", "pretrain_stdlib.py", "classify_cldr.py"])

@@ -357,5 +357,7 @@ def test_a_tokenizer_of_a_checkpoint_surrounds_texts_in_training(imported):
     assert block["text"].ids.tolist() == their_tokenizer(imported("llama")[0])("the cat")["input_ids"]
     bert = load_checkpoint_tokenizers(imported("bert")[0])
     ids = bert.target.encode("the cat sat on the mat")
-    cut = FeatureConverter(5, 5, target=bert.target.special)({"text": Column.of([ids]), "label": Column.of([[0]])})
+    cut = FeatureConverter(5, 5, target=bert.target.special)(
+        {"text": Column.from_rows([ids]), "label": Column.from_rows([[0]])}
+    )
     assert cut["tokens"].ids.tolist() == [2, *ids[:3], 3]

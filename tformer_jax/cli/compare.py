@@ -96,16 +96,16 @@ def _metric_table(comparison: Comparison) -> Table:
 
 
 def _direction_table(comparison: Comparison) -> Table:
-    metrics = [name for name in COMPARED if any(name in found for found in comparison.by_direction.values())]
+    metrics = [name for name in COMPARED if any(name in estimates for estimates in comparison.by_direction.values())]
     headings = [heading for name in metrics for heading in (f"{title_of(name)} A", "B", "B - A", "p")]
     table = _table("by direction", ["direction", *headings])
-    for direction, found in comparison.by_direction.items():
+    for direction, estimates in comparison.by_direction.items():
         cells = []
         for name in metrics:
-            if name not in found:
+            if name not in estimates:
                 cells += [ABSENT] * 4
                 continue
-            a, b = found[name]
+            a, b = estimates[name]
             cells += [format_metric(a.score, name), format_metric(b.score, name)]
             cells += [format_difference(b.score - a.score, name), f"{b.p_value:.3f}"]
         table.add_row(direction, *cells)

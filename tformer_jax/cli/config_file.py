@@ -120,9 +120,9 @@ def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
     module = types.ModuleType(loader.name)
     module.__file__ = str(path)
     sys.modules[loader.name] = module  # where the decorator of a dataclass in the file looks for it
-    with _own_modules(path.parent) as kept:
+    with _own_modules(path.parent) as remaining:
         values = _values_of_file(path, loader, module, variant)
-        kept += values.get("imports") or ()
+        remaining += values.get("imports") or ()
     return values
 
 
@@ -162,11 +162,11 @@ def _own_modules(folder: Path) -> Iterator[list[str]]:
 
     Modules that are imported before remain, and all if kinds are registered. Yields the names of those that remain.
     """
-    folder, kept, before = folder.absolute(), [*sys.modules], _registered()
+    folder, remaining, before = folder.absolute(), [*sys.modules], _registered()
     try:
-        yield kept
+        yield remaining
     finally:
-        stays = {name.partition(".")[0] for name in kept}
+        stays = {name.partition(".")[0] for name in remaining}
         for name, module in [*sys.modules.items()] if before == _registered() else ():
             top = name.partition(".")[0]
             file = Path(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))

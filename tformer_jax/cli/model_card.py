@@ -108,7 +108,7 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
     sizes = {name: loaded.corpus.get(f"the number of {name} examples") for name in ("train", "validation", "test")}
     counted = [f"{size:,} {name}" for name, size in sizes.items() if isinstance(size, int) and size > 0]
     own, languages = own_direction(cfg.data), _languages(run)
-    found = {
+    facts = {
         "Languages": f"{own.source} to {own.target}" if own else ", ".join(languages),
         "Labels": ", ".join(run.labels or ()),
         "Parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(run.params)):,}",
@@ -123,8 +123,8 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
         "Licence": license_name or "unknown: that of the data and of the weights it started from decides",
     }
     if run_folder.weights_of(run.path, run.step)["kind"] in UNTRAINED:
-        del found["Data"], found["Training"]
-    return {name: text for name, text in found.items() if text}
+        del facts["Data"], facts["Training"]
+    return {name: text for name, text in facts.items() if text}
 
 
 def _training(loaded: RunFiles) -> Iterable[str]:

@@ -313,8 +313,8 @@ def compress_file(plain: Path, packed: Path) -> None:
 
 def _changes(saved: Facts, now: Facts) -> list[str]:
     """Returns the differences between facts that change written lines: those of `--on-long-line stop` all fit."""
-    found = fact_differences(saved, now)
-    return [change for change in found if not change.startswith("command.on_long_line: 'stop' ->")]
+    differences = fact_differences(saved, now)
+    return [change for change in differences if not change.startswith("command.on_long_line: 'stop' ->")]
 
 
 def fact_differences(old: Facts, new: Facts) -> list[str]:

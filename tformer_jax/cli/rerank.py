@@ -296,10 +296,10 @@ def tune_weights(
 
 def read_references(path: Path, count: int) -> list[str]:
     """Returns the lines of a file of references; raises `UserError` if there are not `count`."""
-    found = [line.texts[0] for line in Source((), path).lines({"--references": "text"})]
-    if len(found) != count:
-        raise UserError(f"{path} has {len(found):,} lines, but there are {count:,} texts: name their references")
-    return found
+    references = [line.texts[0] for line in Source((), path).lines({"--references": "text"})]
+    if len(references) != count:
+        raise UserError(f"{path} has {len(references):,} lines, but there are {count:,} texts: name their references")
+    return references
 
 
 def write_best(
@@ -312,8 +312,8 @@ def write_best(
         for pool, rows in zip(pools, features, strict=True):
             best = choose(rows, values)
             output = pool.written[pool.candidates[best]]
-            found = {"output": output, "features": dict(zip(weights, rows[best].tolist(), strict=True))}
-            yield outputs.format_record(pool.record | found) if outputs.is_json(path) else outputs.join_lines(output)
+            results = {"output": output, "features": dict(zip(weights, rows[best].tolist(), strict=True))}
+            yield outputs.format_record(pool.record | results) if outputs.is_json(path) else outputs.join_lines(output)
 
     if path is None:
         print(*chosen(), sep="\n")

@@ -15,7 +15,7 @@ class Column(NamedTuple):
     """int [examples], the number of ids of each."""
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int] | np.ndarray]) -> "Column":
+    def from_rows(cls, rows: Sequence[Sequence[int] | np.ndarray]) -> "Column":
         """Concatenates rows of ids."""
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return cls(np.concatenate([np.zeros(0, np.int32), *rows], dtype=np.int32, casting="unsafe"), lengths)
@@ -87,7 +87,7 @@ TokenIds = dict[str, np.ndarray]
 
 def join_examples(examples: Sequence[TokenIds]) -> Block:
     """Concatenates examples into a block."""
-    return {key: Column.of([example[key] for example in examples]) for key in (examples[0] if examples else ())}
+    return {key: Column.from_rows([example[key] for example in examples]) for key in (examples[0] if examples else ())}
 
 
 def split_examples(block: Block) -> list[TokenIds]:

@@ -86,11 +86,11 @@ def tokenize(
 
             sizes = block["target"].lengths.tolist()
             places = [linked_places(tokenizers, pair, size) for pair, size in zip(given, sizes, strict=True)]
-            block[key] = Column.of(places)
+            block[key] = Column.from_rows(places)
             continue
         if key == "label":
             assert labels is not None
-            block[key] = Column.of([[labels.index(value)] for value in values])
+            block[key] = Column.from_rows([[labels.index(value)] for value in values])
             continue
         if key == "messages":
             from tformer_jax.data.tokenizers.chats import encode_chats
@@ -107,7 +107,7 @@ def tokenize(
         if changes:
             drawn = zip(rows, values, changes, strict=True)
             rows = [transforms.change_ids(ids, text, tokenizer, rng) for ids, text, (transforms, rng) in drawn]
-        block[key] = Column.of(rows)
+        block[key] = Column.from_rows(rows)
     if block.keys() == {"text"}:
         block["text"] = block["text"].surround(tokenizers.target.special.before)
     return block

@@ -177,8 +177,8 @@ class _Places(NamedTuple):
         sides = ((behind, True), (ahead, False)) if attached else ((ahead, False), (behind, True))
         for step in itertools.zip_longest(*(zip(side, itertools.repeat(after)) for side, after in sides)):
             for unit, after in filter(None, step):
-                if found := [t for t in self.aligned.get(unit, ()) if low <= t < high]:
-                    return max(found) + 1 if after else min(found)
+                if targets := [t for t in self.aligned.get(unit, ()) if low <= t < high]:
+                    return max(targets) + 1 if after else min(targets)
         return high
 
 
@@ -207,17 +207,17 @@ def _ranges(marks: Sequence[Mark], places: _Places, low: int, high: int) -> list
     units = [places.inside(mark, low, high) if mark.closing else set() for mark in marks]
     hulls = [(min(own), max(own) + 1) if own else None for own in units]
     taken: set[int] = set()
-    found: list[tuple[int, int] | None] = []
+    spans: list[tuple[int, int] | None] = []
     for number, own in enumerate(units):
         hull, others = hulls[number], [hull for n, hull in enumerate(hulls) if hull and n != number]
         if hull and (2 * len(own) < hull[1] - hull[0] or any(a < hull[1] and hull[0] < b for a, b in others)):
             hull = _longest_run(own - taken)
         taken |= {*range(*hull)} if hull else set()
-        found.append(hull)
-    pairs = [span for span in found if span]
+        spans.append(hull)
+    pairs = [span for span in spans if span]
     points = [places.beside(mark, low, high) for mark in marks]
     points = [next((b for a, b in pairs if a < point < b), point) for point in points]
-    return [span or (point, point) for span, point in zip(found, points, strict=True)]
+    return [span or (point, point) for span, point in zip(spans, points, strict=True)]
 
 
 def _longest_run(units: set[int]) -> tuple[int, int] | None:

@@ -112,7 +112,7 @@ def pack_rows(
     batch = {}
     *_, last = capacity.values()  # of targets, and of `TAUGHT`
     for key in keys:
-        column = Column.of([example[key] for example in examples])
+        column = Column.from_rows([example[key] for example in examples])
         length = capacity.get(OWNER.get(key, key), last)
         ends = np.cumsum(column.lengths)
         before_row = np.concatenate([[0], ends])[np.searchsorted(row_of, np.arange(len(rows)))]

@@ -33,7 +33,7 @@ def direction_column(tokenizers: Tokenizers, directions: Sequence[str]) -> Colum
         name: [numbers[find_language(tokenizers.target, language)] for language in Direction.parse(name)]
         for name in dict.fromkeys(directions)
     }
-    return Column.of([ids[name] for name in directions])
+    return Column.from_rows([ids[name] for name in directions])
 
 
 class Tags(NamedTuple):

@@ -64,13 +64,13 @@ def read_references(path: Path) -> list[Reference]:
     return references
 
 
-def error_rate(found: Iterable[Iterable[tuple[int, int]]], references: Iterable[Reference]) -> float:
+def error_rate(predicted: Iterable[Iterable[tuple[int, int]]], references: Iterable[Reference]) -> float:
     """Returns the alignment error rate, `1 - (|A & S| + |A & P|) / (|A| + |S|)` (Och and Ney, 2003), of all pairs.
 
-    A are the links of `found`, S the sure links and P the possible ones; 0 without any link.
+    A are the links of `predicted`, S the sure links and P the possible ones; 0 without any link.
     """
     agreed = total = 0
-    for links, (sure, possible) in zip(map(frozenset, found), references, strict=True):
+    for links, (sure, possible) in zip(map(frozenset, predicted), references, strict=True):
         agreed += len(links & sure) + len(links & possible)
         total += len(links) + len(sure)
     return 1 - agreed / total if total else 0.0

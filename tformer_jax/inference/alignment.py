@@ -78,9 +78,9 @@ def written_ranges(text: str, beginnings: Sequence[str], spans: Sequence[tuple[i
     return [range(part[0], part[-1] + 1) for part in inside]
 
 
-def _shared_length(one: str, other: str) -> int:
+def _shared_length(text: str, other: str) -> int:
     """Returns the number of characters with which both texts begin."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
 
 
 def word_links(weights: np.ndarray, source: Sequence[range], target: Sequence[range]) -> Links:
@@ -113,15 +113,15 @@ def cross_attention(
         float32 [T, S] for each pair, without padding; row t is that of the token that is predicted at step t.
     """
     rows = [{"source": source, "target_in": target} for source, target in pairs]
-    found: dict[int, np.ndarray] = {}
+    weights_of_pairs: dict[int, np.ndarray] = {}
     heads = [decode.aligning for decode in decodes]
     for head in dict.fromkeys(heads):
         places = [place for place, other in enumerate(heads) if other == head]
         function = functools.partial(_head_weights, layer=head.layer, head=head.head)
-        found.update(
+        weights_of_pairs.update(
             zip(places, compute_rows(function, model, params, [rows[n] for n in places], batch_size), strict=True)
         )
-    shown = (found[n][: len(target), : len(source)] for n, (source, target) in enumerate(pairs))
+    shown = (weights_of_pairs[n][: len(target), : len(source)] for n, (source, target) in enumerate(pairs))
     return [aligned_rows(weights, head.query) for weights, head in zip(shown, heads, strict=True)]
 
 
@@ -154,14 +154,14 @@ def head_error_rates(
     """
     links: dict[AlignmentHead, list[Links]] = {}
     before, tags = tokenizers.target.special.before_target, {*languages_of(tokenizers.target).values()}
-    for (given, target), found in zip(pairs, watched, strict=True):
+    for (given, target), computed in zip(pairs, watched, strict=True):
         text = as_request(given).text
-        source = source_ranges(tokenizers, found.tokens["source"].tolist(), text, transforms)
+        source = source_ranges(tokenizers, computed.tokens["source"].tolist(), text, transforms)
         _, parts = word_ranges(tokenizers, text, target)
-        read = found.tokens["target_in"].tolist()
+        read = computed.tokens["target_in"].tolist()
         first = len(before) + sum(1 for _ in itertools.takewhile(tags.__contains__, read[1 + len(before) :]))
         written = [range(first + part.start, first + part.stop) for part in parts]
-        weights = np.asarray(found.weights["cross"])
+        weights = np.asarray(computed.weights["cross"])
         with_mean = np.concatenate([weights, weights.mean(axis=1, keepdims=True)], axis=1)
         layers, heads = map(range, with_mean.shape[:2])
         for layer, head, query in itertools.product(layers, heads, ("predicts", "reads")):

@@ -22,13 +22,13 @@ def check_texts(texts: Iterable[Any]) -> list[str]:
     Raises:
         UserError: `texts` is a single text, or one of them is not a text or has a lone surrogate.
     """
-    found = list(several_texts(texts))
-    for number, text in enumerate(found, start=1):
+    checked = list(several_texts(texts))
+    for number, text in enumerate(checked, start=1):
         if not isinstance(text, str):
             raise UserError(f"text {number} is {reprlib.repr(text)}: it must be a text (str)")
         if not is_unicode(text):
             raise UserError(f"text {number} {NOT_A_CHARACTER}")
-    return found
+    return checked
 
 
 def make_requests(

@@ -64,20 +64,20 @@ def _casings(text: str) -> Sequence[str | None]:
 
     Single capitals, and the first capital of a sentence, are "".
     """
-    found: list[str | None] = []
+    cases: list[str | None] = []
     first = True
     for start, stop, fixed in _units(text):
         word = text[start:stop]
         if fixed:
-            found.append(None)
+            cases.append(None)
         elif word.isupper() and sum(map(str.isupper, word)) > 1:
-            found.append("capitals")
+            cases.append("capitals")
         elif not first and word[0].isupper() and word[1:].islower():
-            found.append("title")
+            cases.append("title")
         else:
-            found.append("" if word.upper() != word.lower() else None)
+            cases.append("" if word.upper() != word.lower() else None)
         first = word in SENTENCE_ENDS or (first and (fixed or not any(map(str.isalnum, word))))
-    return found
+    return cases
 
 
 def _capital(letter: str, language: str) -> str:

@@ -58,5 +58,5 @@ class Documents(NamedTuple):
             return output._replace(lacking_context=int(lacks))
         mark = self.separator.strip()
         text = output.text.split(mark, mark.join([*before, ""]).count(mark))[-1].strip()
-        kept = has_same_placeholders(self.placeholders, sentence, text) if self.placeholders else None
-        return output._replace(text=text, placeholders_kept=kept, lacking_context=int(lacks))
+        same = has_same_placeholders(self.placeholders, sentence, text) if self.placeholders else None
+        return output._replace(text=text, placeholders_kept=same, lacking_context=int(lacks))

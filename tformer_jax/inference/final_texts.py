@@ -110,7 +110,7 @@ class Finisher:
     def __call__(self, outputs: Sequence[Unfinished]) -> list[Finished]:
         """Returns the text of each output, and its alignment."""
         attended = [o for o in outputs if _is_aligned(o) or UNKNOWN_MARK in o.text]
-        weights = {id(output): found for output, found in zip(attended, self._weights(attended), strict=True)}
+        weights = {id(output): rows for output, rows in zip(attended, self._weights(attended), strict=True)}
         return [self._finished(output, weights.get(id(output), NO_WEIGHTS)) for output in outputs]
 
     def _weights(self, outputs: Sequence[Unfinished]) -> list[np.ndarray]:

@@ -181,8 +181,8 @@ class RowDecoder:
         """
         candidates = self._cfg.decode.candidates
         utility = Utility.of_run(self._cfg, self._parts[2])
-        found = self._decode(rows, first, seed, max(outputs, candidates), scores, window)
-        for row, decoded in zip(rows, found, strict=True):
+        pools = self._decode(rows, first, seed, max(outputs, candidates), scores, window)
+        for row, decoded in zip(rows, pools, strict=True):
             order: Sequence[int] = range(outputs)
             if candidates > 1:
                 present = [output.score is not None or self._cfg.decode.strategy != "beam" for output in decoded]

@@ -51,7 +51,7 @@ def tune(lists: Sequence[NBest], score: CorpusScore) -> Weights:
     change is a gain. The search is deterministic; its result is a local optimum.
     """
     units = np.eye(lists[0].features.shape[1])
-    best = max((_climb(lists, score, unit) for unit in units), key=lambda found: found.score)
+    best = max((_climb(lists, score, unit) for unit in units), key=lambda weights: weights.score)
     return best._replace(weights=best.weights / np.abs(best.weights).max())
 
 
@@ -61,9 +61,9 @@ def _climb(lists: Sequence[NBest], score: CorpusScore, start: np.ndarray) -> Wei
     while best.score > previous + SMALLEST_GAIN:
         previous = best.score
         for direction in directions:
-            found = search_line(lists, score, best.weights, direction)
-            if found.weights.any() and found.score > best.score + SMALLEST_GAIN:
-                best = found
+            candidate = search_line(lists, score, best.weights, direction)
+            if candidate.weights.any() and candidate.score > best.score + SMALLEST_GAIN:
+                best = candidate
     return best
 
 

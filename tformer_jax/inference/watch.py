@@ -100,8 +100,8 @@ def _layer(stack: Any, number: int, *, shared: bool) -> Any:
     """Returns what a layer stored; a shared one stores a value each time that it is used."""
     if not shared:
         return stack[f"layers_{number}"]
-    stored, one = stack["layers_0"], slice(number, number + 1)
-    return jax.tree.map(lambda values: values[one], stored, is_leaf=lambda part: isinstance(part, tuple))
+    stored, use = stack["layers_0"], slice(number, number + 1)
+    return jax.tree.map(lambda values: values[use], stored, is_leaf=lambda part: isinstance(part, tuple))
 
 
 def lens(model: nn.Module, params: Any, streams: jax.Array, arguments: dict[str, Any]) -> tuple[jax.Array, jax.Array]:

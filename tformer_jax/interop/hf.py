@@ -350,5 +350,5 @@ def _arrays_equal(arrays: Mapping[str, Any], name: str, other: str) -> bool:
     """Returns whether two arrays are equal; those that differ do so in the first row, after which no more is read."""
     if other not in arrays:
         return False
-    one, two = arrays[name], arrays[other]
-    return one.shape == two.shape and np.array_equal(one[:1], two[:1]) and np.array_equal(one, two)
+    first, second = arrays[name], arrays[other]
+    return first.shape == second.shape and np.array_equal(first[:1], second[:1]) and np.array_equal(first, second)

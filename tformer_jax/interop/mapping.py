@@ -122,8 +122,8 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
 
     named = dict(named_leaves(shapes))
     by_size = sorted(named, key=lambda ours: -named[ours].size)  # what is in memory twice is then small at the end
-    found = {ours: find(ours, named[ours]) for ours in by_size}
-    params = jax.tree_util.tree_map_with_path(lambda path, _: found[parameter_name(path)], shapes)
+    loaded = {ours: find(ours, named[ours]) for ours in by_size}
+    params = jax.tree_util.tree_map_with_path(lambda path, _: loaded[parameter_name(path)], shapes)
     left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]
     if left:
         raise UserError(f"the checkpoint has arrays that the model does not: {', '.join(sorted(left)[:5])}")

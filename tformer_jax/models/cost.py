@@ -60,7 +60,7 @@ class Cost:
         return sum(self.parameters.values())
 
 
-def of(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = None, depth: int = 3) -> Cost:
+def estimate(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | None = None, depth: int = 3) -> Cost:
     """Computes the cost of a model on `batch` rows of `length` tokens.
 
     Args:

@@ -102,32 +102,32 @@ def linear_kernels(model: nn.Module) -> Mapping[tuple[str, ...], tuple[int, int]
 
     Low-rank updates need not change them, and they can be stored as int8.
     """
-    found = {}
+    axes_by_path = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if isinstance(context.module, Linear):
-            found[*context.module.path, "kernel"] = len(context.module.inputs), len(context.module.outputs)
+            axes_by_path[*context.module.path, "kernel"] = len(context.module.inputs), len(context.module.outputs)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         jax.eval_shape(lambda: init(model, jax.random.key(0)))
-    return found
+    return axes_by_path
 
 
-def quantized(model: nn.Module, params: Any, kept: Collection[tuple[str, ...]] = ()) -> Any:
+def quantized(model: nn.Module, params: Any, exempt: Collection[tuple[str, ...]] = ()) -> Any:
     """Returns the parameters with the kernels of layers stored as int8, with scales of outputs and scanned layers.
 
     Args:
-        kept: paths of kernels that keep their dtype.
+        exempt: paths of kernels that keep their dtype.
     """
-    found = flatten_dict(params)
+    leaves = flatten_dict(params)
     for path, (inputs, outputs) in linear_kernels(model).items():
-        kernel = found[path]
-        if path not in kept and not is_quantized(kernel):
+        kernel = leaves[path]
+        if path not in exempt and not is_quantized(kernel):
             first = kernel.ndim - inputs - outputs
             axes = [*range(first), *range(first + inputs, kernel.ndim)]
-            found[path] = quantize(kernel.astype(jnp.float32), axes)
-    return unflatten_dict(found)
+            leaves[path] = quantize(kernel.astype(jnp.float32), axes)
+    return unflatten_dict(leaves)
 
 
 def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:

@@ -82,7 +82,7 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
             results[name] = _compared(*_mean([*own.values()]))
     for direction, part in parts.items():
         if direction is not None:
-            results |= {f"{name}:{direction}": _compared(*found) for name, found in part.items()}
+            results |= {f"{name}:{direction}": _compared(*estimates) for name, estimates in part.items()}
     return results
 
 

@@ -69,15 +69,15 @@ class Comparison:
     @property
     def overall(self) -> dict[str, list[Estimate]]:
         """The estimates over all examples, or the means over all directions."""
-        return {name: found for name, found in self.metrics.items() if not group_of_metric(name)}
+        return {name: pair for name, pair in self.metrics.items() if not group_of_metric(name)}
 
     @property
     def by_direction(self) -> dict[str, dict[str, list[Estimate]]]:
         """The estimates of each direction by metric; empty if there is only one."""
         directions: dict[str, dict[str, list[Estimate]]] = {}
-        for name, found in self.metrics.items():
+        for name, pair in self.metrics.items():
             if direction := group_of_metric(name):
-                directions.setdefault(direction, {})[base_metric(name)] = found
+                directions.setdefault(direction, {})[base_metric(name)] = pair
         return directions
 
     @property

@@ -57,14 +57,14 @@ def of_run(run: RunFiles) -> list[Matrix]:
 
 def of_comparison(comparison: Comparison) -> list[Matrix]:
     """Returns the matrices of differences of the second run from the first."""
-    found = comparison.by_direction
+    directions = comparison.by_direction
     matrices = []
-    for metric in order_metrics({name for part in found.values() for name in part} & _shown()):
-        pairs = {direction: part[metric] for direction, part in found.items() if metric in part}
+    for metric in order_metrics({name for part in directions.values() for name in part} & _shown()):
+        pairs = {direction: part[metric] for direction, part in directions.items() if metric in part}
         most = max(abs(b.score - a.score) for a, b in pairs.values()) or 1.0
         cells = {}
         for direction, (a, b) in pairs.items():
-            scores = " and ".join(format_metric(one.score, metric) for one in (a, b))
+            scores = " and ".join(format_metric(estimate.score, metric) for estimate in (a, b))
             hint, difference = f"{direction}: {scores}, p = {b.p_value:.3f}", b.score - a.score
             marked = (b.p_value or 0.0) < LEVEL
             better = -difference if lower_is_better(metric) else difference

@@ -141,7 +141,7 @@ class Checkpointer:
             raise UserError(f"{self.folder} holds no checkpoint; train first, or name another run folder")
         for step, before in zip(steps, [*steps[1:], None], strict=True):
             try:
-                found = self.restore_step(step, abstract)
+                restored = self.restore_step(step, abstract)
                 break
             except UserError as error:
                 if before is None:
@@ -149,7 +149,7 @@ class Checkpointer:
                 logging.getLogger(__name__).warning("%s; going back to step %d", error, before)
         if quarantine and step != steps[0]:
             self._quarantine([damaged for damaged in steps if damaged > step])
-        return found
+        return restored
 
     def restore_step(self, step: int, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Restores the checkpoint of one step, as `restore`.
@@ -190,11 +190,11 @@ class Checkpointer:
     def _not_saved(self, error: Exception) -> RunError:
         reason, known = cause_of_failed_write(error)
         last = run_folder.latest_in(self.folder)
-        kept = "there is no earlier one" if last is None else f"that of step {last} is intact"
+        intact = "there is no earlier one" if last is None else f"that of step {last} is intact"
         lost = not known and isinstance(error, jax.errors.JaxRuntimeError)
         remedy = "if a process was lost, restart all of them" if lost else "free some space or restore write permission"
         return RunError(
-            f"a checkpoint could not be written to {self.folder} ({reason}); {kept}: {remedy}, then repeat the "
+            f"a checkpoint could not be written to {self.folder} ({reason}); {intact}: {remedy}, then repeat the "
             "command with --resume"
         )
 

@@ -100,11 +100,11 @@ def own_metrics(functions: Mapping[str, Callable[..., float]], samples: Sequence
         UserError: one does not return a finite number.
     """
     outputs, references = [sample.output for sample in samples], [sample.reference for sample in samples]
-    found = {name: function(outputs, references) for name, function in functions.items()}
-    for name, value in found.items():
+    values = {name: function(outputs, references) for name, function in functions.items()}
+    for name, value in values.items():
         if np.shape(value) or not np.issubdtype(np.asarray(value).dtype, np.number) or not np.isfinite(value):
             raise UserError(f"metrics[{name!r}] returned {value!r}: it must return a finite number")
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in values.items()}
 
 
 def shown_samples(outputs: Sequence[Sample], count: int) -> Sequence[Sample]:

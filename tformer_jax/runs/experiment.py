@@ -275,9 +275,9 @@ def _create_or_check(built: Experiment, facts: dict[str, Any], *, resume: bool) 
 
 def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> Tokenizers:
     """Finds the tokenizers in process 0 and broadcasts them to all processes."""
-    found = group.run(lambda: find() if group.first else None)
-    described = group.broadcast(lambda: json.dumps(found.to_json()) if found else "")
-    return found or Tokenizers.from_json(json.loads(described))
+    tokenizers = group.run(lambda: find() if group.first else None)
+    described = group.broadcast(lambda: json.dumps(tokenizers.to_json()) if tokenizers else "")
+    return tokenizers or Tokenizers.from_json(json.loads(described))
 
 
 def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:

@@ -48,23 +48,23 @@ def peak_flops(devices: list[jax.Device]) -> float | None:
     """Returns the total peak bfloat16 FLOP/s of `devices`; None if one of them is unknown, or a part of a GPU (MIG)."""
     kinds = sorted(CHIPS.values(), key=lambda chip: len(chip.kind), reverse=True)  # TPU v5 lite before TPU v5
     names = [device.device_kind for device in devices if " MIG " not in device.device_kind]
-    found = [next((chip.flops for chip in kinds if name.startswith(chip.kind)), None) for name in names]
-    known = [peak for peak in found if peak is not None]
+    peaks = [next((chip.flops for chip in kinds if name.startswith(chip.kind)), None) for name in names]
+    known = [peak for peak in peaks if peak is not None]
     return sum(known) if len(known) == len(devices) else None
 
 
 def memory_bytes(devices: list[jax.Device]) -> int:
     """Returns the largest peak memory of this process's `devices`, in bytes; on CPUs, the peak RSS of the process."""
     statistics = [device.memory_stats() for device in devices if device.process_index == jax.process_index()]
-    used = [found["peak_bytes_in_use"] for found in statistics if found and "peak_bytes_in_use" in found]
+    used = [memory["peak_bytes_in_use"] for memory in statistics if memory and "peak_bytes_in_use" in memory]
     return max(used) if used else peak_bytes()
 
 
 def device_memory() -> int | None:
     """Returns the memory in bytes of one local device for JAX; CPU devices share the host's; None if unknown."""
-    found = jax.local_devices()[0].memory_stats()
-    if found and "bytes_limit" in found:
-        return int(found["bytes_limit"])
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics and "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"])
     host = host_memory()
     return None if host is None or jax.default_backend() != "cpu" else host // jax.local_device_count()
 

@@ -80,8 +80,8 @@ class JsonLines:
     def __init__(self, run: Path, resume_step: int):
         self._path, self._waiting, self._written = run / "metrics.jsonl", "", time.monotonic()
         records = run_folder.read_records(self._path)
-        kept = [record for record in records if record["step"] <= resume_step and record.get("group") != "test"]
-        write_text(self._path, "".join(json.dumps(record) + "\n" for record in kept))
+        earlier = [record for record in records if record["step"] <= resume_step and record.get("group") != "test"]
+        write_text(self._path, "".join(json.dumps(record) + "\n" for record in earlier))
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         self._waiting += json.dumps(finite({"step": step, "group": group, **values})) + "\n"

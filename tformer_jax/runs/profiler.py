@@ -23,8 +23,8 @@ class Profiler:
         left = steps - self._first + SKIPPED
         if not self._wanted or left >= NEEDED:
             return None
-        found = "an incomplete trace" if left > SKIPPED else "no trace"
-        return f"--profile writes {found}: {left} steps are left, and it needs {NEEDED}; increase train.steps"
+        trace = "an incomplete trace" if left > SKIPPED else "no trace"
+        return f"--profile writes {trace}: {left} steps are left, and it needs {NEEDED}; increase train.steps"
 
     def after_step(self, step: int, state: Any) -> None:
         """Starts the trace after step `first_step + SKIPPED`, and stops it `TRACED` steps later."""

@@ -52,7 +52,7 @@ def program() -> list[str] | None:
 
 def versions() -> dict[str, str]:
     """Returns the versions of this package, unless it runs without being installed, and of those it depends on."""
-    return {name: found for name in PACKAGES if (found := version(name))}
+    return {name: number for name in PACKAGES if (number := version(name))}
 
 
 def version(package: str) -> str | None:

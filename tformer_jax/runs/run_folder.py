@@ -346,10 +346,10 @@ def load_labels(run: Path) -> tuple[str, ...] | None:
     return tuple(read_json(path, list)) if path.exists() else None
 
 
-def write_outputs(run: Path, split: str, found: Mapping[str, Any]) -> None:
+def write_outputs(run: Path, split: str, evaluation: Mapping[str, Any]) -> None:
     """Writes the outputs and losses of an evaluation, replacing those of an earlier one."""
     (run / "outputs").mkdir(exist_ok=True)
-    write_json(run / "outputs" / f"{split}.json", found)
+    write_json(run / "outputs" / f"{split}.json", evaluation)
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
@@ -359,10 +359,10 @@ def read_json(path: Path, kind: type = dict) -> Any:
         UserError: the file is missing or damaged.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, kind):
-            raise ValueError(f"a JSON {type(found).__name__} where a {kind.__name__} is expected")
-        return found
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, kind):
+            raise ValueError(f"a JSON {type(value).__name__} where a {kind.__name__} is expected")
+        return value
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: restore it from a copy") from None
     except ValueError as error:

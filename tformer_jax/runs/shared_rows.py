@@ -68,7 +68,7 @@ def shared_rows(
         others: returns those of the other run, if a parameter needs them.
         labels: those of the new run and of the other one.
     """
-    found = {}
+    shared = {}
     for name, (shape, axis, kind) in comparable(model, theirs).items():
         if kind == axes.CLASSES:
             pairs = None if labels[0] == labels[1] else _of_labels(*labels)
@@ -76,8 +76,8 @@ def shared_rows(
             here, there = (getattr(each, side_of(name)) for each in (tokenizers, others()))
             pairs = None if shape == theirs[name] and same_tokens(here, there) else correspondence(here, there)
         if pairs is not None and pairs.here:
-            found[name] = SharedRows(axis, shape[axis], pairs)
-    return found
+            shared[name] = SharedRows(axis, shape[axis], pairs)
+    return shared
 
 
 def comparable(model: ModelConfig, theirs: Shapes) -> dict[str, tuple[tuple[int, ...], int, str]]:

@@ -288,11 +288,11 @@ def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokeniz
     names = _of_other_tokens(model, tokenizers, run)
     if not names:
         return None
-    kept = [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in train.lora_whole)]
+    frozen = [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in train.lora_whole)]
     other = "for another vocabulary than that of this run"
     remedy = f"set data.tokenizer='file' and data.tokenizer_file={str(resolved(run))!r}"
-    if train.lora_rank and kept:
-        raise train.error("start_from", f"{kept[0]} is {other}, and train.lora_rank freezes it: {remedy}")
+    if train.lora_rank and frozen:
+        raise train.error("start_from", f"{frozen[0]} is {other}, and train.lora_rank freezes it: {remedy}")
     return f"{', '.join(names)} of {run} {'is' if len(names) == 1 else 'are'} {other}: {remedy}"
 
 

@@ -84,12 +84,12 @@ def facts(cfg: Config) -> dict[str, Any]:
         stored = distributions.read_facts(run)
         digest = hashlib.blake2b(json.dumps(stored).encode(), digest_size=16).hexdigest()
         return {**stored["teacher"], "stored": str(run), "top": stored["top"], "mass": stored["mass"], "digest": digest}
-    found = run_folder.weights_of(run, cfg.train.teacher_step)
+    chosen = run_folder.weights_of(run, cfg.train.teacher_step)
     folder = run / weights.FOLDER
-    if found["kind"] == "checkpoint":
-        folder = run_folder.checkpoints(run) / str(found["steps"][0])
+    if chosen["kind"] == "checkpoint":
+        folder = run_folder.checkpoints(run) / str(chosen["steps"][0])
     digest = hashlib.blake2b(json.dumps(weights.checksums(folder)).encode(), digest_size=16).hexdigest()
-    return {"run": str(run), "weights": found, "digest": digest}
+    return {"run": str(run), "weights": chosen, "digest": digest}
 
 
 def record(cfg: Config, folder: Path) -> None:
@@ -98,8 +98,8 @@ def record(cfg: Config, folder: Path) -> None:
     Raises:
         UserError: the weights of the teacher have changed.
     """
-    found, path = facts(cfg), folder / run_folder.TEACHER
-    before = run_folder.read_json(path) if path.exists() else found
-    if before["digest"] != found["digest"]:
+    own, path = facts(cfg), folder / run_folder.TEACHER
+    before = run_folder.read_json(path) if path.exists() else own
+    if before["digest"] != own["digest"]:
         raise cfg.train.error("teacher", f"its weights are not those that {folder} started with; restore them")
-    run_folder.write_json(path, found)
+    run_folder.write_json(path, own)

@@ -59,11 +59,11 @@ def trim_tokenizers(cfg: Config, tokenizers: Tokenizers, texts: Texts) -> tuple[
     """Removes the tokens that no text has, of both sides if they share a vocabulary."""
     olds = {side: getattr(tokenizers, side) for side in SIDES}
     used = {side: {*_count_tokens(olds[side], texts(side))} for side in SIDES}
-    kept = {side: needed_tokens(olds[side], used[side]) for side in SIDES}
+    needed = {side: needed_tokens(olds[side], used[side]) for side in SIDES}
     if shares_vocabulary(cfg, tokenizers):
-        kept = dict.fromkeys(SIDES, kept["source"] | kept["target"])
+        needed = dict.fromkeys(SIDES, needed["source"] | needed["target"])
         used = dict.fromkeys(SIDES, used["source"] | used["target"])
-    sides = {side: trim(olds[side], kept[side]) for side in SIDES}
+    sides = {side: trim(olds[side], needed[side]) for side in SIDES}
     counts = [_count_changed(olds[side], sides[side], texts(side)) for side in SIDES]
     return sides, Usage({side: len(ids) for side, ids in used.items()}, *map(sum, zip(*counts, strict=True)))
 

@@ -110,8 +110,8 @@ def restored(
     else:
         averages = optimizers.needed_to_evaluate(abstract.opt_state, ocp.PLACEHOLDER)
         needed = needed.replace(params=abstract.params, opt_state=averages)
-    found, _ = checkpointer.restore(needed) if step is None else checkpointer.restore_step(step, needed)
-    return select(cfg, jax.tree.map(lambda leaf, read: leaf if read is ocp.PLACEHOLDER else read, abstract, found))
+    restored, _ = checkpointer.restore(needed) if step is None else checkpointer.restore_step(step, needed)
+    return select(cfg, jax.tree.map(lambda leaf, read: leaf if read is ocp.PLACEHOLDER else read, abstract, restored))
 
 
 def mean(trees: Any) -> Any:
@@ -215,11 +215,11 @@ def _damage_named(run: Path) -> Iterator[None]:
 
 def checksums(folder: Path) -> dict[str, str]:
     """Returns the BLAKE2b hash of each file in `folder`, by relative path."""
-    found = {}
+    hashes = {}
     for path in sorted(_files(folder)):
         with path.open("rb") as file:
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
-    return found
+            hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+    return hashes
 
 
 def _files(folder: Path) -> Iterator[Path]:

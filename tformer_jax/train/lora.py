@@ -57,17 +57,17 @@ def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
     if train.lora_kernels and not matrices:
         raise train.error("lora_kernels", "the model has no kernels of layers; write () and name train.lora_whole")
     whole = _fitting(train, "lora_whole", boxes)
-    found = {name: boxes[name] for name in whole}
+    chosen = {name: boxes[name] for name in whole}
     for name in _fitting(train, "lora_kernels", matrices):
         if name not in whole:
-            found |= _factors(train, name, matrices[name])
-    return unflatten_dict(found, sep="/")
+            chosen |= _factors(train, name, matrices[name])
+    return unflatten_dict(chosen, sep="/")
 
 
 def _fitting(train: TrainConfig, setting: str, boxes: dict[str, Any]) -> list[str]:
     """Returns the names of parameters that match a glob of the setting; each glob must match at least one."""
-    found = {name for glob in getattr(train, setting) for name in match_globs(train, setting, glob, [*boxes])}
-    return [name for name in boxes if name in found]
+    matches = {name for glob in getattr(train, setting) for name in match_globs(train, setting, glob, [*boxes])}
+    return [name for name in boxes if name in matches]
 
 
 def _factors(train: TrainConfig, name: str, box: nn.LogicallyPartitioned) -> dict[str, nn.LogicallyPartitioned]:
@@ -101,7 +101,7 @@ def adapt(train: TrainConfig, model: nn.Module, params: Any, key: jax.Array) -> 
         return params
     given, boxes = flatten_dict(params), flatten_dict(trainable_shapes(train, registry.shapes(model)))
     start = {path: given[path] for path in boxes if path in given} | _draw_factors(boxes, given, key)
-    base = registry.quantized(model, params, kept=start) if train.lora_base else params
+    base = registry.quantized(model, params, exempt=start) if train.lora_base else params
     return Adapted(base, unflatten_dict(start), train.lora_alpha / train.lora_rank, model.cfg.param_dtype)
 
 
@@ -145,25 +145,25 @@ def merged(params: Any) -> Any:
     """Returns the parameters of the adapted model; products and sums are in float32, leaves keep their dtypes."""
     if not isinstance(params, Adapted):
         return params
-    found = flatten_dict(_updated(params))
-    for path, leaf in found.items():
+    leaves = flatten_dict(_updated(params))
+    for path, leaf in leaves.items():
         if is_quantized(leaf):
-            found[path] = dequantize(leaf).astype(params.dtype)
-    return unflatten_dict(found)
+            leaves[path] = dequantize(leaf).astype(params.dtype)
+    return unflatten_dict(leaves)
 
 
 def _updated(params: Adapted) -> Any:
     """Returns the base with its updates; kernels without one keep how they are stored."""
-    found, new = flatten_dict(params.base), flatten_dict(params.trainable)
+    leaves, new = flatten_dict(params.base), flatten_dict(params.trainable)
     for path, leaf in new.items():
-        if path in found:
-            found[path] = leaf
+        if path in leaves:
+            leaves[path] = leaf
         elif path[-1] == "a":
-            kernel = found[path[:-1]]
+            kernel = leaves[path[:-1]]
             update = params.scale * product(leaf, new[*path[:-1], "b"], kernel.ndim)
             whole, dtype = (dequantize(kernel), params.dtype) if is_quantized(kernel) else (kernel, kernel.dtype)
-            found[path[:-1]] = (whole.astype(jnp.float32) + update).astype(dtype)
-    return unflatten_dict(found)
+            leaves[path[:-1]] = (whole.astype(jnp.float32) + update).astype(dtype)
+    return unflatten_dict(leaves)
 
 
 def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:

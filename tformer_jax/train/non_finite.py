@@ -72,20 +72,20 @@ def first_non_finite(
 
 def _first_module(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array) -> str | None:
     """Names the first module of the forward pass with a non-finite output; without `remat`, which hides values."""
-    found: list[str] = []
+    modules: list[str] = []
 
     def look(call, args, kwargs, context):
         result = call(*args, **kwargs)
         for array in jax.tree.leaves(result):
             concrete = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
-            if concrete and jnp.issubdtype(array.dtype, jnp.floating) and not _is_finite(array) and not found:
-                found.append("/".join(context.module.path) or type(context.module).__name__)
+            if concrete and jnp.issubdtype(array.dtype, jnp.floating) and not _is_finite(array) and not modules:
+                modules.append("/".join(context.module.path) or type(context.module).__name__)
         return result
 
     model = model.clone(cfg=dataclasses.replace(model.cfg, remat="none"))
     with nn.intercept_methods(look), jax.disable_jit():
         registry.forward(model, params, batch, train=True, dropout_key=key)
-    return found[0] if found else None
+    return modules[0] if modules else None
 
 
 def _is_finite(array: jax.Array) -> bool:

@@ -28,10 +28,10 @@ def match_globs(section: Section, setting: str, glob: str, names: Sequence[str])
                     setting,
                     f"{glob!r} depends on the {what}, but {name!r} holds the parameters of several; {remedy}",
                 )
-    found = fnmatch.filter(names, glob)
-    if not found:
+    matches = fnmatch.filter(names, glob)
+    if not matches:
         raise section.error(setting, f"{glob!r} matches no parameter name, such as {names[0]!r}")
-    return found
+    return matches
 
 
 def _parts(name: str, glob: str, names: Sequence[str]) -> Iterator[tuple[list[str], str, str]]:
@@ -56,9 +56,9 @@ STACKED_AXES = {axes.LAYERS, axes.EXPERTS}
 
 def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | None:
     """Returns the input (reduction) and output axes of a parameter; None if it is not a matrix of a layer."""
-    kept = [axis for axis, name in enumerate(names) if name not in STACKED_AXES]
-    inner = [names[axis] for axis in kept]
+    own = [axis for axis, name in enumerate(names) if name not in STACKED_AXES]
+    inner = [names[axis] for axis in own]
     if len(inner) < 2 or not set(inner) <= MATRIX_AXES or axes.EMBED not in (inner[0], inner[-1]):
         return None
-    split = 1 if inner[0] == axes.EMBED else len(kept) - 1
-    return contrib.MuonDimensionNumbers(tuple(kept[:split]), tuple(kept[split:]))
+    split = 1 if inner[0] == axes.EMBED else len(own) - 1
+    return contrib.MuonDimensionNumbers(tuple(own[:split]), tuple(own[split:]))

@@ -65,7 +65,7 @@ def with_warmup(decay: Decay, peak: float, warmup_steps: int, steps: int, cycles
 
 def rate_change(before: Config, cfg: Config, step: int) -> str | None:
     """Returns a warning if other settings change the learning rate of a run that is resumed at `step`."""
-    earlier, now = (float(build(one)(step)) for one in (before, cfg))
+    earlier, now = (float(build(settings)(step)) for settings in (before, cfg))
     if math.isclose(earlier, now, rel_tol=1e-3):
         return None
     continues = f"the learning rate continues with {now:.2e} instead of {earlier:.2e}"

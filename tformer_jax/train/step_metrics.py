@@ -60,8 +60,8 @@ def layer_of(parameter: str) -> str:
 
     Outside of the layers, returns the parameter's module.
     """
-    found = re.match(r".*?layers(_\d+)?(?=/)", parameter)
-    return found[0] if found else parameter.rpartition("/")[0]
+    match = re.match(r".*?layers(_\d+)?(?=/)", parameter)
+    return match[0] if match else parameter.rpartition("/")[0]
 
 
 def noise_estimates(norm: jax.Array, norms: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:

@@ -128,23 +128,23 @@ def typed(text: str) -> str:
 def _corpus(train: Phrases, cfg: DataConfig, labels: tuple[str, ...] | None = None) -> Corpus:
     count = cfg.heldout_examples
     fixed = dataclasses.replace(train, seed=HELD_OUT_SEED)
-    found = user_cache.cached("heldout", {**fixed.origin(), "count": count}, lambda: _held_out(fixed, count))
-    return Corpus(train, found["validation"], found["test"], labels)
+    splits = user_cache.cached("heldout", {**fixed.origin(), "count": count}, lambda: _held_out(fixed, count))
+    return Corpus(train, splits["validation"], splits["test"], labels)
 
 
 def _held_out(train: Phrases, count: int) -> dict[str, list[Example]]:
     """Returns the first `count` distinct examples of each held-out split."""
-    found: dict[str, dict[str, Example]] = {"validation": {}, "test": {}}
+    splits: dict[str, dict[str, Example]] = {"validation": {}, "test": {}}
     for index in range(100 * count):
-        missing = {split for split, examples in found.items() if len(examples) < count}
+        missing = {split for split, examples in splits.items() if len(examples) < count}
         if not missing:
             break
         for split, example in train.examples(index, missing):
-            found[split].setdefault(example.get("source", example.get("text", "")), example)
-    least = min(map(len, found.values()))
+            splits[split].setdefault(example.get("source", example.get("text", "")), example)
+    least = min(map(len, splits.values()))
     if least < count:
         raise DataError(f"data.heldout_examples={count}: CLDR has only {least} distinct phrases")
-    return {split: list(examples.values()) for split, examples in found.items()}
+    return {split: list(examples.values()) for split, examples in splits.items()}
 
 
 def _locales(*names: str) -> tuple[str, ...]:

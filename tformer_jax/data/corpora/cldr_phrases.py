@@ -74,8 +74,8 @@ class PhraseBook:
             [number for number, kind in enumerate(family) if self._admit(taken, *kind)] for family in kinds
         ]
         """The indices of the kinds in use, by family."""
-        found = [[family[i] for i in numbers] for family, numbers in zip(kinds, self.admitted, strict=True)]
-        self._families = list(filter(None, found))
+        admitted_families = [[family[i] for i in numbers] for family, numbers in zip(kinds, self.admitted, strict=True)]
+        self._families = list(filter(None, admitted_families))
 
     def phrase(self, draw: random.Random) -> "Phrase":
         """Draws one phrase in every locale."""

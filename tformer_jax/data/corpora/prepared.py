@@ -142,8 +142,8 @@ class Records(Sequence[Example]):
 
     def __getstate__(self) -> dict[str, Any]:
         mapped = ("_lengths", "_starts", "_stream")
-        kept = {name: value for name, value in self.__dict__.items() if name not in mapped}
-        return kept | {"_readers": [None] * len(self._files)}
+        values = {name: value for name, value in self.__dict__.items() if name not in mapped}
+        return values | {"_readers": [None] * len(self._files)}
 
     def read(self, indices: Sequence[int]) -> Block:
         """Returns the token ids of the examples at `indices`."""
@@ -159,8 +159,8 @@ class Records(Sequence[Example]):
         """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""
         first = int(self._starts[index]) + start
         ids = np.full(size + 1, self._end, np.int32)
-        found = self._stream[first : first + size + 1]
-        ids[: len(found)] = found
+        available = self._stream[first : first + size + 1]
+        ids[: len(available)] = available
         return ids
 
     @functools.cached_property
@@ -229,11 +229,11 @@ class JoinedRecords(Joined):
 
     def lengths(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         """Returns the number of ids of the examples at `indices` by key: int64 [examples]."""
-        found: dict[str, np.ndarray] = {}
+        result: dict[str, np.ndarray] = {}
         for part, outputs, inside in self._by_part(indices):
             for key, lengths in part.lengths(inside).items():
-                found.setdefault(key, np.zeros(len(indices), np.int64))[outputs] = lengths
-        return found
+                result.setdefault(key, np.zeros(len(indices), np.int64))[outputs] = lengths
+        return result
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
         """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""

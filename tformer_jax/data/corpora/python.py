@@ -59,12 +59,12 @@ def _read_split(name: str, examples: Iterable[Any], keys: tuple[str, ...]) -> Se
     if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable):
         raise DataError(f"data[{name!r}] is a {type(examples).__name__}: pass a sequence of examples")
     numbered = enumerate(itertools.islice(examples, MAX_READ + 1))
-    found = [read_example(example, keys, f"{name} example {number}") for number, example in numbered]
-    if len(found) > MAX_READ:
+    split = [read_example(example, keys, f"{name} example {number}") for number, example in numbered]
+    if len(split) > MAX_READ:
         raise DataError(f"data[{name!r}] has more than {MAX_READ:,} examples: write them to files, see data.source")
-    if not found:
+    if not split:
         raise DataError(f"data[{name!r}] is empty; an iterator can be read only once: pass a list")
-    return found
+    return split
 
 
 def read_example(example: Any, keys: tuple[str, ...], where: str) -> Example:

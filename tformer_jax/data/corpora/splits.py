@@ -277,13 +277,13 @@ def _labels(data: DataConfig, train: Iterable[Example], others: Iterable[Iterabl
 
 def check_not_sorted(held_out: Iterable[Example]) -> None:
     """Raises `DataError` if all of at least `ENOUGH` held-out examples have the same label."""
-    found: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for example in held_out:
-        found[example["label"]] += 1
-        if len(found) > 1:
+        counts[example["label"]] += 1
+        if len(counts) > 1:
             return
-    if found.total() >= ENOUGH:
+    if counts.total() >= ENOUGH:
         raise DataError(
-            f"the last {found.total():,} examples of data.train, held out for validation, all have the label "
-            f"{next(iter(found))!r}: shuffle the examples, or name validation data in data.validation"
+            f"the last {counts.total():,} examples of data.train, held out for validation, all have the label "
+            f"{next(iter(counts))!r}: shuffle the examples, or name validation data in data.validation"
         )

@@ -50,8 +50,8 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[str]) -> Block:
         except UserError as error:
             raise DataError(f"{error}; the conversation is {text[:120]}") from None
     return {
-        "messages": Column.of([row.ids for row in rows]),
-        "answers": Column.of([np.array(row.answers, np.int32) for row in rows]),
+        "messages": Column.from_rows([row.ids for row in rows]),
+        "answers": Column.from_rows([np.array(row.answers, np.int32) for row in rows]),
     }
 
 

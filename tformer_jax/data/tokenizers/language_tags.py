@@ -58,11 +58,11 @@ def find_language(tokenizer: Tokenizer, name: str) -> str:
     Raises:
         UserError: the vocabulary has no tag of it, or several; the message names them, or the nearest.
     """
-    found = matching_languages(tokenizer, name)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"the model has the language {name!r} as {' and '.join(map(repr, found))}: name one of them")
+    matches = matching_languages(tokenizer, name)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"the model has the language {name!r} as {' and '.join(map(repr, matches))}: name one of them")
     languages, meant = list(languages_of(tokenizer)), read_language(name)
     near = [other for other in languages if meant and (read_language(other) or ("",))[0] == meant.code]
     names = {english_name(other).partition(" (")[0].lower(): other for other in languages}

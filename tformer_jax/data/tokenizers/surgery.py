@@ -86,9 +86,9 @@ def needed_tokens(tokenizer: Tokenizer, used: Iterable[int]) -> set[int]:
     return {i for i in chosen if i < size and (i in names or i in others)}
 
 
-def trim(tokenizer: Tokenizer, kept: Collection[int]) -> Changed:
-    """Removes the tokens that are not among `kept`, which `needed_tokens` returns; symbols and tags stay."""
-    return _change(tokenizer, sorted(kept), None, [], (), ())
+def trim(tokenizer: Tokenizer, ids: Collection[int]) -> Changed:
+    """Removes the tokens that are not among `ids`, which `needed_tokens` returns; symbols and tags stay."""
+    return _change(tokenizer, sorted(ids), None, [], (), ())
 
 
 def extend(
@@ -126,18 +126,18 @@ def _ids_of(tokenizer: Tokenizer, ids: Mapping[str, int], pieces: Iterable[str])
 
 def _change(
     tokenizer: Tokenizer,
-    kept: Sequence[int],
+    own_ids: Sequence[int],
     pieces: Pieces | None,
     new: list[str],
     symbols: Sequence[str],
     tags: Sequence[str],
 ) -> Changed:
-    """Returns the tokenizer with the ids `kept` of its own tokens, then new pieces, symbols and tags.
+    """Returns the tokenizer with the ids `own_ids` of its own tokens, then new pieces, symbols and tags.
 
     Rows of new tokens are empty.
     """
     own, end = tokenizer.own_size, _first_after_pieces(tokenizer)
-    order: list[int | str] = [*(i for i in kept if i < end), *new, *(i for i in kept if i >= end)]
+    order: list[int | str] = [*(i for i in own_ids if i < end), *new, *(i for i in own_ids if i >= end)]
     ids: Ids = {old: number for number, old in enumerate(order)}
     first, size = own + len(tokenizer.symbols), tokenizer.vocab_size
     values = {"kind": tokenizer.kind, **tokenizer.describe()}

@@ -123,8 +123,8 @@ class WordDropout(TextTransform):
         start, body, end = _without_margins(text)
         first, *others = SPACES.split(body)
         words = [("", first), *zip(others[::2], others[1::2], strict=True)]
-        kept = [pair for pair in words if rng.random() >= self.rate] or [rng.choice(words)]
-        return start + kept[0][1] + "".join(space + word for space, word in kept[1:]) + end
+        remaining = [pair for pair in words if rng.random() >= self.rate] or [rng.choice(words)]
+        return start + remaining[0][1] + "".join(space + word for space, word in remaining[1:]) + end
 
 
 @dataclasses.dataclass(frozen=True)

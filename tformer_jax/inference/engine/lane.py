@@ -269,7 +269,7 @@ class Lane:
         needed, self._needed = self._needed, self._smallest
         if self.plan.paged:
             self._size = self._size._replace(positions=needed.positions)
-        elif any(length >= SHRINK_FACTOR * of > 0 for length, of in zip(self._size, needed, strict=True)):
+        elif any(length >= SHRINK_FACTOR * wanted > 0 for length, wanted in zip(self._size, needed, strict=True)):
             self._size, self.state = needed, compiled.empty_state(self.plan, needed)
 
     def _extend(self, source: int, output: int, positions: int = 0, forced: int = 0) -> None:

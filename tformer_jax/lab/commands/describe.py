@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tformer_jax.models import cost
 
     batch = options.batch or 1
-    model_cost = cost.of(config.model, batch, length, cache_dtype=config.decode.cache_dtype)
+    model_cost = cost.estimate(config.model, batch, length, cache_dtype=config.decode.cache_dtype)
     print_cost(config.name, model_cost, batch, length)
 
 

@@ -68,7 +68,7 @@ def teacher_forcing(example: Example) -> Topic:
     """Explains the shift of the target, and the loss."""
     names = [*SPECIAL_TOKENS, *sorted(set(example.target))]
     ids = [names.index(word, len(SPECIAL_TOKENS)) for word in example.target]
-    features = FeatureConverter(len(ids) + 1, 1)({"source": Column.of([[]]), "target": Column.of([ids])})
+    features = FeatureConverter(len(ids) + 1, 1)({"source": Column.from_rows([[]]), "target": Column.from_rows([ids])})
     read, predicted = ([names[number] for number in features[key].ids] for key in ("target_in", "target_out"))
     T, V = len(read), len(names)
     seen = np.asarray(Mask(causal=True).dense(T, T))[0, 0]

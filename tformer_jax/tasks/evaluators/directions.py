@@ -46,12 +46,12 @@ def _joined(signatures: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 def signatures_of(metric: str, signatures: Mapping[str, str]) -> dict[str, list[str]]:
     """Returns the different signatures of a metric, each with its directions; [] for all directions."""
-    found: dict[str, list[str]] = {}
+    directions: dict[str, list[str]] = {}
     for name, signature in signatures.items():
         base, _, direction = name.partition(":")
         if base == metric:
-            found.setdefault(signature, []).extend([direction] if direction else [])
-    return found
+            directions.setdefault(signature, []).extend([direction] if direction else [])
+    return directions
 
 
 def by_direction(directions: Sequence[str | None]) -> dict[str | None, list[int]]:

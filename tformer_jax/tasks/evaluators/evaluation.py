@@ -89,8 +89,8 @@ FEW_MATCHES = 50.0
 
 Rule = tuple[str, Callable[[Mapping[str, float]], bool]]
 RULES: tuple[Rule, ...] = (
-    ("bleu", lambda found: found["token_accuracy"] >= ACCURATE and found["bleu"] < LOW_BLEU),
-    ("exact_match", lambda found: found["token_accuracy"] >= NEAR_PERFECT and found["exact_match"] < FEW_MATCHES),
+    ("bleu", lambda metrics: metrics["token_accuracy"] >= ACCURATE and metrics["bleu"] < LOW_BLEU),
+    ("exact_match", lambda metrics: metrics["token_accuracy"] >= NEAR_PERFECT and metrics["exact_match"] < FEW_MATCHES),
 )
 """Metrics of texts, and whether they are far below the accuracy of single tokens."""
 

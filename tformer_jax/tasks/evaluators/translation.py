@@ -91,7 +91,7 @@ class TranslationEvaluator:
             language = target_language(self._cfg, direction)
             return self._evaluate(*chosen, references, language, counts_unknown=counts_unknown)
 
-        found = evaluate_directions(directions, self._trained, evaluate)
+        evaluation = evaluate_directions(directions, self._trained, evaluate)
         samples = [
             Sample(
                 segment.source,
@@ -107,9 +107,9 @@ class TranslationEvaluator:
             for segment, output, row in zip(self._segments, outputs, rows, strict=True)
         ]
         return dataclasses.replace(
-            found,
+            evaluation,
             outputs=samples,
-            signatures=found.signatures | {"references": signature(self._steps)},
+            signatures=evaluation.signatures | {"references": signature(self._steps)},
             remarks=(*self._output_remarks(outputs, long_texts), *self._metric_remarks),
         )
 
@@ -155,8 +155,8 @@ class TranslationEvaluator:
         counts_unknown: bool,
     ) -> Evaluation:
         """Returns the metrics of outputs in one language."""
-        found = score_rows(rows, self._metrics[language], references)
-        metrics, signatures = found.metrics, found.signatures
+        scored = score_rows(rows, self._metrics[language], references)
+        metrics, signatures = scored.metrics, scored.signatures
         if self._tokenized:
             signatures = {name: f"{text}|{TOKENIZED}" for name, text in signatures.items()}
         if counts_unknown:

@@ -42,8 +42,8 @@ class LanguageIdentifier:
 
     def identify(self, texts: Sequence[str]) -> list[str | None]:
         """Returns the language code of each text; None for a text without words."""
-        found = self._detector.detect_languages_in_parallel_of(list(texts))
-        return [None if language is None else self._codes[language] for language in found]
+        languages = self._detector.detect_languages_in_parallel_of(list(texts))
+        return [None if language is None else self._codes[language] for language in languages]
 
 
 def language_code(name: str) -> str:
