@@ -97,11 +97,11 @@ def start(
     return subprocess.Popen(arguments, env=environment, text=True, **options)
 
 
-def write_record(path: Path, module: str, **found: Any) -> None:
+def write_record(path: Path, module: str, **facts: Any) -> None:
     """Writes the results of `python -m module`, with versions, revision and hardware; of absolute paths, the name."""
     arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     command = shlex.join(["python", "-m", module, *arguments])
-    write_json(path, {**provenance.collect(), "command": command, **found})
+    write_json(path, {**provenance.collect(), "command": command, **facts})
 
 
 def describe_run(run: Path) -> dict[str, Any]:
@@ -126,19 +126,19 @@ def last_state(run: Path) -> state.TrainState:
     optimizer = optimizers.build(cfg, registry.shapes(model))
     abstract = state.abstract(model, optimizer, cfg, make_mesh(config.ParallelConfig(data=1)))
     keeper = Checkpointer(run_folder.checkpoints(run))
-    found, _ = keeper.restore(abstract)
+    actual, _ = keeper.restore(abstract)
     keeper.close()
-    return found
+    return actual
 
 
 def differences(run: Path, expected: Path) -> list[str]:
     """Returns the differences between two runs, compared bit for bit."""
-    found = [f"state{jax.tree_util.keystr(path)}" for path in _unequal(last_state(run), last_state(expected))]
+    actual = [f"state{jax.tree_util.keystr(path)}" for path in _unequal(last_state(run), last_state(expected))]
     pairs = zip(records(run), records(expected), strict=False)
-    found += [f"metrics {mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs]
+    actual += [f"metrics {mine} instead of {theirs}" for mine, theirs in pairs if mine != theirs]
     if len(records(run)) != len(records(expected)):
-        found.append(f"{len(records(run))} metric records instead of {len(records(expected))}")
-    return found
+        actual.append(f"{len(records(run))} metric records instead of {len(records(expected))}")
+    return actual
 
 
 def _unequal(mine: Any, theirs: Any) -> list[Any]:

@@ -20,10 +20,10 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # halves the time;
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "PYTEST_XDIST_WORKER" not in os.environ:  # what one test compiled, or made of CLDR's data, serves all workers
-    kept = os.environ["TFORMER_CACHE_DIR"] = tempfile.mkdtemp(prefix="tformer_jax_tests_")
-    atexit.register(shutil.rmtree, kept, ignore_errors=True)
+    cache = os.environ["TFORMER_CACHE_DIR"] = tempfile.mkdtemp(prefix="tformer_jax_tests_")
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{kept}/xla"
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{cache}/xla"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs, and then by children
 gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay

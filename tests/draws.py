@@ -160,8 +160,8 @@ def _nearly_published(rng, settings: dict[str, Any]) -> dict[str, Any]:
     """Draws a published architecture with up to two changed settings, which a checkpoint may not be able to express."""
     names = sorted(set(settings) - {"prefix_lm", "scan_layers"})
     changed = {name: settings[name] for name in rng.permutation(names)[: rng.integers(3)]}
-    kept = {"attention": "multi_head", "num_heads": 4, "decoder_layers": 2}
-    return kept | pick(rng, *PUBLISHED) | changed | {"scan_layers": settings["scan_layers"]}
+    remaining = {"attention": "multi_head", "num_heads": 4, "decoder_layers": 2}
+    return remaining | pick(rng, *PUBLISHED) | changed | {"scan_layers": settings["scan_layers"]}
 
 
 def config(rng: np.random.Generator) -> tuple[ModelConfig, int]:

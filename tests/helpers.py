@@ -109,15 +109,15 @@ def equations(jaxpr: Any, primitive: str) -> Iterator[Any]:
 def slope(function: Any, x: Any, step: float = 1e-5) -> np.ndarray:
     """Returns the gradient of a scalar function of one float64 array, by central differences."""
     x = np.array(x, np.float64)
-    found = np.empty_like(x)
+    actual = np.empty_like(x)
     for at in np.ndindex(x.shape):
         here = x[at]
         x[at] = here + step
         above = function(x)
         x[at] = here - step
-        found[at] = (above - function(x)) / (2 * step)
+        actual[at] = (above - function(x)) / (2 * step)
         x[at] = here
-    return found
+    return actual
 
 
 def rest_slow(cases: Any, fast: int) -> list[Any]:

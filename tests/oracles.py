@@ -366,9 +366,9 @@ def classifier(p, cfg, tokens, real):
     x = stack(x, p["encoder"], cfg, cfg.encoder_layers, padding_mask(real), bidirectional=True)
     pooled = []
     for row, keep in zip(x, real, strict=True):
-        kept = row[keep]
-        mean = kept.sum(0) / max(len(kept), 1)
-        pooled.append(mean if cfg.pooling == "mean" else kept[0 if cfg.pooling == "first" else -1])
+        remaining = row[keep]
+        mean = remaining.sum(0) / max(len(remaining), 1)
+        pooled.append(mean if cfg.pooling == "mean" else remaining[0 if cfg.pooling == "first" else -1])
     pooled = np.array(pooled)
     if cfg.pooler:
         pooled = {"tanh": np.tanh, **ACTIVATIONS}[cfg.pooler_activation](linear(pooled, p["pooler"]))

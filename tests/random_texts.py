@@ -56,11 +56,11 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12)
 @functools.cache
 def code_points() -> dict[str, list[str]]:
     """Returns all characters but surrogates by general category, unassigned and private ones included."""
-    found: dict[str, list[str]] = {}
+    actual: dict[str, list[str]] = {}
     for character in map(chr, range(sys.maxunicode + 1)):
-        found.setdefault(unicodedata.category(character), []).append(character)
-    del found["Cs"]
-    return found
+        actual.setdefault(unicodedata.category(character), []).append(character)
+    del actual["Cs"]
+    return actual
 
 
 def _piece(draw: random.Random) -> str:

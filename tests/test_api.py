@@ -74,14 +74,14 @@ def test_a_translator_of_many_languages(translator_of_many_languages):
     assert (run.languages.sources, run.languages.targets) == (("en", "de"), ("de", "fr"))
     german, french = ({"to": to, "source_language": "en", "beams": 2} for to in ("German", "fr"))
     requests = [tj.Request("abc", "fr"), tj.Request("abc", source_language="de"), "abc"]
-    found = run.outputs(requests, 2, to="de", source_language="en")
-    for outputs, options in zip(found, (french, german | {"source_language": "de"}, german), strict=True):
+    actual = run.outputs(requests, 2, to="de", source_language="en")
+    for outputs, options in zip(actual, (french, german | {"source_language": "de"}, german), strict=True):
         (alone,) = run.outputs(["abc"], 2, **options)
         assert [output.text for output in outputs] == [output.text for output in alone]
         scores = [output.score for output in outputs]
         assert scores == pytest.approx([output.score for output in alone], rel=1e-6)  # JAX 0.12 rounds otherwise
     each = run.translate(["abc", "abc"], to=["fr", "de"], source_language="en", beams=2)
-    assert each == [outputs[0].text for outputs in (found[0], found[2])]
+    assert each == [outputs[0].text for outputs in (actual[0], actual[2])]
     pairs = [("abc", "ba"), (tj.Request("abc", "fr"), "ba")]
     scores, logits = (
         run.score(pairs, to="de", source_language="en"),
@@ -113,8 +113,8 @@ def test_a_language_model(runs):
 
 def test_a_classifier(runs):
     run = runs["classifier"]
-    found = run.classify(["abc", "b"])
-    for (label, probability), logits in zip(found, run.logits(["abc", "b"]), strict=True):
+    actual = run.classify(["abc", "b"])
+    for (label, probability), logits in zip(actual, run.logits(["abc", "b"]), strict=True):
         p = np.exp(log_softmax(logits))
         assert label == run.labels[p.argmax()]
         assert probability == pytest.approx(p.max(), rel=1e-5)

@@ -135,10 +135,10 @@ def test_sbatch_directives():
     text = (LAUNCH / "slurm.sbatch").read_text(encoding="utf-8")
     head, _, body = text.partition("\nset -euo")
     assert "#SBATCH" not in body
-    found = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", head, re.MULTILINE))
-    assert len(found) == head.count("#SBATCH") and set(found) <= SBATCH
-    assert (found["nodes"], found["ntasks-per-node"], found["gpus-per-node"]) == ("2", "1", "8")
-    assert re.fullmatch(r"TERM@\d+", found["signal"])  # to the steps, not to the shell
+    actual = dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", head, re.MULTILINE))
+    assert len(actual) == head.count("#SBATCH") and set(actual) <= SBATCH
+    assert (actual["nodes"], actual["ntasks-per-node"], actual["gpus-per-node"]) == ("2", "1", "8")
+    assert re.fullmatch(r"TERM@\d+", actual["signal"])  # to the steps, not to the shell
 
 
 def test_cloud_tpu(shell, tmp_path):
@@ -163,10 +163,10 @@ def test_cloud_tpu(shell, tmp_path):
 
 def jobset() -> dict[str, Any]:
     documents = list(yaml.safe_load_all((LAUNCH / "jobset.yaml").read_text(encoding="utf-8")))
-    claim, found = documents
+    claim, actual = documents
     assert (claim["kind"], claim["spec"]["accessModes"]) == ("PersistentVolumeClaim", ["ReadWriteMany"])
-    assert (found["apiVersion"], found["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    return found
+    assert (actual["apiVersion"], actual["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    return actual
 
 
 def test_jobset_restarts_resumable_failures():
@@ -189,14 +189,14 @@ def test_jobset_restarts_resumable_failures():
 
 
 def test_jobset_trains(shell):
-    found = jobset()
-    (workers,) = found["spec"]["replicatedJobs"]
+    actual = jobset()
+    (workers,) = actual["spec"]["replicatedJobs"]
     job = workers["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     command = [*container["command"], *container["args"]]
     status, calls, environment = shell(command, JOB_COMPLETION_INDEX="1")
     options, cfg = trained(calls)
-    name = found["metadata"]["name"]
+    name = actual["metadata"]["name"]
     (port,) = container["ports"]
     first = f"{name}-{workers['name']}-0-0.{name}:{port['containerPort']}"
     assert status == 0 and options.resume

@@ -80,12 +80,12 @@ OF_PACKAGES = {
 
 def commands(text: str) -> list[str]:
     """Returns the shell commands of all bash and console blocks."""
-    found = []
+    actual = []
     for kind, block in re.findall(r"```(bash|console)\n(.*?)```", text, flags=re.DOTALL):
         lines = block.replace("\\\n", " ").splitlines()
         lines = [line for line in lines if not line.startswith("#")]
-        found += [line.removeprefix("$ ") for line in lines if kind == "bash" or line.startswith("$ ")]
-    return [part.strip() for line in found for part in line.split(" && ")]
+        actual += [line.removeprefix("$ ") for line in lines if kind == "bash" or line.startswith("$ ")]
+    return [part.strip() for line in actual for part in line.split(" && ")]
 
 
 def smaller(command: str) -> str:
@@ -101,8 +101,8 @@ def smaller(command: str) -> str:
 
 def all_commands() -> list[str]:
     texts = (path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("**/README.md")))
-    found = (command for text in texts for command in commands(text))
-    return [command for command in dict.fromkeys(found) if not command.startswith(ELSEWHERE)]
+    actual = (command for text in texts for command in commands(text))
+    return [command for command in dict.fromkeys(actual) if not command.startswith(ELSEWHERE)]
 
 
 def example_commands() -> list[str]:
@@ -169,8 +169,8 @@ def shell(folder: Path, command: str) -> str:
 
 
 def test_the_blocks_are_found():
-    found = all_commands()
-    shown = set(re.findall(r"scripts/(\w+)\.py", " ".join(found)))
+    actual = all_commands()
+    shown = set(re.findall(r"scripts/(\w+)\.py", " ".join(actual)))
     assert shown == {path.stem for path in (ROOT / "scripts").glob("*.py")} - {"serve", "xla_flags", "pipeline"}
 
 
@@ -182,9 +182,9 @@ def test_an_example(checkout, command):
         first = smaller(command)
         together = f"{first} & {first.replace('--process 0', '--process 1')}; mine=$?; wait $! && exit $mine"
         assert shell(checkout, together)
-    elif found := re.search(r"--output (\S+)|^cp \S+ (\S+)", smaller(command)):
+    elif actual := re.search(r"--output (\S+)|^cp \S+ (\S+)", smaller(command)):
         shell(checkout, smaller(command))
-        assert (checkout / (found[1] or found[2])).stat().st_size
+        assert (checkout / (actual[1] or actual[2])).stat().st_size
     else:
         assert shell(checkout, smaller(command))
 
@@ -200,7 +200,7 @@ def test_an_example(checkout, command):
 )
 def test_the_server_answers_the_example(checkout, run, path, answer):
     text = (ROOT / "scripts" / "README.md").read_text(encoding="utf-8")
-    (call,) = (shlex.split(found) for found in commands(text) if found.startswith("curl") and path in found)
+    (call,) = (shlex.split(actual) for actual in commands(text) if actual.startswith("curl") and path in actual)
     arguments = ["scripts/serve.py", "--run", f"runs/{run}", "--port", "0"]
     with subprocess.Popen([sys.executable, *arguments], cwd=checkout, stdout=subprocess.PIPE, text=True) as server:
         try:

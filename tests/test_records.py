@@ -13,8 +13,8 @@ CHANGED = 0.25
 
 def test_the_recorded_mutants_exist():
     recorded = set(mutate.read(mutate.RECORD))
-    found = {mutant for file in {one.file for one in recorded} for mutant in changes.of_file(forks.ROOT, file)}
-    gone = recorded - found
+    actual = {mutant for file in {each.file for each in recorded} for mutant in changes.of_file(forks.ROOT, file)}
+    gone = recorded - actual
     assert len(gone) <= CHANGED * len(recorded), (
         f"{len(gone)} of {len(recorded)} are gone; run python -m tests.programs.mutate"
     )
@@ -37,9 +37,9 @@ RECORDS = [
 
 def test_no_recorded_command_names_a_folder_of_its_machine():
     loaded = {path: json.loads(path.read_text(encoding="utf-8")) for path in RECORDS}
-    found = {path: record["command"] for path, record in loaded.items() if "command" in record}
-    assert len(found) > 20
-    assert not [str(path) for path, command in found.items() if " /" in command or "=/" in command]
+    actual = {path: record["command"] for path, record in loaded.items() if "command" in record}
+    assert len(actual) > 20
+    assert not [str(path) for path, command in actual.items() if " /" in command or "=/" in command]
 
 
 def test_the_command_of_a_record_has_only_the_name_of_an_absolute_path(monkeypatch, tmp_path):

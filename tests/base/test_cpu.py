@@ -38,8 +38,8 @@ print(min(faults() for _ in range(4)))
 
 @pytest.mark.slow
 def test_temporary_arrays_touch_no_new_memory_pages():
-    found = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True)
-    assert int(found.stdout) < 10 * 2**26 // 2**21  # a new huge page for every 2 MiB of the ten arrays
+    actual = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, check=True)
+    assert int(actual.stdout) < 10 * 2**26 // 2**21  # a new huge page for every 2 MiB of the ten arrays
 
 
 @pytest.mark.parametrize(("platforms", "applies"), [("cpu", True), ("cuda,cpu", False), ("", False)])

@@ -20,13 +20,13 @@ def test_the_target_of_a_link_is_replaced(tmp_path):
 
 def test_a_pipe_is_written_to(tmp_path):
     """Regression test: a file replaced it, as it did devices."""
-    pipe, found = tmp_path / "pipe", []
+    pipe, actual = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: actual.append(pipe.read_text()))
     reader.start()
     write_text(pipe, "text")
     reader.join()
-    assert found == ["text"] and pipe.is_fifo()
+    assert actual == ["text"] and pipe.is_fifo()
 
 
 def test_a_block_that_fails_replaces_nothing(tmp_path):

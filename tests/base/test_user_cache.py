@@ -26,8 +26,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 def ask(key=None, value=VALUE) -> tuple[object, bool]:
     """Returns the value, and whether it was computed."""
     made = []
-    found = user_cache.cached("topic", key or {"n": 1}, lambda: made.append(1) or value)
-    return found, bool(made)
+    actual = user_cache.cached("topic", key or {"n": 1}, lambda: made.append(1) or value)
+    return actual, bool(made)
 
 
 def test_a_value_is_computed_once_per_key(folder):

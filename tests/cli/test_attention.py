@@ -43,20 +43,20 @@ def test_the_page_has_the_weights_the_masks_and_the_predictions(run, tmp_path, c
     attention.main(["--run", "runs/x", "abc\tb<", "--head", "2", "--output", str(path)])
     assert capsys.readouterr().out == f"{path}\n"
     page = path.read_text(encoding="utf-8")
-    (found,) = run.watch([("abc", "b<")])
-    one = {one["name"]: one for one in json.loads(part(page, "data"))["attentions"]}["decoder"]
-    assert one["queries"] == one["keys"] == ["<s>", "b", "<unk>"]
-    assert one["heads"] == ["0", "1", "2", "3", MEAN, ROLLOUT]
+    (actual,) = run.watch([("abc", "b<")])
+    single = {single["name"]: single for single in json.loads(part(page, "data"))["attentions"]}["decoder"]
+    assert single["queries"] == single["keys"] == ["<s>", "b", "<unk>"]
+    assert single["heads"] == ["0", "1", "2", "3", MEAN, ROLLOUT]
     stored = np.frombuffer(unpacked(page, "weights-decoder"), "<u2").reshape(1, 6, 3, 3) / 65535
-    np.testing.assert_allclose(stored[0, :4], found.weights["decoder"][0], atol=1e-5)
-    np.testing.assert_allclose(stored[0, 4], found.weights["decoder"][0].mean(0), atol=1e-5)
+    np.testing.assert_allclose(stored[0, :4], actual.weights["decoder"][0], atol=1e-5)
+    np.testing.assert_allclose(stored[0, 4], actual.weights["decoder"][0].mean(0), atol=1e-5)
     bits = np.unpackbits(np.frombuffer(unpacked(page, "mask-decoder"), np.uint8))
     assert bits[:9].reshape(3, 3).tolist() == np.tril(np.ones((3, 3), int)).tolist()
     assert '<option value="2" selected>2</option>' in page
     assert "<dd>b&lt;</dd>" in page
-    texts = [run.tokenizers.target.decode([i]) if i > 3 else None for i in found.predictions[-1, :, 0]]
+    texts = [run.tokenizers.target.decode([i]) if i > 3 else None for i in actual.predictions[-1, :, 0]]
     cells = re.findall(r'<td style="[^"]*" title="[^"]*"><code>(.*?)</code>', page, re.DOTALL)
-    cells = cells[len(found.predictions) - 1 :: len(found.predictions)]
+    cells = cells[len(actual.predictions) - 1 :: len(actual.predictions)]
     assert [text for text in texts if text] == [
         unescape(cell) for cell, text in zip(cells, texts, strict=False) if text
     ]
@@ -71,8 +71,8 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
     monkeypatch.setattr(page_of_attention, "MAX_WEIGHTS", 37 * 6 - 1)
     attention.main(arguments)
     page = path.read_text(encoding="utf-8")
-    found = {one["name"]: one["heads"] for one in json.loads(part(page, "data"))["attentions"]}
-    assert found == {"encoder": [MEAN, ROLLOUT], "decoder": [MEAN, ROLLOUT], "cross": [MEAN]}
+    actual = {each["name"]: each["heads"] for each in json.loads(part(page, "data"))["attentions"]}
+    assert actual == {"encoder": [MEAN, ROLLOUT], "decoder": [MEAN, ROLLOUT], "cross": [MEAN]}
     assert "only the means of the heads are shown" in page
     (watched,) = run.watch([("abc", "b<")])
     stored = np.frombuffer(unpacked(page, "weights-decoder"), "<u2").reshape(2, 3, 3) / 65535
@@ -88,7 +88,7 @@ def test_a_long_text_has_only_means_of_heads_or_is_refused(run, tmp_path, monkey
 @pytest.mark.parametrize("family", ["seq2seq", "decoder_lm"])
 def test_the_server_renders_a_text_with_its_output(family, monkeypatch):
     run = run_of(Config(model=tiny(family), data=DATA[family]))
-    monkeypatch.setattr(attention_page, "render_example", lambda one, found: (one, found))
+    monkeypatch.setattr(attention_page, "render_example", lambda example, computed: (example, computed))
     assert serve.attention_renderer(run)("abc", "cba") == (run, ("abc", "cba"))
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert serve.attention_renderer(run) == 'the page of attention needs jinja2: pip install -e ".[report]"'
@@ -97,8 +97,8 @@ def test_the_server_renders_a_text_with_its_output(family, monkeypatch):
 @pytest.mark.parametrize("settings", [{"attention": "gated_delta"}, {"layer_pattern": ("gated_delta", "full")}])
 def test_the_server_says_that_a_recurrent_layer_has_no_attention_weights(settings):
     cfg = Config(model=tiny("decoder_lm", decoder_layers=2, position="none", **settings), data=DATA["decoder_lm"])
-    found = serve.attention_renderer(types.SimpleNamespace(config=cfg, model=registry.build(cfg.model)))
-    assert found == "layers with attention 'gated_delta' have no attention weights, but a recurrent state"
+    actual = serve.attention_renderer(types.SimpleNamespace(config=cfg, model=registry.build(cfg.model)))
+    assert actual == "layers with attention 'gated_delta' have no attention weights, but a recurrent state"
 
 
 def test_a_text_of_a_prefix_lm_is_a_prompt():
@@ -113,11 +113,11 @@ def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):
     attention.main(["--run", "runs/x", "--batch", str(tmp_path / "in.txt"), "--npz", str(path)])
     arrays = np.load(path)
     examples = [("abc", "cb"), ("ab", "ba")]
-    for number, found in enumerate(run.watch(examples)):
+    for number, actual in enumerate(run.watch(examples)):
         for kind in ("encoder", "decoder", "cross"):
-            np.testing.assert_array_equal(arrays[f"{number}/weights/{kind}"], found.weights[kind])
-            np.testing.assert_array_equal(arrays[f"{number}/masks/{kind}"], found.masks[kind])
-        np.testing.assert_array_equal(arrays[f"{number}/predictions"], found.predictions)
+            np.testing.assert_array_equal(arrays[f"{number}/weights/{kind}"], actual.weights[kind])
+            np.testing.assert_array_equal(arrays[f"{number}/masks/{kind}"], actual.masks[kind])
+        np.testing.assert_array_equal(arrays[f"{number}/predictions"], actual.predictions)
     assert arrays["0/texts/source"].tolist() == ["a", "b", "c", "</s>"]
     assert not list(tmp_path.glob(".*"))
 

@@ -72,11 +72,11 @@ def test_translate_with_several_outputs_and_their_scores(runs, capsys):
     translate.main(["--run", str(run), "--n-best", "2", "--scores", "abc", "", "b"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:4] == [""] * 2
-    found = [line.split("\t") for line in (*lines[:2], *lines[4:])]
-    for scores in ([float(value) for value, _ in part] for part in (found[:2], found[2:])):
+    actual = [line.split("\t") for line in (*lines[:2], *lines[4:])]
+    for scores in ([float(value) for value, _ in part] for part in (actual[:2], actual[2:])):
         assert scores == sorted(scores, reverse=True)
     translate.main(["--run", str(run), "--beams", "2", "abc", "b"])
-    assert capsys.readouterr().out.splitlines() == [found[0][1], found[2][1]]
+    assert capsys.readouterr().out.splitlines() == [actual[0][1], actual[2][1]]
     translate.main(["--run", str(run), "--beams", "1", "abc", "b"])
     assert capsys.readouterr().out.splitlines() == translated(run, ["abc", "b"])
 
@@ -93,11 +93,11 @@ def test_translate_objects_into_objects(runs, tmp_path):
     arguments = ["--input", str(tmp_path / "in.jsonl"), "--field", "body", "--output", str(tmp_path / "out.jsonl.gz")]
     translate.main(["--run", str(runs["seq2seq"]), *arguments])
     with gzip.open(tmp_path / "out.jsonl.gz", "rt", encoding="utf-8") as file:
-        found = [json.loads(line) for line in file]
+        actual = [json.loads(line) for line in file]
     expected = translated(runs["seq2seq"], ["abc", "", "b"])
     reasons = ["length", "stop", "length"]  # of six tokens each, and of a blank text
     rows = zip(records, expected, reasons, strict=True)
-    for row, (record, text, reason) in zip(found, rows, strict=True):
+    for row, (record, text, reason) in zip(actual, rows, strict=True):
         added = {"outputs": [text], "finish_reasons": [reason], "unknown_tokens": [text.count("<unk>")]}
         assert row == {**record, **added}
     translate.main(["--run", str(runs["seq2seq"]), "abc", "--scores", "--n-best", "2", *arguments[-2:]])
@@ -178,19 +178,19 @@ def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
         assert "1 line was too long for the model and" in capsys.readouterr().err
         return json.loads((tmp_path / "out.jsonl").read_text())
 
-    found = run(translate, "seq2seq", "ab" * 10)
+    actual = run(translate, "seq2seq", "ab" * 10)
     (expected,) = translated(runs["seq2seq"], [("ab" * 10)[:15]])
     outputs = {"outputs": [expected], "finish_reasons": ["length"], "unknown_tokens": [expected.count("<unk>")]}
     if action == "skip":
         outputs = dict.fromkeys(outputs)
-    assert found == {"text": "ab" * 10, **outputs, "too_long": action}
-    found = run(classify, "classifier", "ab" * 10)
-    assert (found["label"] in ("x", "y")) == (action == "truncate")
-    found = run(score, "decoder_lm", "ab" * 10)
-    assert found["tokens"] == (16 if action == "truncate" else None)
-    found = run(score, "seq2seq", f"ab\t{'ab' * 10}")
-    assert found["tokens"] == (16 if action == "truncate" else None)
-    assert found["too_long"] == action
+    assert actual == {"text": "ab" * 10, **outputs, "too_long": action}
+    actual = run(classify, "classifier", "ab" * 10)
+    assert (actual["label"] in ("x", "y")) == (action == "truncate")
+    actual = run(score, "decoder_lm", "ab" * 10)
+    assert actual["tokens"] == (16 if action == "truncate" else None)
+    actual = run(score, "seq2seq", f"ab\t{'ab' * 10}")
+    assert actual["tokens"] == (16 if action == "truncate" else None)
+    assert actual["too_long"] == action
 
 
 def test_classify_objects(runs, tmp_path):
@@ -239,9 +239,9 @@ def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
         generate.main([*command, "ab" * 10])
     assert capsys.readouterr().out == first
     generate.main([*command, "ab" * 10, "--on-long-line", "skip"])
-    found = capsys.readouterr()
-    assert found.out == f"{first}{generate.SEPARATOR}\n"
-    assert found.err == (
+    actual = capsys.readouterr()
+    assert actual.out == f"{first}{generate.SEPARATOR}\n"
+    assert actual.err == (
         "1 line was too long for the model and was skipped: text 2\n"
         "1 output ends at decode.max_new_tokens=6 and may be incomplete\n"
     )
@@ -251,17 +251,17 @@ def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):
     flags = ["--run", str(runs["decoder_lm"]), "--samples", "2", "--seed", "3", "--scores"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nb\n")))
     generate.main(flags)
-    found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [line[1][0] for line in found] == ["a", "a", "b", "b"]
-    assert all(float(value) < 0 for value, _ in found)
+    actual = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[1][0] for line in actual] == ["a", "a", "b", "b"]
+    assert all(float(value) < 0 for value, _ in actual)
     generate.main([*flags, "abc"])
     alone = capsys.readouterr().out.split(generate.SEPARATOR)
-    assert [line.split("\t", 1)[1].strip() for line in alone] == [line[1].strip() for line in found[:2]]
+    assert [line.split("\t", 1)[1].strip() for line in alone] == [line[1].strip() for line in actual[:2]]
     (tmp_path / "in.txt").write_text("abc\nb\n")
     output = tmp_path / "out.jsonl"
     generate.main([*flags, "--input", str(tmp_path / "in.txt"), "--output", str(output)])
     records = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [record["text"] + text for record in records for text in record["outputs"]] == [line[1] for line in found]
+    assert [record["text"] + text for record in records for text in record["outputs"]] == [line[1] for line in actual]
 
 
 @pytest.mark.parametrize(("command", "run"), [(translate, "seq2seq"), (generate, "decoder_lm")])
@@ -269,11 +269,11 @@ def test_an_interactive_prompt_answers(runs, monkeypatch, capsys, command, run):
     typed = iter(["abc", "a" * 17])
     monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or interrupt_with(EOFError()))
     command.main(["--run", str(runs[run]), "--interactive"])
-    found = capsys.readouterr()
+    actual = capsys.readouterr()
     monkeypatch.undo()
     command.main(["--run", str(runs[run]), "abc"])
-    assert found.out == capsys.readouterr().out.removeprefix("abc" if run == "decoder_lm" else "") + "\n"
-    assert "has 17 tokens, but the model takes at most 15" in found.err
+    assert actual.out == capsys.readouterr().out.removeprefix("abc" if run == "decoder_lm" else "") + "\n"
+    assert "has 17 tokens, but the model takes at most 15" in actual.err
 
 
 def interrupt_with(error):
@@ -285,30 +285,30 @@ def test_score_pairs(runs, capsys, tmp_path):
     trained = load_trained(run)
     expected = list(Scorer(trained.cfg, trained.model, trained.tokenizers).stream(trained.params, pairs))
     score.main(["--run", str(run), *("\t".join(pair) for pair in pairs)])
-    found = capsys.readouterr()
+    actual = capsys.readouterr()
     shown = [
         (f"{result.total:.4f}", str(len(result.tokens)), pair[1]) for result, pair in zip(expected, pairs, strict=True)
     ]
-    assert [tuple(line.split("\t")) for line in found.out.splitlines()] == shown
+    assert [tuple(line.split("\t")) for line in actual.out.splitlines()] == shown
     tokens = sum(len(result.tokens) for result in expected)
     perplexity = math.exp(-sum(result.total for result in expected) / tokens)
-    assert found.err == f"perplexity {perplexity:.4g} (tokens: {tokens}, texts: 3)\n"
+    assert actual.err == f"perplexity {perplexity:.4g} (tokens: {tokens}, texts: 3)\n"
 
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"source": s, "de": t, "n": 1}) + "\n" for s, t in pairs))
     arguments = ["--target-field", "de", "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "o.jsonl")]
     score.main(["--run", str(run), *arguments])
-    found = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    actual = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     added = [
         {"log_probability": result.total, "tokens": len(result.tokens), "unknown_tokens": result.tokens.count(3)}
         for result in expected
     ]
-    assert found == [{"source": s, "de": t, "n": 1, **more} for (s, t), more in zip(pairs, added, strict=True)]
+    assert actual == [{"source": s, "de": t, "n": 1, **more} for (s, t), more in zip(pairs, added, strict=True)]
 
 
 def test_score_each_token_of_a_text(runs, capsys):
     score.main(["--run", str(runs["decoder_lm"]), "--per-token", "abc", "b"])
-    found = capsys.readouterr()
-    first, second = map(json.loads, found.out.splitlines())
+    actual = capsys.readouterr()
+    first, second = map(json.loads, actual.out.splitlines())
     assert (first["text"], first["tokens"], len(first["log_probabilities"])) == ("abc", ["b", "c"], 2)
     assert first["log_probability"] == pytest.approx(sum(first["log_probabilities"]))
     assert second == {"text": "b", "log_probability": 0.0, "tokens": [], "unknown_tokens": 0, "log_probabilities": []}

@@ -73,8 +73,8 @@ def test_defaults_are_the_settings_of_the_run():
     ],
 )
 def test_flags_select_the_strategy(flags, settings):
-    found = dataclasses.asdict(chosen(*flags))
-    assert {name: found[name] for name in settings} == settings
+    actual = dataclasses.asdict(chosen(*flags))
+    assert {name: actual[name] for name in settings} == settings
 
 
 def test_several_outputs_are_sampled_unless_beams_are_given():
@@ -124,5 +124,5 @@ def test_settings_of_any_type_become_flags(monkeypatch):
         min_p: float | None = setting(None, "a floor", used_by={"strategy": ("sample",)})
 
     monkeypatch.setattr(generation, "DecodeConfig", More)
-    found = chosen("--forbidden", "a b", "--forbidden", "c", "--min-p", "0.1", saved=More())
-    assert found == More(strategy="sample", forbidden=("a b", "c"), min_p=0.1)
+    actual = chosen("--forbidden", "a b", "--forbidden", "c", "--min-p", "0.1", saved=More())
+    assert actual == More(strategy="sample", forbidden=("a b", "c"), min_p=0.1)

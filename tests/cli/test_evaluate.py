@@ -19,9 +19,9 @@ from tformer_jax.config import Config, DataConfig, EvalConfig
 def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
     run, record = runs[family], tmp_path / "record.json"
     evaluate.main(["--run", str(run), "--data", str(run.parent), "--record", str(record)])
-    found, expected = (json.loads(path.read_text()) for path in (record, run / "result.json"))
-    assert found["metrics"] == expected["test"]
-    assert found["weights"] == expected["weights"]
+    actual, expected = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert actual["metrics"] == expected["test"]
+    assert actual["weights"] == expected["weights"]
 
 
 def test_evaluation_on_data_that_changed_since_the_training(runs, tmp_path):
@@ -38,11 +38,11 @@ def test_evaluation_with_other_settings_of_generation(runs, tmp_path, capsys):
     evaluate.main(
         ["--run", str(run), "--data", str(run.parent), "--split", "validation", *flags, "--record", str(record)]
     )
-    found = json.loads(record.read_text())
-    last = (run.parent / "pairs.tsv").read_text().splitlines()[-found["examples"] :]
+    actual = json.loads(record.read_text())
+    last = (run.parent / "pairs.tsv").read_text().splitlines()[-actual["examples"] :]
     sources, references = zip(*(line.split("\t") for line in last), strict=True)
     translations = tj.load(run).translate(sources, beams=2, max_new_tokens=4)
-    assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
+    assert actual["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, [references]).score
     with pytest.raises(UserError, match="--beams changes no metric of a run with model.family='classifier'"):
         evaluate.main(["--run", str(runs["classifier"]), "--data", str(run.parent), "--beams", "3"])
 
@@ -59,9 +59,9 @@ def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):
     run, record = runs["classifier"], tmp_path / "record.json"
     flags = ["--run", str(run), "--data", str(run.parent), "--record", str(record)]
     evaluate.main([*flags, "--step", "0"])
-    found, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
-    assert found["weights"] == {"kind": "checkpoint", "steps": [0]}
-    assert found["metrics"] == final["test"]
+    actual, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert actual["weights"] == {"kind": "checkpoint", "steps": [0]}
+    assert actual["metrics"] == final["test"]
     assert "experiment, checkpoint weights of step 0, test: 1 examples" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="has no checkpoint of step 5: its checkpoints are those of steps 0"):
         evaluate.main([*flags, "--step", "5"])
@@ -76,13 +76,13 @@ def test_evaluation_of_a_test_set(runs, tmp_path, capsys):
     flags = ["--run", str(run), "--source", str(tmp_path / "test.jsonl"), "--document-field", "document"]
     flags += ["--reference-field", "a", "b", "--metrics", "ter", "--max-new-tokens", "5"]
     evaluate.main([*flags, "--record", str(tmp_path / "r.json"), "--output", str(tmp_path / "o.jsonl")])
-    found = json.loads((tmp_path / "r.json").read_text())
+    actual = json.loads((tmp_path / "r.json").read_text())
     translations = tj.load(run).translate(sources, max_new_tokens=5)
-    assert found["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, references).score
-    assert found["metrics"]["ter"] == sacrebleu.corpus_ter(translations, references).score
-    assert found["signatures"]["bleu"].startswith("nrefs:2|")
+    assert actual["metrics"]["chrf"] == sacrebleu.corpus_chrf(translations, references).score
+    assert actual["metrics"]["ter"] == sacrebleu.corpus_ter(translations, references).score
+    assert actual["signatures"]["bleu"].startswith("nrefs:2|")
     checksum = hashlib.sha256((tmp_path / "test.jsonl").read_bytes()).hexdigest()
-    assert (found["test_set"], found["examples"]) == ({str(tmp_path / "test.jsonl"): checksum}, 3)
+    assert (actual["test_set"], actual["examples"]) == ({str(tmp_path / "test.jsonl"): checksum}, 3)
     assert "test.jsonl: 3 examples" in " ".join(capsys.readouterr().out.split())
     outputs = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     scored = tj.load(run).outputs(sources, 1, max_new_tokens=5)
@@ -138,26 +138,28 @@ def many(tmp_path_factory) -> Path:
 def test_directions_of_a_split_and_of_a_test_set(many, tmp_path, capsys):
     flags = ["--run", str(many), "--record", str(tmp_path / "r.json"), "--output", str(tmp_path / "o.jsonl")]
     evaluate.main([*flags, "--data", str(many.parent), "--split", "validation"])
-    found = json.loads((tmp_path / "r.json").read_text())["metrics"]
-    assert found == json.loads((many / "result.json").read_text())["test"]
+    actual = json.loads((tmp_path / "r.json").read_text())["metrics"]
+    assert actual == json.loads((many / "result.json").read_text())["test"]
     outputs = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
-    scores = {one["direction"]: sacrebleu.corpus_chrf([one["output"]], [[one["reference"]]]).score for one in outputs}
+    scores = {
+        each["direction"]: sacrebleu.corpus_chrf([each["output"]], [[each["reference"]]]).score for each in outputs
+    }
     assert [*scores] == ["en-de", "de-en", "en-fr", "de-fr"]
-    assert {name: found[f"chrf:{name}"] for name in scores} == scores
-    assert found["chrf"] == pytest.approx(sum(scores.values()) / 4)
-    assert found["chrf:from-en"] == pytest.approx((scores["en-de"] + scores["en-fr"]) / 2)
-    assert found["chrf:zero-shot"] == scores["de-fr"]
+    assert {name: actual[f"chrf:{name}"] for name in scores} == scores
+    assert actual["chrf"] == pytest.approx(sum(scores.values()) / 4)
+    assert actual["chrf:from-en"] == pytest.approx((scores["en-de"] + scores["en-fr"]) / 2)
+    assert actual["chrf:zero-shot"] == scores["de-fr"]
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith(("│ en-", "│ de-", "│ to-en", "│ from-en", "│ zero-shot")) for line in lines) == 7
     names = {"en": "eng", "de": "German", "fr": "fra"}
     rows = [("sl", "tl", "source", "target")]
-    for one in outputs:
-        languages = [names[code] for code in one["direction"].split("-")]
-        rows.append((*languages, one["source"], one["reference"]))
+    for each in outputs:
+        languages = [names[code] for code in each["direction"].split("-")]
+        rows.append((*languages, each["source"], each["reference"]))
     (tmp_path / "test.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     evaluate.main([*flags, "--source", str(tmp_path / "test.tsv"), "--language-fields", "sl", "tl"])
     again = json.loads((tmp_path / "r.json").read_text())["metrics"]
-    assert again == {name: value for name, value in found.items() if name in again}
+    assert again == {name: value for name, value in actual.items() if name in again}
     assert {"chrf:to-en", "bleu:zero-shot", "exact_match:de-fr"} <= again.keys()
     with pytest.raises(UserError, match="has many languages: name those of the test set by --direction or"):
         evaluate.main([*flags, "--source", str(tmp_path / "test.tsv")])
@@ -170,8 +172,8 @@ def test_evaluation_on_a_mesh(runs, tmp_path):
     run, record = runs["decoder_lm"], tmp_path / "record.json"
     flags = ["--run", str(run), "--data", str(run.parent), "--record", str(record)]
     evaluate.main([*flags, "--mesh", "data=2,tensor=2"])
-    found, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
-    assert found["metrics"] == pytest.approx(final["test"], rel=1e-5)
+    actual, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert actual["metrics"] == pytest.approx(final["test"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -179,9 +181,9 @@ def test_int8_kernels_change_the_loss_a_little_and_are_recorded(runs, tmp_path):
     run, record, output = runs["seq2seq"], tmp_path / "record.json", tmp_path / "output.txt"
     flags = ["--run", str(run), "--quantize", "int8"]
     evaluate.main([*flags, "--data", str(run.parent), "--record", str(record)])
-    found, exact = (json.loads(path.read_text()) for path in (record, run / "result.json"))
-    assert found["quantization"] == "int8"
-    assert 0 < abs(found["metrics"]["loss"] - exact["test"]["loss"]) < 0.1
+    actual, exact = (json.loads(path.read_text()) for path in (record, run / "result.json"))
+    assert actual["quantization"] == "int8"
+    assert 0 < abs(actual["metrics"]["loss"] - exact["test"]["loss"]) < 0.1
     translate.main([*flags, "abc", "gh", "--output", str(output)])
     assert output.read_text().split("\n")[:2] == tj.load(run, quantization="int8").translate(["abc", "gh"])
     assert json.loads((tmp_path / "output.txt.provenance.json").read_text())["command"]["quantize"] == "int8"

@@ -24,8 +24,8 @@ def read(path, content: bytes, fields=TEXT) -> list[inputs.Line]:
 
 @pytest.mark.parametrize("name", ["in.txt", "in.txt.gz"])
 def test_lines_of_text(tmp_path, name):
-    found = read(tmp_path / name, "\ufeffä\tb\r\n\n c".encode())
-    assert found == [((text,), {"text": text}) for text in ("ä\tb", "", " c")]
+    actual = read(tmp_path / name, "\ufeffä\tb\r\n\n c".encode())
+    assert actual == [((text,), {"text": text}) for text in ("ä\tb", "", " c")]
 
 
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
@@ -78,10 +78,10 @@ def test_invalid_lines(tmp_path, name, content, fields, problem):
 def test_a_field_that_the_output_adds_is_refused(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b", "out": 1}\n')
-    found = Source([], path).lines(TEXT, ("out",))
-    assert next(found).texts == ("a",)
+    actual = Source([], path).lines(TEXT, ("out",))
+    assert next(actual).texts == ("a",)
     with pytest.raises(UserError, match="line 2: has a field 'out', a name that the output uses: rename the field"):
-        next(found)
+        next(actual)
     assert len(list(Source([], path).lines(TEXT))) == 2
 
 
@@ -153,9 +153,9 @@ def test_standard_input_may_be_empty(monkeypatch):
 
 
 def test_different_files_have_different_identities(tmp_path):
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.write_bytes(b"a" * 2**21)
+    single, other = tmp_path / "one", tmp_path / "other"
+    single.write_bytes(b"a" * 2**21)
     other.write_bytes(b"a" * (2**21 - 1) + b"b")
-    found = Source([], one).identity()
-    assert found == Source([], one).identity()
-    assert found | {"name": "other"} != Source([], other).identity()
+    actual = Source([], single).identity()
+    assert actual == Source([], single).identity()
+    assert actual | {"name": "other"} != Source([], other).identity()

@@ -73,9 +73,9 @@ def test_an_error_is_printed_and_the_next_text_is_answered(monkeypatch, capsys):
 
     typed(monkeypatch, "bad", "\udcff", "good")
     generation.answer_prompts(answer)
-    found = capsys.readouterr()
-    assert found.err.splitlines() == ["error: too long", "error: a text on the command line is not valid UTF-8"]
-    assert found.out == "good\n\n"
+    actual = capsys.readouterr()
+    assert actual.err.splitlines() == ["error: too long", "error: a text on the command line is not valid UTF-8"]
+    assert actual.out == "good\n\n"
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def test_lines_have_languages_and_prefixes(run, tmp_path, capsys):
         tj.Request("bca", "fr", "de", prefix="ab"),
         tj.Request("cab", "de", "en", prefix="c"),
     ]
-    found = tj.load(run).outputs(requests, 1)
-    expected = [output.text for (output,) in found]
+    actual = tj.load(run).outputs(requests, 1)
+    expected = [output.text for (output,) in actual]
     assert [expected[2][:2], expected[3][:1]] == ["ab", "c"]
     rows = [("abc", "", "", ""), ("abc", "French", "en", ""), ("bca", "fr", "deu", "ab"), ("cab", "de", "en", "c")]
     columns, records = tmp_path / "in.tsv", tmp_path / "in.jsonl"
@@ -46,7 +46,7 @@ def test_lines_have_languages_and_prefixes(run, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == expected
     translate.main([*flags, "--input", str(records), "--scores", "--output", str(tmp_path / "out.jsonl")])
     written = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
-    assert [(record["outputs"][0], record["scores"][0]) for record in written] == [tuple(out[:2]) for (out,) in found]
+    assert [(record["outputs"][0], record["scores"][0]) for record in written] == [tuple(out[:2]) for (out,) in actual]
     assert (written[0]["id"], written[2]["start"]) == (7, "ab")
     translate.main(["--run", str(run), "--to", "de", "--from", "English", "abc"])
     assert capsys.readouterr().out.splitlines() == expected[:1]
@@ -56,7 +56,7 @@ def test_pairs_have_languages(run, capsys):
     score.main(["--run", str(run), "--to", "de", "--from", "en", "--to-field", "to", "abc\tcba\t", "abc\tcba\tfr"])
     written = capsys.readouterr()
     expected = tj.load(run).score([("abc", "cba")] * 2, to=["de", "fr"], source_language="en")
-    assert written.out.splitlines() == [f"{found.total:.4f}\t4\tcba" for found in expected]
+    assert written.out.splitlines() == [f"{actual.total:.4f}\t4\tcba" for actual in expected]
     assert expected[0].total != expected[1].total
     assert "tokens: 8, texts: 2" in written.err
 
@@ -65,7 +65,7 @@ def test_the_page_of_attention_has_the_tags(run, tmp_path):
     page = tmp_path / "page.html"
     attention.main(["--run", str(run), "--to", "fr", "--from", "en", "abc", "--output", str(page)])
     (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text(encoding="utf-8"), re.DOTALL)
-    decoder = next(one for one in json.loads(data)["attentions"] if one["name"] == "decoder")
+    decoder = next(each for each in json.loads(data)["attentions"] if each["name"] == "decoder")
     assert decoder["keys"][:3] == ["<s>", "<2en>", "<2fr>"]
 
 
@@ -148,11 +148,11 @@ def test_what_determines_outputs_has_topics(tmp_path):
     options = parser.parse_args(["--run", "x", "--to", "de", "a"])
     decode = DecodeConfig(strategy="beam", beams=2, glossary=str(tmp_path / "terms.tsv"))
     model = types.SimpleNamespace(tokenizers=types.SimpleNamespace(placeholders=()))
-    found = []
+    actual = []
     for text in ("a\tb\n", "a\tc\n"):
         (tmp_path / "terms.tsv").write_text(text)
-        found.append(generation.Generation(options, None, decode, model).work(str).facts)
-        assert found[-1]["languages"] == {"target_language": "de"}
-        assert found[-1]["glossary"] == {"sha256": hashlib.sha256(text.encode()).hexdigest()}
-    (change,) = outputs.fact_differences(*found)
+        actual.append(generation.Generation(options, None, decode, model).work(str).facts)
+        assert actual[-1]["languages"] == {"target_language": "de"}
+        assert actual[-1]["glossary"] == {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (change,) = outputs.fact_differences(*actual)
     assert change.startswith("glossary.sha256: ")

@@ -50,18 +50,18 @@ def test_the_options_that_determine_results_are_compared_on_resume(source):
     given = options(source, output=None)
     given.top = 5
     work = lines.Work(given, iter, list, dict, (), settings=("top",), facts={"decode": {"beams": 4}})
-    found = lines.settings_facts(work)
-    assert found["command"] == {"field": "text", "top": 5, "on_long_line": "stop"}
-    assert found["decode"] == {"beams": 4}
-    assert set(found) == {"command", "decode", "run"}
+    actual = lines.settings_facts(work)
+    assert actual["command"] == {"field": "text", "top": 5, "on_long_line": "stop"}
+    assert actual["decode"] == {"beams": 4}
+    assert set(actual) == {"command", "decode", "run"}
 
 
 def test_outputs_before_a_bad_line_are_written(source, tmp_path):
     source.write_bytes(b"one\ntwo\nthree\nfour\nfive\nsix\n\xff\n")
     with pytest.raises(UserError, match="line 7: not valid UTF-8"):
         echo(source, tmp_path / "out.txt", resume=False, sleep=0)
-    found = (tmp_path / "out.txt.partial").read_text().split()
-    assert found == [text for text in ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX") for _ in range(2)]
+    actual = (tmp_path / "out.txt.partial").read_text().split()
+    assert actual == [text for text in ("ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX") for _ in range(2)]
 
 
 def test_the_lines_after_a_bad_one_may_be_corrected(source, tmp_path):
@@ -95,16 +95,16 @@ def test_long_lines_are_marked_and_counted(source, tmp_path, capsys, name):
     plain = {"truncate": ["a", "bb", "c", "dd"], "skip": ["a", "", "c", ""]}
     texts = ["a", "bbb", "c", "ddd"]
     for action, said in (("truncate", "truncated"), ("skip", "skipped")):
-        found = run(action)
+        actual = run(action)
         told = f"2 lines were too long for the model and were {said}; the first is {source}, line 2\n"
         assert capsys.readouterr().err == told
         if name == "out.txt":
-            assert found == plain[action]
+            assert actual == plain[action]
             continue
         outs = [None if text == "" else text for text in plain[action]]
         marks = [{}, {"too_long": action}] * 2
         expected = [{"text": text, "out": out, **mark} for text, out, mark in zip(texts, outs, marks, strict=True)]
-        assert [json.loads(line) for line in found] == expected
+        assert [json.loads(line) for line in actual] == expected
     sentence = "in.txt, line 2: the text has 3 tokens, but the model takes at most 2: shorten it, or add --on-long-line"
     with pytest.raises(UserError, match=sentence):
         run("stop")
@@ -184,10 +184,10 @@ def shown(source: Source, *, terminal: bool, done: int = 0, wanted: bool = True)
 
 def test_progress_on_a_terminal(source):
     source.write_bytes(b"a\n" * 4)
-    found = shown(Source([], source), terminal=True, done=1200)
-    assert "1,203 lines" in found
-    assert "lines/s" in found
-    assert "75%" in found
+    actual = shown(Source([], source), terminal=True, done=1200)
+    assert "1,203 lines" in actual
+    assert "lines/s" in actual
+    assert "75%" in actual
     assert shown(Source([], source), terminal=False) == ""
     assert shown(Source([], source), terminal=True, wanted=False) == ""
 
@@ -205,6 +205,6 @@ def test_no_share_of_an_unknown_size(kind, tmp_path, monkeypatch):
         monkeypatch.setattr("sys.stdin", os.fdopen(reader))
         path = Path(f"/dev/fd/{reader}")
     given = {"arguments": (["a", "b", "c"], None), "standard input": ([], None)}
-    found = shown(Source(*given.get(kind, ([], path))), terminal=True)
-    assert "3 lines" in found
-    assert "%" not in found
+    actual = shown(Source(*given.get(kind, ([], path))), terminal=True)
+    assert "3 lines" in actual
+    assert "%" not in actual

@@ -245,13 +245,13 @@ def test_a_link_is_kept_and_its_target_is_written(source):
 def test_a_pipe_is_written_to_and_kept(source):
     pipe = source.with_name("pipe")
     os.mkfifo(pipe)
-    found = []
-    reader = threading.Thread(target=lambda: found.append(pipe.read_text(encoding="utf-8")), daemon=True)
+    actual = []
+    reader = threading.Thread(target=lambda: actual.append(pipe.read_text(encoding="utf-8")), daemon=True)
     reader.start()
     echo(source, pipe, resume=False, sleep=0)
     assert pipe.is_fifo()
     reader.join(20)
-    assert found == [whole_text("pipe")]
+    assert actual == [whole_text("pipe")]
     assert left(source.parent) == ["pipe"]
 
 

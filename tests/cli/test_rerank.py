@@ -74,13 +74,13 @@ def test_tuned_weights_are_stored_and_applied(nbest, tmp_path, capsys):
     rerank.main([*nbest, "--weights", str(weights), "--output", str(output)])
     records = [json.loads(line) for line in output.read_text().splitlines()]
     chosen = [record["output"] for record in records]
-    found = {"tuned": sacrebleu.BLEU().corpus_score(chosen, [REFERENCES]).score}
+    actual = {"tuned": sacrebleu.BLEU().corpus_score(chosen, [REFERENCES]).score}
     for name in ("scores", "length", "other", "risk"):
         rerank.main([*nbest, "--feature", name])
         alone = capsys.readouterr().out.splitlines()
-        found[name] = sacrebleu.BLEU().corpus_score(alone, [REFERENCES]).score
-        assert found[name] <= found["tuned"]
-    assert saved["scores"] | {"risk": 0} == pytest.approx(found | {"risk": 0})  # here chosen by chrF, there by BLEU
+        actual[name] = sacrebleu.BLEU().corpus_score(alone, [REFERENCES]).score
+        assert actual[name] <= actual["tuned"]
+    assert saved["scores"] | {"risk": 0} == pytest.approx(actual | {"risk": 0})  # here chosen by chrF, there by BLEU
     assert records[0]["features"]["length"] == len(chosen[0])
     assert records[1]["text"] == "zwei"
     rerank.main([*nbest, "--weights", str(weights), "--metric", "bleu", "--language", "en"])
@@ -188,9 +188,9 @@ def test_runs_score_outputs_given_texts_and_texts_given_outputs(tmp_path):
     folder = finish("seq2seq", tmp_path, data)
     path = write(tmp_path / "n.jsonl", [["a b", "b a", "a b"], ["b"], ["c", "a c"]])
     pools = rerank.read_pools(rerank.parser().parse_args([path]))
-    found = rerank.compute_features(pools, [f"forward={folder}", f"reverse={folder}"], rerank.Metric("chrf"))
+    actual = rerank.compute_features(pools, [f"forward={folder}", f"reverse={folder}"], rerank.Metric("chrf"))
     run = tj.load(folder)
-    for text, rows, outputs in zip(TEXTS, found, [["a b", "b a"], ["b"], ["c", "a c"]], strict=True):
+    for text, rows, outputs in zip(TEXTS, actual, [["a b", "b a"], ["b"], ["c", "a c"]], strict=True):
         forward = [each.total for each in run.score([(text, output) for output in outputs])]
         reverse = [each.total for each in run.score([(output, text) for output in outputs])]
         np.testing.assert_allclose(rows, np.transpose([forward, reverse]), rtol=1e-5)

@@ -22,36 +22,36 @@ def run(folder, labels=None, **data) -> tj.Run:
 
 def test_a_finished_translator(tmp_path):
     folder = write_run(tmp_path / "run")
-    found = describe_run(run(folder))
+    actual = describe_run(run(folder))
     result = json.loads((folder / "result.json").read_text())
     titles = {"BLEU": "bleu", "chrF": "chrf", "Exact match": "exact_match"}
-    assert [one["title"] for one in found["metrics"]] == list(titles)
-    for one in found["metrics"]:
-        name = titles[one["title"]]
-        assert float(one["value"].removesuffix(" %")) == pytest.approx(result["test"][name], abs=0.005)
-        assert one["signature"] == SIGNATURES.get(name, "")
-    assert (found["split"], found["languages"], found["labels"]) == ("test", ("en", "de"), None)
-    assert found["facts"][0] == "710 k parameters"  # 66,048 + 131,712 + 512,000
-    assert found["facts"][-1] == "trained for 40 steps on 36 k tokens"
+    assert [each["title"] for each in actual["metrics"]] == list(titles)
+    for each in actual["metrics"]:
+        name = titles[each["title"]]
+        assert float(each["value"].removesuffix(" %")) == pytest.approx(result["test"][name], abs=0.005)
+        assert each["signature"] == SIGNATURES.get(name, "")
+    assert (actual["split"], actual["languages"], actual["labels"]) == ("test", ("en", "de"), None)
+    assert actual["facts"][0] == "710 k parameters"  # 66,048 + 131,712 + 512,000
+    assert actual["facts"][-1] == "trained for 40 steps on 36 k tokens"
 
 
 def test_examples_are_those_of_the_run(tmp_path):
     folder = write_run(tmp_path / "run")
     rows = json.loads((folder / "outputs" / "test.json").read_text())["outputs"]
     pairs = {row["source"]: row["reference"] for row in rows}
-    found = describe_run(run(folder))["examples"]
-    assert len({one["text"] for one in found}) == len(found) == EXAMPLES
-    assert all(pairs[one["text"]] == one["reference"] and len(one["text"]) <= LONGEST for one in found)
-    assert found == describe_run(run(folder))["examples"]
+    actual = describe_run(run(folder))["examples"]
+    assert len({each["text"] for each in actual}) == len(actual) == EXAMPLES
+    assert all(pairs[each["text"]] == each["reference"] and len(each["text"]) <= LONGEST for each in actual)
+    assert actual == describe_run(run(folder))["examples"]
 
 
 def test_examples_of_many_languages_name_theirs():
     """The same source with two targets is two examples."""
     rows = [("a", "b", "en-de"), ("a", "c", "en-pt_BR"), ("d", "e", "de-en")]
     records = [{"source": s, "reference": r, "output": "", "direction": name} for s, r, name in rows]
-    found = examples(Outputs.from_json({"outputs": records}))
+    actual = examples(Outputs.from_json({"outputs": records}))
     by_hand = [("en", "de"), ("en", "pt_BR"), ("de", "en")]
-    assert sorted(found, key=lambda one: one["reference"]) == [
+    assert sorted(actual, key=lambda pair: pair["reference"]) == [
         {"text": s, "reference": r, "source_language": source, "target_language": target}
         for (s, r, _), (source, target) in zip(rows, by_hand, strict=True)
     ]
@@ -59,38 +59,38 @@ def test_examples_of_many_languages_name_theirs():
 
 def test_a_run_that_has_not_finished(tmp_path):
     folder = write_run(tmp_path / "run", tested=False)
-    found = describe_run(run(folder))
-    assert found["split"] == "validation"
-    assert [one["value"] for one in found["metrics"]] == ["30.00", "50.00", "10.00 %"]
-    assert found["examples"]
+    actual = describe_run(run(folder))
+    assert actual["split"] == "validation"
+    assert [each["value"] for each in actual["metrics"]] == ["30.00", "50.00", "10.00 %"]
+    assert actual["examples"]
 
 
 def test_a_folder_with_only_a_config(tmp_path):
     folder = write_run(tmp_path / "run", tested=False)
     for path in [*folder.glob("*.jsonl"), *folder.glob("outputs/*"), folder / "model.json"]:
         path.unlink()
-    found = describe_run(run(folder))
-    assert (found["metrics"], found["examples"]) == ([], [])
-    assert found["facts"] == ["6 + 6 layers", "width 512", "8 heads"]
+    actual = describe_run(run(folder))
+    assert (actual["metrics"], actual["examples"]) == ([], [])
+    assert actual["facts"] == ["6 + 6 layers", "width 512", "8 heads"]
 
 
 def test_scores_are_those_of_the_model_that_is_served(tmp_path):
     """Regression test: an ensemble, or a quantized run, had the scores and the size of the run alone."""
     alone = run(write_run(tmp_path / "run"))
     params = {"kernel": np.zeros((30, 100))}, {"kernel": np.zeros((20, 100))}
-    found = describe_run(dataclasses.replace(alone, ensemble=(tmp_path / "other",), params=params))
-    assert (found["metrics"], found["facts"]) == ([], ["ensemble of 2 models", "5,000 parameters together"])
+    actual = describe_run(dataclasses.replace(alone, ensemble=(tmp_path / "other",), params=params))
+    assert (actual["metrics"], actual["facts"]) == ([], ["ensemble of 2 models", "5,000 parameters together"])
     quantized = dataclasses.replace(alone.config.model, quantization="int8")
-    found = describe_run(dataclasses.replace(alone, config=dataclasses.replace(alone.config, model=quantized)))
-    assert (found["metrics"], found["facts"][-1]) == ([], "quantized: int8")
+    actual = describe_run(dataclasses.replace(alone, config=dataclasses.replace(alone.config, model=quantized)))
+    assert (actual["metrics"], actual["facts"][-1]) == ([], "quantized: int8")
 
 
 def test_other_families(tmp_path):
-    found = describe_run(run(write_run(tmp_path / "labels", family="classifier"), labels=("de", "en")))
-    assert [one["title"] for one in found["metrics"]] == ["Accuracy", "Loss"]
-    assert (found["languages"], found["labels"]) == (None, ("de", "en"))
-    found = describe_run(run(write_run(tmp_path / "text", family="decoder_lm")))
-    assert [one["title"] for one in found["metrics"]] == ["Loss"]
+    actual = describe_run(run(write_run(tmp_path / "labels", family="classifier"), labels=("de", "en")))
+    assert [each["title"] for each in actual["metrics"]] == ["Accuracy", "Loss"]
+    assert (actual["languages"], actual["labels"]) == (None, ("de", "en"))
+    actual = describe_run(run(write_run(tmp_path / "text", family="decoder_lm")))
+    assert [each["title"] for each in actual["metrics"]] == ["Loss"]
 
 
 def test_languages_that_nobody_set_are_not_told(tmp_path):

@@ -22,10 +22,10 @@ def test_unknown_tokens_are_counted():
     shown = "perplexity 2.718 (tokens: 4, texts: 1, unknown tokens: 2, whose texts change no score)"
     assert str(totals) == shown
     words = WordTokenizer(["a"])
-    found = score.score_fields(Scored(words.encode("a b c"), [-1.0, -2.0, -3.0]), words, per_token=False)
-    assert found == {"log_probability": -6.0, "tokens": 3, "unknown_tokens": 2}
-    found = score.score_fields(Scored(words.encode("a b"), [-1.0, -2.0]), words, per_token=True)
-    assert (found["tokens"], found["unknown_tokens"]) == (["a", "<unk>"], 1)
+    actual = score.score_fields(Scored(words.encode("a b c"), [-1.0, -2.0, -3.0]), words, per_token=False)
+    assert actual == {"log_probability": -6.0, "tokens": 3, "unknown_tokens": 2}
+    actual = score.score_fields(Scored(words.encode("a b"), [-1.0, -2.0]), words, per_token=True)
+    assert (actual["tokens"], actual["unknown_tokens"]) == (["a", "<unk>"], 1)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ HEAVY = {"jax", "flax", "optax", "orbax", "torch"}
 
 def run_without_cache_settings(program: str, cache: Path, *flags: str, **variables: str) -> str:
     """Returns the output of a process with a user cache folder and no variable of JAX's cache set."""
-    kept = {name: value for name, value in os.environ.items() if "CACHE" not in name}
-    environment = {**kept, "XDG_CACHE_HOME": str(cache), "HOME": str(cache), **variables}
+    remaining = {name: value for name, value in os.environ.items() if "CACHE" not in name}
+    environment = {**remaining, "XDG_CACHE_HOME": str(cache), "HOME": str(cache), **variables}
     done = subprocess.run(
         [sys.executable, "-c", program, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
@@ -44,8 +44,8 @@ for script, flag in {calls!r}:
         pass
     print("loaded:", script, flag, sorted({HEAVY!r} & sys.modules.keys()))
 """
-    found = [line for line in run_without_cache_settings(program, tmp_path).splitlines() if line.startswith("loaded:")]
-    assert found == [f"loaded: {script} {flag} []" for script, flag in calls]
+    actual = [line for line in run_without_cache_settings(program, tmp_path).splitlines() if line.startswith("loaded:")]
+    assert actual == [f"loaded: {script} {flag} []" for script, flag in calls]
 
 
 @pytest.fixture

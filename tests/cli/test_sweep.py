@@ -108,8 +108,8 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert group["interval"] == pytest.approx({"loss": 6.353, "bleu": 63.53}, rel=1e-4)
     output = capfd.readouterr().out
     assert output.count("training") == 1
-    found = json.loads((folder / "results.json").read_text())
-    assert [result["settings"] for result in found] == [["seed=1"], ["seed=0"]]
+    actual = json.loads((folder / "results.json").read_text())
+    assert [result["settings"] for result in actual] == [["seed=1"], ["seed=0"]]
     with pytest.raises(UserError, match=r"is a sweep of another config \(model.dim: 16 -> 32\); choose "):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
     saved = json.loads((folder / "sweep.json").read_text())
@@ -216,8 +216,8 @@ def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):
         "data.train=a%252Fb.tsv,seed=3",
         "data.train=a%2Fb.tsv,seed=3",
     ]
-    found = json.loads((folder / "results.json").read_text())
-    assert [result["settings"][0] for result in found] == ["data.train=a/b.tsv", "data.train=a%2Fb.tsv"]
+    actual = json.loads((folder / "results.json").read_text())
+    assert [result["settings"][0] for result in actual] == ["data.train=a/b.tsv", "data.train=a%2Fb.tsv"]
 
 
 def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, monkeypatch, capfd):
@@ -234,13 +234,13 @@ def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, m
         sweep.main([*arguments, "--sweep", settings, "--jobs", "0"])
     assert "--jobs: 0 is not an integer of at least 1" in capfd.readouterr().err
     sweep.main([*arguments, "--sweep", settings, "--choose", "optim.learning_rate", "--record", str(record)])
-    found = json.loads(record.read_text())
-    assert [(group["settings"], group["seeds"]) for group in found["groups"]] == [
+    actual = json.loads(record.read_text())
+    assert [(group["settings"], group["seeds"]) for group in actual["groups"]] == [
         (["variant=x", "optim.learning_rate=1.5"], 2),
         (["variant=y", "optim.learning_rate=1.5"], 2),
     ]
-    assert len(found["runs"]) == 2 * 4 + 2  # all values with the first seed
-    assert found["runs"][2]["settings"][1] == "optim.learning_rate=2.5" and found["runs"][2]["validation"] == {
+    assert len(actual["runs"]) == 2 * 4 + 2  # all values with the first seed
+    assert actual["runs"][2]["settings"][1] == "optim.learning_rate=2.5" and actual["runs"][2]["validation"] == {
         "loss": 0.25
     }
     started = json.loads((folder / "variant=y,optim.learning_rate=1.5,seed=1" / "started.json").read_text())

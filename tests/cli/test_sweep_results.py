@@ -16,9 +16,9 @@ def test_validation_metrics_are_those_of_the_tested_weights(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(json.dumps({"tokens": 6, "seconds": 2, "test": {}, **validation}))
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "group": "validation", "loss": 3.0}')
-    found = sweep.read_results(tmp_path, [("seed=0",), ("seed=1",)])
-    assert [result["validation"] for result in found.values()] == [{"loss": 3.0}, {"loss": 1.0}]
-    assert {result["tokens_per_second"] for result in found.values()} == {3.0}
+    actual = sweep.read_results(tmp_path, [("seed=0",), ("seed=1",)])
+    assert [result["validation"] for result in actual.values()] == [{"loss": 3.0}, {"loss": 1.0}]
+    assert {result["tokens_per_second"] for result in actual.values()} == {3.0}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_narrow_terminal_shows_the_metric_alone(width, shown, monkeypatch, cap
     means = {"loss": 2.5, "bleu": 20.0, "chrf": 40.0}
     group = {"settings": ("seed=0",), "seeds": 1, "parameters": 1000, "tokens_per_second": 10.0, "mean": means}
     group |= {"interval": dict.fromkeys(means), "at_equal_seconds": {"mean": 19.0, "interval": None}}
-    found = {"groups": [group], "metric": "bleu", "equal_seconds": 7.0, "runs": [{}]}
-    sweep.print_results(argparse.Namespace(record=None, plot=None), found)
+    actual = {"groups": [group], "metric": "bleu", "equal_seconds": 7.0, "runs": [{}]}
+    sweep.print_results(argparse.Namespace(record=None, plot=None), actual)
     output = capsys.readouterr().out
     assert {name for name in means if f" {name} " in output.replace("validation bleu", "")} == shown
     assert "20" in output and "19" in output
@@ -73,12 +73,12 @@ def test_a_record_is_written_before_it_is_shown(tmp_path, monkeypatch, capsys):
     means = {"x=1": {"bleu": 20.0}, "x=2": {"bleu": 30.0, "unknown_outputs": 4.5}}
     facts = {"seeds": 1, "parameters": 8, "tokens_per_second": 1.0}
     groups = [{"settings": (x,), "mean": mean, "interval": dict.fromkeys(mean)} | facts for x, mean in means.items()]
-    found = {"groups": groups, "metric": "bleu", "equal_seconds": None, "runs": [{}, {}]}
+    actual = {"groups": groups, "metric": "bleu", "equal_seconds": None, "runs": [{}, {}]}
     options = argparse.Namespace(record=tmp_path / "record.json", plot=None)
-    sweep.print_results(options, found)
+    sweep.print_results(options, actual)
     rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row[4:]] for row in rows] == [["20", "no value"], ["30", "4.5"]]
     monkeypatch.setattr(sweep, "result_table", None)
     with pytest.raises(TypeError):
-        sweep.print_results(options, {**found, "runs": []})
+        sweep.print_results(options, {**actual, "runs": []})
     assert json.loads((tmp_path / "record.json").read_text())["runs"] == []

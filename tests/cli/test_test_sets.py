@@ -25,10 +25,10 @@ def test_lines_with_several_references(tmp_path):
     (tmp_path / "r").write_text("A\nB\nC\n")
     with gzip.open(tmp_path / "q.gz", "wt") as file:
         file.write("1\n2\n3\n")
-    found = read("--source", tmp_path / "s", "--reference", tmp_path / "r", tmp_path / "q.gz")
-    assert found == [Segment("a b", ("A", "1")), Segment("", ("B", "2")), Segment("c", ("C", "3"))]
-    found = read("--source", tmp_path / "s", "--reference", tmp_path / "r", "--direction", "en-pt_BR")
-    assert found[0] == Segment("a b", ("A",), "en-pt_BR")
+    actual = read("--source", tmp_path / "s", "--reference", tmp_path / "r", tmp_path / "q.gz")
+    assert actual == [Segment("a b", ("A", "1")), Segment("", ("B", "2")), Segment("c", ("C", "3"))]
+    actual = read("--source", tmp_path / "s", "--reference", tmp_path / "r", "--direction", "en-pt_BR")
+    assert actual[0] == Segment("a b", ("A",), "en-pt_BR")
     assert read() is None
 
 
@@ -54,8 +54,8 @@ def test_records_of_tsv_and_jsonl(tmp_path):
     assert read("--source", tmp_path / "a.tsv", *flags, "ref", "ref2") == expected
     assert read("--source", tmp_path / "a.jsonl", *flags, "refs") == expected
     (tmp_path / "c.tsv").write_text("source\ttarget\tb\nx\ty\t\nz\tu\tv\n")
-    found = read("--source", tmp_path / "c.tsv", "--reference-field", "target", "b")
-    assert [segment.references for segment in found] == [("y",), ("u", "v")]
+    actual = read("--source", tmp_path / "c.tsv", "--reference-field", "target", "b")
+    assert [segment.references for segment in actual] == [("y",), ("u", "v")]
     (tmp_path / "n.jsonl").write_text('{"source": "a", "target": "b", "doc": null}\n')
     assert read("--source", tmp_path / "n.jsonl", "--document-field", "doc") == [Segment("a", ("b",))]
     (tmp_path / "d.tsv").write_text("source\ttarget\ttarget\nx\ty\tz\n")

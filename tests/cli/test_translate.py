@@ -52,9 +52,9 @@ def test_unknown_tokens_are_written_and_counted(run, capsys):
 def test_an_evaluation_has_the_share_of_outputs_with_unknown_tokens(run, tmp_path, capsys):
     record = tmp_path / "found.json"
     evaluate.main(["--run", str(run), "--data", str(run.parent), "--record", str(record), "--unknown", "copy"])
-    found = json.loads(record.read_text())
-    assert 0 <= found["metrics"]["unknown_outputs"] <= 100
-    assert found["decode"]["unknown"] == "copy"
+    actual = json.loads(record.read_text())
+    assert 0 <= actual["metrics"]["unknown_outputs"] <= 100
+    assert actual["decode"]["unknown"] == "copy"
     assert "unknown_outputs" in capsys.readouterr().out
 
 

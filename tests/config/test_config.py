@@ -257,8 +257,8 @@ def test_averages_that_are_not_used_are_named(train, unused):
 )
 def test_a_schedule_that_warm_up_leaves_no_steps_is_named(schedule, steps, unused):
     optim = OptimConfig(schedule=schedule, learning_rate=1e-3, warmup_steps=10)
-    found = Config(optim=optim, train=TrainConfig(steps=steps), data=DataConfig(source="cldr_translation"))
-    assert [sentence.split("=")[0] for sentence in found.without_effect()] == ["optim.schedule"] * unused
+    actual = Config(optim=optim, train=TrainConfig(steps=steps), data=DataConfig(source="cldr_translation"))
+    assert [sentence.split("=")[0] for sentence in actual.without_effect()] == ["optim.schedule"] * unused
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ def test_a_schedule_that_warm_up_leaves_no_steps_is_named(schedule, steps, unuse
 )
 def test_choices_of_the_architecture_without_effect_are_named(model, unused):
     data = DataConfig(source="stdlib_text", batching="windows")
-    found = Config(model=ModelConfig(family="decoder_lm", **model), data=data).without_effect()
-    assert len(found) == len(unused) and all(map(str.startswith, found, unused))
+    actual = Config(model=ModelConfig(family="decoder_lm", **model), data=data).without_effect()
+    assert len(actual) == len(unused) and all(map(str.startswith, actual, unused))
 
 
 def test_only_translation_has_two_vocabularies():

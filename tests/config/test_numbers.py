@@ -11,6 +11,6 @@ def test_significant_digits():
 
 
 def test_whole_numbers_are_exact():
-    found = significant([123_456_789, 1_234_567.0, 2.0, float(2**60)], 3)
-    assert found == [123_456_789, 1_234_567, 2, 1.15e18]
-    assert [type(number) for number in found] == [int, int, int, float]
+    actual = significant([123_456_789, 1_234_567.0, 2.0, float(2**60)], 3)
+    assert actual == [123_456_789, 1_234_567, 2, 1.15e18]
+    assert [type(number) for number in actual] == [int, int, int, float]

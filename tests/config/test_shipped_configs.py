@@ -65,7 +65,7 @@ def model_of(location: str):
     return registry.build(ModelConfig(**{**vars(cfg.model), **sizes}))
 
 
-@pytest.mark.parametrize("location", rest_slow({Path(one).name: one for one in FIRST + OTHERS}, len(FIRST)))
+@pytest.mark.parametrize("location", rest_slow({Path(each).name: each for each in FIRST + OTHERS}, len(FIRST)))
 def test_parameters_have_shapes(location):
     model = model_of(location)
     params = jax.eval_shape(lambda: registry.init(model, jax.random.key(0)))
@@ -110,18 +110,18 @@ def test_fine_tuning_keeps_the_architecture_of_a_run(tmp_path):
     sizes = {"dim": 8, "num_heads": 2, "token_types": 2, "num_classes": 2}
     encoder = ModelConfig(family="classifier", pooling="first", pooler=True, **sizes)
     config.save(Config(model=encoder, data=DataConfig(source="jsonl", train="a.jsonl")), tmp_path / "config.json")
-    found = read_config(location)
-    changed = {name for name, value in vars(encoder).items() if getattr(found.model, name) != value}
+    actual = read_config(location)
+    changed = {name for name, value in vars(encoder).items() if getattr(actual.model, name) != value}
     assert changed == {"num_classes", "pooling", "pooler"}
-    assert (found.train.start_from, found.data.tokenizer_file) == (str(tmp_path), str(tmp_path))
+    assert (actual.train.start_from, actual.data.tokenizer_file) == (str(tmp_path), str(tmp_path))
 
 
 def test_fine_tuning_of_a_masked_language_model(tmp_path):
     encoder = ModelConfig(family="masked_lm", dim=8, num_heads=2, head_transform=True, output_bias=True)
     data = DataConfig(source="text", train="a", batching="windows", objective="masked_tokens")
     config.save(Config(model=encoder, data=data), tmp_path / "config.json")
-    found = read_config(f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}").model
-    assert (found.family, found.dim, found.head_transform, found.output_bias) == ("classifier", 8, False, False)
+    actual = read_config(f"{FOLDER / 'finetune_rt_polarity.py'}:{tmp_path}").model
+    assert (actual.family, actual.dim, actual.head_transform, actual.output_bias) == ("classifier", 8, False, False)
 
 
 def test_fine_tuning_needs_an_encoder(tmp_path):
@@ -137,7 +137,7 @@ def test_every_config_shows_its_command():
 
 def test_recorded_results_are_those_of_the_present_configs():
     """By the number of steps, which most changes of a recipe change."""
-    found = 0
+    actual = 0
     for path in sorted((FOLDER / "results").glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         _, *flags = shlex.split(record["command"])[1:]
@@ -149,5 +149,5 @@ def test_recorded_results_are_those_of_the_present_configs():
             settings = [f"--config.{setting}" for setting in run.get("settings", []) if "seed=" not in setting]
             steps = read_config(str(FOLDER.parent / location), (*overrides, *settings)).train.steps
             assert steps == (record.get("common", {}) | run)["steps"], path.name
-        found += 1
-    assert found > 15
+        actual += 1
+    assert actual > 15

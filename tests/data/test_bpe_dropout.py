@@ -36,12 +36,12 @@ def probabilities(pieces: tuple[str, ...], ranks: dict[tuple[str, ...], int], ra
     """Returns the probability of each segmentation: the first merge by rank that is not left out, and so on."""
     pairs = enumerate(itertools.pairwise(pieces))
     places = [place for _, place in sorted((ranks[pair], place) for place, pair in pairs if pair in ranks)]
-    found = Counter({pieces: rate ** len(places)})
+    actual = Counter({pieces: rate ** len(places)})
     for left_out, place in enumerate(places):
         merged = (*pieces[:place], pieces[place] + pieces[place + 1], *pieces[place + 2 :])
         for result, probability in probabilities(merged, ranks, rate).items():
-            found[result] += rate**left_out * (1 - rate) * probability
-    return found
+            actual[result] += rate**left_out * (1 - rate) * probability
+    return actual
 
 
 def test_segmentations_have_the_probabilities_of_the_algorithm():

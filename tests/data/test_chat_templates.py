@@ -78,8 +78,8 @@ def test_conversations_with_blank_sides_are_dropped(checkpoint, tmp_path):
     corpus = load_corpus(config(checkpoint), tmp_path)
     assert len(corpus.train) == 3
     assert corpus.left_out["train"]["blank texts"] == 3
-    kept = load_corpus(config(checkpoint, filters=FilterConfig(blank_sides=False)), tmp_path)
-    assert len(kept.train) == 6
+    remaining = load_corpus(config(checkpoint, filters=FilterConfig(blank_sides=False)), tmp_path)
+    assert len(remaining.train) == 6
 
 
 def test_arguments_of_calls_are_objects_as_templates_read_them(checkpoint):

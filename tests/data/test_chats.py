@@ -103,20 +103,20 @@ def test_labels_are_the_tokens_of_the_assistant(checkpoint, tmp_path):
     corpus = load_corpus(cfg, tmp_path)
     tokenizers = train_tokenizers(cfg.data, corpus.train)
     batch = next(train_batches(cfg, corpus, tokenizers))
-    found = set()
+    actual = set()
     for tokens, targets, segments in zip(*(batch[key] for key in ("tokens", "targets", "segments")), strict=True):
         for number in range(1, segments.max() + 1):
             ids, labels = tokens[segments == number], targets[segments == number]
             text, answers = tokenizers.target.backend_tokenizer.decode(ids, skip_special_tokens=False), []
             for label in labels[labels != IGNORED]:
                 answers.append(tokenizers.target.special.name(label) or tokenizers.target.decode([label]))
-            found.add((text, "".join(answers)))
+            actual.add((text, "".join(answers)))
     expected = set()
     for messages in chats.CHATS:
         text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
         answers = "".join(f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant")
         expected.add((text.removesuffix("\n"), answers.replace("Ä", "\ufffd\ufffd")))
-    assert found == expected
+    assert actual == expected
     assert 2 in tokenizers.target.special.eos and 2 not in json.loads((checkpoint / "config.json").read_text()).values()
 
 
@@ -150,7 +150,7 @@ def test_long_conversations_are_counted(policy, checkpoint, tmp_path, caplog):
     assert ("dropped" in told) is (policy == "drop") and told.endswith("increase data.window")
     evaluated = list(evaluation_batches(cfg, corpus.validation, tokenizers))
     answers = [
-        sum(encode_chat(tokenizers.target, Chat.from_json(one["messages"])).answers[:121]) for one in corpus.train
+        sum(encode_chat(tokenizers.target, Chat.from_json(each["messages"])).answers[:121]) for each in corpus.train
     ]
     assert sum((batch["targets"] != IGNORED).sum() for batch in evaluated) == sum(answers)
 
@@ -301,10 +301,10 @@ def test_a_template_survives_a_changed_vocabulary(source, checkpoint, tmp_path):
         tokenizer = train_tokenizers(cfg.data, [{"messages": Chat.read(PAIR).to_json()}], tmp_path).target
         assert tokenizer.special.name(tokenizer.special.eos[-1]) == "<|im_end|>"
     text = Chat.read(chats.CHATS[1]).to_json()
-    kept = needed_tokens(tokenizer, tokenizer.encode(written_text(tokenizer, text)))
-    for changed in (trim(tokenizer, kept), extend(tokenizer, ["Ġtranslator"], ["<br>"], ["de"])):
+    remaining = needed_tokens(tokenizer, tokenizer.encode(written_text(tokenizer, text)))
+    for changed in (trim(tokenizer, remaining), extend(tokenizer, ["Ġtranslator"], ["<br>"], ["de"])):
         assert changed.tokenizer.vocab_size != tokenizer.vocab_size
-        after, before = (encode_chat(one, Chat.from_json(text)) for one in (changed.tokenizer, tokenizer))
+        after, before = (encode_chat(each, Chat.from_json(text)) for each in (changed.tokenizer, tokenizer))
         assert [changed.rows[i][0] for i in after.ids] == before.ids and after.answers == before.answers
         assert tuple(changed.rows[i][0] for i in changed.tokenizer.special.eos) == tokenizer.special.eos
 
@@ -335,10 +335,10 @@ def test_a_spelled_name_changes_no_other_token(scheme, stripping):
         chats.chat("the cat", " How </s>\n", "</s>", "sat"),
     ):
         chat = Chat.read(messages)
-        found = encode_chat(tokenizer, chat)
+        actual = encode_chat(tokenizer, chat)
         expected = plain.encode(written_text(tokenizer, chat.to_json())).ids
-        assert found.ids == expected
-        assert found.ids.count(2) == len(messages) and 3 not in found.ids
+        assert actual.ids == expected
+        assert actual.ids.count(2) == len(messages) and 3 not in actual.ids
 
 
 def test_where_a_template_is_looked_for(tmp_path):

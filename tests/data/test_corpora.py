@@ -75,8 +75,8 @@ def test_sources_have_the_space_of_the_keyboard_and_targets_those_of_the_languag
 def test_full_dates_are_phrases():
     book = PhraseBook(("en", "de"))
     phrases = (book.phrase(random.Random(seed)) for seed in range(100_000))
-    found = ((re.fullmatch(r"Tuesday, March (\d+), (\d+)", source), target) for source, target in phrases)
-    date, target = next((date, target) for date, target in found if date)
+    actual = ((re.fullmatch(r"Tuesday, March (\d+), (\d+)", source), target) for source, target in phrases)
+    date, target = next((date, target) for date, target in actual if date)
     assert target == f"Dienstag, {date[1]}. März {date[2]}"
 
 

@@ -61,17 +61,17 @@ class TestBatches:
         batches = list(covering_corrupted(stream, made, 4))
         assert_same(batches, covering_corrupted(stream, made, 4))
         assert {rows.shape for batch in batches for rows in batch.values()} <= {(4, n) for n in made.lengths.values()}
-        found = []
+        actual = []
         for batch in batches:
             if objective == "masked_tokens":
                 rows = np.where(batch["targets"] == IGNORED, batch["tokens"], batch["targets"])
             else:
                 rows = np.concatenate([batch["source"], batch["target_out"]], axis=1)
-            found += rows[(rows >= FIRST) & (rows < MASK)].tolist()
+            actual += rows[(rows >= FIRST) & (rows < MASK)].tolist()
         if objective == "denoising":
-            found = [token for batch in batches for token in batch["target_out"].ravel().tolist() if token >= FIRST]
+            actual = [token for batch in batches for token in batch["target_out"].ravel().tolist() if token >= FIRST]
         single = len(range(0, length, made.tokens)) != len(range(0, length - 1, made.tokens))
-        assert collections.Counter(found) == collections.Counter(stream[: length - single].tolist())
+        assert collections.Counter(actual) == collections.Counter(stream[: length - single].tolist())
         halves = [list(covering_corrupted(stream, made, 4, Shards(2, (part,)))) for part in (0, 1)]
         for whole, *parts in zip(batches, *halves, strict=True):
             for key in whole:

@@ -96,8 +96,8 @@ def test_no_english_text_and_no_software_is_in_two_splits(tmp_path):
                 for name in names
             )
         )
-    found = read_indexes(tmp_path)
-    splits = {name: {row[2].removesuffix(" of") for row in rows} for name, rows in found.items()}
+    actual = read_indexes(tmp_path)
+    splits = {name: {row[2].removesuffix(" of") for row in rows} for name, rows in actual.items()}
     assert all(splits.values())
     assert sum(map(len, splits.values())) == len(names) + 1
     assert "Common of." in splits["train"]

@@ -36,10 +36,10 @@ def write(path: Path, texts: dict, fuzzy=(), plural=()) -> None:
 
 def pairs(corpus) -> dict[str, set[tuple[str, str]]]:
     """Returns the pairs of all splits by direction."""
-    found: dict[str, set[tuple[str, str]]] = {}
+    actual: dict[str, set[tuple[str, str]]] = {}
     for example in itertools.chain(corpus.train, corpus.validation, corpus.test):
-        found.setdefault(example["direction"], set()).add((example["source"], example["target"]))
-    return found
+        actual.setdefault(example["direction"], set()).add((example["source"], example["target"]))
+    return actual
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def folder(tmp_path) -> Path:
 def test_pairs_are_texts_of_the_same_message(folder):
     directions = ("en-de", "de-fr", "fr-pt_BR")
     corpus = load_corpus(config("gettext", "a", directions=directions, both_directions=True), folder)
-    found = pairs(corpus)
+    actual = pairs(corpus)
     assert set(corpus.directions) == {"en-de", "de-en", "de-fr", "fr-de", "fr-pt_BR", "pt_BR-fr"}
     assert corpus.train.sizes == list(corpus.directions.values())
     joined = {(f"{word} de", f"{word} fr") for word in WORDS}
-    assert found["de-fr"] == joined | {("Mai", "mai")}
-    assert found["fr-de"] == {(target, source) for source, target in found["de-fr"]}
-    assert found["en-de"] == {(word, f"{word} de") for word in WORDS} | {("May", "Mai"), ("May", "dürfen")}
-    assert len(found["fr-pt_BR"]) == 60
+    assert actual["de-fr"] == joined | {("Mai", "mai")}
+    assert actual["fr-de"] == {(target, source) for source, target in actual["de-fr"]}
+    assert actual["en-de"] == {(word, f"{word} de") for word in WORDS} | {("May", "Mai"), ("May", "dürfen")}
+    assert len(actual["fr-pt_BR"]) == 60
     counts = {}
     for split in corpus.left_out.values():
         counts = {reason: counts.get(reason, 0) + split.get(reason, 0) for reason in {*counts, *split}}
@@ -191,7 +191,7 @@ def test_something_must_be_left_for_training():
 def test_django_has_what_pythons_gettext_reads():
     pytest.importorskip("django", reason="the test extra installs it")
     corpus = load_corpus(config("gettext", "django", directions=("en-de", "de-fr")), None)
-    found = pairs(corpus)
+    actual = pairs(corpus)
     catalogues = {}
     for language in ("de", "fr"):
         for path in find_catalogues(None, "django"):
@@ -210,9 +210,9 @@ def test_django_has_what_pythons_gettext_reads():
     examples = (*corpus.train, *corpus.validation)
     earlier = {text for example in examples for text in (example["source"], example["target"])}
     for direction, all_pairs in expected.items():
-        assert found[direction] <= all_pairs
-        assert all(earlier & {*pair} for pair in all_pairs - found[direction])
-        assert len(found[direction]) > 0.95 * len(all_pairs) > 500
+        assert actual[direction] <= all_pairs
+        assert all(earlier & {*pair} for pair in all_pairs - actual[direction])
+        assert len(actual[direction]) > 0.95 * len(all_pairs) > 500
 
 
 CONFIG = """

@@ -88,11 +88,11 @@ def test_tags_are_placed_before_or_after_a_text():
         source_tags=("source",),
         target_tags=("target",),
     )
-    assert (found := tag_ids(data, Tokenizers(tokenizer, tokenizer), Direction("en", "de"))) == ((5,), (4,))
+    assert (actual := tag_ids(data, Tokenizers(tokenizer, tokenizer), Direction("en", "de"))) == ((5,), (4,))
     special = tokenizer.special
-    assert special.wrap_side([7, 8], found[0]) == [5, 7, 8, special.eos[0]]
-    assert special.start_target(found[1]) == (special.start, (4,))
+    assert special.wrap_side([7, 8], actual[0]) == [5, 7, 8, special.eos[0]]
+    assert special.start_target(actual[1]) == (special.start, (4,))
     last = dataclasses.replace(special, tags_last=True)
-    assert last.wrap_side([7, 8], found[0]) == [7, 8, special.eos[0], 5]
-    assert last.start_target(found[1]) == (4, ())
+    assert last.wrap_side([7, 8], actual[0]) == [7, 8, special.eos[0], 5]
+    assert last.start_target(actual[1]) == (4, ())
     assert last.start_target(()) == (special.start, ())

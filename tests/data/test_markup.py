@@ -32,12 +32,12 @@ def check(text: str, draw: random.Random) -> None:
     sources, targets = len(unit_spans(segment.plain)), len(unit_spans(output))
     every = [*itertools.product(range(sources), range(targets))]
     links = draw.sample(every, draw.randint(0, len(every)))
-    found = put_back(segment, output, links)
-    assert collections.Counter(MARK.findall(found)) == collections.Counter(MARK.findall(text)), (text, output, links)
-    assert "".join(MARK.sub("", found).split()) == "".join(output.split())
+    actual = put_back(segment, output, links)
+    assert collections.Counter(MARK.findall(actual)) == collections.Counter(MARK.findall(text)), (text, output, links)
+    assert "".join(MARK.sub("", actual).split()) == "".join(output.split())
     if is_well_formed(text):
-        assert is_well_formed(found), (text, output, links, found)
-    assert keeps_markup(text, found)
+        assert is_well_formed(actual), (text, output, links, actual)
+    assert keeps_markup(text, actual)
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ def mixed(kind: str, **changes) -> tuple[Config, Corpus, Tokenizers]:
 
 def drawn(arguments, batches: int = 100) -> dict[str, np.ndarray]:
     """Counts the examples and tokens of long and of short lines in batches: int64 [2] each."""
-    found = take(train_batches(*arguments), batches)
+    actual = take(train_batches(*arguments), batches)
     counts = {"examples": np.zeros(2, np.int64), "tokens": np.zeros(2, np.int64)}
     b = BYTES.target.encode("b")
     keys = {"source": "source_segments", "target_out": "target_segments", "tokens": "segments"}
-    for batch in found:
+    for batch in actual:
         for key in keys.keys() & batch.keys():
             segments = batch.get(keys[key], ((batch[key] != PAD) & (batch[key] != IGNORED)).astype(np.int32))
             for row, numbers in zip(batch[key], segments, strict=True):

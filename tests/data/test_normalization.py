@@ -53,9 +53,9 @@ def trained(**changes) -> Tokenizers:
 def test_texts_are_normalized_in_training_and_encoding_and_after_a_round_trip():
     tokenizers = trained(normalize=STEPS, tokenizer="characters", shared_vocab=False)
     restored = Tokenizers.from_json(json.loads(json.dumps(tokenizers.to_json())))
-    for found in (tokenizers, restored, pickle.loads(pickle.dumps(tokenizers))):
-        assert found.source.decode(found.source.encode("The MAN's hat.")) == "the man &apos;s hat ."
-        assert found.target.decode(found.target.encode_batch(["漢字"])[0]) == "汉 字"  # Moses separates them
+    for actual in (tokenizers, restored, pickle.loads(pickle.dumps(tokenizers))):
+        assert actual.source.decode(actual.source.encode("The MAN's hat.")) == "the man &apos;s hat ."
+        assert actual.target.decode(actual.target.encode_batch(["漢字"])[0]) == "汉 字"  # Moses separates them
     assert not {"T", "„", "漢"} & {*tokenizers.source.pieces, *tokenizers.target.pieces}
 
 
@@ -74,9 +74,9 @@ def test_bpe_dropout_reads_normalized_text(p, pieces):
     if pieces == "letters":
         vocabulary = tokenizer.backend_tokenizer.get_vocab()
         expected = [vocabulary[letter] for letter in "theĠman"]
-    for one in (tokenizer, tokenizer.extended(("<mask>",))):
-        assert one.is_bpe
-        assert RandomMerges(one, p).encode(text, random.Random(0)) == expected
+    for each in (tokenizer, tokenizer.extended(("<mask>",))):
+        assert each.is_bpe
+        assert RandomMerges(each, p).encode(text, random.Random(0)) == expected
 
 
 @pytest.mark.parametrize(("references", "matches"), [("raw", 0.0), ("normalized", 100.0)])
@@ -90,9 +90,9 @@ def test_references_are_compared_as_the_setting_says(references, matches):
     )
     evaluate = TranslationEvaluator(cfg, model, tokenizers, [Segment("A", ("B C",))])
     evaluate._translate.outputs = lambda params, sources, **_: [Output("b c", 0.0)]
-    found = evaluate(params)
-    assert found.metrics["exact_match"] == matches
-    assert found.signatures["references"] == ("lowercase" if references == "normalized" else "raw")
+    actual = evaluate(params)
+    assert actual.metrics["exact_match"] == matches
+    assert actual.signatures["references"] == ("lowercase" if references == "normalized" else "raw")
 
 
 def test_refused_settings():

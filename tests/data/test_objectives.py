@@ -43,28 +43,28 @@ class TestByHand:
     def test_masked_tokens(self):
         ids = np.array([5, 6, 7, EOS, 9, 10, 11, 12], np.int32)  # five positions of [0, 1, 2, 4, 5, 6, 7] are chosen
         rng = Scripted(choice=[[6, 0, 4, 1, 7], [20, 21, 22, 23, 24]], random=[[0.79, 0.81, 0.95, 0.89, 0.1]])
-        found = built("masked_tokens", 8, density=0.45)(ids, rng)
-        np.testing.assert_array_equal(found["tokens"], [21, 23, 7, EOS, 9, 10, MASK, MASK])
-        np.testing.assert_array_equal(found["targets"], [5, 6, -1, -1, 9, -1, 11, 12])
+        actual = built("masked_tokens", 8, density=0.45)(ids, rng)
+        np.testing.assert_array_equal(actual["tokens"], [21, 23, 7, EOS, 9, 10, MASK, MASK])
+        np.testing.assert_array_equal(actual["targets"], [5, 6, -1, -1, 9, -1, 11, 12])
 
     def test_span_corruption(self):
         # 12 tokens: round(12 * 0.4) = 5 of noise in round(5 / 2.5) = 2 spans; 7 stay: 3 and 4; 5 in spans: 1 and 4
         ids = np.arange(10, 22, dtype=np.int32)
         objective = built("span_corruption", 10, density=0.4, mean_span=2.5)
         assert (objective.tokens, objective.lengths["source"], objective.lengths["target_out"]) == (12, 10, 8)
-        found = objective(ids, Scripted(choice=[[2], [0]]))
+        actual = objective(ids, Scripted(choice=[[2], [0]]))
         first, second = MASK, MASK + 1
-        np.testing.assert_array_equal(found["source"], [10, 11, 12, first, 14, 15, 16, 17, second, EOS])
-        np.testing.assert_array_equal(found["target_in"], [BOS, first, 13, second, 18, 19, 20, 21])
-        np.testing.assert_array_equal(found["target_out"], [first, 13, second, 18, 19, 20, 21, EOS])
+        np.testing.assert_array_equal(actual["source"], [10, 11, 12, first, 14, 15, 16, 17, second, EOS])
+        np.testing.assert_array_equal(actual["target_in"], [BOS, first, 13, second, 18, 19, 20, 21])
+        np.testing.assert_array_equal(actual["target_out"], [first, 13, second, 18, 19, 20, 21, EOS])
 
     def test_denoising(self):
         # round(10 * 0.3) = 3 of noise: spans of 2, 0 and 1 (of a drawn 4) after 1, 4 and 7 of the 7 tokens that stay
         ids = np.arange(10, 20, dtype=np.int32)
-        found = built("denoising", 11, density=0.3)(ids, Scripted(poisson=[2, 0, 4], choice=[[7, 1, 4]]))
-        np.testing.assert_array_equal(found["source"], [10, MASK, 13, 14, 15, MASK, 16, 17, 18, MASK, EOS])
-        np.testing.assert_array_equal(found["target_in"], [BOS, *ids])
-        np.testing.assert_array_equal(found["target_out"], [*ids, EOS])
+        actual = built("denoising", 11, density=0.3)(ids, Scripted(poisson=[2, 0, 4], choice=[[7, 1, 4]]))
+        np.testing.assert_array_equal(actual["source"], [10, MASK, 13, 14, 15, MASK, 16, 17, 18, MASK, EOS])
+        np.testing.assert_array_equal(actual["target_in"], [BOS, *ids])
+        np.testing.assert_array_equal(actual["target_out"], [*ids, EOS])
 
     def test_permuted_sentences(self):
         tokenizer = CharacterTokenizer(LETTERS)
@@ -99,17 +99,17 @@ class TestRestored:
 
     @pytest.mark.parametrize("whole_words", [False, True])
     def test_masked_tokens(self, whole_words):
-        for ids, found in examples(built("masked_tokens", whole_words=whole_words)):
-            chosen = found["targets"] != IGNORED
-            np.testing.assert_array_equal(np.where(chosen, found["targets"], found["tokens"]), ids)
+        for ids, actual in examples(built("masked_tokens", whole_words=whole_words)):
+            chosen = actual["targets"] != IGNORED
+            np.testing.assert_array_equal(np.where(chosen, actual["targets"], actual["tokens"]), ids)
 
     @pytest.mark.parametrize(("density", "mean_span"), [(0.15, 3.0), (0.49, 1.0), (0.01, 9.0)])
     def test_span_corruption(self, density, mean_span):
         objective = built("span_corruption", 64, density=density, mean_span=mean_span)
-        for ids, found in examples(objective):
-            source, target = found["source"].tolist(), found["target_out"].tolist()
-            assert {key: len(row) for key, row in found.items()} == objective.lengths
-            assert found["target_in"].tolist() == [BOS, *target[:-1]]
+        for ids, actual in examples(objective):
+            source, target = actual["source"].tolist(), actual["target_out"].tolist()
+            assert {key: len(row) for key, row in actual.items()} == objective.lengths
+            assert actual["target_in"].tolist() == [BOS, *target[:-1]]
             spans: dict[int, list[int]] = {}
             for token in target[:-1]:
                 if token >= MASK:
@@ -124,16 +124,16 @@ class TestRestored:
     @pytest.mark.parametrize(("density", "mean_span"), [(0.3, 3.0), (0.49, 1.0)])
     def test_denoising(self, density, mean_span):
         objective = built("denoising", density=density, mean_span=mean_span)
-        for ids, found in examples(objective):
-            source = found["source"].tolist()
-            assert found["target_out"].tolist() == [*ids, EOS]
-            assert found["target_in"].tolist() == [BOS, *ids]
+        for ids, actual in examples(objective):
+            source = actual["source"].tolist()
+            assert actual["target_out"].tolist() == [*ids, EOS]
+            assert actual["target_in"].tolist() == [BOS, *ids]
             assert len(source) <= 64
             assert source[-1] == EOS
             remaining = iter(ids.tolist())
-            kept = [token for token in source[:-1] if token != MASK]
-            assert all(token in remaining for token in kept)  # a subsequence
-            assert len(kept) == len(ids) - round(density * len(ids))
+            left = [token for token in source[:-1] if token != MASK]
+            assert all(token in remaining for token in left)  # a subsequence
+            assert len(left) == len(ids) - round(density * len(ids))
             assert (MASK, MASK) not in itertools.pairwise(source)  # a token stays between two spans
 
     def test_permuted_sentences_are_those_of_the_text(self):
@@ -148,19 +148,19 @@ class TestRestored:
     def test_short_texts(self, objective, size):
         ids = np.arange(FIRST, FIRST + size, dtype=np.int32)
         for seed in range(20):
-            found = built(objective)(ids, np.random.default_rng(seed))
-            assert set(ids) <= set(np.concatenate(list(found.values())))
+            actual = built(objective)(ids, np.random.default_rng(seed))
+            assert set(ids) <= set(np.concatenate(list(actual.values())))
 
 
 class TestShares:
     def test_15_percent_of_which_80_10_10(self):
         chosen, masked, same, total, places = 0, 0, 0, 0, np.zeros(64)
-        for ids, found in examples(built("masked_tokens"), 2000):
-            at = found["targets"] != IGNORED
+        for ids, actual in examples(built("masked_tokens"), 2000):
+            at = actual["targets"] != IGNORED
             assert at.sum() == 10  # round(0.15 * 64)
             chosen, total, places = chosen + at.sum(), total + len(ids), places + at
-            masked += (found["tokens"][at] == MASK).sum()
-            same += (found["tokens"] == ids)[at].sum()
+            masked += (actual["tokens"][at] == MASK).sum()
+            same += (actual["tokens"] == ids)[at].sum()
         assert chosen / total == pytest.approx(0.15, abs=0.01)
         assert masked / chosen == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / chosen))
         expected = 0.1 + 0.1 / len(LETTERS)  # a random token may be the same
@@ -169,8 +169,8 @@ class TestShares:
 
     def test_random_replacements_are_ordinary_tokens(self):
         objective, replacements = built("masked_tokens"), collections.Counter()
-        for ids, found in examples(objective, 2000):
-            replacements.update(found["tokens"][(found["tokens"] != ids) & (found["tokens"] != MASK)].tolist())
+        for ids, actual in examples(objective, 2000):
+            replacements.update(actual["tokens"][(actual["tokens"] != ids) & (actual["tokens"] != MASK)].tolist())
         assert set(replacements) == set(range(FIRST, MASK))
 
     def test_spans_have_the_mean_length(self):
@@ -191,9 +191,9 @@ class TestShares:
     def test_special_tokens_stay(self):
         objective = built("masked_tokens", density=0.4)
         ids = np.array([5, EOS, 6, EOS] * 16, np.int32)
-        found = objective(ids, np.random.default_rng(0))
-        assert (found["tokens"][1::2] == EOS).all()
-        assert (found["targets"][1::2] == IGNORED).all()
+        actual = objective(ids, np.random.default_rng(0))
+        assert (actual["tokens"][1::2] == EOS).all()
+        assert (actual["targets"][1::2] == IGNORED).all()
 
 
 class TestWholeWords:
@@ -221,10 +221,10 @@ class TestWholeWords:
 
 
 def subsequences(words) -> set[str]:
-    found = {""}
+    actual = {""}
     for word in words:
-        found |= {text + word for text in found}
-    return found
+        actual |= {text + word for text in actual}
+    return actual
 
 
 class TestTokenizer:
@@ -253,20 +253,20 @@ class TestTokenizer:
         objective = Denoising.build(cfg, vocabulary)
         ids = np.array([8, 9] * 3, np.int32)
         assert objective.tokens == len(ids)
-        found = objective(ids, np.random.default_rng(0))
-        assert found["target_out"].tolist() == [6, *ids, 5]
-        assert found["target_in"].tolist() == [7, 6, *ids]
-        assert (found["source"][0], found["source"][-1]) == (6, 5) and 4 in found["source"]
-        assert max(map(len, found.values())) <= objective.lengths["source"] == 8
+        actual = objective(ids, np.random.default_rng(0))
+        assert actual["target_out"].tolist() == [6, *ids, 5]
+        assert actual["target_in"].tolist() == [7, 6, *ids]
+        assert (actual["source"][0], actual["source"][-1]) == (6, 5) and 4 in actual["source"]
+        assert max(map(len, actual.values())) <= objective.lengths["source"] == 8
         spans = inner.extended(KINDS["span_corruption"].added)
         assert (spans.vocab_size, spans.special.name(spans.id_of("<extra_id_1>"))) == (
             inner.vocab_size + 100,
             "<extra_id_1>",
         )
         framed = SpanCorruption.build(dataclasses.replace(cfg, objective="span_corruption"), Vocabulary(spans))
-        found = framed(np.full(framed.tokens, 8, np.int32), np.random.default_rng(0))
-        assert {key: len(row) for key, row in found.items()} == framed.lengths
-        assert len(found["source"]) <= 8
+        actual = framed(np.full(framed.tokens, 8, np.int32), np.random.default_rng(0))
+        assert {key: len(row) for key, row in actual.items()} == framed.lengths
+        assert len(actual["source"]) <= 8
 
     @pytest.mark.parametrize(
         ("objective", "size"), [(None, 7), ("masked_tokens", 7), ("denoising", 7), ("span_corruption", 107)]

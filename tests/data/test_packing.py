@@ -45,11 +45,11 @@ def segments_of(batches, tokens: str, segments: str):
 def test_split_documents_keep_every_token_once_and_in_order(lengths):
     texts, examples = documents(lengths, split=True)
     batches = list(packed_once(examples, 3, {"tokens": 8}))
-    found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
+    actual = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
     for text in texts:
-        pieces = [found.pop(int(text[start])) for start in range(0, len(text), 8)]
+        pieces = [actual.pop(int(text[start])) for start in range(0, len(text), 8)]
         np.testing.assert_array_equal(np.concatenate(pieces), text)
-    assert not found
+    assert not actual
     predicted = np.concatenate([batch["targets"][batch["targets"] != IGNORED] for batch in batches])
     assert sorted(predicted) == sorted([*np.concatenate([text[1:] for text in texts]), *[EOS] * len(texts)])
 
@@ -58,10 +58,10 @@ def test_split_documents_keep_every_token_once_and_in_order(lengths):
 def test_truncated_documents_keep_their_beginning(lengths):
     texts, examples = documents(lengths, split=False)
     batches = list(packed_once(examples, 2, {"tokens": 8}))
-    found = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
-    assert len(found) == len(texts)
+    actual = {int(piece[0]): piece for piece in segments_of(batches, "tokens", "segments")}
+    assert len(actual) == len(texts)
     for text in texts:
-        np.testing.assert_array_equal(found[int(text[0])], text[:8])
+        np.testing.assert_array_equal(actual[int(text[0])], text[:8])
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=40))

@@ -323,9 +323,9 @@ def test_every_window_is_reachable():
 def test_documents_are_joined_by_eos():
     cfg, _, tokenizers = setup("windows")
     (batch, *_) = evaluation_batches(cfg, [{"text": "a1"}, {"text": "b"}], tokenizers)
-    a, one = tokenizers.target.encode("a1")
-    np.testing.assert_array_equal(batch["tokens"][0, :3], [a, one, EOS])
-    np.testing.assert_array_equal(batch["targets"][0, :4], [one, EOS, *tokenizers.target.encode("b"), IGNORED])
+    a, single = tokenizers.target.encode("a1")
+    np.testing.assert_array_equal(batch["tokens"][0, :3], [a, single, EOS])
+    np.testing.assert_array_equal(batch["targets"][0, :4], [single, EOS, *tokenizers.target.encode("b"), IGNORED])
 
 
 def test_evaluation_has_the_prefixes_of_training():
@@ -377,10 +377,10 @@ def assert_shards_of(arguments, whole) -> None:
     """Batches of four shards, prepared by two processes, are those of one."""
     first, second = (train_batches(*arguments, shards=Shards(4, own)) for own in ((0, 3), (1, 2)))
     for batch in whole[:6]:
-        for own, found in (((0, 3), next(first)), ((1, 2), next(second))):
-            assert found.keys() == batch.keys()
+        for own, actual in (((0, 3), next(first)), ((1, 2), next(second))):
+            assert actual.keys() == batch.keys()
             for key, rows in batch.items():
-                np.testing.assert_array_equal(found[key], np.concatenate([np.split(rows, 4)[shard] for shard in own]))
+                np.testing.assert_array_equal(actual[key], np.concatenate([np.split(rows, 4)[shard] for shard in own]))
     states = [json.dumps(jsonable(part.get_state())) for part in (first, second)]
     assert states[0] == states[1]
     alone = train_batches(*arguments)

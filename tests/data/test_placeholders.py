@@ -28,7 +28,7 @@ EVERY = Placeholders(tuple(PATTERNS))
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "found"),
+    ("name", "text", "marks"),
     [
         ("percent", "%s of %d, %(name)s is %1$s, 5%% %.2f %-5d%ld", "%s|%d|%(name)s|%1$s|%%|%.2f|%-5d|%ld"),
         ("percent", "50%of 100% sure, 3 %; %", ""),
@@ -46,8 +46,8 @@ EVERY = Placeholders(tuple(PATTERNS))
         ("urls", "“https://”, http://über, https://a.b” <http://c/d/>", "https://a.b|http://c/d/"),
     ],
 )
-def test_placeholders(name, text, found):
-    assert mask(Placeholders((name,)), text).originals == tuple(dict.fromkeys(found.split("|") if found else ()))
+def test_placeholders(name, text, marks):
+    assert mask(Placeholders((name,)), text).originals == tuple(dict.fromkeys(marks.split("|") if marks else ()))
 
 
 def test_numbers_are_those_of_the_source():
@@ -171,13 +171,13 @@ def test_tags_are_found_as_by_a_search_of_every_span(text):
                 return False
         return not quote
 
-    found = [match.span() for match in re.finditer(PATTERNS["tags"], text)]
+    actual = [match.span() for match in re.finditer(PATTERNS["tags"], text)]
     expected, start = [], 0
     while start < len(text):
         end = next((end for end in range(len(text), start, -1) if is_tag(text[start:end])), start)
         expected += [(start, end)] if end > start else []
         start = max(end, start + 1)
-    assert found == expected
+    assert actual == expected
 
 
 def test_many_spaces_after_the_beginning_of_a_tag_take_no_time():

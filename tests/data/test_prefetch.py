@@ -66,13 +66,13 @@ def test_peeking_consumes_nothing():
 
 
 def test_two_threads_peek_at_one_batch():
-    batches, found = Prefetched(Numbers(pause=0.05), 4), []
-    threads = [threading.Thread(target=lambda: found.append(batches.peek())) for _ in range(2)]
+    batches, actual = Prefetched(Numbers(pause=0.05), 4), []
+    threads = [threading.Thread(target=lambda: actual.append(batches.peek())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [{"number": 0}] * 2
+    assert actual == [{"number": 0}] * 2
     assert numbers(batches, 2) == [0, 1]
 
 

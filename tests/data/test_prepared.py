@@ -44,11 +44,11 @@ def ready(cfg: Config, corpus_folder, folder) -> tuple[Config, Corpus, Tokenizer
 def test_equal_tokenizers_have_one_digest():
     """The order of the lines of a tiktoken file does not matter."""
     ranks = [(base64.b64encode(bytes([byte])).decode(), byte) for byte in range(256)]
-    found = set()
+    actual = set()
     for order in (ranks, ranks[::-1]):
         tokenizer = from_json({"kind": "tiktoken", "ranks": dict(order)})
-        found.add(_digest(Tokenizers(tokenizer, tokenizer)))
-    assert len(found) == 1
+        actual.add(_digest(Tokenizers(tokenizer, tokenizer)))
+    assert len(actual) == 1
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OBJECTIVES])
@@ -63,10 +63,10 @@ def test_batches_are_those_of_the_corpus_itself(kind, corpus_folder, tmp_path, m
     assert list(again.train) == list(corpus.train)
     tokenizers = Tokenizers.load(again.tokenizers)
     assert tokenizers.to_json() == train_tokenizers(cfg.data, corpus.train).to_json()
-    expected, found = (train_batches(cfg, c, tokenizers) for c in (corpus, again))
-    assert_same(list(itertools.islice(found, 30)), list(itertools.islice(expected, 30)))
-    expected, found = (evaluation_batches(cfg, c.test, tokenizers, c.labels) for c in (corpus, again))
-    assert_same(list(found), list(expected))
+    expected, actual = (train_batches(cfg, c, tokenizers) for c in (corpus, again))
+    assert_same(list(itertools.islice(actual, 30)), list(itertools.islice(expected, 30)))
+    expected, actual = (evaluation_batches(cfg, c.test, tokenizers, c.labels) for c in (corpus, again))
+    assert_same(list(actual), list(expected))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *OBJECTIVES])
@@ -83,8 +83,8 @@ def test_a_limited_evaluation_reads_the_stored_ids(kind, corpus_folder, tmp_path
         expected[limit] = list(evaluation_batches(cfg, texts, tokenizers, corpus.labels))
     monkeypatch.delattr(Tokenized, "read")
     for limit, names in folders.items():
-        found = load_corpus(prepared(cfg, *(tmp_path / name for name in names)), None).test
-        batches = list(evaluation_batches(cfg, found, tokenizers, corpus.labels, indices=spread(len(found), limit)))
+        actual = load_corpus(prepared(cfg, *(tmp_path / name for name in names)), None).test
+        batches = list(evaluation_batches(cfg, actual, tokenizers, corpus.labels, indices=spread(len(actual), limit)))
         assert len(batches) == len(expected[limit])
         assert_same(batches, expected[limit])
 
@@ -110,9 +110,9 @@ def test_loader_processes_corrupt_as_the_main_process_does(kind, corpus_folder, 
     cfg, corpus, tokenizers = ready(config(kind), corpus_folder, tmp_path / "p")
     expected = list(itertools.islice(train_batches(cfg, corpus, tokenizers), 12))
     parallel = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, workers=2))
-    found = train_batches(parallel, corpus, tokenizers)
-    assert_same(list(itertools.islice(found, 12)), expected)
-    found.close()
+    actual = train_batches(parallel, corpus, tokenizers)
+    assert_same(list(itertools.islice(actual, 12)), expected)
+    actual.close()
 
 
 @pytest.mark.parametrize("kind", rest_slow([*OBJECTIVES, *reversed(KINDS)], len(OBJECTIVES) + 2))
@@ -151,16 +151,16 @@ def test_a_process_evaluates_its_own_rows_only(kind, corpus_folder, tmp_path, mo
     cfg = config(kind)
     prepare(cfg, corpus_folder, tmp_path / "p")
     corpus = load_corpus(prepared(cfg, tmp_path / "p"), None)
-    tokenizers, read, found = Tokenizers.load(corpus.tokenizers), counted_ids(monkeypatch), {}
+    tokenizers, read, actual = Tokenizers.load(corpus.tokenizers), counted_ids(monkeypatch), {}
     for own in ((0, 1, 2, 3), (0,), (1,), (2,), (3,)):
         read.owner = own
         batches = evaluation_batches(cfg, corpus.test, tokenizers, corpus.labels, shards=Shards(4, own))
-        found[own] = list(batches)
-    for number, batch in enumerate(found.pop((0, 1, 2, 3))):
+        actual[own] = list(batches)
+    for number, batch in enumerate(actual.pop((0, 1, 2, 3))):
         for key, rows in batch.items():
-            parts = [found[own][number][key] for own in sorted(found)]
+            parts = [actual[own][number][key] for own in sorted(actual)]
             np.testing.assert_array_equal(parts[0] if key == ORDER else np.concatenate(parts), rows)
-    assert sum(read[own] for own in found) == read[0, 1, 2, 3]
+    assert sum(read[own] for own in actual) == read[0, 1, 2, 3]
 
 
 class Counts(collections.Counter):
@@ -177,10 +177,10 @@ def counted_ids(monkeypatch) -> Counts:
         original = getattr(Records, name)
 
         def counted(self, *given):
-            found = original(self, *given)
-            ids = sum(column.lengths.sum() for column in found.values()) if name == "read" else len(found) - 1
+            actual = original(self, *given)
+            ids = sum(column.lengths.sum() for column in actual.values()) if name == "read" else len(actual) - 1
             counts[counts.owner] += int(ids)
-            return found
+            return actual
 
         monkeypatch.setattr(Records, name, counted)
 
@@ -297,9 +297,9 @@ def test_tokenizers_of_one_objective_prepare_another(corpus_folder, tmp_path):
     given = train_tokenizers(masked.data, load_corpus(masked, corpus_folder).train)
     prepare(spans, corpus_folder, tmp_path / "p", tokenizers=given)
     corpus = load_corpus(prepared(spans, tmp_path / "p"), None)
-    found = Tokenizers.load(corpus.tokenizers)
-    train_batches(prepared(spans, tmp_path / "p"), corpus, found).close()
-    assert found.target.extension == ("<mask>", *SENTINEL_TOKENS)
+    actual = Tokenizers.load(corpus.tokenizers)
+    train_batches(prepared(spans, tmp_path / "p"), corpus, actual).close()
+    assert actual.target.extension == ("<mask>", *SENTINEL_TOKENS)
 
 
 @pytest.mark.parametrize("file", ["", "tokenizers/target.json"])
@@ -310,8 +310,8 @@ def test_a_tokenizer_normalizes_once(file, corpus_folder, tmp_path):
     saved.save(tmp_path / "tokenizers")
     data = dataclasses.replace(cfg.data, tokenizer="file", tokenizer_file=str(tmp_path / file))
     for steps in ((), ("lowercase",)):
-        found = train_tokenizers(dataclasses.replace(data, normalize=steps), train)
-        assert found.target.to_json() == saved.target.to_json()
+        actual = train_tokenizers(dataclasses.replace(data, normalize=steps), train)
+        assert actual.target.to_json() == saved.target.to_json()
     with pytest.raises(UserError, match=r"must be \(\) or \('lowercase',\) for data.tokenizer_file="):
         train_tokenizers(dataclasses.replace(data, normalize=("nfkc",)), train)
 

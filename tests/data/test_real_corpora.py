@@ -66,8 +66,8 @@ def test_own_builders_give_back_the_files(dataset, manual, like, tmp_path):
     built, files = load_corpus(of_tfds, tmp_path), load(like)
     names = {"0": "negative", "1": "positive"}
     for split in splits:
-        found, expected = (getattr(corpus, split)[:] for corpus in (built, files))
-        assert found == [{**e, "label": names[e["label"]]} if "label" in e else e for e in expected]
+        actual, expected = (getattr(corpus, split)[:] for corpus in (built, files))
+        assert actual == [{**e, "label": names[e["label"]]} if "label" in e else e for e in expected]
 
 
 def test_a_damaged_download_is_refused(tmp_path):

@@ -217,8 +217,8 @@ def test_one_stage_is_a_mixture_by_weights():
 def test_draws_by_weights_are_those_of_fractions(weights, counts):
     """Draw i of a source that is drawn n times stands at (i + 1/2) / n, the first of equals first."""
     places = sorted((Fraction(2 * i + 1, 2 * n), source, i) for source, n in enumerate(counts) for i in range(99 * n))
-    found = zip(*(part.tolist() for part in Mixture.constant(weights).draws(0, 200)), strict=True)
-    assert list(found) == [place[1:] for place in places[:200]]
+    actual = zip(*(part.tolist() for part in Mixture.constant(weights).draws(0, 200)), strict=True)
+    assert list(actual) == [place[1:] for place in places[:200]]
 
 
 @pytest.mark.parametrize(

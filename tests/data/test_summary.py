@@ -38,9 +38,9 @@ HELD_OUT = [pair("abc", "de"), pair("c", "c" * 20), pair("c", "d")]
 
 
 def test_every_number_by_hand():
-    found = summarize(CFG, Corpus(TRAIN, HELD_OUT, HELD_OUT), TOKENIZERS)
-    assert list(found) == ["train", "validation"], "a test split that is the validation split has no summary"
-    train, held_out = found["train"], found["validation"]
+    actual = summarize(CFG, Corpus(TRAIN, HELD_OUT, HELD_OUT), TOKENIZERS)
+    assert list(actual) == ["train", "validation"], "a test split that is the validation split has no summary"
+    train, held_out = actual["train"], actual["validation"]
     assert (train.examples, train.read, train.duplicates, train.in_training) == (6, 6, 1, 0)
     assert (train.identical_sides, train.large_ratio, train.long) == (1, 0, 1)
     source, target = train.sides["source"], train.sides["target"]
@@ -67,9 +67,9 @@ def test_what_would_spoil_a_run_is_said():
     ):
         assert part in told
     assert "blank" not in told, "they are dropped"
-    kept = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, filters=FilterConfig(blank_sides=False)))
+    remaining = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, filters=FilterConfig(blank_sides=False)))
     assert "1 source texts of train are blank" in " | ".join(
-        warnings(kept, corpus, summarize(kept, corpus, TOKENIZERS))
+        warnings(remaining, corpus, summarize(remaining, corpus, TOKENIZERS))
     )
 
 
@@ -82,16 +82,16 @@ def test_shares_have_two_digits_and_no_exponent():
 def test_good_data_has_no_warning():
     train = [pair("abcdefg"[n % 5 :] + "abc"[: n % 3] + "ab" * (n % 2), "gfedc"[: n % 4 + 1]) for n in range(12)]
     corpus = Corpus(train * 1, [pair("g", "abc")] * 100, [pair("fg", "abc")] * 100)
-    found = summarize(CFG, corpus, TOKENIZERS)
-    assert not [one for one in warnings(CFG, corpus, found) if "too long" not in one]
+    actual = summarize(CFG, corpus, TOKENIZERS)
+    assert not [each for each in warnings(CFG, corpus, actual) if "too long" not in each]
 
 
 def test_a_large_split_is_sampled_evenly_and_says_so(monkeypatch):
     monkeypatch.setattr(summary, "TOKENIZED", 4)
     train = [pair("ab"[: number % 2 + 1], "c") for number in range(12)]
-    found = summarize(CFG, Corpus(train, HELD_OUT, HELD_OUT), TOKENIZERS)
-    assert (found["train"].examples, found["train"].read) == (12, 4)
-    assert next(lines(found)).startswith("train: 12 examples (4 read)  source 1.5 tokens on average, at most 2")
+    actual = summarize(CFG, Corpus(train, HELD_OUT, HELD_OUT), TOKENIZERS)
+    assert (actual["train"].examples, actual["train"].read) == (12, 4)
+    assert next(lines(actual)).startswith("train: 12 examples (4 read)  source 1.5 tokens on average, at most 2")
 
 
 @pytest.mark.parametrize(("batching", "examples", "tokens"), [("packed", 0.5, 0.8), ("windows", 0.2, 0.5)])
@@ -113,13 +113,13 @@ def test_languages_by_hand():
     corpus = Corpus(train, HELD_OUT, HELD_OUT, directions={"en-de": 6, "fr-en": 1})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "TOKENIZED_BY_LANGUAGE", 3)
-        found = summarize_languages(corpus, Tokenizers(*[LETTERS.extended(("<2de>", "<2en>", "<2fr>"))] * 2))
-    assert {name: dataclasses.astuple(language) for name, language in found.items()} == {
+        actual = summarize_languages(corpus, Tokenizers(*[LETTERS.extended(("<2de>", "<2en>", "<2fr>"))] * 2))
+    assert {name: dataclasses.astuple(language) for name, language in actual.items()} == {
         "de": (6, 3, 9, 9, 1.0, 3),
         "en": (7, 4, 10, 10, 1.0, 0),
         "fr": (1, 1, 2, 2, 1.0, 1),
     }
-    assert [" ".join(line.split()) for line in language_lines(found)] == [
+    assert [" ".join(line.split()) for line in language_lines(actual)] == [
         "language texts tokens/text tokens/character unknown",
         "de 6 3.0 1.00 33 %",
         "en 7 2.5 1.00 0 %",
@@ -130,9 +130,9 @@ def test_languages_by_hand():
 def test_placeholders_that_sources_lack_are_counted():
     letters = LETTERS.with_symbols(NUMBERED, ("braces",))
     train = [pair("a {0}", "{0} {1} b {2}"), pair("{a} b", "a {a}{a} {0}")]
-    found = summarize(CFG, Corpus(train, HELD_OUT, HELD_OUT), Tokenizers(letters, letters))
-    assert found["train"].unmatched_placeholders == 3
-    assert "3 placeholders of targets are not in their source" in next(lines(found))
+    actual = summarize(CFG, Corpus(train, HELD_OUT, HELD_OUT), Tokenizers(letters, letters))
+    assert actual["train"].unmatched_placeholders == 3
+    assert "3 placeholders of targets are not in their source" in next(lines(actual))
 
 
 def test_texts_of_other_tasks_have_no_placeholders():
@@ -164,13 +164,13 @@ def test_truncated_texts_of_classifiers_are_counted():
     tokenizers = Tokenizers(bracketed, bracketed)
     texts = [{"text": "a" * size, "label": "xy"[size % 2]} for size in (1, 5, 6, 7, 9, 12)]
     corpus = Corpus(texts, texts, texts, ("x", "y"))
-    found = summarize(cfg, corpus, tokenizers)
+    actual = summarize(cfg, corpus, tokenizers)
     for split in ("train", "validation"):
-        side = found[split].sides["text"]
-        lost = found[split].long, side.tokens_beyond
+        side = actual[split].sides["text"]
+        lost = actual[split].long, side.tokens_beyond
         assert lost == lost_tokens(cfg, texts, tokenizers, "tokens") == (3, 1 + 3 + 6)
         assert (side.limit, side.too_long) == (6, 3)
-    told = " | ".join(warnings(cfg, corpus, found))
+    told = " | ".join(warnings(cfg, corpus, actual))
     assert "50 % of the training examples are too long for their row and truncated, by 10 tokens" in told
     assert "3 examples of validation (50 %) are truncated to model.max_length" in told
 
@@ -201,10 +201,10 @@ def test_left_out_lines_and_headers(tmp_path):
     data = DataConfig(source="tsv", train="a.tsv", validation="a.tsv", tokenizer="bytes", on_bad_line="skip")
     cfg = Config(data=data)
     corpus = load_corpus(cfg, tmp_path)
-    found = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
+    actual = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
     expected = {"has 1 column where source<tab>target is expected": 1, "blank lines": 1, "blank texts": 1}
-    assert found["train"].left_out == expected
-    told = " | ".join(warnings(cfg, corpus, found))
+    assert actual["train"].left_out == expected
+    told = " | ".join(warnings(cfg, corpus, actual))
     assert "the first training example is {'source': 'en', 'target': 'de'}, which looks like a header" in told
     assert "left out for a blank text" in told
 
@@ -218,7 +218,7 @@ def test_quotes_of_csv_are_said(tmp_path):
     for name, quoted in (("a.tsv", 10), ("b.tsv", 0)):
         data = DataConfig(source="tsv", train=name, validation=name, tokenizer="bytes")
         cfg, corpus = Config(data=data), load_corpus(Config(data=data), tmp_path)
-        found = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
-        assert found["train"].quoted == quoted
-        told = " | ".join(warnings(cfg, corpus, found))
+        actual = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
+        assert actual["train"].quoted == quoted
+        told = " | ".join(warnings(cfg, corpus, actual))
         assert ("50 % of the examples of train have texts in double quotes" in told) == bool(quoted)

@@ -92,10 +92,10 @@ def test_segmentation_is_that_of_the_library():
         words = {word for text in TEXTS for word in new_pieces._split_words(tokenizer, text)}
         start = [token for token in tokenizer.vocabulary()[1] if not token.startswith(("##", "<"))]
         for word in (*words, *start):
-            found, expected = pieces.segment(word), [token.value for token in model.tokenize(word)]
+            actual, expected = pieces.segment(word), [token.value for token in model.tokenize(word)]
             if name == "unigram":  # of equal sums, another may be chosen
-                found, expected = (pytest.approx(sum(map(pieces.scores.get, each))) for each in (found, expected))
-            assert found == expected
+                actual, expected = (pytest.approx(sum(map(pieces.scores.get, each))) for each in (actual, expected))
+            assert actual == expected
 
 
 def test_scores_of_unigram_and_ranks_of_merges_stay():

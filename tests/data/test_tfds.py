@@ -210,8 +210,8 @@ def test_enwik8_is_split_at_characters(tmp_path):
     text = "äöü€ " * 4000
     with zipfile.ZipFile(tmp_path / "enwik8.zip", "w") as archive:
         archive.writestr("enwik8", text)
-    found = generated(enwik8.Enwik8(data_dir=tmp_path), tmp_path)
-    pieces = {name: b"".join(record["text"] for record in split).decode() for name, split in found.items()}
+    actual = generated(enwik8.Enwik8(data_dir=tmp_path), tmp_path)
+    pieces = {name: b"".join(record["text"] for record in split).decode() for name, split in actual.items()}
     assert "".join(pieces.values()) == text
     size = len(text.encode())
     assert [round(len(piece.encode()) / size, 3) for piece in pieces.values()] == [0.9, 0.05, 0.05]
@@ -221,8 +221,8 @@ def test_multi30k_pairs_lines_by_number(tmp_path):
     for name in multi30k.FILES.values():
         for language in multi30k.LANGUAGES:
             (tmp_path / f"{name}.{language}.gz").write_bytes(gzip.compress(f"{name} {language}\nzweite\n".encode()))
-    found = generated(multi30k.Multi30k(data_dir=tmp_path), tmp_path)
-    assert found["validation"] == [
+    actual = generated(multi30k.Multi30k(data_dir=tmp_path), tmp_path)
+    assert actual["validation"] == [
         {"en": "val en", "de": "val de", "fr": "val fr"},
         {"en": "zweite", "de": "zweite", "fr": "zweite"},
     ]
@@ -274,8 +274,8 @@ def test_the_published_archive_of_rt_polarity(tmp_path):
             member = tarfile.TarInfo(f"rt-polaritydata/rt-polarity.{name}")
             member.size = len(raw)
             archive.addfile(member, io.BytesIO(raw))
-    found = generated(rt_polarity.RtPolarity(config="original", data_dir=tmp_path), tmp_path)
-    assert found["train"] == [
+    actual = generated(rt_polarity.RtPolarity(config="original", data_dir=tmp_path), tmp_path)
+    assert actual["train"] == [
         {"text": "dull … café", "label": 0},
         {"text": "lovely", "label": 1},
     ]

@@ -128,9 +128,9 @@ def test_typos_are_one_edit_of_a_share_of_the_words():
         before, after = (
             re.findall(r"[a-zA-Z]+|[^a-zA-Z]+", t) for t in (text, typos({"source": text}, rng, 0)["source"])
         )
-        for word, found in zip(before, after, strict=True):
-            assert found == word or (len(word) > 1 and found in edits(word))
-            counts.update(all=len(word) > 1 and word.isalpha(), changed=found != word)
+        for word, actual in zip(before, after, strict=True):
+            assert actual == word or (len(word) > 1 and actual in edits(word))
+            counts.update(all=len(word) > 1 and word.isalpha(), changed=actual != word)
     assert abs(counts["changed"] / counts["all"] - 0.3 * (1 - 1 / 24)) < 0.02
 
 
@@ -140,21 +140,21 @@ def test_spaces_and_marks_change_alone(rate):
     spacing, punctuation = prepared("spacing", rate=rate), prepared("punctuation", rate=rate)
     for text in TEXTS:
         assert spacing({"source": text}, rng, 0)["source"].replace(" ", "") == text.replace(" ", "")
-        found = punctuation({"source": text}, rng, 0)["source"]
-        assert re.sub(r"[.,]", "", found) == re.sub(r"[.,]", "", text)
+        actual = punctuation({"source": text}, rng, 0)["source"]
+        assert re.sub(r"[.,]", "", actual) == re.sub(r"[.,]", "", text)
         if rate == 1:
-            assert not re.search(r"(?<![.,])([.,])(?!\1)(?![.,])", found), "each mark is removed or repeated"
+            assert not re.search(r"(?<![.,])([.,])(?!\1)(?![.,])", actual), "each mark is removed or repeated"
 
 
 def test_dropped_words_leave_the_others_in_order():
     dropout, rng, counts = prepared("word_dropout", rate=0.4), random.Random(3), collections.Counter()
     for text in TEXTS:
-        words, found = text.split(), dropout({"source": text}, rng, 0)["source"].split()
+        words, actual = text.split(), dropout({"source": text}, rng, 0)["source"].split()
         remaining = iter(words)
-        assert found
-        assert all(word in remaining for word in found)
+        assert actual
+        assert all(word in remaining for word in actual)
         if len(words) > 6:
-            counts.update(all=len(words), dropped=len(words) - len(found))
+            counts.update(all=len(words), dropped=len(words) - len(actual))
     assert abs(counts["dropped"] / counts["all"] - 0.4) < 0.05
 
 
@@ -165,9 +165,9 @@ def test_swapped_words_move_at_most_by_the_distance_and_everywhere_within():
     assert orders == {"0 1 2 3", "1 0 2 3", "0 2 1 3", "0 1 3 2", "1 0 3 2"}
     for text in TEXTS:
         words = [f"{place}" for place in range(len(text))]
-        found = prepared("word_swap", distance=4)({"source": " ".join(words)}, rng, 0)["source"].split()
-        assert sorted(found) == sorted(words)
-        assert all(abs(place - int(word)) <= 4 for place, word in enumerate(found))
+        actual = prepared("word_swap", distance=4)({"source": " ".join(words)}, rng, 0)["source"].split()
+        assert sorted(actual) == sorted(words)
+        assert all(abs(place - int(word)) <= 4 for place, word in enumerate(actual))
 
 
 def test_symbols_and_placeholders_stay_whole():
@@ -176,8 +176,8 @@ def test_symbols_and_placeholders_stay_whole():
     for kind, settings in {"case": {}, "typos": {"rate": 1.0}, "word_swap": {"distance": 9}}.items():
         for seed in range(20):
             change = prepared(kind, data=data, **settings)
-            found = change({"source": text, "target": text}, random.Random(seed), 0)["source"]
-            assert all(part in found for part in ("%(name)s", "<br>"))
+            actual = change({"source": text, "target": text}, random.Random(seed), 0)["source"]
+            assert all(part in actual for part in ("%(name)s", "<br>"))
     assert changed("case", text, data=data, sides=("source",)) == "SAY %(name)s TO {USER NAME}<br>ABC"
 
 
@@ -325,8 +325,8 @@ def test_examples_are_joined_with_the_next_or_others_of_their_entry():
         for count in (2, 3):
             stop = 4 if index < 4 else 6
             joined = range(index, min(index + count, stop))
-            found = following(pairs[index], Scripted(count), index)
-            assert found == {key: " | ".join(f"{key[0]}{n}" for n in joined) for key in ("source", "target")}
+            actual = following(pairs[index], Scripted(count), index)
+            assert actual == {key: " | ".join(f"{key[0]}{n}" for n in joined) for key in ("source", "target")}
     others = prepared("concatenation", pairs, others="random", **settings)
     assert others(pairs[5], Scripted(3, 4, 5), 5)["source"] == "s5 | s4 | s5"
     assert others(pairs[0], Scripted(2, 3), 0)["target"] == "t0 | t3"

@@ -238,14 +238,14 @@ def test_bpe_dropout_of_earlier_versions_is_read(rate, transforms, tmp_path):
 
 def test_the_summary_says_which_run_and_on_how_many_examples(tmp_path):
     cfg, corpus, tokenizers = setup_all(tmp_path)
-    found = summary.summarize(cfg, corpus, tokenizers)
-    shares = dict(found["train"].transforms)
+    actual = summary.summarize(cfg, corpus, tokenizers)
+    shares = dict(actual["train"].transforms)
     assert [*shares] == [values["kind"] for values in ALL]
     assert shares["entry_tags"] == pytest.approx(40 / 60)
     assert (shares["terminology"], shares["bpe_dropout"]) == (1.0, 1.0)
     assert 0.3 < shares["case"] < 0.7
-    assert "  transforms: concatenation " in "\n".join(summary.lines(found))
-    assert not found["validation"].transforms
+    assert "  transforms: concatenation " in "\n".join(summary.lines(actual))
+    assert not actual["validation"].transforms
 
 
 def test_unknown_tokens_and_lengths_in_the_summary_are_those_of_changed_texts():
@@ -253,9 +253,9 @@ def test_unknown_tokens_and_lengths_in_the_summary_are_those_of_changed_texts():
     for transforms, unknown in (((), 0), (changes, 60 * len("catdogb"))):
         cfg, _, _ = setup("translation in buckets", transforms=transforms)
         corpus = Corpus(PAIRS, PAIRS[:5], PAIRS[:5])
-        found = summary.summarize(cfg, corpus, train_tokenizers(cfg.data, corpus.train))
-        assert found["train"].sides["source"].unknown == unknown
-        assert found["validation"].sides["source"].unknown == 0
+        actual = summary.summarize(cfg, corpus, train_tokenizers(cfg.data, corpus.train))
+        assert actual["train"].sides["source"].unknown == unknown
+        assert actual["validation"].sides["source"].unknown == 0
 
 
 def test_a_changed_glossary_is_a_changed_corpus(tmp_path):

@@ -55,11 +55,11 @@ LETTERS = CharacterTokenizer(" acehst")
 )
 def test_unknown_tokens_are_shown_counted_or_left_out(tokenizer, text, shown, count):
     ids, special = tokenizer.encode(text), tokenizer.special
-    found = tokenizer.decode(ids, unknown="<unk>")
+    actual = tokenizer.decode(ids, unknown="<unk>")
     assert count is None or special.count_unknown(ids) == count
-    assert found.count("<unk>") == special.count_unknown(ids)
-    assert shown is None or found == shown
-    assert tokenizer.decode(ids, unknown=UNKNOWN_MARK).replace(UNKNOWN_MARK, "<unk>") == found
+    assert actual.count("<unk>") == special.count_unknown(ids)
+    assert shown is None or actual == shown
+    assert tokenizer.decode(ids, unknown=UNKNOWN_MARK).replace(UNKNOWN_MARK, "<unk>") == actual
     known = [i for i in ids if i != special.shown_unknown]
     assert tokenizer.decode(known) == tokenizer.decode(known, unknown="<unk>")
     if special.shown_unknown in special.name_of:  # others are ordinary tokens to their library
@@ -92,9 +92,9 @@ def test_a_token_with_other_meanings_is_not_an_unknown_token():
     ids=["words", "wordpiece", "normalized", "bytes", "signs"],
 )
 def test_tokens_stand_for_words(tokenizer, text, parts):
-    found = copied_words(tokenizer, text, whole_words=True)
-    assert len(found) == len(tokenizer.encode(text))
-    assert found == parts
+    actual = copied_words(tokenizer, text, whole_words=True)
+    assert len(actual) == len(tokenizer.encode(text))
+    assert actual == parts
 
 
 def test_tokens_stand_for_characters():

@@ -62,13 +62,13 @@ def test_every_output_is_aligned_by_the_weights_of_the_head(model, strategy):
 def test_translations_have_alignments_also_with_copied_words_and_blank_texts(model):
     decode = dataclasses.replace(DECODINGS["greedy"], alignments=True, unknown="copy")
     translate = Translator(config(decode, model[0]), model[0], TOKENIZERS)
-    *found, blank = translate.outputs(model[1], [*TEXTS, " "])
+    *actual, blank = translate.outputs(model[1], [*TEXTS, " "])
     assert (blank.text, blank.alignment) == ("", ())
-    for output, text in zip(found, TEXTS, strict=True):
+    for output, text in zip(actual, TEXTS, strict=True):
         assert {target for _, target in output.alignment} == {*range(len(output.text.split()))}
         assert all(0 <= source < len(text.split()) for source, _ in output.alignment)
     pieces = [*translate.stream_pieces(model[1], TEXTS[0])]
-    assert pieces[-1].alignment == found[0].alignment
+    assert pieces[-1].alignment == actual[0].alignment
 
 
 def test_tokens_write_words():
@@ -78,8 +78,8 @@ def test_tokens_write_words():
         for cuts in itertools.combinations_with_replacement(range(6), count - 1):
             ends = [0, *cuts, 5]
             written = [{*range(ends[n], ends[n + 1])} for n in range(count)]
-            found = written_ranges(text, [text[:cut] for cut in cuts], spans)
-            for part, span in zip(found, spans, strict=True):
+            actual = written_ranges(text, [text[:cut] for cut in cuts], spans)
+            for part, span in zip(actual, spans, strict=True):
                 own = [n for n, characters in enumerate(written) if characters & {*range(*span)}]
                 assert (part[0], part[-1]) == (own[0], own[-1])
     # bytes of a character that is not complete, and a text that is written otherwise at its end
@@ -107,9 +107,9 @@ def test_heads_are_ranked_by_their_error_rates(model):
                 "source": SOURCE.special.wrap_side(SOURCE.encode(source)),
                 "target_in": [BOS, *TARGET.encode(target)],
             }
-            found = watch(*model, {key: np.array([ids]) for key, ids in rows.items()})
-            one = jax.tree.map(lambda x: np.asarray(x)[0], found)
-            yield without_padding(one, Seq2Seq, {key: len(ids) for key, ids in rows.items()})
+            actual = watch(*model, {key: np.array([ids]) for key, ids in rows.items()})
+            single = jax.tree.map(lambda x: np.asarray(x)[0], actual)
+            yield without_padding(single, Seq2Seq, {key: len(ids) for key, ids in rows.items()})
 
     rates = head_error_rates(TOKENIZERS, pairs, watched(), references)
     assert len(rates) == 2 * (4 + 1) * 2
@@ -159,9 +159,9 @@ def test_alignments_are_of_the_words_after_the_tag_of_a_format(model):
 
     def word_weights(tokens):
         rows = {"source": ids, "target_in": [BOS, *tokens]}
-        found = watch(*model, {key: np.array([row]) for key, row in rows.items()})
-        one = jax.tree.map(lambda x: np.asarray(x)[0], found)
-        shown = without_padding(one, Seq2Seq, {key: len(row) for key, row in rows.items()})
+        actual = watch(*model, {key: np.array([row]) for key, row in rows.items()})
+        single = jax.tree.map(lambda x: np.asarray(x)[0], actual)
+        shown = without_padding(single, Seq2Seq, {key: len(row) for key, row in rows.items()})
         return shown, shown.weights["cross"][..., 1:5]
 
     _, weights = word_weights(written[:-1])

@@ -20,8 +20,8 @@ def batches(lengths, *, size: int, max_length: int):
         seen.append((tokens.shape, (tokens != PAD).sum(1).tolist()))
         return [(int(index), int(row[row != PAD].sum())) for index, row in zip(indices, tokens, strict=True)]
 
-    found = list(run_in_batches(list(map(len, rows)), run, size=size, max_length=max_length))
-    assert found == [(index, 5 * n) for index, n in enumerate(lengths)]
+    actual = list(run_in_batches(list(map(len, rows)), run, size=size, max_length=max_length))
+    assert actual == [(index, 5 * n) for index, n in enumerate(lengths)]
     return seen
 
 
@@ -51,10 +51,10 @@ def test_results_are_yielded_before_later_batches_run():
         ran.append(indices.tolist())
         return indices
 
-    found = run_in_batches([1, 20, 1, 9], run, size=2, max_length=32)
-    assert next(found) == 0
+    actual = run_in_batches([1, 20, 1, 9], run, size=2, max_length=32)
+    assert next(actual) == 0
     assert ran == [[0, 2]]
-    assert list(found) == [1, 2, 3]
+    assert list(actual) == [1, 2, 3]
     assert ran == [[0, 2], [3, 1]]
 
 
@@ -90,8 +90,8 @@ def squares(items, *, size=3, skip=0):
 
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
 def test_chunks_yield_all_results_in_order(count):
-    found, chunks = squares(range(count))
-    assert list(found) == [n**2 for n in range(count)]
+    actual, chunks = squares(range(count))
+    assert list(actual) == [n**2 for n in range(count)]
     assert chunks == [list(range(count))[start : start + 3] for start in range(0, count, 3)]
 
 
@@ -103,22 +103,22 @@ def test_results_are_yielded_before_their_chunk_is_complete():
             made.append(row)
             yield row
 
-    found = run_in_chunks(range(6), lambda _, item: item, run, size=3)
+    actual = run_in_chunks(range(6), lambda _, item: item, run, size=3)
     for n in range(6):
-        assert (next(found), made) == (n, [*range(n + 1)])
+        assert (next(actual), made) == (n, [*range(n + 1)])
 
 
 def test_at_most_one_chunk_is_read():
     items = itertools.count()
-    found, _ = squares(items)
-    assert list(itertools.islice(found, 4)) == [0, 1, 4, 9]
+    actual, _ = squares(items)
+    assert list(itertools.islice(actual, 4)) == [0, 1, 4, 9]
     assert next(items) == 6
 
 
 @pytest.mark.parametrize("skip", range(8))
 def test_skipping_does_not_change_chunks(skip):
-    found, chunks = squares(range(7), skip=skip)
-    assert list(found) == [n**2 for n in range(skip, 7)]
+    actual, chunks = squares(range(7), skip=skip)
+    assert list(actual) == [n**2 for n in range(skip, 7)]
     assert chunks == [list(range(7))[start : start + 3] for start in range(skip // 3 * 3, 7, 3)]
 
 
@@ -127,7 +127,7 @@ def test_earlier_results_are_yielded_before_an_error():
         yield from range(5)
         raise UserError("the sixth")
 
-    found, _ = squares(items())
-    assert list(itertools.islice(found, 5)) == [0, 1, 4, 9, 16]
+    actual, _ = squares(items())
+    assert list(itertools.islice(actual, 5)) == [0, 1, 4, 9, 16]
     with pytest.raises(UserError, match="the sixth"):
-        next(found)
+        next(actual)

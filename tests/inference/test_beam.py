@@ -67,16 +67,16 @@ def test_a_wide_beam_equals_exhaustive_search(seq2seq, penalized):
     beams = 64  # more than the 3^3 prefixes that can continue
     options = {"length_penalty": kind, "length_alpha": alpha, "early_stopping": "never"}
     rows = [FirstTokens(), FirstTokens((5,)), FirstTokens((4, 3), 1)]
-    found = best(model, params, SOURCES, beams=beams, forced=ForcedTokens.from_rows(rows), **options)
+    actual = best(model, params, SOURCES, beams=beams, forced=ForcedTokens.from_rows(rows), **options)
     for row, (source, first) in enumerate(zip(SOURCES, rows, strict=True)):
         sums = every_output(model, params, source, first.ids)
         scores = {output: value / penalty(len(output) - first.prefix, kind, alpha) for output, value in sums.items()}
         wanted = sorted(scores, key=scores.get, reverse=True)[:20]
-        for output, tokens, score in zip(wanted, found.tokens[row], found.scores[row], strict=False):
+        for output, tokens, score in zip(wanted, actual.tokens[row], actual.scores[row], strict=False):
             np.testing.assert_array_equal(tokens, [*output, *[PAD] * (LENGTH - len(output))])
             proves = (f"decode.strategy=beam, {kind} length penalty", "exhaustive search")
             assert_close(score, scores[output], 1e-5, proves=proves)
-        missing = found.scores[row][len(scores) :]
+        missing = actual.scores[row][len(scores) :]
         np.testing.assert_array_equal(missing, np.full_like(missing, beam.WORST))
 
 
@@ -85,8 +85,8 @@ def test_one_beam_is_greedy(seq2seq):
     model, params = seq2seq
     keys = jax.random.split(jax.random.key(0), 3)
     greedy = jitted_loop.translate(model, params, SOURCES, keys, length=8, cfg=DecodeConfig())
-    one = best(model, params, SOURCES, length=8, beams=1)
-    np.testing.assert_array_equal(one.tokens[:, 0], greedy)
+    single = best(model, params, SOURCES, length=8, beams=1)
+    np.testing.assert_array_equal(single.tokens[:, 0], greedy)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_constraints_see_the_prompt(constraints):
     options = {"length": 9, "constraints": constraints}
     greedy = jitted_continuation.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), **options)
     cfg = DecodeConfig(strategy="beam", beams=1)
-    one = best_continuations(model, params, prompts, cfg=cfg, **options)
-    np.testing.assert_array_equal(one.tokens[:, 0], greedy)
+    single = best_continuations(model, params, prompts, cfg=cfg, **options)
+    np.testing.assert_array_equal(single.tokens[:, 0], greedy)
     free = jitted_continuation.continue_text(model, params, prompts, keys, cfg=DecodeConfig(), length=9)
     assert (np.asarray(free) != np.asarray(greedy)).any()
 
@@ -117,9 +117,9 @@ def test_beams_do_not_compete_for_experts():
     roomy = registry.build(dataclasses.replace(crowded, moe=moe))
     cfg = DecodeConfig(strategy="beam", beams=4)
     prompts = np.array([[4], [5], [3]], np.int32)
-    found, expected = (best_continuations(of, params, prompts, length=4, cfg=cfg) for of in (model, roomy))
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    assert_close(found.scores, expected.scores, 1e-6)
+    actual, expected = (best_continuations(each, params, prompts, length=4, cfg=cfg) for each in (model, roomy))
+    np.testing.assert_array_equal(actual.tokens, expected.tokens)
+    assert_close(actual.scores, expected.scores, 1e-6)
 
 
 def test_rows_are_independent(seq2seq):
@@ -172,7 +172,7 @@ def test_stricter_early_stopping_finds_no_worse_outputs(seq2seq):
 @pytest.mark.parametrize("stopping", ["first", "heuristic", "never"])
 def test_missing_outputs_are_empty(stopping):
     """Of one forced output, and of four outputs of one token; copies of them are no further outputs."""
-    cfg, one = DecodeConfig(strategy="beam", beams=6, early_stopping=stopping), np.array([1])
+    cfg, single = DecodeConfig(strategy="beam", beams=6, early_stopping=stopping), np.array([1])
     logits = np.array([5.0, 2.0, 1.0, 0.0, -1.0, 0.5], np.float32)
     log_p = logits - np.log(np.exp(logits).sum())
     cases = {(4, 5, 4): [[4, 5, 4]], (): [[2], [5], [3], [4]]}  # without padding and BOS, which are never generated
@@ -180,7 +180,7 @@ def test_missing_outputs_are_empty(stopping):
         length = len(outputs[0])
         settings, first = RowSettings.from_config(cfg, 1), ForcedTokens.from_rows([FirstTokens(forced)])
         options = {"length": length, "cfg": cfg, "forced": first}
-        state = beam.BeamState.start(one, one, one * length, settings, NO_CONSTRAINTS, **options)
+        state = beam.BeamState.start(single, single, single * length, settings, NO_CONSTRAINTS, **options)
         advance = jax.jit(beam.BeamState.advance)
         for _ in range(length):
             state = advance(state, np.broadcast_to(logits, (1, 6, VOCAB)))
@@ -197,22 +197,22 @@ def test_scores_do_not_count_the_tokens_of_a_prefix(kind, stopping):
     """If the logits are the same at each step, a prefix changes neither the outputs after it nor their scores."""
     cfg = DecodeConfig(strategy="beam", beams=2, length_penalty=kind, length_alpha=1.0, early_stopping=stopping)
     logits = np.log(np.array([0, 0, 0.2, 0.6, 0.2, 0.0], np.float32) + 1e-9)  # P(EOS) = 0.2
-    one, found = np.array([1]), {}
+    single, actual = np.array([1]), {}
     for prefix in ((), (4, 5, 4)):
         length = len(prefix) + 3
         settings, first = RowSettings.from_config(cfg, 1), ForcedTokens.from_rows([FirstTokens(prefix, len(prefix))])
         options = {"length": length, "cfg": cfg, "forced": first}
-        state = beam.BeamState.start(one, one, one * length, settings, NO_CONSTRAINTS, **options)
+        state = beam.BeamState.start(single, single, single * length, settings, NO_CONSTRAINTS, **options)
         for _ in range(length):
             state = jax.jit(beam.BeamState.advance)(state, np.broadcast_to(logits, (1, 2, VOCAB)))
         assert state.done.all()
         np.testing.assert_array_equal(state.finished.tokens[0, :, : len(prefix)], [prefix] * 2)
-        found[prefix] = state.finished.tokens[0, :, len(prefix) :].tolist(), state.finished.scores[0]
+        actual[prefix] = state.finished.tokens[0, :, len(prefix) :].tolist(), state.finished.scores[0]
     by_hand = {
         "average": ([[3, 3, 3], [3, 3, EOS]], np.log([0.6**3, 0.6**2 * 0.2]) / 3),
         "gnmt": ([[3, 3, 3], [EOS, PAD, PAD]], np.log([0.6**3, 0.2]) / [8 / 6, 6 / 6]),
     }
-    for tokens, scores in found.values():
+    for tokens, scores in actual.values():
         assert tokens == by_hand[kind][0]
         assert_close(scores, by_hand[kind][1], 1e-5)
 
@@ -223,15 +223,17 @@ def test_the_first_token_of_a_checkpoint_counts_in_the_length_of_a_score():
     special = dataclasses.replace(tokenizer.special, forced=(EOS,))
     tokenizer.special = special
     for prefix, ids in {"": (), "ab": (4, 5)}.items():
-        found = first_tokens(DecodeConfig(prefix=prefix), tokenizer, continues=False, tags=(6,))
-        assert found == ((EOS, 6, *ids), len(ids))
+        actual = first_tokens(DecodeConfig(prefix=prefix), tokenizer, continues=False, tags=(6,))
+        assert actual == ((EOS, 6, *ids), len(ids))
 
 
 def test_beams_without_a_hypothesis_end_the_search():
     """Both outputs of one token end at once if no other token is allowed."""
-    cfg, one = DecodeConfig(strategy="beam", beams=3), np.array([1])
+    cfg, single = DecodeConfig(strategy="beam", beams=3), np.array([1])
     constraints = Constraints(eos=(EOS, 5), forbidden=((3,), (4,)))
-    state = beam.BeamState.start(one, one, one * 9, RowSettings.from_config(cfg, 1), constraints, length=9, cfg=cfg)
+    state = beam.BeamState.start(
+        single, single, single * 9, RowSettings.from_config(cfg, 1), constraints, length=9, cfg=cfg
+    )
     state = jax.jit(beam.BeamState.advance)(state, np.zeros((1, 3, VOCAB), np.float32))
     assert state.done.all()
     assert (state.finished.scores[0] > beam.WORST).tolist() == [True, True, False]
@@ -251,5 +253,5 @@ def test_a_longer_state_keeps_its_tokens():
         finished=start.finished._replace(tokens=tokens),
     ).extended(4, 0)
     assert state.length == 4
-    for found, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.ancestry.ancestors, 0)):
-        np.testing.assert_array_equal(found, [[[3, 4, empty, empty], [4, 5, empty, empty]]])
+    for actual, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.ancestry.ancestors, 0)):
+        np.testing.assert_array_equal(actual, [[[3, 4, empty, empty], [4, 5, empty, empty]]])

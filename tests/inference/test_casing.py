@@ -71,10 +71,10 @@ def test_only_case_changes():
         source, output = (" ".join(draw.choices(words, k=draw.randint(0, 6))) for _ in range(2))
         every = [*itertools.product(range(len(unit_spans(source))), range(len(unit_spans(output))))]
         links = draw.sample(every, draw.randint(0, len(every)))
-        found, count = copy_casing(source, output, tuple(sorted(links)), titles=draw.random() < 0.5)
-        assert found.casefold() == output.casefold()
-        assert len(found) == len(output)
-        assert (count == 0) == (found == output)
+        actual, count = copy_casing(source, output, tuple(sorted(links)), titles=draw.random() < 0.5)
+        assert actual.casefold() == output.casefold()
+        assert len(actual) == len(output)
+        assert (count == 0) == (actual == output)
 
 
 LETTERS = Tokenizers(
@@ -112,10 +112,10 @@ def test_outputs_have_the_case_of_the_words_that_they_attend_to(model):
         shown = [(t, LETTERS.target.decode([i], unknown="<unk>")) for t, i in enumerate(ids)]
         attended = [(words[weights[t, : len(words)].argmax()], word) for t, word in shown if word]
         expected = [b.upper() if len(a) > 1 and a.isupper() and b != "<unk>" else b for a, b in attended]
-        found, same, event = cased[request, sample]
-        assert (found.split(), same) == (expected, ids)
+        actual, same, event = cased[request, sample]
+        assert (actual.split(), same) == (expected, ids)
         changed.append(event.recased)
-        assert event.recased == sum(a != b for a, b in zip(found.split(), text.split(), strict=True))
+        assert event.recased == sum(a != b for a, b in zip(actual.split(), text.split(), strict=True))
         assert last.recased == 0
     assert 0 < sum(changed) < sum(len(text.split()) for text, _, _ in plain.values())
 

@@ -84,11 +84,11 @@ GIVEN = [[], ["b"], ["a", "b"], [["ab", "ba"]], ["a.", "b"], ["a", ["b b", "."]]
 def test_a_wide_beam_equals_exhaustive_search():
     """The outputs are the best of all that contain the phrases."""
     table, length = logits(0), 3
-    found, scores = search(WIDE, GIVEN, table, length), every_output(table, length)
+    actual, scores = search(WIDE, GIVEN, table, length), every_output(table, length)
     for row, given in enumerate(GIVEN):
         wanted = sorted((ids for ids in scores if satisfies(ids, given)), key=scores.get, reverse=True)
         assert wanted
-        for ids, tokens, score in zip(wanted[:8], found.tokens[row], found.scores[row], strict=False):
+        for ids, tokens, score in zip(wanted[:8], actual.tokens[row], actual.scores[row], strict=False):
             assert tuple(tokens[tokens != PAD].tolist()) == ids, given
             assert_close(score, scores[ids], 1e-5)
 
@@ -100,21 +100,21 @@ def test_phrases_are_in_every_output_that_has_room_for_them(beams):
     words = ["a", "b", "ab", "ba", "a b", "b.", ".", "aa"]
     for seed in range(3):
         given = [[draw.sample(words, draw.randint(1, 2)) for _ in range(draw.randint(1, 3))] for _ in range(ROWS)]
-        found = search(WIDE, given, logits(seed), LENGTH, beams)
-        for tokens, each in zip(found.tokens[:, 0], given, strict=True):
+        actual = search(WIDE, given, logits(seed), LENGTH, beams)
+        for tokens, each in zip(actual.tokens[:, 0], given, strict=True):
             assert satisfies(tokens[tokens != PAD].tolist(), each), each
     if beams > 1:
         narrow = dataclasses.replace(WIDE, beams=beams)
-        np.testing.assert_array_equal(search(narrow, given, logits(2), LENGTH, beams).tokens, found.tokens[:, :beams])
+        np.testing.assert_array_equal(search(narrow, given, logits(2), LENGTH, beams).tokens, actual.tokens[:, :beams])
 
 
 def test_an_output_without_room_is_the_best_other():
     """Three tokens have no room for two words and their ends; the others of the batch are as before."""
     table = logits(0)
-    found, scores = search(WIDE, [["aa", "b."], []], table, 3), every_output(table, 3)
+    actual, scores = search(WIDE, [["aa", "b."], []], table, 3), every_output(table, 3)
     best = max((ids for ids in scores if EOS not in ids), key=scores.get)
-    assert tuple(found.tokens[0, 0][:3].tolist()) == best
-    assert found.tokens[1, 0].tolist()[:2] == list(max(scores, key=scores.get))[:2]
+    assert tuple(actual.tokens[0, 0][:3].tolist()) == best
+    assert actual.tokens[1, 0].tolist()[:2] == list(max(scores, key=scores.get))[:2]
 
 
 def test_candidates_take_turns():

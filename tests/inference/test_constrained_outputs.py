@@ -31,7 +31,7 @@ def test_other_requests_are_not_changed(family):
     trained = models(family)
     special = SPACED.special
     wrap = special.wrap_side if family == "seq2seq" else special.wrap_text
-    found = []
+    actual = []
     for constrained in (True, False):
         served = Engine(*trained, TOKENIZERS, max_rows=3)
         numbers = {}
@@ -40,8 +40,8 @@ def test_other_requests_are_not_changed(family):
                 ids, options = tuple(wrap(SPACED.encode(text))), {"constraints": read_constraints(given)}
                 numbers[served.submit(Request(ids, BEAM, num_outputs=2, **options))] = number
         outputs = finish(served)
-        found.append({(numbers[key[0]], key[1]): (text, event[3:]) for key, (text, event) in outputs.items()})
-    both, others = found
+        actual.append({(numbers[key[0]], key[1]): (text, event[3:]) for key, (text, event) in outputs.items()})
+    both, others = actual
     assert {key: both[key] for key in others} == others
     assert all(are_met(read_constraints(GIVEN[number]), text, BEAM) for (number, sample), (text, _) in both.items())
     assert any(not are_met([("ab",), ("cd",)], text, BEAM) for text, _ in others.values())

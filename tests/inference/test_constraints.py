@@ -46,9 +46,9 @@ def constrained(
 
 def excluded(*arguments, **options) -> list[list[int]]:
     """Returns the tokens that `constrain` excludes, and asserts that the others are unchanged."""
-    found = constrained(*arguments, **options)
-    gone = found == -np.inf
-    np.testing.assert_array_equal(found[~gone], LOGITS[~gone])
+    actual = constrained(*arguments, **options)
+    gone = actual == -np.inf
+    np.testing.assert_array_equal(actual[~gone], LOGITS[~gone])
     return [np.flatnonzero(row).tolist() for row in gone]
 
 
@@ -61,17 +61,17 @@ def test_without_constraints_nothing_changes():
     assert not Constraints().need_history
     settings = RowSettings.from_config(DecodeConfig(), 3)
     nothing = jnp.zeros((3, 0), jnp.int32)
-    found = constrain(LOGITS, nothing, jnp.zeros(3, int), jnp.zeros(3, int), settings, Constraints())
-    np.testing.assert_array_equal(found, LOGITS)
+    actual = constrain(LOGITS, nothing, jnp.zeros(3, int), jnp.zeros(3, int), settings, Constraints())
+    np.testing.assert_array_equal(actual, LOGITS)
 
 
 def test_repetition_is_penalized_by_the_strength_of_the_row():
     logits = jnp.tile(jnp.array([[2.0, -2.0, 0.0, 1.0, -jnp.inf]]), (3, 1))
     history = jnp.array([[0, 1, 1, 4], [0, 0, 1, 2], [3, 1, 0, 2]])
     strength = jnp.array([2.0, 1.0, 0.5])
-    found = jax.jit(penalize)(logits, history, jnp.array([4, 3, 1]), strength)
+    actual = jax.jit(penalize)(logits, history, jnp.array([4, 3, 1]), strength)
     same = [2.0, -2.0, 0.0, 1.0, -np.inf]
-    np.testing.assert_array_equal(found, [[1.0, -4.0, 0.0, 1.0, -np.inf], same, [2.0, -2.0, 0.0, 2.0, -np.inf]])
+    np.testing.assert_array_equal(actual, [[1.0, -4.0, 0.0, 1.0, -np.inf], same, [2.0, -2.0, 0.0, 2.0, -np.inf]])
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_no_ngram_occurs_again(n, expected):
 
 
 def test_n_grams_longer_than_the_history():
-    full, one = jnp.array([[4, 4]]), jnp.array([1])
+    full, single = jnp.array([[4, 4]]), jnp.array([1])
     for n, expected in ((1, {4}), (2, {4}), (3, set())):
-        found = jax.jit(exclude_repeated, static_argnums=3)(LOGITS[:1], full, 2 * one, n)
-        assert set(np.flatnonzero(found[0] == -jnp.inf)) == expected
+        actual = jax.jit(exclude_repeated, static_argnums=3)(LOGITS[:1], full, 2 * single, n)
+        assert set(np.flatnonzero(actual[0] == -jnp.inf)) == expected
     exclude = jax.jit(exclude_sequences, static_argnums=3)
-    found = exclude(LOGITS[:1], full[:, :1], one, ((8, 4, 4, 6), (4, 5)))
-    assert np.flatnonzero(found[0] == -jnp.inf) == [5]
+    actual = exclude(LOGITS[:1], full[:, :1], single, ((8, 4, 4, 6), (4, 5)))
+    assert np.flatnonzero(actual[0] == -jnp.inf) == [5]
 
 
 def test_forbidden_sequences_are_not_completed():
@@ -119,18 +119,18 @@ def test_an_output_that_cannot_continue_ends_with_the_probability_of_the_model()
 
 def test_a_row_without_allowed_tokens_ends():
     everything = tuple((token,) for token in range(3, V))
-    found = constrained(Constraints(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
+    actual = constrained(Constraints(forbidden=everything), [[], [4], [5]], min_new_tokens=5)
     settings = RowSettings.from_config(DecodeConfig(), 3)
     keys = jax.random.split(jax.random.key(0), 3)
-    assert jax.jit(sampling.choose)(forbid(found, Constraints()), settings, keys).tolist() == [EOS] * 3
+    assert jax.jit(sampling.choose)(forbid(actual, Constraints()), settings, keys).tolist() == [EOS] * 3
 
 
 @pytest.mark.parametrize(("size", "eos", "expected"), [(7, (2,), [7, 8, 9]), (7, (8,), [7, 9]), (10, (2,), [])])
 def test_rows_that_pad_the_vocabulary_are_never_generated(size, eos, expected):
     """Except an end that the tokenizer has no name for."""
-    found = forbid(LOGITS, Constraints(vocab_size=size, eos=eos, suppressed=(0,)))
-    assert np.flatnonzero(np.isneginf(found[0])).tolist() == [0, *expected]
-    np.testing.assert_array_equal(found[:, 1:7], LOGITS[:, 1:7])
+    actual = forbid(LOGITS, Constraints(vocab_size=size, eos=eos, suppressed=(0,)))
+    assert np.flatnonzero(np.isneginf(actual[0])).tolist() == [0, *expected]
+    np.testing.assert_array_equal(actual[:, 1:7], LOGITS[:, 1:7])
 
 
 def test_rows_have_separate_histories():
@@ -148,22 +148,22 @@ class TestConstraintsOfAConfig:
     words = WordTokenizer(["a", "b", "the"])
 
     def test_disabled_constraints_add_no_operations(self):
-        found = Constraints.from_config(DecodeConfig(), self.letters)
-        assert found == Constraints(vocab_size=8)
-        assert hash(found) == hash(Constraints.from_config(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
+        actual = Constraints.from_config(DecodeConfig(), self.letters)
+        assert actual == Constraints(vocab_size=8)
+        assert hash(actual) == hash(Constraints.from_config(DecodeConfig(top_p=0.5, min_new_tokens=3), self.letters))
         programs = [
             str(jax.make_jaxpr(lambda logits, rules=rules: forbid(logits, rules))(jnp.zeros(8)))
-            for rules in (found, Constraints())
+            for rules in (actual, Constraints())
         ]
         assert programs[0] == programs[1]
 
     def test_settings(self):
         cfg = DecodeConfig(repetition_penalty=1.1, no_repeat_ngram=3, forbidden=("ab", "c"), prefix="ba")
         expected = Constraints(True, 3, forbidden=((5, 6), (7,)), vocab_size=8)
-        found = Constraints.from_config(cfg, self.letters)
-        assert found == expected  # " ab" ends in "ab", which is forbidden already
+        actual = Constraints.from_config(cfg, self.letters)
+        assert actual == expected  # " ab" ends in "ab", which is forbidden already
         assert first_tokens(cfg, self.letters, continues=False) == ((6, 5), 2)
-        assert found.need_history
+        assert actual.need_history
         assert Constraints.from_config(DecodeConfig(repetition_penalty=1.1), self.letters).need_history
         assert Constraints.from_config(DecodeConfig(no_repeat_ngram=1), self.letters).need_history
 
@@ -240,10 +240,10 @@ def test_texts_of_which_a_tokenizer_drops_characters_are_rejected(setting):
 def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
     """Regression test: such a stop text ended each output at once, or never."""
     tokenizer = character_tokenizer("the cat sat on a mat").normalized(("lowercase",), "en")
-    for one in (tokenizer, tokenizer.extended(("<mask>",))):
+    for each in (tokenizer, tokenizer.extended(("<mask>",))):
         with pytest.raises(UserError, match=sentence):
-            check(DecodeConfig(**settings), one)
-        check(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), one)
+            check(DecodeConfig(**settings), each)
+        check(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), each)
 
 
 @pytest.mark.parametrize(("prefix", "decoded"), [("ld", "ld"), (" ld", " ld"), ("lo ld", "lo ld")])

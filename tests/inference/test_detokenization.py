@@ -123,7 +123,7 @@ def check(tokenizer: Tokenizer, tokens: list[int], stop: list[str]) -> None:
     shown, done = pieces(tokenizer, tokens, stop)
     text, (end, *_) = tokenizer.decode(tokens), tokenizer.special.eos
     assert "".join(shown) == cut(text, stop)
-    assert done == (end in tokens or any(one in text for one in stop))
+    assert done == (end in tokens or any(each in text for each in stop))
     whole = TextBuffer(tokenizer)
     assert "".join([*map(whole.feed, tokens), whole.close()]) == text
     assert whole.done == (end in tokens)

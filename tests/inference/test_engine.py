@@ -67,9 +67,9 @@ def test_outputs_do_not_depend_on_other_requests(case):
     trained = plain(family)
     served = engine(trained)
     numbers = [submit(served, text, decode, seed=3, index=index) for index, text in enumerate(TEXTS)]
-    found = finish(served)
+    actual = finish(served)
     expected = [alone(trained, text, decode, 3, index) for index, text in enumerate(TEXTS)]
-    assert [found[number, 0][0] for number in numbers] == expected
+    assert [actual[number, 0][0] for number in numbers] == expected
     assert len(set(expected)) > 1
 
 
@@ -91,11 +91,11 @@ def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
     texts = [long, long + "ab", "ga", long, long[:17] + "a"]
     decode = dataclasses.replace(GREEDY, cache_dtype="float32")
     numbers = [submit(served, text, decode) for text in texts]
-    found = finish(served)
+    actual = finish(served)
     _, model, params = trained
     rows = pad_rows([LETTERS.encode(text) for text in texts], len(texts), 32, pad_left=True)
     outputs = continue_text(model, params, rows, row_keys(0, np.arange(5)), length=7, cfg=decode)
-    assert [found[number, 0][0] for number in numbers] == [
+    assert [actual[number, 0][0] for number in numbers] == [
         LETTERS.decode(row, unknown="<unk>") for row in np.asarray(outputs)
     ]
 
@@ -108,8 +108,8 @@ def test_samples_of_one_prompt_share_it(trained, text):
     events = served.step()
     full = 3 * -(-(len(text) + 7) // 16)
     assert trained[0].model.family == "seq2seq" or served.pages_used == full - 2 * ((len(text) - 1) // 16)
-    found = finish(served, events)
-    outputs = [found[number, sample][0] for sample in range(3)]
+    actual = finish(served, events)
+    outputs = [actual[number, sample][0] for sample in range(3)]
     assert outputs == [alone(trained, text, SAMPLE, 5, 7 + sample) for sample in range(3)]
     assert len(set(outputs)) > 1
 
@@ -136,10 +136,10 @@ def test_arrivals_and_cancellations_do_not_change_other_outputs(trained, data):
             if not any(event.request == number and event.finish for event in events):
                 del asked[number]
                 events = [event for event in events if event.request != number]
-    found = finish(served, events)
-    assert {number for number, _ in found} == set(asked)
+    actual = finish(served, events)
+    assert {number for number, _ in actual} == set(asked)
     for number, (text, decode, seed) in asked.items():
-        assert found[number, 0][0] == alone(trained, text, decode, seed), (text, decode)
+        assert actual[number, 0][0] == alone(trained, text, decode, seed), (text, decode)
 
 
 @pytest.mark.slow
@@ -160,13 +160,13 @@ def test_beam_search_reports_outputs_with_scores(trained):
     cfg, model, params = trained
     served = engine(trained)
     number = submit(served, "abc", BEAM, num_outputs=2)
-    found = finish(served)
+    actual = finish(served)
     search = best_translations if cfg.model.family == "seq2seq" else best_continuations
     ids = LETTERS.encode("abc")
     rows = np.array([[*ids, EOS] if cfg.model.family == "seq2seq" else [PAD, *ids]])
     best = search(model, params, rows, length=7, cfg=BEAM)
     for sample in range(2):
-        text, event = found[number, sample]
+        text, event = actual[number, sample]
         assert text == LETTERS.decode(np.asarray(best.tokens)[0, sample], unknown="<unk>")
         assert event.score == pytest.approx(float(best.scores[0, sample]), rel=1e-5)
 
@@ -177,10 +177,10 @@ def test_the_score_is_the_sum_of_log_probabilities_without_forced_tokens(prefix)
     trained = cfg, _, params = models("decoder_lm", seed=1)  # whose output is made of letters
     served = engine(trained)
     number, unscored = (submit(served, "abcde", decode, scored=scored) for scored in (True, False))
-    found = finish(served)
-    text, event = found[number, 0]
+    actual = finish(served)
+    text, event = actual[number, 0]
     assert text.startswith(prefix)
-    assert found[unscored, 0] == (text, event._replace(request=unscored, score=None))
+    assert actual[unscored, 0] == (text, event._replace(request=unscored, score=None))
     ids = LETTERS.encode("abcde") + LETTERS.encode(text)
     tokens = np.array([ids + [EOS] * (event.finish == "stop")])
     log_p = np.log(oracles.softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, tokens, tokens != PAD)))[0]
@@ -209,16 +209,16 @@ def test_outputs_do_not_depend_on_steps_per_call(case, most, monkeypatch):
             events += served.step()
         served.cancel(leaves)
         events = [event for event in events if event.request != leaves]
-        found, calls = finish(served, events), len(events)
-        texts, ends = zip(*(found[number, 0] for number in numbers), strict=True)
+        actual, calls = finish(served, events), len(events)
+        texts, ends = zip(*(actual[number, 0] for number in numbers), strict=True)
         return texts, [(end.finish, end.tokens) for end in ends], [end.score for end in ends], calls
 
-    *one, scores, calls = run(0.0)
+    *single, scores, calls = run(0.0)
     *many, found_scores, fewer_calls = run(math.inf)
-    assert many == one
+    assert many == single
     assert found_scores == pytest.approx(scores, rel=1e-5)
     assert decode is BEAM or fewer_calls < calls
-    assert len(set(one[0])) > 1
+    assert len(set(single[0])) > 1
 
 
 def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
@@ -244,12 +244,12 @@ def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     stop = output[2:4]
     first = submit(served, "abc", dataclasses.replace(GREEDY, stop=(stop,)))
     second = submit(served, "abc", GREEDY)
-    found = finish(served)
-    assert found[first, 0][0] == output[: output.index(stop)]
-    assert found[first, 0][1].finish == "stop"
-    assert found[first, 0][1].tokens == output.index(stop) + len(stop)
-    assert found[second, 0][0] == output
-    assert found[second, 0][1].finish == "length"
+    actual = finish(served)
+    assert actual[first, 0][0] == output[: output.index(stop)]
+    assert actual[first, 0][1].finish == "stop"
+    assert actual[first, 0][1].tokens == output.index(stop) + len(stop)
+    assert actual[second, 0][0] == output
+    assert actual[second, 0][1].finish == "length"
 
 
 def test_a_beam_ends_with_the_token_that_completes_a_stop_text():
@@ -272,9 +272,9 @@ def test_rules_and_limits_apply_per_request():
     forbids = dataclasses.replace(GREEDY, forbidden=(output[0],), max_new_tokens=3)
     first = submit(served, "abc", forbids)
     second = submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=LONG))
-    found = finish(served)
-    assert output[0] not in found[first, 0][0] and len(found[first, 0][0]) == 3
-    assert len(found[second, 0][0]) == LONG - 3
+    actual = finish(served)
+    assert output[0] not in actual[first, 0][0] and len(actual[first, 0][0]) == 3
+    assert len(actual[second, 0][0]) == LONG - 3
 
 
 def test_pages_limit_concurrent_requests():
@@ -284,8 +284,8 @@ def test_pages_limit_concurrent_requests():
     numbers = [submit(served, "abc", long) for _ in range(3)]
     events = served.step()
     assert (served.running, served.pending, served.pages_used) == (1, 2, 2)
-    found = finish(served, events)
-    assert len({found[number, 0][0] for number in numbers}) == 1
+    actual = finish(served, events)
+    assert len({actual[number, 0][0] for number in numbers}) == 1
     with pytest.raises(UserError, match="may need 3 pages of 16 tokens, and the engine has 2: request fewer"):
         submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=36))
 
@@ -307,7 +307,7 @@ def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
     served = engine(trained, few_shapes=True)
     widths = [dataclasses.replace(BEAM, beams=width, max_new_tokens=4) for width in beams]
     numbers = [submit(served, "gf", decode, num_outputs=2) for decode in widths]
-    found = finish(served)
+    actual = finish(served)
     assert {kind[0].beams for kind in served._lanes} == {2 if width == 2 else 4 for width in beams}
     assert len(served._lanes) == len(beams) - 1
     for number, decode in zip(numbers, widths, strict=True):
@@ -315,9 +315,9 @@ def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
         other = submit(alone_engine, "gf", decode, num_outputs=2)
         expected = finish(alone_engine)
         for sample in range(2):
-            (text, event), (wanted, one) = found[number, sample], expected[other, sample]
+            (text, event), (wanted, single) = actual[number, sample], expected[other, sample]
             assert text == wanted
-            assert event.score == pytest.approx(one.score, rel=1e-5)
+            assert event.score == pytest.approx(single.score, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -35,13 +35,13 @@ def filler():
 def test_fills_are_the_best_tokens_of_the_logits(filler):
     filler, params = filler
     texts = ["ab<mask>de", " ", "<mask><mask>c", "abcde<mask>"]
-    mask, found = TOKENIZER.id_of("<mask>"), list(filler.stream(params, texts))
-    assert [len(fills) for fills in found] == [TOP, 0, TOP, TOP]
+    mask, actual = TOKENIZER.id_of("<mask>"), list(filler.stream(params, texts))
+    assert [len(fills) for fills in actual] == [TOP, 0, TOP, TOP]
     marked = (text.strip().replace("<mask>", "m") for text in texts)
     rows = [[mask if c == "m" else TOKENIZER.encode(c)[0] for c in text] for text in marked]
     tokens = pad_rows(rows, len(rows), 16)
     outputs = np.asarray(apply(filler.model, params, tokens, tokens >= 0))
-    for ids, fills, logits in zip(rows, found, outputs, strict=True):
+    for ids, fills, logits in zip(rows, actual, outputs, strict=True):
         masks = [at for at, token in enumerate(ids) if token == mask]
         order = np.argsort(-logits[masks], axis=1)
         probabilities = scipy.special.softmax(logits[masks].astype(np.float64), axis=1)

@@ -74,15 +74,15 @@ def with_copies(model, params, text: str, ids: list[int]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", rest_slow([*DECODINGS], 1))
 def test_unknown_tokens_are_shown_copied_or_left_out(model, strategy):
-    found = {
+    actual = {
         unknown: outputs(*model, dataclasses.replace(DECODINGS[strategy], unknown=unknown))
         for unknown in ("show", "copy", "omit")
     }
     seen = set()
-    for (request, sample), (shown, ids, last) in found["show"].items():
+    for (request, sample), (shown, ids, last) in actual["show"].items():
         assert shown.split().count("<unk>") == ids.count(UNK)
-        assert found["omit"][request, sample][0] == " ".join(shown.replace("<unk>", "").split())
-        copied, same_ids, event = found["copy"][request, sample]
+        assert actual["omit"][request, sample][0] == " ".join(shown.replace("<unk>", "").split())
+        copied, same_ids, event = actual["copy"][request, sample]
         assert (same_ids, event.finish, event.score, event.tokens) == (ids, last.finish, last.score, last.tokens)
         assert copied == with_copies(*model, TEXTS[request], ids)
         seen |= {*copied.split()} & {"Zebra", "Yak,", "Emu", "g", "a", "b", "c", "f"}
@@ -117,16 +117,16 @@ def test_copied_words_do_not_depend_on_the_batch_and_are_cut_at_stop_sequences(m
 
 def test_translations_count_unknown_tokens_and_say_so(model, caplog):
     translate = Translator(config(DECODINGS["greedy"], model[0]), model[0], TOKENIZERS)
-    found = translate.outputs(model[1], [*TEXTS, ""])
-    assert [output.unknown for output in found] == [output.text.split().count("<unk>") for output in found]
-    unknown = sum(output.unknown > 0 for output in found)
+    actual = translate.outputs(model[1], [*TEXTS, ""])
+    assert [output.unknown for output in actual] == [output.text.split().count("<unk>") for output in actual]
+    unknown = sum(output.unknown > 0 for output in actual)
     assert unknown
-    assert translate(model[1], [*TEXTS, ""]) == [output.text for output in found]
+    assert translate(model[1], [*TEXTS, ""]) == [output.text for output in actual]
     assert f"{unknown} of 4 outputs have unknown tokens, shown by name" in caplog.text
     decode = dataclasses.replace(DECODINGS["greedy"], unknown="copy")
     copying = Translator(config(decode, model[0]), model[0], TOKENIZERS)
     copied = copying.outputs(model[1], [*TEXTS, ""])
-    assert [output.unknown for output in copied] == [output.unknown for output in found]
+    assert [output.unknown for output in copied] == [output.unknown for output in actual]
     expected = outputs(*model, decode)
     assert [output.text for output in copied[:3]] == [expected[n, 0][0] for n in range(3)]
     assert "".join(piece.text for piece in copying.stream_pieces(model[1], TEXTS[0])) == copied[0].text
@@ -156,10 +156,10 @@ def test_outputs_are_detokenized(model, strategy):
     cfg = dataclasses.replace(config(decode, small), data=dataclasses.replace(DATA, bucket_lengths=(16,)))
     plain = Translator(cfg, small, tokenizers).outputs(params, ["a b", "c"])
     detokenizing = dataclasses.replace(cfg, decode=dataclasses.replace(decode, detokenize=True))
-    found = Translator(detokenizing, small, tokenizers).outputs(params, ["a b", "c"])
+    actual = Translator(detokenizing, small, tokenizers).outputs(params, ["a b", "c"])
     moses = sacremoses.MosesDetokenizer("en")
-    assert [output.text for output in found] == [moses.detokenize(output.text.split()) for output in plain]
-    assert [output.text for output in found] != [output.text for output in plain]
+    assert [output.text for output in actual] == [moses.detokenize(output.text.split()) for output in plain]
+    assert [output.text for output in actual] != [output.text for output in plain]
 
 
 def test_what_cannot_be_copied_or_detokenized_is_refused(model):
@@ -181,14 +181,14 @@ def test_markup_is_taken_out_and_put_back(model, strategy):
     aligning = dataclasses.replace(decode, markup="align")
     translate = Translator(config(aligning, model[0]), model[0], TOKENIZERS)
     plain = keeping.outputs(model[1], ["a b c", "d", ""])
-    found = translate.outputs(model[1], texts)
+    actual = translate.outputs(model[1], texts)
     marks = re.compile(r"<[^>]*>|\{0\}|%s")
-    for output, other, text in zip(found, plain, texts, strict=True):
+    for output, other, text in zip(actual, plain, texts, strict=True):
         assert marks.sub("", output.text).split() == other.text.split()
         assert sorted(marks.findall(output.text)) == sorted(marks.findall(text))
         assert output.placeholders_kept
-    assert found[2].text == "%s<br/>"
-    assert [*translate.stream_pieces(model[1], texts[2])] == [found[2]]
+    assert actual[2].text == "%s<br/>"
+    assert [*translate.stream_pieces(model[1], texts[2])] == [actual[2]]
 
 
 def test_the_tag_that_a_format_puts_before_a_source_is_no_word():
@@ -227,16 +227,16 @@ def test_no_mark_of_1000_segments_is_lost_or_invented_by_random_weights(model, s
     decode = dataclasses.replace(DECODINGS[strategy], unknown="omit", markup="align")
     translate = Translator(config(decode, model[0]), model[0], tokenizers)
     texts = [with_marks(draw.choices(SOURCE.pieces, k=draw.randint(1, 6)), draw) for _ in range(1000)]
-    found = translate.outputs(model[1], texts)
+    actual = translate.outputs(model[1], texts)
     pattern = re.compile(r"</?[a-z][^<>]*>|\{\d\}|%[sd]")
-    for text, output in zip(texts, found, strict=True):
+    for text, output in zip(texts, actual, strict=True):
         assert sorted(pattern.findall(output.text)) == sorted(pattern.findall(text)), (text, output)
         assert output.placeholders_kept
     assert sum(len(pattern.findall(text)) for text in texts) > 1000
     counts = OutputCounts()
-    for output in found:
+    for output in actual:
         counts.add([output])
-    invented = sum(output.invented > 0 for output in found)
+    invented = sum(output.invented > 0 for output in actual)
     assert (invented > 0) == (strategy == "sample")  # the others write unknown tokens, which are left out
     said = f"{invented:,} of 1,000 outputs have markup that the model wrote itself"
     assert (said in " ".join(counts.describe(translate.cfg))) == (invented > 0)

@@ -37,9 +37,9 @@ def test_outputs_of_a_mixed_batch_are_those_of_each_row_alone(case):
         for index in indices:
             tags, prefix = FIRST[index]
             submit(served, TEXTS[index], dataclasses.replace(decode, prefix=prefix), index=index, tags=tags, **options)
-        found = finish(served)
+        actual = finish(served)
         (lane,) = served._lanes.values()
-        return [[found[n, sample] for sample in range(outputs)] for n in range(len(indices))], lane._size.forced
+        return [[actual[n, sample] for sample in range(outputs)] for n in range(len(indices))], lane._size.forced
 
     together, width = run(range(len(TEXTS)))
     assert width == 16
@@ -56,6 +56,6 @@ def test_outputs_of_a_mixed_batch_are_those_of_each_row_alone(case):
 def test_the_next_forced_tokens():
     rows = [FirstTokens(), FirstTokens((5, 6), 1), FirstTokens(tuple(range(4, 20)))]
     forced = ForcedTokens.from_rows(rows)
-    found = [np.asarray(forced.next(np.full(3, generated))).tolist() for generated in (0, 1, 2, 15, 16, 99)]
-    assert found == [[PAD, 5, 4], [PAD, 6, 5], [PAD, PAD, 6], [PAD, PAD, 19], [PAD] * 3, [PAD] * 3]
+    actual = [np.asarray(forced.next(np.full(3, generated))).tolist() for generated in (0, 1, 2, 15, 16, 99)]
+    assert actual == [[PAD, 5, 4], [PAD, 6, 5], [PAD, PAD, 6], [PAD, PAD, 19], [PAD] * 3, [PAD] * 3]
     assert ForcedTokens.from_rows([FirstTokens()]).next(np.zeros(1, int)) is None

@@ -199,8 +199,8 @@ def test_compaction_does_not_change_beam_search(family, pages, positions, monkey
             events += served.step()
     (lane,) = served._lanes.values()
     assert (lane._size.output, lane._size.positions) == (32, positions)
-    found = finish(served, events)
-    assert [found[number, 0][0] for number in numbers] == [alone(trained, text, decode) for text in texts]
+    actual = finish(served, events)
+    assert [actual[number, 0][0] for number in numbers] == [alone(trained, text, decode) for text in texts]
     assert used and max(used) < 17 * 4
 
 
@@ -212,5 +212,5 @@ def test_kinds_of_decoding_share_a_limited_number_of_lanes(family, monkeypatch):
     served = engine(trained)
     kinds = [GREEDY, BEAM, SAMPLE]
     numbers = [submit(served, "abc", decode) for decode in kinds]
-    found = finish(served)
-    assert [found[number, 0][0] for number in numbers] == [alone(trained, "abc", decode) for decode in kinds]
+    actual = finish(served)
+    assert [actual[number, 0][0] for number in numbers] == [alone(trained, "abc", decode) for decode in kinds]

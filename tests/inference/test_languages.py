@@ -143,11 +143,11 @@ def test_one_batch_has_many_directions_and_prefixes(sides):
         forced = [*first, *LETTERS.encode("f" if prefix is None else prefix)]
         expected.append(greedy(model, params, ids, forced, 6) if text else ("", None))
     translate = Translator(cfg, model, TOKENIZERS)
-    found = [(output.text, output.score) for (output,) in translate.stream(params, iter(requests), scores=True)]
-    assert [text for text, _ in found] == translate(params, requests) == [text for text, _ in expected]
-    for (_, score), (_, total) in zip(found, expected, strict=True):
+    actual = [(output.text, output.score) for (output,) in translate.stream(params, iter(requests), scores=True)]
+    assert [text for text, _ in actual] == translate(params, requests) == [text for text, _ in expected]
+    for (_, score), (_, total) in zip(actual, expected, strict=True):
         assert score == (total if total is None else pytest.approx(total, rel=1e-5))
-    assert len({score for _, score in found}) == len(requests)
+    assert len({score for _, score in actual}) == len(requests)
     assert "".join(piece.text for piece in translate.stream_pieces(params, requests[5])) == expected[5][0]
 
 

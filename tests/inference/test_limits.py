@@ -54,8 +54,8 @@ def test_outputs_that_beam_search_did_not_find():
     decode = DecodeConfig(strategy="beam", beams=2, prefix="abc", max_new_tokens=3)
     served = engine(plain("decoder_lm"))
     number = submit(served, "abc", decode, num_outputs=2)
-    found = finish(served)
-    assert [(found[number, n][0], found[number, n][1].score) for n in range(2)] == [("abc", 0.0), ("", None)]
+    actual = finish(served)
+    assert [(actual[number, n][0], actual[number, n][1].score) for n in range(2)] == [("abc", 0.0), ("", None)]
 
 
 def test_a_stop_text_in_the_last_bytes_of_an_output():

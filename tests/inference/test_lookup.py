@@ -34,16 +34,16 @@ def test_drafts_follow_the_last_match(rows):
     history = np.full((len(rows), 13), PAD)
     for row, tokens in zip(history, rows, strict=True):
         row[: len(tokens)] = tokens
-    found = lookup.drafts(jnp.asarray(history), jnp.array([*map(len, rows)]), LENGTH)
-    assert np.asarray(found).tolist() == [draft_by_search(tokens, LENGTH) for tokens in rows]
+    actual = lookup.drafts(jnp.asarray(history), jnp.array([*map(len, rows)]), LENGTH)
+    assert np.asarray(actual).tolist() == [draft_by_search(tokens, LENGTH) for tokens in rows]
 
 
 def outputs(trained, decode: DecodeConfig, texts: list[str] = TEXTS, **options) -> list[tuple[str, float, str]]:
     """Returns the text, the score and the finish reason of each output."""
     served = engine(trained, **options)
     numbers = [submit(served, text, decode, seed=3, index=n, scored=True) for n, text in enumerate(texts)]
-    found = finish(served)
-    return [(text, event.score, event.finish) for text, event in (found[number, 0] for number in numbers)]
+    actual = finish(served)
+    return [(text, event.score, event.finish) for text, event in (actual[number, 0] for number in numbers)]
 
 
 VARIANTS = {
@@ -63,9 +63,9 @@ def test_outputs_are_those_of_single_tokens(case):
     trained = models("decoder_lm", **changes) if changes else plain("decoder_lm")
     decode = dataclasses.replace(decode, max_new_tokens=20)
     expected = outputs(trained, decode)
-    found = outputs(trained, dataclasses.replace(decode, lookup_tokens=LENGTH))
-    assert [(text, finish) for text, _, finish in found] == [(text, finish) for text, _, finish in expected]
-    np.testing.assert_allclose([score for _, score, _ in found], [score for _, score, _ in expected], rtol=1e-4)
+    actual = outputs(trained, dataclasses.replace(decode, lookup_tokens=LENGTH))
+    assert [(text, finish) for text, _, finish in actual] == [(text, finish) for text, _, finish in expected]
+    np.testing.assert_allclose([score for _, score, _ in actual], [score for _, score, _ in expected], rtol=1e-4)
 
 
 @pytest.mark.parametrize("grows", rest_slow([False, True], 1))
@@ -83,8 +83,8 @@ def test_repeated_texts_take_fewer_steps_and_fill_all_slots(grows, monkeypatch):
     decode = DecodeConfig()  # to the maximum length of the model
     (expected,), single = outputs(trained, decode, ["abc"], grows=grows), sum(steps)
     steps.clear()
-    (found,) = outputs(trained, dataclasses.replace(decode, lookup_tokens=LENGTH), ["abc"], grows=grows)
-    assert found[0] == expected[0] and found[2] == expected[2] == "length"
+    (actual,) = outputs(trained, dataclasses.replace(decode, lookup_tokens=LENGTH), ["abc"], grows=grows)
+    assert actual[0] == expected[0] and actual[2] == expected[2] == "length"
     assert sum(steps) < single
 
 

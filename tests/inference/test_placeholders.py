@@ -122,8 +122,8 @@ def test_the_server_translates_as_the_api_does(model):
     cfg = config(model[0], **BEAM)
     outputs = Translator(cfg, model[0], TOKENIZERS).outputs(model[1], TEXTS)
     parts = (cfg, *model, TOKENIZERS)
-    with around(Engine(*parts, max_rows=4), ServedModel.build(*parts)) as one:
-        translations = one.post("/translate", text=TEXTS).json()["translations"]
+    with around(Engine(*parts, max_rows=4), ServedModel.build(*parts)) as server:
+        translations = server.post("/translate", text=TEXTS).json()["translations"]
     assert [(best["text"], best["score"]) for best, *_ in translations] == [output[:2] for output in outputs]
     assert any(original in outputs[1].text for original in ORIGINALS[1])
 

@@ -75,9 +75,9 @@ def test_no_row_waits_for_pages_and_outputs_are_those_of_a_full_pool(case, monke
             self.waiting = []
 
         def step(self):
-            found = super().step()
+            actual = super().step()
             self.waiting.append(self.pending)
-            return found
+            return actual
 
     monkeypatch.setattr(outputs, "Engine", Watched)
     prompts = list(map(EncodedRequest, PROMPTS))
@@ -95,7 +95,7 @@ def test_a_pool_grows_with_outputs_that_have_no_limit(case, monkeypatch):
     (cfg, *parts), _ = endless()
     cfg = dataclasses.replace(cfg, decode=decode)
     monkeypatch.setattr(pool, "EXPECTED_TOKENS", 4)
-    found, pages = {}, {}
+    actual, pages = {}, {}
     for grows in (True, False):
         first = pool_pages(cfg, [len(ids) for ids in PROMPTS], max_rows=8, outputs=count) if grows else None
         served = Engine(cfg, *parts, TOKENIZERS, max_rows=8, pages=first, grows=grows)
@@ -103,10 +103,10 @@ def test_a_pool_grows_with_outputs_that_have_no_limit(case, monkeypatch):
             served.submit(Request(tuple(ids), decode, index=index, num_outputs=count, scored=True))
         events = served.step()
         pages[grows] = served.pages
-        found[grows] = finish(served, events)
-    assert found[True] == found[False]
+        actual[grows] = finish(served, events)
+    assert actual[True] == actual[False]
     assert pages[True] < pages[False]
-    assert {event.tokens + len(ids) for ids in filter(None, PROMPTS) for _, event in found[True].values()} >= {LONG}
+    assert {event.tokens + len(ids) for ids in filter(None, PROMPTS) for _, event in actual[True].values()} >= {LONG}
 
 
 @pytest.mark.parametrize("sizes", rest_slow([(2, None, 40), (3, 1, 7), (2, 4, 32), (2, 1, 8)], 2))

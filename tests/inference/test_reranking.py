@@ -22,9 +22,9 @@ def random_lists(seed, texts=4, candidates=5, features=3):
     ]
     lists = []
     for row, reference in zip(outputs, references, strict=True):
-        found = metric._extract_corpus_statistics(row, [[reference] * len(row)])
+        actual = metric._extract_corpus_statistics(row, [[reference] * len(row)])
         values = rng.integers(-3, 4, (candidates, features)) / 2  # with parallel and equal lines
-        lists.append(NBest(values, np.array(found, float)))
+        lists.append(NBest(values, np.array(actual, float)))
 
     def score(sums):
         return metric._aggregate_and_compute([sums.tolist()]).score
@@ -64,8 +64,8 @@ def test_tuned_weights_are_never_worse_than_each_feature_alone():
         tuned = tune(lists, score)
         alone = [evaluate(lists, score, unit).score for unit in np.eye(3)]
         chosen = [row[choose(each.features, tuned.weights)] for row, each in zip(outputs, lists, strict=True)]
-        found = sacrebleu.BLEU(effective_order=True).corpus_score(chosen, [references]).score
-        assert tuned.score == pytest.approx(found)
+        actual = sacrebleu.BLEU(effective_order=True).corpus_score(chosen, [references]).score
+        assert tuned.score == pytest.approx(actual)
         assert np.abs(tuned.weights).max() == 1
         gains.append(tuned.score - max(alone))
     assert min(gains) >= 0

@@ -80,8 +80,8 @@ def test_any_metric_ranks_every_list_of_a_tiny_set_as_enumeration_does(name, mon
         assert sorted(order) == list(range(len(row)))
         assert [means[place] for place in order] == pytest.approx(sorted(means, reverse=True))
     rows = [texts, texts[:2], []]
-    for found, own_texts in zip(own.matrices([source] * 3, rows), rows, strict=True):
-        assert found.tolist() == [pytest.approx([value[a, b] for b in own_texts]) for a in own_texts]
+    for actual, own_texts in zip(own.matrices([source] * 3, rows), rows, strict=True):
+        assert actual.tolist() == [pytest.approx([value[a, b] for b in own_texts]) for a in own_texts]
 
 
 def test_outputs_are_ranked_by_the_metric_of_their_own_language():

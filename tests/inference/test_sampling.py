@@ -76,9 +76,9 @@ def test_top_k_equals_a_stable_sort(case):
     )
     def check(values):
         expected = np.argsort(-values, axis=-1, kind="stable")[:, :k]
-        found, indices = search(values[:, None])
+        actual, indices = search(values[:, None])
         np.testing.assert_array_equal(indices[:, 0], expected)
-        np.testing.assert_array_equal(found[:, 0], np.take_along_axis(values, expected, axis=1))
+        np.testing.assert_array_equal(actual[:, 0], np.take_along_axis(values, expected, axis=1))
         assert indices.dtype == jnp.int32
 
     check()
@@ -96,15 +96,15 @@ def test_top_k_in_an_incomplete_last_block(size, k):
 @pytest.mark.parametrize("k", [1, 5, 70, 100])
 def test_top_k_inside_a_loop(k):
     values = np.random.default_rng(k).permutation(4 * 5000).reshape(4, 5000).astype(np.float32)
-    found, indices = jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda i, _: top_k(x + i, k), top_k(x, k)))(values)
-    np.testing.assert_array_equal(found, -np.sort(-values, axis=-1)[:, :k] + 1)
-    np.testing.assert_array_equal(np.take_along_axis(values, np.asarray(indices), axis=1) + 1, found)
+    actual, indices = jax.jit(lambda x: jax.lax.fori_loop(0, 2, lambda i, _: top_k(x + i, k), top_k(x, k)))(values)
+    np.testing.assert_array_equal(actual, -np.sort(-values, axis=-1)[:, :k] + 1)
+    np.testing.assert_array_equal(np.take_along_axis(values, np.asarray(indices), axis=1) + 1, actual)
 
 
 def test_top_k_never_sorts_all_values():
     def used_in_part(values):
-        found, indices = top_k(values, 4)
-        return found[:, :2], indices
+        actual, indices = top_k(values, 4)
+        return actual[:, :2], indices
 
     for size in (400, 5000):
         program = jax.jit(used_in_part).lower(jax.ShapeDtypeStruct((2, size), jnp.float32)).compile().as_text()
@@ -131,30 +131,30 @@ def test_temperature_zero_is_greedy():
 
 @pytest.mark.parametrize("k", [1, 3, 12, 40])
 def test_top_k_keeps_k(k):
-    kept = np.isfinite(keep_top_k(LOGITS, jnp.array([k, 0, 2])))
+    remaining = np.isfinite(keep_top_k(LOGITS, jnp.array([k, 0, 2])))
     ranks = np.argsort(np.argsort(-np.asarray(LOGITS), axis=-1), axis=-1)
-    np.testing.assert_array_equal(kept, ranks < np.array([[k], [12], [2]]))
+    np.testing.assert_array_equal(remaining, ranks < np.array([[k], [12], [2]]))
 
 
 def test_top_k_keeps_ties():
     logits = jnp.array([[-0.0, 0.0, -1.0, 5.0, -jnp.inf], [-2.0, -2.0, -2.0, -3.0, -3.0]])
-    kept = keep_top_k(logits, jnp.array([2, 4])) > -jnp.inf
-    np.testing.assert_array_equal(kept, [[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]])
+    remaining = keep_top_k(logits, jnp.array([2, 4])) > -jnp.inf
+    np.testing.assert_array_equal(remaining, [[1, 1, 0, 1, 0], [1, 1, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_top_k_distinguishes_adjacent_floats(sign):
     neighbors = jnp.asarray(1 + np.arange(12) * 2.0**-23, jnp.float32)
     for k in range(1, 13):
-        kept = keep_top_k(sign * neighbors[None], jnp.array([k])) > -jnp.inf
-        assert kept.sum() == k
+        remaining = keep_top_k(sign * neighbors[None], jnp.array([k])) > -jnp.inf
+        assert remaining.sum() == k
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9, 1.0])
 def test_top_p_keeps_the_smallest_set_of_that_mass(p):
     masses = (p, 1.0, 0.6)
-    kept = np.isfinite(keep_top_p(LOGITS, jnp.array(masses)))
-    for row, probabilities, mass_wanted in zip(kept, oracles.softmax(np.float64(LOGITS)), masses, strict=True):
+    remaining = np.isfinite(keep_top_p(LOGITS, jnp.array(masses)))
+    for row, probabilities, mass_wanted in zip(remaining, oracles.softmax(np.float64(LOGITS)), masses, strict=True):
         order = np.argsort(-probabilities)
         expected, mass = {int(order[0])}, probabilities[order[0]]
         for token in order[1:]:
@@ -168,22 +168,22 @@ def test_top_p_keeps_the_smallest_set_of_that_mass(p):
 def test_min_p_keeps_tokens_above_the_threshold():
     wanted = np.array([[0.0], [0.3], [1.0]])
     probabilities = oracles.softmax(np.float64(LOGITS))
-    kept = np.isfinite(sampling.keep_min_p(LOGITS, jnp.asarray(wanted[:, 0], jnp.float32)))
-    np.testing.assert_array_equal(kept, probabilities >= wanted * probabilities.max(-1, keepdims=True))
-    assert kept.sum(-1).tolist()[0] == 12 > kept.sum(-1)[1] > 1 == kept.sum(-1)[2]
+    remaining = np.isfinite(sampling.keep_min_p(LOGITS, jnp.asarray(wanted[:, 0], jnp.float32)))
+    np.testing.assert_array_equal(remaining, probabilities >= wanted * probabilities.max(-1, keepdims=True))
+    assert remaining.sum(-1).tolist()[0] == 12 > remaining.sum(-1)[1] > 1 == remaining.sum(-1)[2]
 
 
 def test_restrictions_are_applied_in_order():
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
     # top-k leaves 4/7 and 3/7; squared by the temperature and normalized again they are 16/25 and 9/25
-    for changes, kept in (
+    for changes, remaining in (
         ({"top_p": 0.63}, [1, 0, 0, 0]),
         ({"top_p": 0.65}, [1, 1, 0, 0]),
         ({"min_p": 0.57}, [1, 0, 0, 0]),
         ({"min_p": 0.56}, [1, 1, 0, 0]),
     ):
         restricted = restrict(logits, rows(1, temperature=0.5, top_k=2, **changes))
-        np.testing.assert_array_equal(np.isfinite(restricted)[0], kept)
+        np.testing.assert_array_equal(np.isfinite(restricted)[0], remaining)
 
 
 @given(
@@ -192,10 +192,10 @@ def test_restrictions_are_applied_in_order():
     st.floats(0, 1),
 )
 def test_a_threshold_is_exact(logits, k, p):
-    kept = np.asarray(keep_top_k(logits, jnp.full(3, k)) > -jnp.inf)
-    np.testing.assert_array_equal(kept, logits >= -np.sort(-logits, axis=-1)[:, min(k, 40) - 1][:, None])
-    kept = np.asarray(keep_top_p(logits, jnp.full(3, p, jnp.float32)) > -jnp.inf)
-    for row, those, probabilities in zip(logits, kept, oracles.softmax(np.float64(logits)), strict=True):
+    remaining = np.asarray(keep_top_k(logits, jnp.full(3, k)) > -jnp.inf)
+    np.testing.assert_array_equal(remaining, logits >= -np.sort(-logits, axis=-1)[:, min(k, 40) - 1][:, None])
+    remaining = np.asarray(keep_top_p(logits, jnp.full(3, p, jnp.float32)) > -jnp.inf)
+    for row, those, probabilities in zip(logits, remaining, oracles.softmax(np.float64(logits)), strict=True):
         assert those[row.argmax()]
         assert probabilities[those].sum() >= p - 1e-5
         without_last = those & (row > row[those].min())
@@ -251,8 +251,8 @@ def test_rows_of_a_config():
         min_new_tokens=4,
         beams=5,
     )
-    found = jax.tree.map(lambda leaf: leaf.tolist(), RowSettings.from_config(cfg, 2))
-    assert dataclasses.asdict(found) == {
+    actual = jax.tree.map(lambda leaf: leaf.tolist(), RowSettings.from_config(cfg, 2))
+    assert dataclasses.asdict(actual) == {
         "sample": [True] * 2,
         "temperature": [0.5] * 2,
         "top_k": [3] * 2,

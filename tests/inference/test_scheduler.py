@@ -63,7 +63,7 @@ def test_every_request_starts_in_the_order_of_its_kind(data):
     queue: list[tuple[int, PendingRequest]] = []
     running: dict[str, list[list[int]]] = {}
     started = collections.defaultdict(list)
-    arrivals = [PendingRequest(*one) for one in data.draw(st.lists(sizes, max_size=12))]
+    arrivals = [PendingRequest(*each) for each in data.draw(st.lists(sizes, max_size=12))]
     left.extend(enumerate(arrivals))
     for step in range(100):
         if left and (step % 2 == 0):
@@ -72,13 +72,13 @@ def test_every_request_starts_in_the_order_of_its_kind(data):
             kind: Vacancy(4 - sum(r for r, _, _ in rows), 8 - sum(p for _, p, _ in rows), sum(r for r, _, _ in rows))
             for kind, rows in running.items()
         }
-        indices = admit([one for _, one in queue], vacancies, empty=EMPTY, most_lanes=most_lanes, group=group)
-        for number, one in [queue[index] for index in indices]:
-            if one.kind not in running and len(running) == most_lanes:
+        indices = admit([each for _, each in queue], vacancies, empty=EMPTY, most_lanes=most_lanes, group=group)
+        for number, each in [queue[index] for index in indices]:
+            if each.kind not in running and len(running) == most_lanes:
                 del running[next(kind for kind, rows in running.items() if not rows)]
-            running.setdefault(one.kind, []).append([one.rows, one.pages, data.draw(st.integers(1, 4))])
-            started[one.kind].append(number)
-        queue = [one for index, one in enumerate(queue) if index not in indices]
+            running.setdefault(each.kind, []).append([each.rows, each.pages, data.draw(st.integers(1, 4))])
+            started[each.kind].append(number)
+        queue = [each for index, each in enumerate(queue) if index not in indices]
         for kind, rows in running.items():
             assert sum(r for r, _, _ in rows) <= 4 and sum(p for _, p, _ in rows) <= 8
             running[kind] = [[r, p, time - 1] for r, p, time in rows if time > 1]

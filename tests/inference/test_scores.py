@@ -55,8 +55,8 @@ def expected(cfg, params, example) -> tuple[list[int], np.ndarray]:
 
 
 def test_scores_equal_the_formulas(scored):
-    cfg, _, params, examples, found = scored
-    for example, result in zip(examples, found, strict=True):
+    cfg, _, params, examples, actual = scored
+    for example, result in zip(examples, actual, strict=True):
         tokens, values = expected(cfg, params, example)
         assert result.tokens == tokens
         assert_close(result.log_probabilities, values, proves=(f"scores of {cfg.model.family}", "NumPy float64"))
@@ -68,17 +68,17 @@ def test_a_target_of_the_maximum_length_is_scored_without_its_end():
     cfg = setup("seq2seq")
     model, params = build(cfg.model, seed=1)
     scorer, text = Scorer(cfg, model, TOKENIZERS), "abcdefgabcdefgab"
-    (found,) = scorer.stream(params, [("abc", text)])
-    assert found.tokens == LETTERS.encode(text)
+    (actual,) = scorer.stream(params, [("abc", text)])
+    assert actual.tokens == LETTERS.encode(text)
     _, values = expected(cfg, params, ("abc", text[:-1]))
-    assert_close(found.log_probabilities[:-1], values[:-1], 1e-5)
+    assert_close(actual.log_probabilities[:-1], values[:-1], 1e-5)
 
 
 def test_scores_do_not_depend_on_other_rows(scored):
-    cfg, model, params, examples, found = scored
+    cfg, model, params, examples, actual = scored
     other = dataclasses.replace(cfg, eval=dataclasses.replace(cfg.eval, batch_size=8))
     backwards = list(Scorer(other, model, TOKENIZERS).stream(params, examples[::-1]))
-    for mine, theirs in zip(found, backwards[::-1], strict=True):
+    for mine, theirs in zip(actual, backwards[::-1], strict=True):
         assert mine.tokens == theirs.tokens
         assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
 
@@ -108,28 +108,28 @@ def test_what_a_tokenizer_changes_is_not_dropped():
 def test_a_continuation_of_an_empty_prompt_is_scored_whole_after_the_token_that_starts_texts():
     cfg = setup("decoder_lm")
     model, params = build(cfg.model, seed=1)
-    (found,) = Scorer(cfg, model, TOKENIZERS).stream(params, [("", "abc")])
+    (actual,) = Scorer(cfg, model, TOKENIZERS).stream(params, [("", "abc")])
     ids = LETTERS.encode("abc")
     read = np.array([[EOS, *ids[:-1]]])
     log_p = log_softmax(oracles.decoder_lm(oracles.f64(params), cfg.model, read, read != PAD)[0])
-    assert found.tokens == ids
-    assert_close(found.log_probabilities, log_p[np.arange(3), ids], 1e-5)
+    assert actual.tokens == ids
+    assert_close(actual.log_probabilities, log_p[np.arange(3), ids], 1e-5)
     with pytest.raises(UserError, match="text 2: the prompt has no token of its own, and the model has no token that"):
         list(Scorer(without_start(cfg), model, TOKENIZERS).stream(params, [("a", "b"), ("", "abc")]))
 
 
 def test_skipped_results_are_left_out(scored):
-    cfg, model, params, examples, found = scored
-    assert list(Scorer(cfg, model, TOKENIZERS).stream(params, iter(examples), skip=3)) == found[3:]
+    cfg, model, params, examples, actual = scored
+    assert list(Scorer(cfg, model, TOKENIZERS).stream(params, iter(examples), skip=3)) == actual[3:]
 
 
 def test_logits_are_computed_for_few_positions_at_once(scored, monkeypatch):
-    cfg, model, params, examples, found = scored
+    cfg, model, params, examples, actual = scored
     monkeypatch.setattr(scores, "POSITIONS_AT_ONCE", 3)
     scores._label_scores.clear_cache()
     parts = list(Scorer(cfg, model, TOKENIZERS).stream(params, examples))
     scores._label_scores.clear_cache()
-    for mine, theirs in zip(found, parts, strict=True):
+    for mine, theirs in zip(actual, parts, strict=True):
         assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
 
 
@@ -152,9 +152,9 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
         logits, cache = step(np.int32(ids[-1] if ids else BOS), cache)
         steps.append(log_softmax(np.asarray(logits, np.float64)[0, 0]))
         ids.append(int(2 + steps[-1][2:].argmax()))  # neither PAD nor BOS is generated
-    (found,) = scores.score_rows(model, params, [scores.make_pair_row(source[0].tolist(), ids)], 1, top=3)
-    assert_close(found.log_probabilities, np.array(steps)[np.arange(len(ids)), ids], 1e-5)
-    for top, values in zip(found.top, steps, strict=True):
+    (actual,) = scores.score_rows(model, params, [scores.make_pair_row(source[0].tolist(), ids)], 1, top=3)
+    assert_close(actual.log_probabilities, np.array(steps)[np.arange(len(ids)), ids], 1e-5)
+    for top, values in zip(actual.top, steps, strict=True):
         most = np.argsort(-values)[:3]
         assert list(top) == most.tolist()
         assert_close(list(top.values()), values[most], 1e-5)
@@ -171,11 +171,11 @@ def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
 def test_what_does_not_fit(family, examples, problem):
     cfg = setup(family)
     model, params = build(cfg.model)
-    found = Scorer(cfg, model, TOKENIZERS).stream(params, examples)
+    actual = Scorer(cfg, model, TOKENIZERS).stream(params, examples)
     if len(examples) > 1:
-        next(found)
+        next(actual)
     with pytest.raises(UserError, match=problem):
-        next(found)
+        next(actual)
 
 
 def test_a_token_across_the_end_of_a_prompt_is_scored():
@@ -189,11 +189,11 @@ def test_a_token_across_the_end_of_a_prompt_is_scored():
     model, params = build(cfg.model)
     pairs = [("the answer is ", "yes"), ("the answer is", " yes"), ("", "yes"), ("yes", "")]
     assert len(tokenizer.encode(pairs[0][0])) == len(tokenizer.encode("".join(pairs[0])))
-    found = list(Scorer(cfg, model, Tokenizers(tokenizer, tokenizer)).stream(params, pairs))
-    for (prompt, continuation), scored in zip(pairs, found, strict=True):
+    actual = list(Scorer(cfg, model, Tokenizers(tokenizer, tokenizer)).stream(params, pairs))
+    for (prompt, continuation), scored in zip(pairs, actual, strict=True):
         text = tokenizer.decode(scored.tokens)
         assert (prompt + continuation).endswith(text)
         assert len(text) >= len(continuation) or not prompt
-    assert found[0].tokens == found[1].tokens
-    assert_close(found[0].log_probabilities, found[1].log_probabilities, 1e-6)
-    assert found[-1].tokens == []
+    assert actual[0].tokens == actual[1].tokens
+    assert_close(actual[0].log_probabilities, actual[1].log_probabilities, 1e-6)
+    assert actual[-1].tokens == []

@@ -95,13 +95,13 @@ def test_texts_of_one_sentence_have_the_outputs_of_today(strategy, caplog):
     split = Translator(
         dataclasses.replace(cfg, decode=dataclasses.replace(plain, split_sentences=True)), model, TOKENIZERS
     )
-    before, found = translate.outputs(params, texts), split.outputs(params, texts)
-    assert [found[n] for n in (0, 2, 3, 5)] == [before[n] for n in (0, 2, 3, 5)]
-    assert [output.sentences for output in found] == [1, 3, 1, 1, 2, 1]
-    assert list(split.stream(params, texts)) == [[output] for output in found]
+    before, actual = translate.outputs(params, texts), split.outputs(params, texts)
+    assert [actual[n] for n in (0, 2, 3, 5)] == [before[n] for n in (0, 2, 3, 5)]
+    assert [output.sentences for output in actual] == [1, 3, 1, 1, 2, 1]
+    assert list(split.stream(params, texts)) == [[output] for output in actual]
     if strategy == "greedy":
         a, b, c, d, e = translate(params, ["abc.", "Cde?", "Efg", "fed", "cba"])
-        assert (found[1].text, found[4].text) == (join_texts([a, b, c], ["", " ", " ", ""]), f"{d}\n\n{e}")
+        assert (actual[1].text, actual[4].text) == (join_texts([a, b, c], ["", " ", " ", ""]), f"{d}\n\n{e}")
     (alone,) = split.outputs(params, ["abc. abc. abc"])
     assert "".join(piece.text for piece in split.stream_pieces(params, "abc. abc. abc")) == alone.text
     assert strategy == "greedy" or len({*alone.text.split()}) == 3  # other samples of equal sentences

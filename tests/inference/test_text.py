@@ -100,8 +100,8 @@ def test_a_text_without_tokens_has_a_blank_translation(translations):
 def test_labels_have_probabilities():
     cfg = setup("classifier")
     model, params = build(cfg.model)
-    found = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])(params, TEXTS)
-    for text, (label, probability) in zip(TEXTS, found, strict=True):
+    actual = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])(params, TEXTS)
+    for text, (label, probability) in zip(TEXTS, actual, strict=True):
         tokens = np.array([LETTERS.encode(text) or [PAD]])
         expected = oracles.softmax(oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD))[0]
         assert label == "xyz"[expected.argmax()]
@@ -139,9 +139,9 @@ def test_outputs_that_end_at_the_maximum_length_of_the_model(language_model, str
             params, prompts
         )
 
-    found = outputs(decode)
-    assert [output.limit for output in found] == ["model.max_length", "decode.max_new_tokens", "decode.max_new_tokens"]
-    stopped = outputs(dataclasses.replace(decode, stop=(found[0].text[-1],)))
+    actual = outputs(decode)
+    assert [output.limit for output in actual] == ["model.max_length", "decode.max_new_tokens", "decode.max_new_tokens"]
+    stopped = outputs(dataclasses.replace(decode, stop=(actual[0].text[-1],)))
     assert (stopped[0].limit, stopped[0].finish_reason) == (None, "stop")
 
 
@@ -151,9 +151,9 @@ def test_outputs_are_as_long_as_the_model_can_be(language_model, strategy, caplo
     model, params = language_model
     cfg = dataclasses.replace(setup("decoder_lm"), decode=DecodeConfig(strategy=strategy))
     continue_text = TextGenerator(cfg, model, TOKENIZERS)
-    found = continue_text.outputs(params, ["abcdefgabcdefg", "g"])
-    assert [len(LETTERS.encode(output.text)) for output in found] == [2, 15]
-    assert [output.limit for output in found] == ["model.max_length"] * 2
+    actual = continue_text.outputs(params, ["abcdefgabcdefg", "g"])
+    assert [len(LETTERS.encode(output.text)) for output in actual] == [2, 15]
+    assert [output.limit for output in actual] == ["model.max_length"] * 2
     (cut,) = continue_text.outputs(params, ["abcdefg" * 3], long_texts=LongTexts("truncate"))
     assert len(LETTERS.encode(cut.text)) == 8
     continue_text(params, ["g"])
@@ -231,15 +231,15 @@ def streamed(generator, params, texts, **options) -> list[list]:
 def test_a_stream_equals_a_call(translations, language_model, monkeypatch, chunk):
     monkeypatch.setattr(batching, "ROWS_PER_CHUNK", chunk)
     model, params, expected = translations
-    found = streamed(Translator(setup("seq2seq"), model, TOKENIZERS), params, TEXTS)
-    assert [output.text for (output,) in found] == expected
+    actual = streamed(Translator(setup("seq2seq"), model, TOKENIZERS), params, TEXTS)
+    assert [output.text for (output,) in actual] == expected
     model, params = language_model
     continue_text = TextGenerator(setup("decoder_lm"), model, TOKENIZERS)
     prompts = ["abc", "g", "abcdefgabcdefg"]
-    found = streamed(continue_text, params, prompts)
-    assert [output.text for (output,) in found] == continue_text(params, prompts)
+    actual = streamed(continue_text, params, prompts)
+    assert [output.text for (output,) in actual] == continue_text(params, prompts)
     pieces = list(continue_text.stream_pieces(params, "abc"))
-    assert "".join(piece.text for piece in pieces) == found[0][0].text
+    assert "".join(piece.text for piece in pieces) == actual[0][0].text
     assert [piece.limit for piece in pieces] == [*[None] * 4, "decode.max_new_tokens"]
     assert len(pieces) == 5
 
@@ -249,10 +249,10 @@ def test_a_stream_of_the_best_outputs(translations):
     model, params, _ = translations
     cfg = dataclasses.replace(setup("seq2seq"), decode=DecodeConfig(strategy="beam", beams=3, max_new_tokens=5))
     translate = Translator(cfg, model, TOKENIZERS)
-    found = streamed(translate, params, TEXTS, outputs=2)
+    actual = streamed(translate, params, TEXTS, outputs=2)
     source = pad_rows([[*LETTERS.encode(text), EOS] for text in TEXTS], len(TEXTS), 16)
     expected = best_translations(model, params, source, length=5, cfg=cfg.decode)
-    for text, outputs, tokens, scores in zip(TEXTS, found, *map(np.asarray, expected), strict=True):
+    for text, outputs, tokens, scores in zip(TEXTS, actual, *map(np.asarray, expected), strict=True):
         texts = [LETTERS.decode(row, unknown="<unk>") for row in tokens[:2]] if text else ["", ""]
         assert [output.text for output in outputs] == texts
         if text:
@@ -263,12 +263,12 @@ def test_samples_of_a_stream_depend_only_on_their_index(language_model, monkeypa
     model, params = language_model
     decode = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)
     continue_text = TextGenerator(dataclasses.replace(setup("decoder_lm"), decode=decode), model, TOKENIZERS)
-    found = streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3)
+    actual = streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3)
     called = continue_text(params, ["abc", "abc", "a", "a", "abc", "abc"], seed=3)
-    assert [output.text for outputs in found for output in outputs] == called
-    assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3, skip=1) == found[1:]
+    assert [output.text for outputs in actual for output in outputs] == called
+    assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3, skip=1) == actual[1:]
     monkeypatch.setattr(batching, "ROWS_PER_CHUNK", 2)
-    assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3) == found
+    assert streamed(continue_text, params, ["abc", "a", "abc"], outputs=2, seed=3) == actual
 
 
 def test_outputs_are_yielded_once_all_earlier_ones_are_known(translations, monkeypatch):
@@ -277,11 +277,11 @@ def test_outputs_are_yielded_once_all_earlier_ones_are_known(translations, monke
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: steps.append(1) or step(engine))
     monkeypatch.setattr("tformer_jax.inference.text.WINDOW", 1)
-    found, counts = [], []
+    actual, counts = [], []
     for (output,) in Translator(setup("seq2seq"), model, TOKENIZERS).stream(params, iter([*TEXTS, *TEXTS])):
-        found.append(output.text)
+        actual.append(output.text)
         counts.append(len(steps))
-    assert found == [*expected, *expected]
+    assert actual == [*expected, *expected]
     assert counts[0] < counts[len(TEXTS)] < len(steps)
 
 
@@ -350,11 +350,11 @@ def test_a_stream_ends_at_a_text_that_is_too_long(family, texts, sentence):
     cfg = without_start(setup(family)) if "empty" in sentence else setup(family)
     model, params = build(cfg.model)
     kind = Translator if family == "seq2seq" else TextGenerator
-    found = kind(cfg, model, TOKENIZERS).stream(params, iter(texts))
+    actual = kind(cfg, model, TOKENIZERS).stream(params, iter(texts))
     for _ in range(2 if "3" in sentence else 0):
-        next(found)
+        next(actual)
     with pytest.raises(UserError, match=sentence):
-        next(found)
+        next(actual)
 
 
 def test_a_stream_of_labels():

@@ -67,13 +67,13 @@ def language_model(p, cfg, tokens):
     near = np.abs(np.arange(T)[:, None] - np.arange(T)) < (cfg.window or T)
     weights, masks, streams = [], [], [x]
     for number in range(cfg.decoder_layers):
-        kind, one = cfg.layer_pattern[number % len(cfg.layer_pattern)], stack[f"layers_{number}"]
+        kind, single = cfg.layer_pattern[number % len(cfg.layer_pattern)], stack[f"layers_{number}"]
         post = cfg.norm_placement == "post"
-        h = x if post else oracles.norm(x, one["self_attention_residual"]["norm"], cfg)
-        q, k = queries_and_keys(one["self_attention"], h, h, cfg, kind, cfg.position)
+        h = x if post else oracles.norm(x, single["self_attention_residual"]["norm"], cfg)
+        q, k = queries_and_keys(single["self_attention"], h, h, cfg, kind, cfg.position)
         masks.append((mask & near if kind == "window" else mask)[:, 0])
         weights.append(weights_of(q, k, masks[-1][:, None], cfg, bias))
-        x = oracles.layer(x, one, cfg, mask, kind=kind, bias=bias)
+        x = oracles.layer(x, single, cfg, mask, kind=kind, bias=bias)
         streams.append(x)
     return np.stack(weights, axis=1), np.stack(masks, axis=1), streams
 
@@ -85,24 +85,24 @@ def test_a_language_model_equals_float64(name):
     Those of padding are unspecified.
     """
 
-    def at_tokens(found, axis=2):
+    def at_tokens(actual, axis=2):
         """Returns the values at the positions that are not padding; `axis` is that of the positions."""
-        return np.moveaxis(np.asarray(found), axis, 1)[TOKENS != PAD]
+        return np.moveaxis(np.asarray(actual), axis, 1)[TOKENS != PAD]
 
     model, params = build(tiny("decoder_lm", decoder_layers=3, **VARIANTS[name]))
-    found = watch(model, params, {"tokens": TOKENS})
+    actual = watch(model, params, {"tokens": TOKENS})
     p = oracles.f64(conversions.convert_layers(params, model.cfg, scan_layers=False))
     weights, masks, streams = language_model(p, model.cfg, TOKENS)
-    np.testing.assert_array_equal(found.masks["decoder"], masks)
+    np.testing.assert_array_equal(actual.masks["decoder"], masks)
     proves = (f"attention weights: {name}", "NumPy float64")
-    assert_close(at_tokens(found.weights["decoder"], 3), at_tokens(weights, 3), proves=proves)
+    assert_close(at_tokens(actual.weights["decoder"], 3), at_tokens(weights, 3), proves=proves)
     norms = np.stack([np.sqrt((x**2).sum(-1)) for x in streams], axis=1)
-    assert_close(at_tokens(found.norms["decoder"][:, ::2]), at_tokens(norms), proves=proves)
+    assert_close(at_tokens(actual.norms["decoder"][:, ::2]), at_tokens(norms), proves=proves)
     tied = p["embedding"] if model.cfg.tie_embeddings in ("output", "all") else None
     for number, x in enumerate(streams):
         last = oracles.norm(x, p["decoder"]["norm"], model.cfg) if "norm" in p["decoder"] else x
         expected = at_tokens(oracles.softmax(oracles.logits(last, p.get("head", {}), tied, model.cfg)), 1)
-        ids, probabilities = (at_tokens(each[:, number], 1) for each in (found.predictions, found.probabilities))
+        ids, probabilities = (at_tokens(each[:, number], 1) for each in (actual.predictions, actual.probabilities))
         assert_close(probabilities, np.sort(expected)[..., : -ids.shape[-1] - 1 : -1], proves=proves)
         assert_close(probabilities, np.take_along_axis(expected, ids, axis=-1), proves=proves)
 
@@ -110,39 +110,41 @@ def test_a_language_model_equals_float64(name):
 def test_a_translation_model_equals_float64():
     """The source of the last row is empty: its queries may attend to no key, and have weights of 0."""
     model, params = build(tiny("seq2seq", num_kv_heads=2))
-    found = watch(model, params, BATCHES["seq2seq"])
+    actual = watch(model, params, BATCHES["seq2seq"])
     p, cfg = oracles.f64(params), model.cfg
     source = oracles.embed(SOURCE, p["source_embedding"], p.get("source_input"), cfg)
     seen = oracles.padding_mask(SOURCE != PAD)
-    one = p["encoder"]["layers_0"]
-    h = oracles.norm(source, one["self_attention_residual"]["norm"], cfg)
-    expected = weights_of(*queries_and_keys(one["self_attention"], h, h, cfg), seen, cfg)
-    assert_close(found.weights["encoder"][:, 0], expected)
+    single = p["encoder"]["layers_0"]
+    h = oracles.norm(source, single["self_attention_residual"]["norm"], cfg)
+    expected = weights_of(*queries_and_keys(single["self_attention"], h, h, cfg), seen, cfg)
+    assert_close(actual.weights["encoder"][:, 0], expected)
 
     memory = oracles.stack(source, p["encoder"], cfg, 1, seen, bidirectional=True)
     x = oracles.embed(TARGET, p["target_embedding"], p.get("target_input"), cfg)
-    one = p["decoder"]["layers_0"]
+    single = p["decoder"]["layers_0"]
     mask = oracles.causal_mask(4) & oracles.padding_mask(TARGET != PAD)
     x = oracles.residual(
         x,
-        one["self_attention_residual"],
+        single["self_attention_residual"],
         cfg,
-        lambda h: oracles.attention(one["self_attention"], h, h, h, mask, cfg),
+        lambda h: oracles.attention(single["self_attention"], h, h, h, mask, cfg),
     )
-    h = oracles.norm(x, one["cross_attention_residual"]["norm"], cfg)
-    expected = weights_of(*queries_and_keys(one["cross_attention"], h, memory, cfg), seen, cfg)
-    assert_close(found.weights["cross"][:, 0], expected, proves=("attention weights: cross-attention", "NumPy float64"))
-    assert_close(found.norms["decoder"][:, 1], np.sqrt((x**2).sum(-1)))
-    assert not found.weights["cross"][2].any()
+    h = oracles.norm(x, single["cross_attention_residual"]["norm"], cfg)
+    expected = weights_of(*queries_and_keys(single["cross_attention"], h, memory, cfg), seen, cfg)
+    assert_close(
+        actual.weights["cross"][:, 0], expected, proves=("attention weights: cross-attention", "NumPy float64")
+    )
+    assert_close(actual.norms["decoder"][:, 1], np.sqrt((x**2).sum(-1)))
+    assert not actual.weights["cross"][2].any()
 
 
 @pytest.mark.parametrize("family", rest_slow(BATCHES.keys(), 1))
 def test_rows_sum_to_one_over_what_the_mask_allows(family):
     model, params = build(tiny(family))
-    found = watch(model, params, BATCHES[family])
-    assert found.weights.keys() == found.masks.keys() == kinds.load(kinds.FAMILIES, family).attentions.keys()
-    for name, weights in found.weights.items():
-        mask = np.array(found.masks[name])
+    actual = watch(model, params, BATCHES[family])
+    assert actual.weights.keys() == actual.masks.keys() == kinds.load(kinds.FAMILIES, family).attentions.keys()
+    for name, weights in actual.weights.items():
+        mask = np.array(actual.masks[name])
         assert not np.array(weights)[np.broadcast_to(~mask[:, :, None], weights.shape)].any()
         assert_close(weights.sum(axis=-1), np.broadcast_to(mask.any(axis=-1)[:, :, None], weights.shape[:-1]), 1e-6)
 
@@ -150,10 +152,10 @@ def test_rows_sum_to_one_over_what_the_mask_allows(family):
 @pytest.mark.parametrize("family", rest_slow(BATCHES.keys(), 0))
 def test_the_last_predictions_are_those_of_the_model(family):
     model, params = build(tiny(family))
-    found = watch(model, params, BATCHES[family])
+    actual = watch(model, params, BATCHES[family])
     logits = np.float64(apply(model, params, **kinds.load(kinds.FAMILIES, family).arguments(BATCHES[family])))
     expected = oracles.softmax(logits).reshape(len(logits), -1, logits.shape[-1])
-    assert_close(found.probabilities[:, -1], np.sort(expected)[..., ::-1][..., : found.predictions.shape[-1]], 1e-6)
+    assert_close(actual.probabilities[:, -1], np.sort(expected)[..., ::-1][..., : actual.predictions.shape[-1]], 1e-6)
 
 
 def test_documents_of_a_packed_row_have_their_own_weights():
@@ -170,8 +172,8 @@ def test_a_scan_hands_out_what_a_loop_does():
     loop, params = build(tiny("seq2seq", encoder_layers=2, decoder_layers=3))
     scan, _ = build(with_settings(loop.cfg, scan_layers=True))
     stacked = conversions.convert_layers(params, loop.cfg, scan_layers=True)
-    expected, found = (watch(*one, BATCHES["seq2seq"]) for one in ((loop, params), (scan, stacked)))
-    jax.tree.map(assert_close, found, expected)
+    expected, actual = (watch(*each, BATCHES["seq2seq"]) for each in ((loop, params), (scan, stacked)))
+    jax.tree.map(assert_close, actual, expected)
 
 
 def test_shared_layers_hand_out_what_layers_with_equal_parameters_do():
@@ -179,10 +181,10 @@ def test_shared_layers_hand_out_what_layers_with_equal_parameters_do():
     model, params = build(cfg)
     copies = {f"layers_{number}": params["encoder"]["layers_0"] for number in range(3)}
     own = registry.build(with_settings(cfg, shared_layers=False))
-    found = watch(model, params, {"tokens": TOKENS})
+    actual = watch(model, params, {"tokens": TOKENS})
     expected = watch(own, params | {"encoder": params["encoder"] | copies}, {"tokens": TOKENS})
-    jax.tree.map(assert_close, found, expected)
-    assert not np.allclose(found.norms["encoder"][:, 1], found.norms["encoder"][:, 3])
+    jax.tree.map(assert_close, actual, expected)
+    assert not np.allclose(actual.norms["encoder"][:, 1], actual.norms["encoder"][:, 3])
 
 
 def test_cached_decoding_hands_out_the_weights_of_the_full_pass():
@@ -192,8 +194,8 @@ def test_cached_decoding_hands_out_the_weights_of_the_full_pass():
 
     @jax.jit
     def step(tokens, cache):
-        (_, cache), found = model.apply({"params": params}, tokens, cache, method="decode_step", mutable=["watch"])
-        (operands,) = found["watch"]["decoder"]["layers_0"]["self_attention"]["operands"]
+        (_, cache), actual = model.apply({"params": params}, tokens, cache, method="decode_step", mutable=["watch"])
+        (operands,) = actual["watch"]["decoder"]["layers_0"]["self_attention"]["operands"]
         return cache, attention_weights(operands)
 
     cache = model.apply({"params": params}, 1, 5, method="init_cache")
@@ -246,12 +248,12 @@ def test_rollout_by_hand():
 @pytest.mark.slow
 def test_a_prefix_lm_attends_to_its_prompt_as_in_generation():
     run = run_of(Config(model=tiny("decoder_lm", prefix_lm=True), data=DATA["decoder_lm"]))
-    found, plain = run.watch([("abc", "ab"), "abcab"])
-    T = found.masks["decoder"].shape[-1]
+    actual, plain = run.watch([("abc", "ab"), "abcab"])
+    T = actual.masks["decoder"].shape[-1]
     causal, prompt = np.tri(T, dtype=bool), np.arange(T) < T - 2
-    np.testing.assert_array_equal(found.masks["decoder"][0], causal | prompt)
+    np.testing.assert_array_equal(actual.masks["decoder"][0], causal | prompt)
     np.testing.assert_array_equal(plain.masks["decoder"][0], causal)
-    assert (found.weights["decoder"][0, :, 0, 1 : T - 2] > 0).all()
+    assert (actual.weights["decoder"][0, :, 0, 1 : T - 2] > 0).all()
     (logits,) = run.logits([("abc", "")])
     assert run.generate(["abc"], max_new_tokens=1) == [run.tokenizers.target.decode([int(logits[-1].argmax())])]
 
@@ -264,9 +266,9 @@ def test_a_row_has_no_padding_and_does_not_depend_on_the_batch(family):
     run = run_of(Config(model=tiny(family), data=(DATA | {"masked_lm": MASKED})[family]))
     examples = [("abc", "cb"), ("ab", "abca")] if family == "seq2seq" else ["abca", "b"]
     together = list(run.watch(examples))
-    for example, found in zip(examples, together, strict=True):
+    for example, actual in zip(examples, together, strict=True):
         (alone,) = run.watch([example])
-        jax.tree.map(assert_close, found, alone)
+        jax.tree.map(assert_close, actual, alone)
         assert run.weight_shapes(example) == {name: weights.shape for name, weights in alone.weights.items()}
     first, lengths = together[0], {key: len(ids) for key, ids in together[0].tokens.items()}
     read = 1 if family == "classifier" else lengths["target_in" if family == "seq2seq" else "tokens"]

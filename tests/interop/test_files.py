@@ -16,11 +16,11 @@ def test_arrays_equal_those_of_the_library(tmp_path):
     rng = np.random.default_rng(0)
     written = {f"{np.dtype(dtype)}{n}": rng.integers(0, 2, (3, n)).astype(dtype) for dtype in DTYPES for n in (0, 1, 5)}
     save_file(written | {"scalar": np.array(2.5, np.float32)}, tmp_path / "model.safetensors")
-    expected, found = load_file(tmp_path / "model.safetensors"), files.read_arrays(tmp_path)
-    assert found.keys() == expected.keys()
+    expected, actual = load_file(tmp_path / "model.safetensors"), files.read_arrays(tmp_path)
+    assert actual.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape
-        np.testing.assert_array_equal(found[name], array)
+        assert actual[name].dtype == array.dtype and actual[name].shape == array.shape
+        np.testing.assert_array_equal(actual[name], array)
 
 
 def test_parameters_do_not_change_with_the_file(tmp_path):

@@ -63,8 +63,8 @@ def test_the_export_holds_the_decoding_settings(tmp_path, capsys):
     run_folder.create(tmp_path / "run", cfg, Tokenizers(LETTERS, LETTERS), None)
     weights.save(tmp_path / "run", build(cfg.model)[1], "last", [], 0)
     export_hf.main(["--run", str(tmp_path / "run"), "--model-type", "gpt2", str(tmp_path / "out"), "--no-check"])
-    found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert (found["eos_token_id"], found["bad_words_ids"]) == (2, [[0], [1]])
+    actual = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (actual["eos_token_id"], actual["bad_words_ids"]) == (2, [[0], [1]])
     back, _ = generation.read_decoding(tmp_path / "out", {}, cfg.model)
     assert back == dataclasses.replace(cfg.decode, length_penalty="average", prefix="")
     assert "not written: decode.length_penalty='gnmt', decode.prefix='a'\n" in capsys.readouterr().err

@@ -52,9 +52,9 @@ def renamed(folder: Path, model_type: str, **names: tuple[str, ...]) -> Any:
 )
 def test_a_copy_replaces_the_original(model_type, name, others, tmp_path):
     params = renamed(tmp_path, model_type, **{name: others})
-    cfg, found = hf.load(tmp_path)
+    cfg, actual = hf.load(tmp_path)
     assert cfg.tie_embeddings == MODELS[model_type][1]["tie_embeddings"]
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    jax.tree.map(np.testing.assert_array_equal, actual, params)
 
 
 def test_an_embedding_is_not_taken_from_an_untied_head(tmp_path):

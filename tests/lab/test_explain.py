@@ -30,16 +30,16 @@ def topics():
 
 
 def figure(topic, title: str):
-    (found,) = (one for one in topic.figures if one.title.startswith(title))
-    return found
+    (actual,) = (each for each in topic.figures if each.title.startswith(title))
+    return actual
 
 
 def test_every_topic_has_all_its_parts(topics):
     assert set(topics) == set(page.TOPICS)
     for name, topic in topics.items():
         assert topic.formulas and topic.shapes and topic.functions and topic.figures and topic.mistakes, name
-        for one in topic.formulas:
-            ElementTree.fromstring(one)
+        for each in topic.formulas:
+            ElementTree.fromstring(each)
         sizes: dict[str, set[int]] = {}
         for shape in topic.shapes:
             letters = shape.letters.split()
@@ -47,7 +47,7 @@ def test_every_topic_has_all_its_parts(topics):
             for letter, size in zip(letters, shape.sizes, strict=True):
                 assert letter == "1" or letter.removesuffix("/2") in page.LETTERS, (name, shape)
                 sizes.setdefault(letter, set()).add(size)
-        assert all(len(found) == 1 for found in sizes.values()), (name, sizes)
+        assert all(len(actual) == 1 for actual in sizes.values()), (name, sizes)
 
 
 def test_sources_are_those_of_the_functions(topics):
@@ -63,7 +63,7 @@ def test_the_named_tests_exist(topics):
     for name in names:
         path, test = name.split("::")
         tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
-        assert test in {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}, name
+        assert test in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}, name
 
 
 def test_attention_equals_numpy(topics):
@@ -87,8 +87,8 @@ def test_positions_equal_numpy(topics):
     np.testing.assert_allclose(shifted, [position_oracles.sinusoid(p + 3, CFG.dim) for p in range(T)], atol=1e-5)
     bias = position_oracles.alibi_bias(CFG.num_heads, T, T)
     weights = oracles.softmax(np.where(np.tri(T, dtype=bool), bias[0], -np.inf))
-    found = figure(topics["alibi"], "Weights of head 0").values
-    np.testing.assert_allclose(np.nan_to_num(found), weights, atol=1e-6)
+    actual = figure(topics["alibi"], "Weights of head 0").values
+    np.testing.assert_allclose(np.nan_to_num(actual), weights, atol=1e-6)
     table = figure(topics["t5-buckets"], "Buckets of the sentence").values
     expected = [[position_oracles.relative_bucket(s - t, 16, 32, True) for s in range(T)] for t in range(T)]
     np.testing.assert_array_equal(table, expected)

@@ -30,7 +30,7 @@ def computed(run):
 
 def figures(computed, name: str):
     example, trained = computed
-    return {one.title: one for one in trained.add({name: page.TOPICS[name](example)})[name].figures}
+    return {each.title: each for each in trained.add({name: page.TOPICS[name](example)})[name].figures}
 
 
 def test_tokens_are_those_of_the_run(computed):
@@ -40,17 +40,17 @@ def test_tokens_are_those_of_the_run(computed):
 
 
 def test_attention_is_that_of_the_last_layer(run, computed):
-    (found,) = run.watch([("abc", "bca")])
+    (actual,) = run.watch([("abc", "bca")])
     name = run.path.name
     shown = figures(computed, "heads")
-    assert list(shown)[: found.weights["encoder"].shape[1]] == [f"Head {n} of {name}" for n in range(4)]
-    np.testing.assert_array_equal(shown[f"Head 2 of {name}"].values, found.weights["encoder"][-1, 2])
+    assert list(shown)[: actual.weights["encoder"].shape[1]] == [f"Head {n} of {name}" for n in range(4)]
+    np.testing.assert_array_equal(shown[f"Head 2 of {name}"].values, actual.weights["encoder"][-1, 2])
     cross = figures(computed, "encoder-decoder")[f"Cross-attention of {name}"]
     np.testing.assert_allclose(cross.values.sum(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(cross.values, found.weights["cross"][-1].mean(axis=0))
+    np.testing.assert_allclose(cross.values, actual.weights["cross"][-1].mean(axis=0))
     assert (cross.rows, cross.columns) == (["<s>", "b", "c", "a"], ["a", "b", "c", "</s>"])
     stream = figures(computed, "placement")[f"Norms of the residual stream of {name}, decoder"]
-    np.testing.assert_allclose(stream.values, found.norms["decoder"], rtol=1e-3)
+    np.testing.assert_allclose(stream.values, actual.norms["decoder"], rtol=1e-3)
 
 
 def test_sums_of_outputs_are_their_log_probabilities(run, computed):
@@ -76,8 +76,8 @@ def test_outputs_of_a_language_model_have_the_scores_of_its_beam_search(prefix_l
     changed = dataclasses.replace(language_model.config, decode=decode)
     language_model = dataclasses.replace(language_model, config=changed)
     settings = {"strategy": "beam", "beams": 3, "max_new_tokens": 6, "min_new_tokens": 6}
-    (found,) = language_model.outputs(["abca"], 3, **settings)
-    texts = {one.text: 6 * one.score for one in found if one.text.strip()}
+    (actual,) = language_model.outputs(["abca"], 3, **settings)
+    texts = {each.text: 6 * each.score for each in actual if each.text.strip()}
     shown = search_outputs(language_model, "abca")
     assert len(shown) == len(texts) > 1
     for (_, scored), total in zip(shown, texts.values(), strict=True):
@@ -107,9 +107,9 @@ def test_the_command_names_the_run(run, monkeypatch, tmp_path):
 def test_the_default_text_has_few_tokens(run, tmp_path):
     folder = write_run(tmp_path / "run")
     outputs = folder / "outputs" / "test.json"
-    found = json.loads(outputs.read_text())
-    found["outputs"][3]["source"] = "a short one"
-    outputs.write_text(json.dumps(found))
+    actual = json.loads(outputs.read_text())
+    actual["outputs"][3]["source"] = "a short one"
+    outputs.write_text(json.dumps(actual))
     assert default_text(dataclasses.replace(run, path=folder), explain.TEXT) == "a short one"
     outputs.unlink()
     (folder / "outputs" / "validation.json").unlink()

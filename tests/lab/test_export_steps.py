@@ -59,11 +59,11 @@ def test_another_process_computes_the_same(name, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(flatbuffers.__file__).parents[1])}
     program += SAVE if trains else "state, metrics = {}, {}\n" + SAVE
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, env=environment)
-    found = load_file(folder / "results.safetensors")
-    assert [outputs_text(run, row) for row in found["outputs"]] == expected
+    actual = load_file(folder / "results.safetensors")
+    assert [outputs_text(run, row) for row in actual["outputs"]] == expected
     arrays = {key: jnp.asarray(ids) for key, ids in batch.items()}
     logits = run.model.apply({"params": run.params}, **run.model.arguments({key: arrays[key] for key in keys}))
-    assert_close(found["logits"], logits, 1e-5)
+    assert_close(actual["logits"], logits, 1e-5)
     if not trains:
         return
     model = registry.build(run.config.model, train=True)
@@ -71,10 +71,10 @@ def test_another_process_computes_the_same(name, tmp_path):
     zero = jnp.zeros((), jnp.int32)
     start = TrainState(step=zero, skipped=zero, params=run.params, opt_state=optimizer.init(run.params), ema=None)
     new, metrics = jax.jit(make_train_step(model, optimizer, run.config))(start, arrays)
-    assert_close(found["metrics/loss"], metrics["loss"], 1e-5)
-    assert found["step"] == 1
+    assert_close(actual["metrics/loss"], metrics["loss"], 1e-5)
+    assert actual["step"] == 1
     for path, leaf in named_leaves(new.params):
-        assert_close(found[f"params/{path}"], leaf, 1e-4)
+        assert_close(actual[f"params/{path}"], leaf, 1e-4)
 
 
 def greedy_outputs(run: tj.Run) -> tuple[dict[str, np.ndarray], list[str]]:

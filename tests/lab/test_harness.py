@@ -51,12 +51,12 @@ def test_continuations_are_scored_as_by_the_server(lm):
     ids = [LETTERS.encode("".join(pair)) for pair in pairs]
     body = {"prompt": ids, "temperature": 0, "max_tokens": 1, "logprobs": 1, "echo": True}
     choices = server.post("/v1/completions", **body).json()["choices"]
-    found = model._loglikelihood_tokens([(None, *map(LETTERS.encode, pair)) for pair in pairs])
-    for (context, _), choice, (total, greedy) in zip(pairs, choices, found, strict=True):
+    actual = model._loglikelihood_tokens([(None, *map(LETTERS.encode, pair)) for pair in pairs])
+    for (context, _), choice, (total, greedy) in zip(pairs, choices, actual, strict=True):
         expected = as_lm_eval_reads(choice, len(context))
         assert total == pytest.approx(expected[0], abs=1.5e-6)
         assert greedy == expected[1]
-    assert {greedy for _, greedy in found} == {True, False}
+    assert {greedy for _, greedy in actual} == {True, False}
 
 
 def test_tasks_of_the_harness(lm, tmp_path):
@@ -71,17 +71,17 @@ def test_tasks_of_the_harness(lm, tmp_path):
     for name, task in TASKS.items():  # JSON is YAML
         (tmp_path / f"{name}.yaml").write_text(json.dumps({"task": name, **data, **task}))
     tasks = TaskManager(include_path=str(tmp_path), include_defaults=False)
-    found = lm_eval.simple_evaluate(model=model, tasks=[*TASKS], task_manager=tasks, bootstrap_iters=0)
+    actual = lm_eval.simple_evaluate(model=model, tasks=[*TASKS], task_manager=tasks, bootstrap_iters=0)
     right = 0
-    for sample in found["samples"]["choices"]:
+    for sample in actual["samples"]["choices"]:
         expected = [scored.total for scored in model._run.score(sample["arguments"])]
         assert [float(response[0]) for response in sample["filtered_resps"]] == pytest.approx(expected, abs=1.5e-6)
         right += int(np.argmax(expected)) == sample["doc"]["answer"]
-    assert math.isclose(found["results"]["choices"]["acc,none"], right / len(QUESTIONS))
-    for sample in found["samples"]["outputs"]:
+    assert math.isclose(actual["results"]["choices"]["acc,none"], right / len(QUESTIONS))
+    for sample in actual["samples"]["outputs"]:
         (text,) = model._run.generate([sample["doc"]["question"]], temperature=0, max_new_tokens=5)
         assert sample["filtered_resps"] == [text.split("e")[0]]
-    for sample in found["samples"]["documents"]:
+    for sample in actual["samples"]["documents"]:
         (scored,) = model._run.score([("", sample["doc"]["question"])])
         assert float(sample["filtered_resps"][0]) == pytest.approx(scored.total, abs=1.5e-6)
 

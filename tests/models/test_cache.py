@@ -83,7 +83,7 @@ def read_in_chunks(model, params, cache, tokens, chunks, mask=None):
 def paged(cfg, table=((3, 1, 6, 5), (2, 7, 4, 8)), **options):
     """Allocates pages of two tokens in arbitrary order."""
     cache = paged_cache(cfg, 2, pages=9, page_size=2, pages_per_row=4, **options)
-    slots = {kind: dataclasses.replace(of, table=jnp.array(table)) for kind, of in cache.slots.items()}
+    slots = {kind: dataclasses.replace(each, table=jnp.array(table)) for kind, each in cache.slots.items()}
     return dataclasses.replace(cache, slots=slots)
 
 

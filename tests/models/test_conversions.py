@@ -70,7 +70,7 @@ def test_projections_are_fused_where_they_can_be(family, changes, kind):
 def test_a_single_self_attention_is_fused():
     model, params = build(tiny("decoder_lm", num_kv_heads=2))
     own = params["decoder"]["layers_0"]["self_attention"]
-    found = conversions.convert_projections(own, model.cfg, "fused_qkv")
-    assert found.keys() == {"qkv", "output"}
+    actual = conversions.convert_projections(own, model.cfg, "fused_qkv")
+    assert actual.keys() == {"qkv", "output"}
     expected = np.concatenate([own[name]["kernel"] for name in ("query", "key", "value")], axis=1)
-    np.testing.assert_array_equal(found["qkv"]["kernel"], expected)
+    np.testing.assert_array_equal(actual["qkv"]["kernel"], expected)

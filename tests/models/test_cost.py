@@ -150,19 +150,19 @@ def test_flops_of_the_gated_delta_rule_by_hand():
 
 
 def test_parameters_by_module():
-    found = cost.estimate(tiny("decoder_lm", decoder_layers=2, position="learned"), 1, 4, depth=2)
+    actual = cost.estimate(tiny("decoder_lm", decoder_layers=2, position="learned"), 1, 4, depth=2)
     D, V = 8, 11
-    assert found.parameters["embedding"] == V * D
-    assert found.parameters["decoder/norm"] == 2 * D
-    assert found.parameters["decoder/layers_*"] == 2 * (4 * (D * D + D) + 2 * D * 12 + 12 + D + 4 * D)
-    assert found.embeddings == (V + 16) * D
-    assert found.total == sum(found.parameters.values())
+    assert actual.parameters["embedding"] == V * D
+    assert actual.parameters["decoder/norm"] == 2 * D
+    assert actual.parameters["decoder/layers_*"] == 2 * (4 * (D * D + D) + 2 * D * 12 + 12 + D + 4 * D)
+    assert actual.embeddings == (V + 16) * D
+    assert actual.total == sum(actual.parameters.values())
 
 
 def test_token_types_are_embeddings():
-    found = cost.estimate(tiny("masked_lm", position="learned", token_types=2), 1, 4)
+    actual = cost.estimate(tiny("masked_lm", position="learned", token_types=2), 1, 4)
     D, V = 8, 11
-    assert found.embeddings == (V + 16 + 2) * D
+    assert actual.embeddings == (V + 16 + 2) * D
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_the_vocabulary_of_each_side_is_that_of_its_tokenizer():
         source = {"seq2seq": "cldr_translation", "decoder_lm": "stdlib_text"}[family]
         batching = {"seq2seq": "buckets", "decoder_lm": "windows"}[family]
         data = DataConfig(source=source, batching=batching, vocab_size=500, shared_vocab=False, **tokenizers)
-        found = with_sizes(Config(model=model, data=data))
-        return found.source_vocab_size, found.vocab_size
+        actual = with_sizes(Config(model=model, data=data))
+        return actual.source_vocab_size, actual.vocab_size
 
     assert sizes(tokenizer="bpe", target_tokenizer="bytes") == (500, 260)
     assert sizes(tokenizer="characters", source_tokenizer="bytes", target_tokenizer="words") == (260, 500)

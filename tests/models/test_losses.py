@@ -34,10 +34,10 @@ def test_rows_that_pad_the_vocabulary_get_no_smoothing():
     spread = np.arange(7) < tokens
     target = (1 - smoothing) * np.eye(7)[labels[counted]] + smoothing / tokens * spread
     log_p = np.log(oracles.softmax(np.float64(LOGITS)[counted]))
-    found = masked_cross_entropy(LOGITS, labels, label_smoothing=smoothing, smoothed=tokens)
-    assert float(found.loss) == pytest.approx(-(target * log_p).sum(), rel=1e-6)
+    actual = masked_cross_entropy(LOGITS, labels, label_smoothing=smoothing, smoothed=tokens)
+    assert float(actual.loss) == pytest.approx(-(target * log_p).sum(), rel=1e-6)
     plain = masked_cross_entropy(LOGITS, labels)
-    assert float(found.nll) == float(plain.nll) == float(masked_cross_entropy(LOGITS, labels, smoothed=tokens).loss)
+    assert float(actual.nll) == float(plain.nll) == float(masked_cross_entropy(LOGITS, labels, smoothed=tokens).loss)
 
 
 def test_by_hand():
@@ -60,9 +60,9 @@ def test_without_counted_labels_the_sums_are_zero():
 
 def test_low_precision_logits_are_summed_in_float32():
     logits = LOGITS.astype(jnp.bfloat16)
-    found = cross_entropy(logits, LABELS).loss
-    assert found.dtype == jnp.float32
-    assert float(found) == float(cross_entropy(logits.astype(jnp.float32), LABELS).loss)
+    actual = cross_entropy(logits, LABELS).loss
+    assert actual.dtype == jnp.float32
+    assert float(actual) == float(cross_entropy(logits.astype(jnp.float32), LABELS).loss)
 
 
 def test_label_smoothing_equals_the_annotated_transformer():
@@ -79,8 +79,8 @@ def test_label_smoothing_equals_the_annotated_transformer():
         return masked_cross_entropy(logits, LABELS, label_smoothing=smoothing).loss
 
     assert float(loss(LOGITS)) == pytest.approx(float(divergence(LOGITS)) + entropy, rel=1e-6)
-    found, expected = (jax.jit(jax.grad(function))(LOGITS) for function in (loss, divergence))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    actual, expected = (jax.jit(jax.grad(function))(LOGITS) for function in (loss, divergence))
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 def test_z_is_the_square_of_the_normalizer():

@@ -110,8 +110,8 @@ def named(changes: dict[str, Any]) -> str:
 
 def proves(cfg: ModelConfig) -> tuple[list[str], str]:
     """Returns the entries of the table of equivalences that a whole model with these settings proves."""
-    usual, found = config.flat(tiny(cfg.family)), config.flat(cfg)
-    switches = [f"{name}={found[name]}" for name in found if found[name] != usual[name] and name not in SIZES]
+    usual, actual = config.flat(tiny(cfg.family)), config.flat(cfg)
+    switches = [f"{name}={actual[name]}" for name in actual if actual[name] != usual[name] and name not in SIZES]
     return [f"family={cfg.family}", *switches], "NumPy float64, whole model"
 
 

@@ -219,9 +219,9 @@ def test_padding_has_no_position(family, name):
         assert_close(apply(model, params, padded, padding_mask=real), np.repeat(apply(model, params, alone), 3, axis=0))
         return
     if family != "seq2seq":
-        found, expected = apply(model, params, padded, padding_mask=real), apply(model, params, alone)
+        actual, expected = apply(model, params, padded, padding_mask=real), apply(model, params, alone)
     else:
         masks = {"source_padding_mask": real[[1, 2, 0]], "target_padding_mask": real}
-        found, expected = apply(model, params, padded[[1, 2, 0]], padded, **masks), apply(model, params, alone, alone)
-    for row, keep in zip(found, real, strict=True):
+        actual, expected = apply(model, params, padded[[1, 2, 0]], padded, **masks), apply(model, params, alone, alone)
+    for row, keep in zip(actual, real, strict=True):
         assert_close(row[keep], expected[0])

@@ -35,14 +35,14 @@ def test_the_architecture_of_a_tutorial_equals_the_formulas(variant):
     model, params = build(cfg)
     exact = oracles.f64(conversions.convert_projections(params, cfg, "separate"))
     if cfg.family == "seq2seq":
-        found = apply(model, params, SOURCE, TOKENS, source_padding_mask=SOURCE != PAD, target_padding_mask=REAL)[REAL]
+        actual = apply(model, params, SOURCE, TOKENS, source_padding_mask=SOURCE != PAD, target_padding_mask=REAL)[REAL]
         expected = oracles.seq2seq(exact, cfg, SOURCE, TOKENS, SOURCE != PAD, REAL)[REAL]
     else:
-        found = apply(model, params, TOKENS, padding_mask=REAL)
+        actual = apply(model, params, TOKENS, padding_mask=REAL)
         expected = getattr(oracles, cfg.family)(exact, cfg, TOKENS, REAL)
         if cfg.family == "decoder_lm":
-            found, expected = found[REAL], expected[REAL]
-    assert_close(found, expected, proves=(f"tutorials.py:{variant}", "NumPy float64, whole model"))
+            actual, expected = actual[REAL], expected[REAL]
+    assert_close(actual, expected, proves=(f"tutorials.py:{variant}", "NumPy float64, whole model"))
 
 
 @pytest.mark.parametrize("hidden", [1, 4])

@@ -89,8 +89,8 @@ def reference_gradients(K: int):
 
 @pytest.mark.parametrize("K", rest_slow({"GQA": 2, "MQA": 1, "MHA": 4}, 2))
 def test_gradients_equal_the_reference_and_are_finite_with_hidden_rows(backend, K):
-    found = gradients(backend, inputs(K), random_mask(1))
-    for gradient, expected in zip(found, reference_gradients(K), strict=True):
+    actual = gradients(backend, inputs(K), random_mask(1))
+    for gradient, expected in zip(actual, reference_gradients(K), strict=True):
         proves = (f"{switch(backend)}, gradients", "reference backend")
         assert_close(gradient, expected, 1e-6, proves=proves)
 
@@ -98,14 +98,14 @@ def test_gradients_equal_the_reference_and_are_finite_with_hidden_rows(backend, 
 def test_gradients_of_the_reference_equal_finite_differences():
     q, k, v = (np.float64(x) for x in inputs(2))
     mask, weights, step = np.broadcast_to(random_mask(1), (B, N, T, S)), np.float64(normal(B, T, N, H, seed=4)), 1e-5
-    found = reference_gradients(2)
+    actual = reference_gradients(2)
     for place, index in [(0, (0, 0, 1, 2)), (0, (1, 3, 3, 0)), (1, (0, 2, 1, 1)), (2, (1, 5, 0, 2))]:
         sums = []
         for shift in (step, -step):
             moved = [q.copy(), k.copy(), v.copy()]
             moved[place][index] += shift
             sums.append((weights * oracles.attention_core(*moved, mask)).sum())
-        assert_close(found[place][index], (sums[0] - sums[1]) / (2 * step), 1e-5)
+        assert_close(actual[place][index], (sums[0] - sums[1]) / (2 * step), 1e-5)
 
 
 def test_nothing_to_attend_gives_zeros(backend):
@@ -176,8 +176,8 @@ def test_sinks_are_one_more_key_without_a_value(name, monkeypatch):
         return (weights * jnp.einsum("BNTS,BSNH->BTNH", shares, v)).sum()
 
     arguments = q, k, v, SINKS.at[3].set(1.0)
-    found, expected = (jax.jit(jax.grad(total, argnums=(0, 1, 2, 3)))(*arguments) for total in (added, appended))
-    for gradient, wanted in zip(found, expected, strict=True):
+    actual, expected = (jax.jit(jax.grad(total, argnums=(0, 1, 2, 3)))(*arguments) for total in (added, appended))
+    for gradient, wanted in zip(actual, expected, strict=True):
         assert_close(gradient, wanted, 1e-6, proves=("attention_sinks, gradients", "a key without a value"))
     assert np.abs(expected[3]).min() > 0.01
 
@@ -253,10 +253,10 @@ def test_blockwise_equals_reference_for_ragged_sizes_and_every_mask(rule, data):
         "explicit": data.draw(booleans((2, 1, T, S))),
     }
     results = blockwise_and_reference(rule)(arrays)
-    for name, found, expected in zip("oqkv", results["blockwise"], results["reference"], strict=True):
+    for name, actual, expected in zip("oqkv", results["blockwise"], results["reference"], strict=True):
         what = "values" if name == "o" else "gradients"
         proves = (f"attention_backend=blockwise, every mask and ragged sizes, {what}", "reference backend")
-        assert_close(found, expected, 2e-6, proves=proves)
+        assert_close(actual, expected, 2e-6, proves=proves)
 
 
 def test_blockwise_has_a_gradient_for_a_trained_bias():
@@ -337,8 +337,8 @@ def test_a_bias_of_local_heads_is_the_part_of_each_device():
         out_specs=PartitionSpec("tensor"),
         check_vma=False,
     )
-    found = jax.jit(split)(LocalHeadsBias(AlibiBias(slopes), ("tensor",), 2))
-    np.testing.assert_array_equal(found, -slopes[:, None, None] * abs(positions[:, None] - positions))
+    actual = jax.jit(split)(LocalHeadsBias(AlibiBias(slopes), ("tensor",), 2))
+    np.testing.assert_array_equal(actual, -slopes[:, None, None] * abs(positions[:, None] - positions))
 
 
 class TestSeedMistakes:

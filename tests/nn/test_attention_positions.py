@@ -72,7 +72,7 @@ def test_yarn_scales_slow_pairs_only():
 
 
 @pytest.mark.parametrize(
-    ("rotary", "kept"),
+    ("rotary", "shares"),
     [
         # all pairs make less than one rotation in 6 tokens: both ends of the ramp are 0
         ({"original_length": 6, "base": 5.0}, [1, 0, 0, 0, 0, 0]),
@@ -80,10 +80,10 @@ def test_yarn_scales_slow_pairs_only():
         ({"original_length": 1000, "base": 5.0, "beta_fast": 139.0}, [1, 10 / 11, 9 / 11, 8 / 11, 7 / 11, 6 / 11]),
     ],
 )
-def test_the_ends_of_the_yarn_ramp(rotary, kept):
+def test_the_ends_of_the_yarn_ramp(rotary, shares):
     cfg = tiny("decoder_lm", position="rotary", head_dim=12, rotary={"scaling": "yarn", "factor": 8.0, **rotary})
     ratio = attention_positions.rotary_frequencies(cfg, window=False) * 5 ** (np.arange(0, 12, 2) / 12)
-    np.testing.assert_allclose(ratio, [share + (1 - share) / 8 for share in kept])
+    np.testing.assert_allclose(ratio, [share + (1 - share) / 8 for share in shares])
 
 
 def test_features_outside_of_the_fraction_are_unchanged():
@@ -168,8 +168,8 @@ def test_alibi_bias():
 
 
 def buckets(offsets: np.ndarray, count: int, farthest: int, bidirectional: bool) -> np.ndarray:
-    of = functools.partial(attention_positions.relative_bucket, bidirectional=bidirectional)
-    return np.asarray(jax.jit(of, static_argnums=(1, 2))(offsets, count, farthest))
+    each = functools.partial(attention_positions.relative_bucket, bidirectional=bidirectional)
+    return np.asarray(jax.jit(each, static_argnums=(1, 2))(offsets, count, farthest))
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -45,9 +45,9 @@ def test_token_dropout_zeroes_whole_vectors_in_training():
     module, vectors = InputEmbedding(cfg), normal(200, 100, D)
     np.testing.assert_array_equal(module.apply({}, vectors), vectors)
     dropped = np.asarray(module.apply({}, vectors, train=True, rngs={"dropout": jax.random.key(0)}))
-    kept = dropped[..., 0] != 0
-    assert_close(dropped, np.where(kept[..., None], np.asarray(vectors) / 0.75, 0), 1e-6)
-    assert abs(kept.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / kept.size)
+    remaining = dropped[..., 0] != 0
+    assert_close(dropped, np.where(remaining[..., None], np.asarray(vectors) / 0.75, 0), 1e-6)
+    assert abs(remaining.mean() - 0.75) < 5 * np.sqrt(0.75 * 0.25 / remaining.size)
 
 
 def test_rows_may_have_different_positions():

@@ -48,8 +48,8 @@ def test_layers_that_have_experts(moe, expected):
     """Other layers have the dense FFN, of another width."""
     model = registry.build(tiny("decoder_lm", decoder_layers=6, ffn="moe", moe={**moe, "dense_dim": 7}))
     layers = nn.unbox(registry.shapes(model))["decoder"]
-    found = {number for number in range(6) if "router" in layers[f"layers_{number}"]["ffn"]}
-    assert found == expected
+    actual = {number for number in range(6) if "router" in layers[f"layers_{number}"]["ffn"]}
+    assert actual == expected
     dense = [layers[f"layers_{number}"]["ffn"]["expand"]["kernel"] for number in {*range(6)} - expected]
     assert {kernel.shape for kernel in dense} == {(8, 7)}
 
@@ -89,8 +89,8 @@ def test_dropout_draws_each_element_independently(rate):
     """Within five standard deviations: the fraction dropped, and that of neighbors, which share a random word."""
     dropped = np.asarray(dropout(np.ones((1000, 401), np.float32), rate, jax.random.key(1))) == 0
     both = dropped[:, 0:400:2] & dropped[:, 1:400:2]
-    for found, share in ((dropped, rate), (both, rate**2)):
-        assert abs(found.mean() - share) < 5 * math.sqrt(share * (1 - share) / found.size) + 2**-16
+    for actual, share in ((dropped, rate), (both, rate**2)):
+        assert abs(actual.mean() - share) < 5 * math.sqrt(share * (1 - share) / actual.size) + 2**-16
 
 
 def test_dropout_with_extreme_rates():

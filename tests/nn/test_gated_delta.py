@@ -35,8 +35,8 @@ def recurrence(rows=slice(None), start=True):
     *tokens, state = map(np.float64, inputs())
     out, last = np.zeros((B, T, N, V))[:, rows], np.zeros((B, N, H, V))
     for b, n in np.ndindex(B, N):
-        found = oracles.delta_rule(*(x[b, rows, n] for x in tokens), state[b, n].T if start else None)
-        out[b, :, n], last[b, n] = found[0], found[1].T
+        actual = oracles.delta_rule(*(x[b, rows, n] for x in tokens), state[b, n].T if start else None)
+        out[b, :, n], last[b, n] = actual[0], actual[1].T
     return out, last
 
 
@@ -44,19 +44,19 @@ def recurrence(rows=slice(None), start=True):
 def test_chunks_equal_the_recurrence(chunk, monkeypatch):
     monkeypatch.setattr(delta_rule, "CHUNK", chunk)
     out = jax.jit(lambda *tokens: delta_rule.full_pass(*tokens))(*inputs())
-    for found, expected in zip(out, recurrence(), strict=True):
-        assert_close(found, expected, proves=("attention=gated_delta, chunks", "recurrence in NumPy float64"))
+    for actual, expected in zip(out, recurrence(), strict=True):
+        assert_close(actual, expected, proves=("attention=gated_delta, chunks", "recurrence in NumPy float64"))
 
 
 def test_chunks_are_exact_after_strong_decays():
     """Regression test: a decay was the difference of two cumulative sums, which a reset within the chunk made large."""
     q, k, v, _, beta, state = inputs()
     log_decay = jnp.where(jnp.arange(T)[:, None] % 2 == 0, -1000.0, -0.05) * jnp.ones((B, T, N))
-    found, last = jax.jit(delta_rule.full_pass)(q, k, v, log_decay, beta, state)
+    actual, last = jax.jit(delta_rule.full_pass)(q, k, v, log_decay, beta, state)
     for b, n in np.ndindex(B, N):
         tokens = (np.float64(x[b, :, n]) for x in (q, k, v, log_decay, beta))
         expected, expected_last = oracles.delta_rule(*tokens, np.float64(state[b, n]).T)
-        np.testing.assert_allclose(found[b, :, n], expected, atol=3e-6)
+        np.testing.assert_allclose(actual[b, :, n], expected, atol=3e-6)
         np.testing.assert_allclose(last[b, n], expected_last.T, atol=3e-6)
 
 
@@ -90,8 +90,8 @@ def test_steps_equal_the_recurrence():
     for t in range(T):
         out, state = step(*(x[:, t] for x in tokens), state)
         outputs.append(out)
-    for found, expected in zip((np.stack(outputs, axis=1), state), recurrence(), strict=True):
-        assert_close(found, expected, proves=("attention=gated_delta, steps", "recurrence in NumPy float64"))
+    for actual, expected in zip((np.stack(outputs, axis=1), state), recurrence(), strict=True):
+        assert_close(actual, expected, proves=("attention=gated_delta, steps", "recurrence in NumPy float64"))
 
 
 @pytest.mark.parametrize("chunk", [4, 64])
@@ -120,10 +120,10 @@ def test_gradients_equal_those_of_steps(monkeypatch):
         return (out * weights).sum() + (state**2).sum()
 
     every = tuple(range(6))
-    for found, expected in zip(
+    for actual, expected in zip(
         jax.jit(jax.grad(by_chunks, every))(*inputs()), jax.jit(jax.grad(by_steps, every))(*inputs()), strict=True
     ):
-        assert_close(found, expected, 1e-4)
+        assert_close(actual, expected, 1e-4)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def test_values_and_gradients(counts, dtype):
             (d_x[mine], direction64[mine] @ kernels64[e].T),
             (d_kernels[e], x64[mine].T @ direction64[mine]),
         )
-        for found, expected in products:
-            assert_close(found, expected, tolerance, proves=(f"grouped matmul of experts, {dtype}", "NumPy float64"))
+        for actual, expected in products:
+            assert_close(actual, expected, tolerance, proves=(f"grouped matmul of experts, {dtype}", "NumPy float64"))
         start += count
     assert out.dtype == d_x.dtype == d_kernels.dtype == dtype

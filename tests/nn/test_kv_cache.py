@@ -37,11 +37,11 @@ def test_window_layers_cache_only_their_window(window):
 def test_new_keys_fill_the_slots_from_the_index_on():
     old = KeyValues.pack(jnp.zeros((1, 5, 2, 3)), jnp.ones((1, 5, 2, 3)))
     new = normal(1, 2, 2, 3), normal(1, 2, 2, 3, seed=1)
-    kept, seen = extend(old, KeyValues.pack(*new), DenseSlots(Tokens.empty(1, 5), jnp.int32(4)))
-    for before, added, now in zip(old.unpack("float32"), new, kept.unpack("float32"), strict=True):
+    remaining, seen = extend(old, KeyValues.pack(*new), DenseSlots(Tokens.empty(1, 5), jnp.int32(4)))
+    for before, added, now in zip(old.unpack("float32"), new, remaining.unpack("float32"), strict=True):
         np.testing.assert_array_equal(now[:, 2:4], added)
         np.testing.assert_array_equal(now[:, [0, 1, 4]], before[:, [0, 1, 4]])
-    np.testing.assert_array_equal(seen.k, kept.k)
+    np.testing.assert_array_equal(seen.k, remaining.k)
 
 
 @pytest.mark.parametrize("calls", [[1] * 7, [3, 1, 1, 1, 1], [5, 2, 1], [2, 7, 1]])
@@ -61,9 +61,9 @@ def test_a_ring_keeps_the_newest(calls):
         real = np.asarray(seen.positions[0]) != EMPTY
         np.testing.assert_array_equal(np.asarray(attended[0, 0, :, 0])[real], np.asarray(seen.positions[0])[real])
         assert set(range(max(read - T - 2, 0), read)) <= set(np.asarray(seen.positions[0])[real].tolist())
-        kept = np.asarray(slots.tokens.positions[0])
-        assert sorted(kept[kept != EMPTY]) == list(range(max(read - 3, 0), read))
-        np.testing.assert_array_equal(np.asarray(ring[0, 0, :, 0])[kept != EMPTY], kept[kept != EMPTY])
+        remaining = np.asarray(slots.tokens.positions[0])
+        assert sorted(remaining[remaining != EMPTY]) == list(range(max(read - 3, 0), read))
+        np.testing.assert_array_equal(np.asarray(ring[0, 0, :, 0])[remaining != EMPTY], remaining[remaining != EMPTY])
 
 
 def test_positions_count_real_tokens_only():
@@ -196,7 +196,7 @@ def test_bytes_of_a_cache(dtype, bytes_a_number):
 def test_low_precision_storage_rounds_values():
     old = KeyValues.pack(jnp.zeros((1, 4, 2, 8)), jnp.zeros((1, 4, 2, 8))).stored("int8")
     k, v = normal(1, 2, 2, 8), normal(1, 2, 2, 8, seed=1)
-    kept, _ = extend(old, KeyValues.pack(k, v), DenseSlots(Tokens.empty(1, 4), jnp.int32(2)))
-    for read, written in zip(kept.unpack("float32"), (k, v), strict=True):
+    remaining, _ = extend(old, KeyValues.pack(k, v), DenseSlots(Tokens.empty(1, 4), jnp.int32(2)))
+    for read, written in zip(remaining.unpack("float32"), (k, v), strict=True):
         assert_close(read[:, :2], written, 0.5 / 127)
         assert not read[:, 2:].any()

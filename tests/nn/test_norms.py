@@ -46,8 +46,8 @@ def test_gradients_of_layer_norm(eps):
     x, scale, bias, weights = normal(2, 3, 5), normal(5, seed=1), normal(5, seed=2), normal(2, 3, 5, seed=3)
     arguments, w = (x, scale, bias), np.float64(weights)
     gradients = jax.grad(lambda *a: (norms.layer_norm(*a, eps) * weights).sum(), argnums=(0, 1, 2))
-    found = jax.jit(gradients)(*arguments)
-    for place, gradient in enumerate(found):
+    actual = jax.jit(gradients)(*arguments)
+    for place, gradient in enumerate(actual):
 
         def total(value, place=place):
             given = [value if number == place else np.float64(a) for number, a in enumerate(arguments)]

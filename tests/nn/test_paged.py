@@ -91,11 +91,11 @@ def test_attention_in_place_equals_dense_attention(T, explicit, monkeypatch):
     def attend(q, slots, mask):
         return paged.attend_pages(q, pool, slots, mask, scale=0.7, softcap=3.0), mask.dense(T, 16)
 
-    found, dense = attend(q, slots, mask)
+    actual, dense = attend(q, slots, mask)
     k, v = (np.swapaxes(np.asarray(x)[slots.table], 2, 3).reshape(4, 16, K, H) for x in (pool.k, pool.v))
     expected = oracles.attention_core(*map(oracles.f64, (q, k, v)), np.asarray(dense), scale=0.7, softcap=3.0)
-    assert_close(found, np.where(np.array(reads)[:, None, None, None], expected, 0))
-    assert not np.asarray(found)[2].any()
+    assert_close(actual, np.where(np.array(reads)[:, None, None, None], expected, 0))
+    assert not np.asarray(actual)[2].any()
 
 
 def test_only_pages_in_use_are_read(monkeypatch):

@@ -50,8 +50,8 @@ def test_products_and_gradients_are_those_of_rounded_arrays(kind):
 
 def test_rows_of_zeros_have_products_of_zeros():
     x = jnp.zeros((3, 4)).at[1].set(1)
-    found = integer_product(x, quantize(jnp.ones((4, 2)), range(1, 2)))
-    assert_close(found, [[0, 0], [4, 4], [0, 0]], 1e-2)
+    actual = integer_product(x, quantize(jnp.ones((4, 2)), range(1, 2)))
+    assert_close(actual, [[0, 0], [4, 4], [0, 0]], 1e-2)
 
 
 MODELS = {
@@ -84,7 +84,7 @@ def test_stored_kernels_compute_what_training_does(name):
 
 def test_a_step_is_that_of_rounded_kernels():
     """The loss and the gradients, which pass the rounding, are those of kernels that are rounded in NumPy."""
-    found = []
+    actual = []
     for quantization in ("int8_weights", None):
         cfg = settings(quantization=quantization)
         model, params = build(cfg.model)
@@ -92,8 +92,8 @@ def test_a_step_is_that_of_rounded_kernels():
         for path, (inputs, _) in kernels.items():
             leaves[path] = jnp.float32(to_grid(leaves[path], tuple(range(inputs))))
         step = jax.jit(functools.partial(accumulated_gradients, model, batch=batch(), key=jax.random.key(0), cfg=cfg))
-        found.append(step(unflatten_dict(leaves))[:3])
-    jax.tree.map(lambda one, other: assert_close(one, other, 1e-4), *found)
+        actual.append(step(unflatten_dict(leaves))[:3])
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-4), *actual)
 
 
 @pytest.mark.parametrize(

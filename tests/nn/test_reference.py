@@ -33,8 +33,8 @@ def test_chunks_equal_the_formula(mask):
     assert reference.chunk_size(mask, T) < T
     q, k, v = normal(1, T, 2, 4), normal(1, T, 1, 4, seed=1), normal(1, T, 1, 4, seed=2)
     proves = ("attention_backend=reference, in chunks", "NumPy float64")
-    found = jax.jit(lambda q, k, v: attend(q, k, v, mask, backend="reference"))(q, k, v)
-    assert_close(found, formula(q, k, v, mask), 1e-6, proves=proves)
+    actual = jax.jit(lambda q, k, v: attend(q, k, v, mask, backend="reference"))(q, k, v)
+    assert_close(actual, formula(q, k, v, mask), 1e-6, proves=proves)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -48,8 +48,8 @@ def test_gradients_of_chunks_equal_those_of_one_call(mask, monkeypatch):
 
     chunked = gradients()
     monkeypatch.setattr(xla, "SMALLEST_QUERY_CHUNK", T)
-    for found, expected in zip(chunked, gradients(), strict=True):
-        assert_close(found, expected, 1e-6)
+    for actual, expected in zip(chunked, gradients(), strict=True):
+        assert_close(actual, expected, 1e-6)
 
 
 def test_masks_without_skippable_keys_use_one_chunk():
@@ -74,9 +74,9 @@ def test_keys_outside_the_range_are_hidden(causal, window):
 def test_the_scale_of_bfloat16_scores_is_not_rounded(size):
     """Rounding errors of products cancel in the mean; that of 144^-0.5 in bfloat16 would be 0.19 % of every score."""
     q = normal(1, 64, 4, size).astype(jnp.bfloat16)
-    found = reference.scores(q, q, None, Scoring(size**-0.5, None, 0.0))
+    actual = reference.scores(q, q, None, Scoring(size**-0.5, None, 0.0))
     expected = size**-0.5 * np.einsum("BTNH,BSNH->BNTS", *(np.float64(q),) * 2)
-    ratios = np.diagonal(found, axis1=2, axis2=3) / np.diagonal(expected, axis1=2, axis2=3)
+    ratios = np.diagonal(actual, axis1=2, axis2=3) / np.diagonal(expected, axis1=2, axis2=3)
     assert abs(ratios.mean() - 1) < 2e-4
 
 

@@ -74,11 +74,11 @@ def check(mesh: str, qkv, bias=None, arrays=None, scoring: Scoring = PLAIN, **st
     """Compiles the result and the gradients on the mesh, and those of the formula that they must equal."""
     everywhere, run, expected = compiled(mesh, scoring, **static)
     arguments = (*qkv, bias, arrays or {})
-    found = run(*jax.device_put(arguments, everywhere))
-    parts, wanted = jax.tree.leaves(found), jax.tree.leaves(expected(*arguments))
+    actual = run(*jax.device_put(arguments, everywhere))
+    parts, wanted = jax.tree.leaves(actual), jax.tree.leaves(expected(*arguments))
     for part, other in zip(parts, wanted, strict=True):
         assert_close(part, other, proves=REFERENCE)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
@@ -137,8 +137,8 @@ def test_sinks_are_those_of_the_heads_of_a_device(mesh):
 
     arguments = *inputs(16, 16), normal(4, seed=6)
     devices, run = on_mesh((MESHES | HEADS)[mesh], both(small_blocks))
-    found = run(*jax.device_put(arguments, rules.replicated(devices)))
-    for part, expected in zip(found, jax.jit(both(reference))(*arguments), strict=True):
+    actual = run(*jax.device_put(arguments, rules.replicated(devices)))
+    for part, expected in zip(actual, jax.jit(both(reference))(*arguments), strict=True):
         assert_close(part, expected)
 
 
@@ -214,8 +214,8 @@ def test_without_a_sequence_axis_it_equals_blockwise_bit_for_bit(sizes):
 
 def test_without_a_mesh():
     arguments = (*inputs(8, 8), ALIBI, PADDED)
-    found, expected = (jax.jit(passes(run, causal=True))(*arguments) for run in (ring, reference))
-    for part, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual, expected = (jax.jit(passes(run, causal=True))(*arguments) for run in (ring, reference))
+    for part, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(part, other)
 
 
@@ -227,18 +227,18 @@ def test_keys_hidden_from_a_device_are_skipped():
     out, d_q, *_ = run(*broken)
     whole = jax.jit(passes(reference, causal=True))(q, k, v, None, {})
     assert np.isnan(out[:, 12:]).all()
-    for found, expected in ((out, whole[0]), (d_q, whole[1])):
-        assert_close(found[:, :12], expected[:, :12])
+    for actual, expected in ((out, whole[0]), (d_q, whole[1])):
+        assert_close(actual[:, :12], expected[:, :12])
 
 
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
 def test_bfloat16(mesh):
     qkv = tuple(x.astype(jnp.bfloat16) for x in inputs(16, 16))
     everywhere, run, expected = compiled(mesh, CAPPED, causal=True)
-    found = run(*jax.device_put((*qkv, TABLE, {}), everywhere))
-    assert [leaf.dtype for leaf in found[:4]] == [jnp.bfloat16] * 4
+    actual = run(*jax.device_put((*qkv, TABLE, {}), everywhere))
+    assert [leaf.dtype for leaf in actual[:4]] == [jnp.bfloat16] * 4
     exact = expected(*(x.astype(jnp.float32) for x in qkv), TABLE, {})
-    for part, other in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+    for part, other in zip(jax.tree.leaves(actual), jax.tree.leaves(exact), strict=True):
         assert_close(part.astype(jnp.float32), other, 2**-6)
 
 
@@ -262,14 +262,14 @@ def planned(T: int, run=larger_blocks, **sizes: int):
 
 @pytest.mark.parametrize("sizes", rest_slow([BOTH, ROWS, ALL], 1))
 def test_keys_are_permuted_and_nothing_is_gathered(sizes):
-    found = collectives(planned(1024, **sizes).as_text())
-    assert {one.kind for one in found} == {"collective-permute"}
+    actual = collectives(planned(1024, **sizes).as_text())
+    assert {each.kind for each in actual} == {"collective-permute"}
     T, N, B = (
         1024 // sizes["sequence"],
         2 // sizes.get("tensor", 1),
         2 * sizes["sequence"] * sizes.get("tensor", 1) // 8,
     )
-    sent = [shape for one in found for shape in one.shapes]
+    sent = [shape for each in actual for shape in each.shapes]
     assert sent == [(B, T, N, 8)] * 6  # k and v, and once more with their gradients
 
 

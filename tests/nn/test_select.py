@@ -110,9 +110,9 @@ def test_prompts_read_by_blockwise_and_by_reference_agree(monkeypatch):
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 5, (1, 40)), jnp.int32)
     expected, params = prompt_read(40, "reference")
     monkeypatch.setattr(select, "MAX_REFERENCE_SCORES", 0)
-    found, _ = prompt_read(40, "auto")
+    actual, _ = prompt_read(40, "auto")
     assert_close(
-        found(params, tokens), expected(params, tokens), proves=("attention_backend=auto", "reference backend")
+        actual(params, tokens), expected(params, tokens), proves=("attention_backend=auto", "reference backend")
     )
 
 
@@ -137,8 +137,8 @@ MASKS = {
 def test_attends_to_any_follows_from_the_rules(mask):
     dense = mask.dense(5, 5)
     expected = np.broadcast_to(np.asarray(dense).any(-1).swapaxes(1, 2), (2, 5, 1))
-    found = mask.attends_to_any(5, 5)
-    np.testing.assert_array_equal(True if found is None else np.broadcast_to(found, (2, 5, 1)), expected)
+    actual = mask.attends_to_any(5, 5)
+    np.testing.assert_array_equal(True if actual is None else np.broadcast_to(actual, (2, 5, 1)), expected)
 
 
 def test_queries_beyond_the_window_attend_to_nothing():
@@ -160,8 +160,8 @@ def test_xla_equals_reference_for_every_rule(mask):
         return out, *pull(weights)
 
     found_ones, expected_ones = jax.jit(lambda: (run("xla"), run("reference")))()
-    for found, expected in zip(found_ones, expected_ones, strict=True):
-        assert_close(found, expected, 1e-6, proves=("attention_backend=xla", "reference backend"))
+    for actual, expected in zip(found_ones, expected_ones, strict=True):
+        assert_close(actual, expected, 1e-6, proves=("attention_backend=xla", "reference backend"))
 
 
 @pytest.mark.parametrize(
@@ -216,5 +216,5 @@ def test_cudnn_gets_keys_sharded_like_queries(heads, monkeypatch):
 
     assert_close(jax.jit(run)(q, k, v), attention_ops.attend(q, k, v, mask, backend="reference"), 1e-5)
     equations = jax.make_jaxpr(run)(q, k, v).eqns
-    specs = [one.params["sharding"].spec for one in equations if one.primitive.name == "sharding_constraint"]
+    specs = [each.params["sharding"].spec for each in equations if each.primitive.name == "sharding_constraint"]
     assert specs == [jax.sharding.PartitionSpec("data", None, "tensor", None)] * 2

@@ -17,18 +17,18 @@ ROWS, S, T = 3, 8, 3
 PAGES = np.arange(1, 1 + ROWS * 2).reshape(ROWS, 2)
 
 
-def read(slots, kept, tokens: list[list[int | None]], lengths: list[int]):
+def read(slots, remaining, tokens: list[list[int | None]], lengths: list[int]):
     """Writes tokens to the rows, None for padding; the key of a token is its name."""
     places = [[EMPTY if name is None else length for name in row] for row, length in zip(tokens, lengths, strict=True)]
     places = [
         [n + sum(p != EMPTY for p in row[:i]) if n != EMPTY else EMPTY for i, n in enumerate(row)] for row in places
     ]
     keys = np.array([[-9 if name is None else name for name in row] for row in tokens], np.float32)
-    slots, kept, positions, attended = call(slots, kept, np.array(places, np.int32), keys[:, None, :, None])
+    slots, remaining, positions, attended = call(slots, remaining, np.array(places, np.int32), keys[:, None, :, None])
     attended = np.asarray(attended)[:, 0, :, 0]
     if isinstance(slots, PagedSlots):
         attended = attended[slots.table].reshape(ROWS, S)
-    return slots, kept, np.asarray(positions), attended
+    return slots, remaining, np.asarray(positions), attended
 
 
 @jax.jit
@@ -37,10 +37,10 @@ def allocate(slots, places):
 
 
 @jax.jit
-def call(slots, kept, places, keys):
+def call(slots, cache, places, keys):
     slots, seen = slots.allocate(Tokens.of_call(places))
-    kept, attended = slots.extend(kept, keys)
-    return slots.end_call(), kept, seen.positions, attended
+    cache, attended = slots.extend(cache, keys)
+    return slots.end_call(), cache, seen.positions, attended
 
 
 @jax.jit
@@ -64,10 +64,10 @@ def test_rows_remove_different_numbers_of_tokens(kind):
     @given(data=st.data())
     def check(data):
         if kind == "paged":
-            slots, kept = PagedSlots.without_pages(ROWS, 2, S // 2), jnp.zeros((1 + ROWS * 2, 1, S // 2, 1))
+            slots, remaining = PagedSlots.without_pages(ROWS, 2, S // 2), jnp.zeros((1 + ROWS * 2, 1, S // 2, 1))
             slots = dataclasses.replace(slots, table=PAGES)
         else:
-            slots, kept = RowSlots.empty(ROWS, S), jnp.zeros((ROWS, 1, S, 1))
+            slots, remaining = RowSlots.empty(ROWS, S), jnp.zeros((ROWS, 1, S, 1))
         shapes = [leaf.shape for leaf in (slots.index, slots.added, slots.tokens.positions)]
         expected: list[list[int]] = [[] for _ in range(ROWS)]
         name = 0
@@ -80,9 +80,9 @@ def test_rows_remove_different_numbers_of_tokens(kind):
                 tokens.append(names)
                 name += T
             lengths = [len(row) for row in expected]
-            slots, kept, positions, keys = read(slots, kept, tokens, lengths)
+            slots, remaining, positions, keys = read(slots, remaining, tokens, lengths)
             for row, names in zip(expected, tokens, strict=True):
-                row += [one for one in names if one is not None]
+                row += [each for each in names if each is not None]
             assert held(positions, keys) == expected
             counts = [data.draw(st.integers(0, len(row))) for row in expected]
             slots = without_newest(slots, np.array(counts, np.int32))
@@ -106,10 +106,10 @@ def test_tokens_of_one_call_have_distinct_slots_of_a_ring(T, width):
 
 @pytest.mark.parametrize("make", [lambda: DenseSlots.empty(2, 4), lambda: RingSlots.empty(2, 4, 1)])
 def test_a_removed_token_is_overwritten(make):
-    slots, kept, *_ = read(make(), jnp.zeros((2, 1, 4, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
+    slots, remaining, *_ = read(make(), jnp.zeros((2, 1, 4, 1)), [[10, 11, 12], [None, 20, 21]], [0, 0])
     slots = without_newest(slots, np.array([1, 1], np.int32))
-    slots, kept, *_ = read(slots, kept, [[13], [22]], [2, 1])
-    _, _, positions, keys = read(slots, kept, [[14], [23]], [3, 2])
+    slots, remaining, *_ = read(slots, remaining, [[13], [22]], [2, 1])
+    _, _, positions, keys = read(slots, remaining, [[14], [23]], [3, 2])
     assert held(positions, keys) == [[10, 11, 13, 14], [20, 22, 23]]
 
 
@@ -120,13 +120,13 @@ def test_a_ring_keeps_each_rows_window_for_any_padding(window):
     @settings(max_examples=40, deadline=None)
     @given(data=st.data())
     def check(data):
-        slots, kept = RingSlots.empty(ROWS, window, 1), jnp.zeros((ROWS, 1, window, 1))
+        slots, remaining = RingSlots.empty(ROWS, window, 1), jnp.zeros((ROWS, 1, window, 1))
         read_so_far: list[list[int]] = [[] for _ in range(ROWS)]
         for T in data.draw(st.lists(st.sampled_from([1, 4]), min_size=1, max_size=4)):
             real = np.array(data.draw(st.lists(st.booleans(), min_size=ROWS * T, max_size=ROWS * T))).reshape(ROWS, T)
             start = sum(map(len, read_so_far))
             tokens = [[start + T * b + t if real[b, t] else None for t in range(T)] for b in range(ROWS)]
-            slots, kept, positions, keys = read(slots, kept, tokens, [len(row) for row in read_so_far])
+            slots, remaining, positions, keys = read(slots, remaining, tokens, [len(row) for row in read_so_far])
             for row, names, place, key in zip(read_so_far, tokens, positions, keys, strict=True):
                 seen = dict(zip(place.tolist(), key.tolist(), strict=True))
                 for name in (name for name in names if name is not None):

@@ -38,17 +38,17 @@ def both_passes(run, mask, S, softcap, K=2):
     def out(q, k, v):
         return run(Operands(q, k, v, mask, Scoring(0.25, softcap, 0.0)))
 
-    found, pull = jax.vjp(out, q, k, v)
-    return found, *pull(normal(*q.shape, seed=3))
+    actual, pull = jax.vjp(out, q, k, v)
+    return actual, *pull(normal(*q.shape, seed=3))
 
 
 @pytest.mark.parametrize("case", rest_slow(CASES.keys(), 0))
 def test_equals_the_reference(case):
     interpreted = functools.partial(splash.splash, interpret=True)
-    found, expected = (both_passes(run, *CASES[case]) for run in (interpreted, reference.reference))
+    actual, expected = (both_passes(run, *CASES[case]) for run in (interpreted, reference.reference))
     proves = ("attention_backend=splash (TPU kernel, interpreted), values and gradients", "reference backend")
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, 1e-5, proves=proves)
+    for each, other in zip(actual, expected, strict=True):
+        assert_close(each, other, 1e-5, proves=proves)
 
 
 @pytest.mark.parametrize("K", rest_slow([1, 4], 1))
@@ -69,12 +69,12 @@ def test_rows_and_heads_are_sharded_over_the_mesh(K):
     ]
     program = jax.jit(run).lower(*arguments, segments).compile()
     assert "all-gather" not in program.as_text()
-    found = program(*arguments, segments)
-    assert found.sharding.spec == PartitionSpec("data", None, "tensor")
+    actual = program(*arguments, segments)
+    assert actual.sharding.spec == PartitionSpec("data", None, "tensor")
 
     @jax.jit
     def expected(q, k, v, segments):
         mask = Mask(causal=True, segments=(segments, segments), self_attention=True)
         return reference.reference(Operands(q, k, v, mask, Scoring(0.25, None, 0.0)))
 
-    assert_close(found, expected(q, k, v, SEGMENTS[:, :128]), 1e-5)
+    assert_close(actual, expected(q, k, v, SEGMENTS[:, :128]), 1e-5)

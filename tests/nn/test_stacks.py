@@ -73,7 +73,7 @@ def test_scan_equals_loop_and_parameters_convert_both_ways(name):
     proves = ("scan_layers=True", "a loop over layers")
     assert_close(scanned_logits, logits, proves=proves)
     back = conversions.convert_layers(scanned_gradients, scan.cfg, scan_layers=False)
-    jax.tree.map(lambda found, expected: assert_close(found, expected, proves=proves), back, gradients)
+    jax.tree.map(lambda a, b: assert_close(a, b, proves=proves), back, gradients)
 
 
 @pytest.mark.parametrize("scan_layers", rest_slow([True, False], 1))
@@ -172,13 +172,13 @@ def test_residual_kernels_are_scaled_by_the_sublayers_of_their_stack(case):
     @jax.jit
     def kernels():
         """Returns the kernels of each stack that end sub-layers, and one that does not."""
-        params, found = nn.unbox(registry.init(registry.build(cfg), jax.random.key(0))), {}
+        params, actual = nn.unbox(registry.init(registry.build(cfg), jax.random.key(0))), {}
         for stack in sublayers:
             layer = params[stack]["periods"]["layers_0"] if scan else params[stack]["layers_0"]
             ending = [layer["self_attention"]["output"], layer["ffn"]["contract"]]
             ending += [layer["cross_attention"]["output"]] if (family, stack) == ("seq2seq", "decoder") else []
-            found[stack] = [linear["kernel"] for linear in ending], layer["ffn"]["expand"]["kernel"]
-        return found
+            actual[stack] = [linear["kernel"] for linear in ending], layer["ffn"]["expand"]["kernel"]
+        return actual
 
     for stack, (ending, other) in jax.device_get(kernels()).items():
         for kernel in ending:

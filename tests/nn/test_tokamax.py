@@ -32,9 +32,9 @@ CASES = {
 def test_equals_the_reference(case, implementation):
     pytest.importorskip("tokamax", reason="needs Python 3.12 or later")
     of_tokamax = functools.partial(tokamax.tokamax, implementation=implementation)
-    found, expected = (test_splash.both_passes(run, *CASES[case]) for run in (of_tokamax, reference.reference))
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other, 1e-5)
+    actual, expected = (test_splash.both_passes(run, *CASES[case]) for run in (of_tokamax, reference.reference))
+    for each, other in zip(actual, expected, strict=True):
+        assert_close(each, other, 1e-5)
 
 
 def test_rows_and_heads_are_sharded_over_the_mesh():
@@ -48,10 +48,10 @@ def test_rows_and_heads_are_sharded_over_the_mesh():
 
     arguments = [normal(2, 16, 4, 8, seed=seed) for seed in range(3)]
     where = NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
-    found = jax.jit(run)(*(jax.device_put(array, where) for array in arguments))
-    assert found.sharding.spec == PartitionSpec("data", None, "tensor")
+    actual = jax.jit(run)(*(jax.device_put(array, where) for array in arguments))
+    assert actual.sharding.spec == PartitionSpec("data", None, "tensor")
     plain = Operands(*arguments, Mask(causal=True, self_attention=True), Scoring(0.25, None, 0.0))
-    assert_close(found, reference.reference(plain), 1e-5)
+    assert_close(actual, reference.reference(plain), 1e-5)
 
 
 def test_the_missing_extra_is_named(monkeypatch):

@@ -25,7 +25,7 @@ class Collective(NamedTuple):
 
 def collectives(text: str) -> list[Collective]:
     """Returns the collectives of a compiled program (`compiled.as_text()`), in program order."""
-    found = []
+    actual = []
     for line in text.splitlines():
         if operation := OPERATION.search(line):
             shapes = tuple(
@@ -33,5 +33,5 @@ def collectives(text: str) -> list[Collective]:
                 for sizes in re.findall(r"\b(?:f32|bf16)\[([\d,]*)\]", operation[1])
             )
             name = re.search(r'op_name="([^"]*)"', line)
-            found.append(Collective(operation[2], shapes, name[1] if name else ""))
-    return found
+            actual.append(Collective(operation[2], shapes, name[1] if name else ""))
+    return actual

@@ -46,9 +46,9 @@ def sent(kind: str, preset: str):
     return collectives(lowered(cfg).compile().as_text())
 
 
-def of_kind(found, kind: str, least: int = 2):
+def of_kind(actual, kind: str, least: int = 2):
     """Returns the result shapes of one kind of collective, without scalars."""
-    return [shape for one in found if one.kind == kind for shape in one.shapes if math.prod(shape) >= least]
+    return [shape for each in actual if each.kind == kind for shape in each.shapes if math.prod(shape) >= least]
 
 
 def parameters(kind: str) -> list[tuple[int, ...]]:
@@ -61,17 +61,17 @@ def numbers(shapes) -> int:
 
 @pytest.mark.slow
 def test_data_parallel_sums_each_gradient_once():
-    found = sent("decoder_lm", "dp")
-    assert {one.kind for one in found} == {"all-reduce"}
+    actual = sent("decoder_lm", "dp")
+    assert {each.kind for each in actual} == {"all-reduce"}
     assert (
-        numbers(of_kind(found, "all-reduce")) == numbers(parameters("decoder_lm")) + V * D
+        numbers(of_kind(actual, "all-reduce")) == numbers(parameters("decoder_lm")) + V * D
     )  # tied: read in two places
 
 
 def test_tensor_parallel_sums_activations_and_never_gathers():
-    found = sent("decoder_lm", "tp")
-    assert {one.kind for one in found} == {"all-reduce"}
-    activations = of_kind(found, "all-reduce", least=D + 1)
+    actual = sent("decoder_lm", "tp")
+    assert {each.kind for each in actual} == {"all-reduce"}
+    activations = of_kind(actual, "all-reduce", least=D + 1)
     whole = [shape for shape in activations if math.prod(shape) == ROWS * T * D and shape[-1] == D]
     # embedding, attention and FFN forward; logits, FFN and (three together) query, key and value backward
     assert len(whole) == 3 + 2 + 3
@@ -79,21 +79,21 @@ def test_tensor_parallel_sums_activations_and_never_gathers():
 
 
 def test_fsdp_gathers_each_matrix_once_and_nothing_larger():
-    found = sent("decoder_lm", "fsdp")
+    actual = sent("decoder_lm", "fsdp")
     matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]
-    gathered = of_kind(found, "all-gather")
+    gathered = of_kind(actual, "all-gather")
     assert sorted(map(math.prod, gathered)) == sorted(map(math.prod, matrices))
-    summed = of_kind(found, "all-reduce") + of_kind(found, "reduce-scatter")
+    summed = of_kind(actual, "all-reduce") + of_kind(actual, "reduce-scatter")
     assert numbers(summed) == numbers(parameters("decoder_lm")) + V * D
 
 
 @pytest.mark.slow
 def test_zero1_gathers_updated_parameters():
-    found = sent("decoder_lm", "zero1")
+    actual = sent("decoder_lm", "zero1")
     matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]
-    gathered = [one for one in found if one.kind == "all-gather" and one.shapes]
-    assert sorted(one.largest for one in gathered) == sorted(map(math.prod, matrices))
-    assert not any("jvp" in one.name for one in gathered)  # after the update, not before a product
+    gathered = [each for each in actual if each.kind == "all-gather" and each.shapes]
+    assert sorted(each.largest for each in gathered) == sorted(map(math.prod, matrices))
+    assert not any("jvp" in each.name for each in gathered)  # after the update, not before a product
 
 
 @pytest.mark.slow
@@ -113,5 +113,5 @@ def test_tensor_parallel_gathers_no_parameters_in_any_family(kind):
 def test_scanned_layers_are_gathered_one_at_a_time():
     cfg = plain(config("decoder_lm", preset="fsdp"))
     model = dataclasses.replace(cfg.model, scan_layers=True, decoder_layers=3, remat="nothing_saveable")
-    found = collectives(lowered(dataclasses.replace(cfg, model=model)).compile().as_text())
-    assert all(math.prod(shape) <= V * D for shape in of_kind(found, "all-gather"))
+    actual = collectives(lowered(dataclasses.replace(cfg, model=model)).compile().as_text())
+    assert all(math.prod(shape) <= V * D for shape in of_kind(actual, "all-gather"))

@@ -89,11 +89,11 @@ def placed(params, mesh, module, x):
 def assert_same_on(mesh, module, params, x, real=REAL, tolerance=1e-5):
     (_, expected), expected_grads = compiled_dense(module)(params, x, real)
     with rules.use_mesh(mesh):
-        (_, found), grads = differentiated(outcome, module)(placed(params, mesh, module, x), x, real)
+        (_, actual), grads = differentiated(outcome, module)(placed(params, mesh, module, x), x, real)
     formula = oracles.mixture(oracles.f64(params), np.float64(x), module.cfg, real, train=True)
     proves = (f"ffn=moe, 8 devices, {module.cfg.dtype}", "NumPy float64")
-    assert_close(found[0], formula, tolerance, proves=proves)
-    for got, wanted in zip(jax.tree.leaves((found, grads)), jax.tree.leaves((expected, expected_grads)), strict=True):
+    assert_close(actual[0], formula, tolerance, proves=proves)
+    for got, wanted in zip(jax.tree.leaves((actual, grads)), jax.tree.leaves((expected, expected_grads)), strict=True):
         assert_close(got, wanted, tolerance)
 
 
@@ -150,8 +150,8 @@ def test_training_step(mesh):
 
 def gathered(text):
     """Returns the shapes that a compiled program gathers from several devices."""
-    found = re.findall(r" = \(?(\w+\[[\d,]*\])\S* all-gather(?:-start)?\(", text)
-    return [tuple(map(int, re.findall(r"\d+", shape.split("[")[1]))) for shape in found]
+    actual = re.findall(r" = \(?(\w+\[[\d,]*\])\S* all-gather(?:-start)?\(", text)
+    return [tuple(map(int, re.findall(r"\d+", shape.split("[")[1]))) for shape in actual]
 
 
 @pytest.mark.slow

@@ -55,14 +55,14 @@ def test_a_product_and_its_gradients(on_cpus, sizes, width):
 
     program = jax.jit(run, in_shardings=(rules.batch_sharding(mesh), where)).lower(x, kernel).compile()
     sent = collectives(program.as_text())
-    assert sum(one.kind == "reduce-scatter" for one in sent) == len(gathered.stages(sizes["fsdp"]))
-    columns = {shape[-1] for one in sent if one.kind in ("all-gather", "reduce-scatter") for shape in one.shapes}
+    assert sum(each.kind == "reduce-scatter" for each in sent) == len(gathered.stages(sizes["fsdp"]))
+    columns = {shape[-1] for each in sent if each.kind in ("all-gather", "reduce-scatter") for shape in each.shapes}
     assert columns == {16 // sizes.get("tensor", 1)}  # a kernel that is also split along its other axis stays split
-    found = program(jax.device_put(x, rules.batch_sharding(mesh)), jax.device_put(kernel, where))
+    actual = program(jax.device_put(x, rules.batch_sharding(mesh)), jax.device_put(kernel, where))
     rows, d_rows = np.float64(x).reshape(-1, 16), np.float64(weights).reshape(-1, 16)
     expected = rows @ np.float64(kernel), d_rows @ np.float64(kernel).T, rows.T @ d_rows
-    for one, other in zip(found, expected, strict=True):
-        assert_close(jnp.reshape(one, other.shape), other, 1e-6)
+    for each, other in zip(actual, expected, strict=True):
+        assert_close(jnp.reshape(each, other.shape), other, 1e-6)
 
 
 @pytest.mark.parametrize("sizes", rest_slow([{"fsdp": 4, "expert": 2}, {"fsdp": 8}], 0), ids=str)
@@ -82,8 +82,8 @@ def test_a_train_step(on_cpus, kind, preset):
         rows = jax.device_put(batch(cfg, 0), rules.batch_sharding(mesh))
         text = step.lower(state, rows).compile().as_text()
         steps[name] = jax.device_get(step(state, rows)), text
-    (found, text), (expected, _) = steps[preset], steps["dp"]
-    assert sum(one.kind == "reduce-scatter" for one in collectives(text)) >= 4
-    assert_close(found[1].array, expected[1].array, 1e-5)
-    for one, other in zip(jax.tree.leaves(found[0].params), jax.tree.leaves(expected[0].params), strict=True):
-        assert_close(one, other, 1e-4)
+    (actual, text), (expected, _) = steps[preset], steps["dp"]
+    assert sum(each.kind == "reduce-scatter" for each in collectives(text)) >= 4
+    assert_close(actual[1].array, expected[1].array, 1e-5)
+    for each, other in zip(jax.tree.leaves(actual[0].params), jax.tree.leaves(expected[0].params), strict=True):
+        assert_close(each, other, 1e-4)

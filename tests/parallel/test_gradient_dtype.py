@@ -52,16 +52,16 @@ def test_gradients_are_summed_over_devices_in_float32(case, tmp_path, monkeypatc
     kind, preset, param_dtype, explicit = case
     if explicit:  # the gathers and scatters that are written for TPUs
         monkeypatch.setattr(gathered, "PLATFORMS", ("cpu",))
-    found = summed(kind, preset, tmp_path, param_dtype=param_dtype)
-    assert len(found) > 8
-    assert set(found) == {"f32"}
+    actual = summed(kind, preset, tmp_path, param_dtype=param_dtype)
+    assert len(actual) > 8
+    assert set(actual) == {"f32"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decoder_lm", "experts"])
 def test_the_setting_chooses_bfloat16(kind, tmp_path):
-    found = summed(kind, "fsdp", tmp_path, gradient_dtype="bfloat16")
-    assert found.count("bf16") >= 4
+    actual = summed(kind, "fsdp", tmp_path, gradient_dtype="bfloat16")
+    assert actual.count("bf16") >= 4
 
 
 @pytest.mark.parametrize("contracted", [0, 1])

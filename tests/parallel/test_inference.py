@@ -58,9 +58,9 @@ def test_outputs_and_their_scores(kind, decoding, mesh):
     texts, scores = [], []
     for place in (params, on(mesh, model, params)):
         run = generator(cfg, model, TOKENIZERS).stream(place, TEXTS[:5], outputs=2, seed=3, scores=True)
-        found = [output for outputs in run for output in outputs]
-        texts.append([output.text for output in found])
-        scores.append([output.score for output in found])
+        actual = [output for outputs in run for output in outputs]
+        texts.append([output.text for output in actual])
+        scores.append([output.score for output in actual])
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 2
     np.testing.assert_allclose(*scores, rtol=1e-4)
@@ -90,8 +90,8 @@ def test_the_likelihood_of_uneven_batches(mesh):
         tokens[-1, 5:], targets[-1, 5:] = PAD, IGNORED
         batches.append({"tokens": tokens, "targets": targets})
     *alone, losses, _ = Likelihood(model, lambda: batches)(params)
-    *found, parts, _ = Likelihood(model, lambda: batches)(on(mesh, model, params))
-    np.testing.assert_allclose(found, alone, rtol=1e-5)
+    *actual, parts, _ = Likelihood(model, lambda: batches)(on(mesh, model, params))
+    np.testing.assert_allclose(actual, alone, rtol=1e-5)
     np.testing.assert_allclose(parts.nll, losses.nll, rtol=1e-5)
     assert parts.labels == losses.labels
 

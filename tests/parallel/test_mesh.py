@@ -40,8 +40,8 @@ def gpus(nodes: int, each: int, **slices: int) -> list[Device]:
     ]
 
 
-def distance(one: Device, other: Device) -> int:
-    return sum(abs(a - b) for a, b in zip(one.coords, other.coords, strict=True))
+def distance(device: Device, other: Device) -> int:
+    return sum(abs(a - b) for a, b in zip(device.coords, other.coords, strict=True))
 
 
 @pytest.mark.parametrize("sizes", [{"preset": "fsdp+tp"}, {"data": 2, "fsdp": -1}, {"data": 2, "fsdp": 4, "tensor": 2}])

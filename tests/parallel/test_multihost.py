@@ -180,9 +180,9 @@ def together(monkeypatch):
     def gather(value):
         given[own.index] = value
         barrier.wait()
-        found = np.stack(given)  # of equal shapes only, as in JAX
+        actual = np.stack(given)  # of equal shapes only, as in JAX
         barrier.wait()
-        return found
+        return actual
 
     monkeypatch.setattr(multihost.multihost_utils, "process_allgather", gather)
     monkeypatch.setattr(multihost.multihost_utils, "broadcast_one_to_all", lambda value: gather(value)[0])
@@ -217,17 +217,17 @@ def test_only_process_0_computes_a_broadcast_value(together):
 
 def test_an_error_of_one_process_is_raised_in_all(together):
     assert together(lambda group: group.run(lambda: group.index)) == [0, 1, 2]
-    found = together(lambda group: group.run(lambda: failing("no space") if group.index == 1 else None))
-    assert found == [f"process 1 (host {HOST}): no space"] * COUNT
+    actual = together(lambda group: group.run(lambda: failing("no space") if group.index == 1 else None))
+    assert actual == [f"process 1 (host {HOST}): no space"] * COUNT
     assert together(lambda group: group.run(lambda: failing("no data"))) == ["no data"] * COUNT
 
 
 def test_the_first_setting_that_differs_is_named(together):
     assert together(lambda group: group.check_equal({"b": "x", "a": 1})) == [None] * COUNT
-    found = together(lambda group: group.check_equal({"c": group.index, "b": "x" if group.index < 2 else "y", "a": 1}))
-    assert found == [f"process 1 (host {HOST}): c=1, but process 0 has 0; start all processes the same way"] * COUNT
-    found = together(lambda group: group.check_equal({"a": 1} if group.index else {"a": 1, "b": 2}))
-    assert "b=unset, but process 0 has 2" in found[0]
+    actual = together(lambda group: group.check_equal({"c": group.index, "b": "x" if group.index < 2 else "y", "a": 1}))
+    assert actual == [f"process 1 (host {HOST}): c=1, but process 0 has 0; start all processes the same way"] * COUNT
+    actual = together(lambda group: group.check_equal({"a": 1} if group.index else {"a": 1, "b": 2}))
+    assert "b=unset, but process 0 has 2" in actual[0]
 
 
 def test_a_folder_that_is_not_shared_is_named(together, tmp_path, monkeypatch):
@@ -235,8 +235,8 @@ def test_a_folder_that_is_not_shared_is_named(together, tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
     assert together(lambda group: group.check_shared(tmp_path)) == [None] * COUNT
-    found = together(lambda group: group.check_shared(other if group.index == 2 else tmp_path))
-    assert set(found) == {
+    actual = together(lambda group: group.check_shared(other if group.index == 2 else tmp_path))
+    assert set(actual) == {
         f"process 2 (host {HOST}): {other} is not shared with process 0; name a folder on shared storage with --run"
     }
     assert list(tmp_path.iterdir()) == [other] and not list(other.iterdir())

@@ -62,12 +62,12 @@ def config(kind: str, **parallel) -> Config:
 def batch(cfg: Config, seed: int) -> dict[str, np.ndarray]:
     """Returns 8 rows of 8 tokens, padded at the end."""
     draw, family = np.random.default_rng(seed), cfg.model.model_class
-    found = {key: draw.integers(4, 20, (8, 8)).astype(np.int32) for key in family.inputs}
+    actual = {key: draw.integers(4, 20, (8, 8)).astype(np.int32) for key in family.inputs}
     if cfg.model.family == "classifier":
-        return found | {"label": draw.integers(0, 3, 8).astype(np.int32)}
+        return actual | {"label": draw.integers(0, 3, 8).astype(np.int32)}
     labels = draw.integers(4, 20, (8, 8)).astype(np.int32)
     labels[2:, 6:] = IGNORED
-    return found | {family.labels: labels}
+    return actual | {family.labels: labels}
 
 
 def set_up(cfg: Config, devices: int = 8):
@@ -98,11 +98,11 @@ def assert_as_alone(kind: str, **parallel) -> None:
     losses, end = trained(config(kind, **parallel))
     expected_losses, expected = alone(kind)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for (path, found), wanted in zip(
+    for (path, actual), wanted in zip(
         jax.tree_util.tree_leaves_with_path(end.params), jax.tree.leaves(expected.params), strict=True
     ):
         scale = np.abs(wanted).max()
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
 
 
 @pytest.mark.slow

@@ -21,17 +21,17 @@ def bench(tmp_path_factory) -> Bench:
 
 def assert_batches_of_one(bench: Bench, count: int) -> None:
     """The global batches equal those of the pipeline alone, and each process reads its share of their bytes."""
-    found = processes.batches(bench, count)
+    actual = processes.batches(bench, count)
     texts = [["\u00e9" * (index + 1) for index in range(count)], "from 0"]
-    assert [(each["index"], each["texts"], each["devices"]) for each in found] == [(i, texts, 4) for i in range(count)]
+    assert [(each["index"], each["texts"], each["devices"]) for each in actual] == [(i, texts, 4) for i in range(count)]
     cfg = process_batches.config()
     data = dataclasses.replace(cfg.data, source="prepared", train=(str(bench.folder / "rows" / "prepared"),))
     cfg = dataclasses.replace(cfg, data=data)
     corpus = load_corpus(cfg, None)
     alone = process_batches.facts(cfg, corpus, Tokenizers.load(corpus.tokenizers))
     for kind in process_batches.KINDS:
-        assert all(each[kind]["sums"] == alone[kind]["sums"] for each in found)
-        assert all(each[kind]["bytes"] < 1.2 * alone[kind]["bytes"] / count for each in found)
+        assert all(each[kind]["sums"] == alone[kind]["sums"] for each in actual)
+        assert all(each[kind]["bytes"] < 1.2 * alone[kind]["bytes"] / count for each in actual)
 
 
 @pytest.mark.slow
@@ -67,9 +67,9 @@ def test_losses_and_parameters_of_one_process(bench, whole, count):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_saved_by_two_and_resumed_by_one_and_by_four(bench, whole):
-    for found in processes.resumed_by_others(bench):
-        assert not any(found["status"]), found["says"]
-        assert found["difference"] <= SAME
+    for actual in processes.resumed_by_others(bench):
+        assert not any(actual["status"]), actual["says"]
+        assert actual["difference"] <= SAME
 
 
 @pytest.mark.slow

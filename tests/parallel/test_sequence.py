@@ -56,8 +56,8 @@ def test_losses_and_parameters_of_one_device(kind, mesh, backend):
     losses, end = test_presets.trained(config(kind, MESHES[mesh], backend))
     expected_losses, expected = alone(kind)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for found, wanted in zip(jax.tree.leaves(end.params), jax.tree.leaves(expected.params), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    for actual, wanted in zip(jax.tree.leaves(end.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
 DOCUMENTS = np.array([[1, 1, 1, 2, 2, 2, 2, 3], [1] * 8, [1, 2, 2, 2, 2, 2, 3, 3], [1, 1, 2, 2, 3, 3, 4, 4]] * 2)
@@ -122,8 +122,8 @@ def piecewise(cfg: Config) -> Config:
 @pytest.mark.parametrize("variant", rest_slow(VARIANTS.keys(), 1))
 def test_gradients_of_one_device(variant, mesh, backend):
     kind, model, extra = VARIANTS[variant]
-    found = gradients(piecewise(config(kind, MESHES[mesh], backend, **model)), extra)
-    for part, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected_gradients(variant)), strict=True):
+    actual = gradients(piecewise(config(kind, MESHES[mesh], backend, **model)), extra)
+    for part, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected_gradients(variant)), strict=True):
         assert_close(part, wanted, proves=(f"mesh: {mesh}, {backend} attention, gradients", "one device"))
 
 
@@ -135,8 +135,8 @@ def test_the_likelihood_and_the_translations_of_one_device():
     draw = np.random.default_rng(0)
     keys = ("source", "target_in", "target_out")
     batches = [{key: draw.integers(4, 11, (rows, 8)).astype(np.int32) for key in keys} for rows in (8, 5)]
-    found, expected = Likelihood(ring, lambda: batches)(split), Likelihood(model, lambda: batches)(params)
-    np.testing.assert_allclose(found[:2], expected[:2], rtol=1e-5)
+    actual, expected = Likelihood(ring, lambda: batches)(split), Likelihood(model, lambda: batches)(params)
+    np.testing.assert_allclose(actual[:2], expected[:2], rtol=1e-5)
     texts = []
     for chosen, place in ((ring, split), (model, params)):
         run = Translator(cfg, chosen, test_inference.TOKENIZERS).stream(place, test_inference.TEXTS)
@@ -152,15 +152,15 @@ def sent_by_a_step(backend: str):
 
 def test_a_step_with_ring_attention_gathers_neither_keys_nor_values():
     """Of activations, only each device's keys and values [B, T, K, H] and their gradients are communicated."""
-    found = sent_by_a_step("ring")
-    sent = [shape for one in found if one.kind == "collective-permute" for shape in one.shapes]
+    actual = sent_by_a_step("ring")
+    sent = [shape for each in actual if each.kind == "collective-permute" for shape in each.shapes]
     assert sent.count((4, 2, 8, 2)) >= 6
-    gathered = [one.name for one in found if one.kind in ("all-gather", "all-to-all") and "attention" in one.name]
+    gathered = [each.name for each in actual if each.kind in ("all-gather", "all-to-all") and "attention" in each.name]
     assert gathered == []
 
 
 @pytest.mark.slow
 def test_a_step_with_blockwise_attention_gathers_keys_and_values():
     """The names by which the test above looks for gathered keys are those of the compiled program."""
-    found = sent_by_a_step("blockwise")
-    assert [one for one in found if one.kind == "all-gather" and "attention" in one.name]
+    actual = sent_by_a_step("blockwise")
+    assert [each for each in actual if each.kind == "all-gather" and "attention" in each.name]

@@ -45,8 +45,8 @@ def test_moments_of_fused_projections_are_sharded_like_them(optimizer):
     model = registry.build(dataclasses.replace(cfg.model, attention_projections="fused_qkv", scan_layers=True))
     optim = dataclasses.replace(cfg.optim, optimizer=optimizer, adaptive_clip=0.1)
     cfg = dataclasses.replace(cfg, model=model.cfg, optim=optim)
-    kept = state.abstract(model, optimizers.build(cfg, registry.shapes(model)), cfg, make_mesh(cfg.parallel))
-    moments = [leaf for leaf in jax.tree.leaves(kept.opt_state) if leaf.ndim > 3]
+    remaining = state.abstract(model, optimizers.build(cfg, registry.shapes(model)), cfg, make_mesh(cfg.parallel))
+    moments = [leaf for leaf in jax.tree.leaves(remaining.opt_state) if leaf.ndim > 3]
     assert moments
     assert all(math.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size for leaf in moments)
 

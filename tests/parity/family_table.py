@@ -65,16 +65,16 @@ def equal_searches(run: tj.Run, folder: Path, texts: list[str], new: int) -> str
         settings |= {"max_new_tokens": new, "unknown": "omit"} | ({} if settings else {"strategy": "greedy"})
         if pair:
             options = {"target_prefix": [forced] * len(texts)} if forced else {}
-            found = ctranslate2.Translator(model).translate_batch(
+            actual = ctranslate2.Translator(model).translate_batch(
                 inputs, beam_size=beams, max_decoding_length=new, **options, **never
             )
-            rows, ours = [result.hypotheses[0] for result in found], run.translate(texts, **settings)
+            rows, ours = [result.hypotheses[0] for result in actual], run.translate(texts, **settings)
         else:
             options = {"sampling_topk": 1, "include_prompt_in_result": False, "end_token": ends}
-            found = ctranslate2.Generator(model).generate_batch(
+            actual = ctranslate2.Generator(model).generate_batch(
                 inputs, max_length=new, beam_size=beams, **options, **never
             )
-            rows = [row + result.sequences[0] for row, result in zip(inputs, found, strict=True)]
+            rows = [row + result.sequences[0] for row, result in zip(inputs, actual, strict=True)]
             ours = [text + more for text, more in zip(texts, run.generate(texts, **settings), strict=True)]
         ids = [tokenizer.convert_tokens_to_ids(row) for row in rows]
         theirs = [tokenizer.decode(i, skip_special_tokens=True, clean_up_tokenization_spaces=False) for i in ids]
@@ -89,6 +89,8 @@ def equal_states(run: tj.Run, folder: Path, rows: list[list[int]], states: np.nd
     model = converted(run.path, folder)
     if model in (NONE, FAILS):
         return model
-    found = np.array(ctranslate2.Encoder(model).forward_batch(rows).last_hidden_state)
-    difference = max(np.abs(a[: len(row)] - b[: len(row)]).max() for row, a, b in zip(rows, found, states, strict=True))
+    actual = np.array(ctranslate2.Encoder(model).forward_batch(rows).last_hidden_state)
+    difference = max(
+        np.abs(a[: len(row)] - b[: len(row)]).max() for row, a, b in zip(rows, actual, states, strict=True)
+    )
     return "states" if difference < 1e-4 else "differs"

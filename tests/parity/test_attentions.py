@@ -29,8 +29,8 @@ def test_weights_are_those_of_transformers(name, tmp_path):
         batch = {"source": np.where(SOURCE_REAL, SOURCE, PAD), "target_in": np.where(REAL, TOKENS, PAD)}
     with torch.no_grad():
         expected = theirs(**inputs, output_attentions=True, output_hidden_states=True)
-    found = watch(registry.build(cfg), params, batch)
-    for kind, weights in found.weights.items():
+    actual = watch(registry.build(cfg), params, batch)
+    for kind, weights in actual.weights.items():
         wanted = expected[PAIRS[kind] if cfg.family == "seq2seq" else "attentions"]
         rows = SOURCE_REAL if kind == "encoder" and cfg.family == "seq2seq" else REAL
         assert len(wanted) == weights.shape[1]
@@ -39,5 +39,5 @@ def test_weights_are_those_of_transformers(name, tmp_path):
             assert_close(ours, other, proves=(f"attention weights: {kind} of {name}", "transformers output_attentions"))
     if name == "gpt2":
         streams = np.stack([np.linalg.norm(x, axis=-1) for x in expected.hidden_states[:-1]], axis=1)
-        ours = np.asarray(found.norms["decoder"][:, :-1:2])
+        ours = np.asarray(actual.norms["decoder"][:, :-1:2])
         assert_close(np.moveaxis(ours, 2, 1)[REAL], np.moveaxis(streams, 2, 1)[REAL])

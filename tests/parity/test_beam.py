@@ -63,18 +63,18 @@ def test_hypotheses_and_scores(models, beams, alpha, early):
         output_scores=True,
     )
     cfg = DecodeConfig(strategy="beam", beams=beams, length_alpha=alpha, early_stopping=early)
-    found = jax.device_get(best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
+    actual = jax.device_get(best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg))
     wanted = expected.sequences.numpy()[:, 1:].reshape(len(SOURCE), beams, -1)
     ended = np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0
     wanted = np.where(ended | (wanted == PAD_TOKEN), PAD, wanted)  # theirs repeats EOS, then has PAD_TOKEN
     lengths = (wanted != PAD).sum(axis=-1)
     assert alpha > 1 or len(np.unique(lengths)) > 1  # a strong penalty makes all outputs as long as possible
-    assert (found.tokens[..., wanted.shape[-1] :] == PAD).all()
-    places = same_hypotheses(wanted, found.tokens[..., : wanted.shape[-1]])
-    assert (np.diff(found.scores, axis=-1) <= 0).all()
+    assert (actual.tokens[..., wanted.shape[-1] :] == PAD).all()
+    places = same_hypotheses(wanted, actual.tokens[..., : wanted.shape[-1]])
+    assert (np.diff(actual.scores, axis=-1) <= 0).all()
     scores = expected.sequences_scores.numpy().reshape(len(SOURCE), beams)
     proves = (f"decode.strategy=beam, early_stopping={early}", f"transformers {name}.generate")
-    assert_close(np.take_along_axis(found.scores, places, axis=-1), scores, 1e-5, proves=proves)
+    assert_close(np.take_along_axis(actual.scores, places, axis=-1), scores, 1e-5, proves=proves)
 
 
 def test_renormalized_probabilities(models):
@@ -100,12 +100,12 @@ def test_renormalized_probabilities(models):
     )
     cfg = DecodeConfig(strategy="beam", beams=beams, renormalize=True)
     constraints = Constraints(suppressed=suppressed)
-    found = best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg, constraints=constraints)
+    actual = best_translations(ours, params, SOURCE, length=LENGTH, cfg=cfg, constraints=constraints)
     wanted = expected.sequences.numpy()[:, 1:].reshape(len(SOURCE), beams, -1)
     wanted = np.where((np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0) | (wanted == PAD_TOKEN), PAD, wanted)
-    places = same_hypotheses(wanted, np.asarray(found.tokens)[..., : wanted.shape[-1]])
+    places = same_hypotheses(wanted, np.asarray(actual.tokens)[..., : wanted.shape[-1]])
     scores = expected.sequences_scores.numpy().reshape(len(SOURCE), beams)
-    assert_close(np.take_along_axis(np.asarray(found.scores), places, axis=-1), scores, 1e-5)
+    assert_close(np.take_along_axis(np.asarray(actual.scores), places, axis=-1), scores, 1e-5)
 
 
 def test_rules_see_the_prompt(tmp_path):
@@ -132,19 +132,19 @@ def test_rules_see_the_prompt(tmp_path):
     decode = DecodeConfig(strategy="beam", beams=beams, repetition_penalty=1.3)
     constraints = Constraints(repetition=True, no_repeat_ngram=2)
     model = registry.build(cfg)
-    found = best_continuations(model, params, prompts, length=LENGTH, cfg=decode, constraints=constraints)
+    actual = best_continuations(model, params, prompts, length=LENGTH, cfg=decode, constraints=constraints)
     wanted = expected.sequences.numpy()[:, prompts.shape[1] :].reshape(len(prompts), beams, -1)
     wanted = np.where(np.cumsum(wanted == EOS, axis=-1) - (wanted == EOS) > 0, PAD, wanted)
-    places = same_hypotheses(wanted, np.asarray(found.tokens)[..., : wanted.shape[-1]])
+    places = same_hypotheses(wanted, np.asarray(actual.tokens)[..., : wanted.shape[-1]])
     scores = expected.sequences_scores.numpy().reshape(len(prompts), beams)
-    assert_close(np.take_along_axis(np.asarray(found.scores), places, axis=-1), scores, 1e-5)
+    assert_close(np.take_along_axis(np.asarray(actual.scores), places, axis=-1), scores, 1e-5)
 
 
-def same_hypotheses(wanted, found):
+def same_hypotheses(wanted, actual):
     """Returns the place in `found` of each hypothesis of `wanted`: int [B, N, T] each -> [B, N].
 
     Rounding orders hypotheses with almost equal scores: on some CPUs two differ by less than 1e-6.
     """
-    equal = (wanted[:, :, None] == found[:, None]).all(axis=-1)
+    equal = (wanted[:, :, None] == actual[:, None]).all(axis=-1)
     assert (equal.sum(axis=-1) == 1).all() and (equal.sum(axis=-2) == 1).all()
     return equal.argmax(axis=-1)

@@ -47,16 +47,16 @@ def test_outputs_are_equal(converted, case):
     never = {"suppress_sequences": [[f"<extra_id_{i}>"] for i in range(padding)]}
     settings = {"beams": beams, "max_new_tokens": NEW} if beams > 1 else {"strategy": "greedy", "max_new_tokens": NEW}
     if run.config.model.family == "seq2seq":
-        found = ctranslate2.Translator(folder).translate_batch(
+        actual = ctranslate2.Translator(folder).translate_batch(
             inputs, beam_size=beams, max_decoding_length=NEW, **never
         )
-        rows, ours = [result.hypotheses[0] for result in found], run.translate(TEXTS, unknown="omit", **settings)
+        rows, ours = [result.hypotheses[0] for result in actual], run.translate(TEXTS, unknown="omit", **settings)
         expected = [decoded(tokenizer, row) for row in rows]
     else:
         ends = [tokenizer.convert_ids_to_tokens(i) for i in run.tokenizers.target.special.eos]
         search = {"beam_size": beams, "sampling_topk": 1, "include_prompt_in_result": False, "end_token": ends}
-        found = ctranslate2.Generator(folder).generate_batch(inputs, max_length=NEW, **search, **never)
-        whole = [decoded(tokenizer, row + result.sequences[0]) for row, result in zip(inputs, found, strict=True)]
+        actual = ctranslate2.Generator(folder).generate_batch(inputs, max_length=NEW, **search, **never)
+        whole = [decoded(tokenizer, row + result.sequences[0]) for row, result in zip(inputs, actual, strict=True)]
         expected, ours = (
             whole,
             [text + more for text, more in zip(TEXTS, run.generate(TEXTS, unknown="omit", **settings), strict=True)],
@@ -88,16 +88,16 @@ def test_outputs_of_own_runs_are_equal(case, tmp_path):
         {"beams": beams, "length_alpha": alpha, "early_stopping": "first"} if beams > 1 else {"strategy": "greedy"}
     )
     if loaded.config.model.family == "seq2seq":
-        found = ctranslate2.Translator(str(out)).translate_batch(inputs, max_decoding_length=NEW, **search)
+        actual = ctranslate2.Translator(str(out)).translate_batch(inputs, max_decoding_length=NEW, **search)
         rows, ours = (
-            [result.hypotheses[0] for result in found],
+            [result.hypotheses[0] for result in actual],
             loaded.translate(TEXTS, max_new_tokens=NEW, unknown="omit", **settings),
         )
     else:
         options = {"max_length": NEW, "sampling_topk": 1, "include_prompt_in_result": False, "end_token": ["</s>"]}
-        found = ctranslate2.Generator(str(out)).generate_batch(inputs, **options, **search)
+        actual = ctranslate2.Generator(str(out)).generate_batch(inputs, **options, **search)
         rows, ours = (
-            [result.sequences[0] for result in found],
+            [result.sequences[0] for result in actual],
             loaded.generate(TEXTS, max_new_tokens=NEW, unknown="omit", **settings),
         )
     assert ours == [decoded(tokenizer, row) for row in rows]
@@ -118,11 +118,11 @@ def test_beams_that_begin_with_a_prefix_are_equal(tmp_path):
     settings = {"beams": 3, "length_alpha": 0.0, "early_stopping": "first", "max_new_tokens": NEW, "unknown": "omit"}
     for prefix in ("der", "a dog"):
         forced = tokenizer.convert_ids_to_tokens(tokenizer(text_target=prefix, add_special_tokens=False)["input_ids"])
-        found = ctranslate2.Translator(str(out)).translate_batch(
+        actual = ctranslate2.Translator(str(out)).translate_batch(
             inputs, target_prefix=[forced] * len(inputs), max_decoding_length=NEW, **search
         )
         ours = loaded.translate(TEXTS, prefix=prefix, **settings)
-        assert ours == [decoded(tokenizer, result.hypotheses[0]) for result in found]
+        assert ours == [decoded(tokenizer, result.hypotheses[0]) for result in actual]
         assert all(text.startswith(prefix) for text in ours)
         assert ours != loaded.translate(TEXTS, **settings)
 

@@ -43,10 +43,10 @@ def test_every_row_is_equal(systems, name, beams):
 def test_the_command_compares_what_is_installed(systems, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(turns, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
-    found = json.loads((tmp_path / "decode.json").read_text())
-    assert list(found["versions"]) == list(systems)
-    assert {"torch", "transformers"} == set(found["versions"]["Hugging Face"])
-    for case in found["cases"]:
+    actual = json.loads((tmp_path / "decode.json").read_text())
+    assert list(actual["versions"]) == list(systems)
+    assert {"torch", "transformers"} == set(actual["versions"]["Hugging Face"])
+    for case in actual["cases"]:
         assert list(case["seconds"]) == list(systems)
         assert min(case["equal_rows"].values()) >= 0.95
         assert all(speed > 0 for speed in case["tokens_per_second"].values())

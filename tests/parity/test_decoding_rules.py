@@ -26,21 +26,21 @@ FORBIDDEN = ((7,), (3, 4), (4, 4), (5, 3, 4), (3, 3, 4, 3), (9, 9), (4,) * 20)
 constrained = jax.jit(constrain, static_argnames="constraints")
 
 
-def compare(found: jax.Array, expected: np.ndarray, switch: str, oracle: type) -> None:
+def compare(actual: jax.Array, expected: np.ndarray, switch: str, oracle: type) -> None:
     """Asserts that the same tokens are excluded, and that the others have the same logits."""
-    found = np.asarray(found)
+    actual = np.asarray(actual)
     left = expected > -np.inf
-    np.testing.assert_array_equal(found > -np.inf, left)
-    assert_close(found[left], expected[left], 1e-6, proves=(f"decode.{switch}", f"transformers {oracle.__name__}"))
+    np.testing.assert_array_equal(actual > -np.inf, left)
+    assert_close(actual[left], expected[left], 1e-6, proves=(f"decode.{switch}", f"transformers {oracle.__name__}"))
 
 
 def by_row(processors: list) -> np.ndarray:
     """Returns the results of their processors, one per row, for each row's real tokens."""
-    found = []
+    actual = []
     for row in range(B):
         ids = torch.tensor(HISTORY[row : row + 1, : COUNTS[row]], dtype=torch.long)
-        found.append(processors[row](ids, torch.tensor(LOGITS[row : row + 1])).numpy()[0])
-    return np.stack(found)
+        actual.append(processors[row](ids, torch.tensor(LOGITS[row : row + 1])).numpy()[0])
+    return np.stack(actual)
 
 
 def settings(**changes: np.ndarray) -> RowSettings:
@@ -60,8 +60,8 @@ def settings(**changes: np.ndarray) -> RowSettings:
 )
 def test_restrictions(name, oracle, values):
     each = [values[row % len(values)] for row in range(B)]
-    found = sampling.restrict(jnp.asarray(LOGITS), settings(**{name: jnp.array(each)}))
-    compare(found, by_row([oracle(value) for value in each]), name, oracle)
+    actual = sampling.restrict(jnp.asarray(LOGITS), settings(**{name: jnp.array(each)}))
+    compare(actual, by_row([oracle(value) for value in each]), name, oracle)
 
 
 def test_all_restrictions_in_their_order():
@@ -74,47 +74,47 @@ def test_all_restrictions_in_their_order():
         ]
     )
     cfg = DecodeConfig(strategy="sample", temperature=0.7, top_k=9, top_p=0.9, min_p=0.1)
-    found = sampling.restrict(jnp.asarray(LOGITS), RowSettings.from_config(cfg, B))
+    actual = sampling.restrict(jnp.asarray(LOGITS), RowSettings.from_config(cfg, B))
     expected = by_row([pipeline] * B)
     assert len(np.unique((expected > -np.inf).sum(axis=1))) > 2
-    compare(found, expected, "temperature, top_k, top_p, min_p", theirs.LogitsProcessorList)
+    compare(actual, expected, "temperature, top_k, top_p, min_p", theirs.LogitsProcessorList)
 
 
 def test_repetition_penalty():
     strength = DRAW.choice([0.8, 1.0, 1.3, 5.0], B)
     constraints = Constraints(repetition=True)
-    found = constrained(
+    actual = constrained(
         LOGITS, HISTORY, COUNTS, COUNTS, settings(repetition=np.float32(strength)), constraints=constraints
     )
     oracle = theirs.RepetitionPenaltyLogitsProcessor
-    compare(found, by_row([oracle(float(value)) for value in strength]), "repetition_penalty", oracle)
+    compare(actual, by_row([oracle(float(value)) for value in strength]), "repetition_penalty", oracle)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 20])
 def test_no_repeat_ngram(n):
-    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, settings(), constraints=Constraints(no_repeat_ngram=n))
+    actual = constrained(LOGITS, HISTORY, COUNTS, COUNTS, settings(), constraints=Constraints(no_repeat_ngram=n))
     expected = by_row([theirs.NoRepeatNGramLogitsProcessor(n)] * B)
     assert n > 4 or (expected == -np.inf).any()
-    compare(found, expected, "no_repeat_ngram", theirs.NoRepeatNGramLogitsProcessor)
+    compare(actual, expected, "no_repeat_ngram", theirs.NoRepeatNGramLogitsProcessor)
 
 
 def test_forbidden():
-    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, settings(), constraints=Constraints(forbidden=FORBIDDEN))
+    actual = constrained(LOGITS, HISTORY, COUNTS, COUNTS, settings(), constraints=Constraints(forbidden=FORBIDDEN))
     expected = by_row([theirs.NoBadWordsLogitsProcessor([list(ids) for ids in FORBIDDEN])] * B)
     assert len(np.unique((expected == -np.inf).sum(axis=1))) > 2
-    compare(found, expected, "forbidden", theirs.NoBadWordsLogitsProcessor)
+    compare(actual, expected, "forbidden", theirs.NoBadWordsLogitsProcessor)
 
 
 def test_min_new_tokens():
     shortest = DRAW.integers(0, 6, B)
     read = np.maximum(COUNTS - DRAW.integers(0, 6, B), 0)
-    found = constrained(
+    actual = constrained(
         LOGITS, HISTORY, COUNTS, COUNTS - read, settings(min_tokens=np.int32(shortest)), constraints=Constraints()
     )
     oracle = theirs.MinNewTokensLengthLogitsProcessor
     expected = by_row([oracle(int(read[row]), int(shortest[row]), EOS) for row in range(B)])
     assert 0 < (expected == -np.inf).sum() < B
-    compare(found, expected, "min_new_tokens", oracle)
+    compare(actual, expected, "min_new_tokens", oracle)
 
 
 def test_forced_first_token():
@@ -127,8 +127,8 @@ def test_forced_first_token():
             for row in range(B)
         ]
     )
-    found = np.where((forced[:, None] == np.arange(V)) | (forced[:, None] == PAD), 0, -np.inf)
-    compare(found, expected, "prefix", oracle)
+    actual = np.where((forced[:, None] == np.arange(V)) | (forced[:, None] == PAD), 0, -np.inf)
+    compare(actual, expected, "prefix", oracle)
 
 
 def test_all_rules_in_their_order():
@@ -142,5 +142,5 @@ def test_all_rules_in_their_order():
             theirs.MinNewTokensLengthLogitsProcessor(0, 9, EOS),
         ]
     )
-    found = constrained(LOGITS, HISTORY, COUNTS, COUNTS, RowSettings.from_config(cfg, B), constraints=constraints)
-    compare(found, by_row([pipeline] * B), "all rules", theirs.LogitsProcessorList)
+    actual = constrained(LOGITS, HISTORY, COUNTS, COUNTS, RowSettings.from_config(cfg, B), constraints=constraints)
+    compare(actual, by_row([pipeline] * B), "all rules", theirs.LogitsProcessorList)

@@ -176,8 +176,8 @@ def test_labels_and_embeddings(imported, name, tmp_path):
     exported(run, tmp_path / "out", model)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == LABELS
     rows = [row[mask == 1].tolist() for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
-    found = family_table.equal_states(run, tmp_path / "out", rows, states.numpy())
-    family_table.record(name, outputs="labels, masks", export="arrays", ctranslate2=found)
+    actual = family_table.equal_states(run, tmp_path / "out", rows, states.numpy())
+    family_table.record(name, outputs="labels, masks", export="arrays", ctranslate2=actual)
 
 
 @pytest.mark.parametrize("name", rest_slow(MAKERS.keys(), 1))

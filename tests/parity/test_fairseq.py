@@ -57,8 +57,8 @@ def test_logits_and_tokens(model, tmp_path):
     with torch.no_grad():
         inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
         expected = model(**inputs, use_cache=False).logits.numpy()
-    found = run.model.apply({"params": run.params}, jnp.asarray([source]), jnp.asarray([target]))
-    assert_close(np.asarray(found), expected, 1e-4)
+    actual = run.model.apply({"params": run.params}, jnp.asarray([source]), jnp.asarray([target]))
+    assert_close(np.asarray(actual), expected, 1e-4)
 
 
 def test_other_objects_are_not_unpickled(model, tmp_path):

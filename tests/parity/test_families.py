@@ -96,12 +96,12 @@ def tokenizer_of(folder: Path, name: str) -> dict:
     maker = makers.get(kind, checkpoints.gpt2 if kind in BYTES or "Llama-3" in name else checkpoints.llama)
     theirs = maker(folder).config
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "decoder_vocab_size")
-    found = {field: getattr(theirs, field) for field in names if field in PUBLISHED[name]}
+    actual = {field: getattr(theirs, field) for field in names if field in PUBLISHED[name]}
     if kind == "marian":
-        found |= {"bad_words_ids": [[theirs.pad_token_id]], "forced_eos_token_id": None, "num_beams": 1}
+        actual |= {"bad_words_ids": [[theirs.pad_token_id]], "forced_eos_token_id": None, "num_beams": 1}
     if kind == "t5gemma":  # which CTranslate2 converts only if each token has a name
-        return found | {"vocab_size": len(transformers.AutoTokenizer.from_pretrained(folder, config=theirs))}
-    return found | {"vocab_size": theirs.vocab_size}
+        return actual | {"vocab_size": len(transformers.AutoTokenizer.from_pretrained(folder, config=theirs))}
+    return actual | {"vocab_size": theirs.vocab_size}
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def save(folder: Path, config: dict) -> torch.nn.Module:
 
 
 def their_outputs(folder: Path, model: torch.nn.Module, beams: int) -> list[str]:
-    tokenizer, found = transformers.AutoTokenizer.from_pretrained(folder), []
+    tokenizer, actual = transformers.AutoTokenizer.from_pretrained(folder), []
     ends = np.atleast_1d(model.config.eos_token_id)
     absent = list(range(len(tokenizer), model.config.vocab_size)) or None  # tokens that we never generate
     for text in PROMPTS:
@@ -160,8 +160,10 @@ def their_outputs(folder: Path, model: torch.nn.Module, beams: int) -> list[str]
         with torch.no_grad():
             output = model.generate(**ids, **settings, pad_token_id=0)[0].tolist()
         output = output[:-1] if output[-1] in ends else output  # an ordinary token may end texts
-        found.append(join_lines(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False)))
-    return found
+        actual.append(
+            join_lines(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        )
+    return actual
 
 
 def our_outputs(run: Path, beams: int, folder: Path, capsys) -> list[str]:
@@ -217,8 +219,8 @@ def test_outputs_of_the_import_and_of_the_export(imported, tmp_path, name, capsy
         assert our_outputs(run, beams, tmp_path, capsys) == expected
         assert their_outputs(tmp_path / "out", back, beams) == expected
     assert len(set(expected)) > 1
-    found = family_table.equal_searches(loaded, tmp_path / "out", PROMPTS, NEW)
-    family_table.record(name, outputs="greedy, beams", export="arrays, outputs", ctranslate2=found)
+    actual = family_table.equal_searches(loaded, tmp_path / "out", PROMPTS, NEW)
+    family_table.record(name, outputs="greedy, beams", export="arrays, outputs", ctranslate2=actual)
 
 
 @pytest.mark.slow
@@ -242,5 +244,5 @@ def test_embeddings_of_the_import_and_of_the_export(imported, tmp_path, name):
         if prefix + key in arrays:
             np.testing.assert_array_equal(arrays[prefix + key], original[key])
     rows = [row[mask == 1].tolist() for row, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True)]
-    found = family_table.equal_states(tj.load(run), tmp_path / "out", rows, states.numpy())
-    family_table.record(name, outputs="embeddings", export="arrays", ctranslate2=found)
+    actual = family_table.equal_states(tj.load(run), tmp_path / "out", rows, states.numpy())
+    family_table.record(name, outputs="embeddings", export="arrays", ctranslate2=actual)

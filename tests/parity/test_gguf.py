@@ -113,8 +113,8 @@ def test_parameters_and_settings_are_those_of_the_checkpoint(architecture, write
     expected, parameters = hf.load(tmp_path)
     (tmp_path / "unpacked").mkdir()
     arrays = ours.unpack(write(architecture, tmp_path, byte_level_bpe()[1]), tmp_path / "unpacked")
-    found, same = hf.load(tmp_path / "unpacked", arrays=arrays)
-    assert found == expected
+    actual, same = hf.load(tmp_path / "unpacked", arrays=arrays)
+    assert actual == expected
     tolerance = 1e-6 if "gemma" in architecture else 0  # scales of norms are stored plus 1
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), same, parameters)
 
@@ -123,12 +123,12 @@ def test_the_command_reads_a_byte_level_bpe(write, tmp_path):
     tokenizer, tokens = byte_level_bpe()
     checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES | {"vocab_size": tokenizer.get_vocab_size()})
     import_hf.main([str(write("llama", tmp_path, tokens)), "--run", str(tmp_path / "run")])
-    found = tj.load(tmp_path / "run").tokenizers.target
+    actual = tj.load(tmp_path / "run").tokenizers.target
     for text in TEXTS:
         ids = tokenizer.encode(text).ids
-        assert found.special.wrap_text(found.encode(text)) == [0, *ids]
-        assert found.decode(ids) == text
-    assert set(found.special.eos) == {0, 1}
+        assert actual.special.wrap_text(actual.encode(text)) == [0, *ids]
+        assert actual.decode(ids) == text
+    assert set(actual.special.eos) == {0, 1}
 
 
 def test_a_sentencepiece_model(write, tmp_path):
@@ -155,10 +155,10 @@ def test_a_sentencepiece_model(write, tmp_path):
     }
     checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES | {"vocab_size": V})
     import_hf.main([str(write("llama", tmp_path, tokens)), "--run", str(tmp_path / "run")])
-    found = tj.load(tmp_path / "run").tokenizers.target
+    actual = tj.load(tmp_path / "run").tokenizers.target
     for text in TEXTS:
-        assert found.special.wrap_text(found.encode(text)) == [1, *model.encode(text)]
-        assert found.decode(model.encode(text)) == text
+        assert actual.special.wrap_text(actual.encode(text)) == [1, *model.encode(text)]
+        assert actual.decode(model.encode(text)) == text
 
 
 @pytest.mark.parametrize(("pre", "begins"), [("llama-bpe", True), ("smollm", False)])

@@ -235,11 +235,11 @@ def test_logits_gradients_and_checkpoints(name, tmp_path):
 
     model_type = json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"]
     architecture = hf.architecture_of(model_type, cfg.family)
-    found = mapping.join_fused(mapping.to_theirs(architecture.rules(cfg), gradients), architecture.fused(cfg))
+    actual = mapping.join_fused(mapping.to_theirs(architecture.rules(cfg), gradients), architecture.fused(cfg))
     wanted = their_gradients(theirs, tmp_path / "gradients")
     scale = max(np.abs(array).max() for array in wanted.values())
     compared = 0
-    for parameter, gradient in found.items():
+    for parameter, gradient in actual.items():
         if not parameter.endswith(BUFFERS):
             assert_close(
                 gradient / scale, wanted[parameter] / scale, 1e-4, proves=(f"{proves[0]}, gradients", proves[1])

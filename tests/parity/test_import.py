@@ -38,14 +38,14 @@ def their_tokenizer(folder):
 
 def their_outputs(folder, model, texts, **settings) -> list[str]:
     """Without tokens that the tokenizer does not have, which transformers decodes to nothing."""
-    tokenizer, found = their_tokenizer(folder), []
+    tokenizer, actual = their_tokenizer(folder), []
     settings["suppress_tokens"] = list(range(len(tokenizer), model.config.vocab_size)) or None
     for text in texts:
         ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
         with torch.no_grad():
             output = model.generate(**ids, max_new_tokens=NEW, do_sample=False, use_cache=False, **settings)[0]
-        found.append(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    return found
+        actual.append(tokenizer.decode(output, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return actual
 
 
 @pytest.mark.parametrize("kind", checkpoints.MAKERS)
@@ -146,9 +146,9 @@ def test_labels_and_embeddings_are_equal(imported, tmp_path, capsys):
         assert label == model.config.id2label[int(row.argmax())]
         assert abs(float(probability) - row.max()) < 1e-4
     embed.main(["--run", str(run), *PROMPTS, "--output", str(tmp_path / "a.npy")])
-    found = np.load(tmp_path / "a.npy")
+    actual = np.load(tmp_path / "a.npy")
     assert json.loads((tmp_path / "a.npy.provenance.json").read_text())["command"]["pooling"] == "mean"
-    assert_close(found, expected.numpy(), 1e-5)
+    assert_close(actual, expected.numpy(), 1e-5)
     assert_close(tj.load(run).embed(PROMPTS, pooling="first"), states[:, 0].numpy(), 1e-5)
     last = states[np.arange(3), inputs["attention_mask"].sum(1) - 1]
     embed.main(["--run", str(run), *PROMPTS, "--pooling", "last", "--normalize"])
@@ -166,14 +166,14 @@ def test_masks_are_filled_equally(imported, tmp_path, capsys):
         masks = theirs if isinstance(theirs[0], list) else [theirs]
         assert len(fills) == 3
         for rank, fill in enumerate(fills):
-            assert fill.tokens == tuple(found[rank]["token_str"] for found in masks)
-            expected = np.prod([found[rank]["score"] for found in masks])
+            assert fill.tokens == tuple(actual[rank]["token_str"] for actual in masks)
+            expected = np.prod([actual[rank]["score"] for actual in masks])
             assert abs(fill.probability - expected) < 1e-5
             if len(masks) == 1:
                 assert fill.text == masks[0][rank]["sequence"]
     fill_mask.main(["--run", str(run), *texts[:1], " ", "--top", "2"])
     first, second, *blank = capsys.readouterr().out.split("\n")
-    assert [first.split("\t")[1], second.split("\t")[1]] == [found["sequence"] for found in pipeline(texts[0])[:2]]
+    assert [first.split("\t")[1], second.split("\t")[1]] == [actual["sequence"] for actual in pipeline(texts[0])[:2]]
     assert blank == ["", "", ""]
     (tmp_path / "texts.txt").write_text(f"{texts[1]}\n")
     fill_mask.main(["--run", str(run), "--input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "a.jsonl")])
@@ -188,11 +188,11 @@ def test_masks_are_filled_equally(imported, tmp_path, capsys):
 def test_a_masked_language_model_is_imported_as_a_classifier_on_demand(imported, tmp_path):
     folder, run, _ = imported("bert_masked_lm")
     import_hf.main([str(folder), "--run", str(tmp_path / "run"), "--family", "classifier"])
-    found, expected = tj.load(tmp_path / "run"), tj.load(run)
-    assert found.config.model.family == "classifier"
-    np.testing.assert_array_equal(found.embed(PROMPTS), expected.embed(PROMPTS))
+    actual, expected = tj.load(tmp_path / "run"), tj.load(run)
+    assert actual.config.model.family == "classifier"
+    np.testing.assert_array_equal(actual.embed(PROMPTS), expected.embed(PROMPTS))
     with pytest.raises(UserError, match=r"fill_mask: .* holds a classifier model; use classify"):
-        found.fill_mask(PROMPTS)
+        actual.fill_mask(PROMPTS)
     with pytest.raises(UserError, match="model_type 'llama' is no masked_lm; bert, roberta, xlm-roberta, "):
         import_hf.main([str(imported("llama")[0]), "--run", str(tmp_path / "other"), "--family", "masked_lm"])
 
@@ -251,8 +251,8 @@ def test_the_export_decodes_equally(imported, tmp_path):
     export_hf.main(["--run", str(run), str(tmp_path / "out")])
     back = type(model).from_pretrained(tmp_path / "out")
     ids, pad = their_tokenizer(folder)(PROMPTS[:1], return_tensors="pt"), model.config.pad_token_id
-    expected, found = (one.generate(**ids, use_cache=False) for one in (model, back))
-    assert found.tolist() == expected.tolist()
+    expected, actual = (each.generate(**ids, use_cache=False) for each in (model, back))
+    assert actual.tolist() == expected.tolist()
     back.final_logits_bias[0, pad] = 50.0
     assert pad not in back.generate(**ids, use_cache=False)[0, 1:]
 

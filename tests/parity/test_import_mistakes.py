@@ -201,8 +201,8 @@ def test_special_tokens_that_the_model_lacks_are_left_out(imported, tmp_path):
     ours, theirs = tj.load(tmp_path / "run").tokenizers.target, transformers.AutoTokenizer.from_pretrained(folder)
     for text in ("the cat", "the <new0> cat<new1>"):
         assert ours.special.wrap_text(ours.encode(text)) == theirs(text)["input_ids"]
-    kept = [name for name in theirs.get_added_vocab() if theirs.convert_tokens_to_ids(name) < 64]
-    assert len(theirs) > ours.vocab_size == 64 and {name for _, name in ours.special.names} == set(kept)
+    remaining = [name for name in theirs.get_added_vocab() if theirs.convert_tokens_to_ids(name) < 64]
+    assert len(theirs) > ours.vocab_size == 64 and {name for _, name in ours.special.names} == set(remaining)
     assert max(ours.encode("the <new19> cat")) < 64 <= max(theirs("the <new19> cat")["input_ids"])
 
 
@@ -210,8 +210,8 @@ def test_shards_are_joined(imported, tmp_path):
     folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
     shard(folder)
     import_hf.main([str(folder), "--run", str(tmp_path / "run")])
-    found, expected = (tj.load(run).params for run in (tmp_path / "run", imported("llama")[1]))
-    np.testing.assert_array_equal(found["embedding"]["embedding"], expected["embedding"]["embedding"])
+    actual, expected = (tj.load(run).params for run in (tmp_path / "run", imported("llama")[1]))
+    np.testing.assert_array_equal(actual["embedding"]["embedding"], expected["embedding"]["embedding"])
 
 
 @pytest.mark.parametrize("shards", ["are missing", "have other weights"])

@@ -33,7 +33,7 @@ def compare(ours, theirs, to_ours, module: torch.nn.Module, x, proves) -> None:
     assert_close(out, expected.detach(), 1e-5, proves=proves)
     for parameter in module.parameters():
         parameter.data = parameter.grad
-    jax.tree.map(lambda found, wanted: assert_close(found, wanted, 3e-5), gradients[0], arrays(to_ours(module)))
+    jax.tree.map(lambda a, b: assert_close(a, b, 3e-5), gradients[0], arrays(to_ours(module)))
     assert_close(gradients[1], given.grad, 3e-5)
 
 

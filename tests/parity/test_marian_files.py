@@ -75,14 +75,14 @@ def model(imported, tmp_path):
 
 def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
     import_hf.main([str(model()), "--run", str(tmp_path / "run")])
-    found, expected = tj.load(tmp_path / "run"), tj.load(imported("marian")[1])
+    actual, expected = tj.load(tmp_path / "run"), tj.load(imported("marian")[1])
     cfg = dataclasses.replace(expected.config.model, max_length=marian.MAX_LENGTH)
-    assert found.config.model == cfg
-    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
-    assert (found.config.decode.strategy, found.config.decode.beams) == ("beam", 6)
-    assert (found.config.decode.length_penalty, found.config.decode.length_alpha) == ("average", 1)
+    assert actual.config.model == cfg
+    jax.tree.map(np.testing.assert_array_equal, actual.params, expected.params)
+    assert (actual.config.decode.strategy, actual.config.decode.beams) == ("beam", 6)
+    assert (actual.config.decode.length_penalty, actual.config.decode.length_alpha) == ("average", 1)
     for side in ("source", "target"):
-        ours, theirs = (getattr(run.tokenizers, side) for run in (found, expected))
+        ours, theirs = (getattr(run.tokenizers, side) for run in (actual, expected))
         assert ours.special == theirs.special
         for text in ("the cat sat", "der Hund Ω", ">>fr<< the dog"):
             assert ours.encode(text) == theirs.encode(text)

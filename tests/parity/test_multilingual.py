@@ -67,14 +67,14 @@ def their_outputs(tokenizer, model: torch.nn.Module, name: str, beams: int) -> l
         first = {"decoder_start_token_id": first["forced_bos_token_id"]}
     tokens = max(tokenizer.get_vocab().values()) + 1 if "m2m100" not in name else model.config.vocab_size - 8
     unused = {"suppress_tokens": list(range(tokens, model.config.vocab_size)) or None}
-    found = []
+    actual = []
     for text in TEXTS:
         ids = torch.tensor([source_ids(tokenizer, name, text)])
         settings = {"num_beams": beams, "max_new_tokens": NEW, "do_sample": False} | first | unused
         with torch.no_grad():
             output = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0]
-        found.append(decode(tokenizer, output.tolist()))
-    return found
+        actual.append(decode(tokenizer, output.tolist()))
+    return actual
 
 
 def decode(tokenizer, ids: list[int]) -> str:
@@ -120,11 +120,11 @@ def test_outputs_of_the_import_and_of_the_export(imported, name, tmp_path):
     for key, array in model.state_dict().items():
         np.testing.assert_array_equal(back.state_dict()[key], array)
     for beams in (1, 3):
-        found = our_outputs(run, name, beams)
+        actual = our_outputs(run, name, beams)
         for place, theirs in ((folder, model), (tmp_path / "out", back)):
             tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-            assert found == their_outputs(tokenizer, theirs, name, beams)
-    assert len(set(found)) > 1
+            assert actual == their_outputs(tokenizer, theirs, name, beams)
+    assert len(set(actual)) > 1
     family_table.record(name, outputs="greedy, beams", export="arrays, outputs")
 
 
@@ -170,8 +170,8 @@ def test_ctranslate2_writes_the_same(imported, name, tmp_path):
     scaled = any(kind in name for kind in multilingual.UNTIED)
     for beams in (1,) if scaled else (1, 3):
         settings = {"beam_size": beams, "max_decoding_length": NEW} | prefix | unused
-        found = [result.hypotheses[0] for result in translator.translate_batch(names, **settings)]
-        texts = [decode(tokenizer, tokenizer.convert_tokens_to_ids(row)) for row in found]
+        actual = [result.hypotheses[0] for result in translator.translate_batch(names, **settings)]
+        texts = [decode(tokenizer, tokenizer.convert_tokens_to_ids(row)) for row in actual]
         assert texts == our_outputs(run, name, beams, early_stopping="first", length_alpha=1.0)
     family_table.record(name, ctranslate2="greedy" if scaled else "greedy, beams")
 

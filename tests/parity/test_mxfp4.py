@@ -31,6 +31,6 @@ def test_packed_experts(tmp_path):
     expected = hf.load(tmp_path)
     save_file(packed, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    found = hf.load(tmp_path)
-    assert found[0] == expected[0]
-    jax.tree.map(np.testing.assert_array_equal, found[1], expected[1])
+    actual = hf.load(tmp_path)
+    assert actual[0] == expected[0]
+    jax.tree.map(np.testing.assert_array_equal, actual[1], expected[1])

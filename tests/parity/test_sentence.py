@@ -90,8 +90,8 @@ def truncated(run, **how):
 def test_what_is_read(imported, mode, flags, tmp_path):
     """Also the flags of earlier versions."""
     folder = sentence_folder(imported("bert")[0], tmp_path / "copy", mode=mode, flags=flags)
-    found = sentence_transformers.read_embedding(folder, tj.load(imported("bert")[1]).tokenizers.source, 32)
-    assert found == EmbedConfig(pooling=MODES[mode], normalize=True, max_length=9)
+    actual = sentence_transformers.read_embedding(folder, tj.load(imported("bert")[1]).tokenizers.source, 32)
+    assert actual == EmbedConfig(pooling=MODES[mode], normalize=True, max_length=9)
     assert sentence_transformers.read_embedding(folder, None, 8) == EmbedConfig(pooling=MODES[mode], normalize=True)
 
 

@@ -232,8 +232,8 @@ def test_tied_embeddings(tmp_path, word_files):
     ids = torch.tensor([[2, 5, 6, 3]])
     with torch.no_grad():
         expected = model(ids, ids).numpy()
-    found = run.model.apply({"params": run.params}, jnp.array(ids), jnp.array(ids))
-    assert_close(found, expected, 1e-5)
+    actual = run.model.apply({"params": run.params}, jnp.array(ids), jnp.array(ids))
+    assert_close(actual, expected, 1e-5)
 
 
 class Runs:

@@ -113,8 +113,8 @@ def test_ids_for_each_class(written, kind, tmp_path):
             ours = load_checkpoint_tokenizers(tmp_path).target
             assert ours.vocab_size == len(theirs), (name, declared)
             for sentence in TEXTS:
-                found = [*ours.special.before, *ours.encode(sentence), *ours.special.after]
-                assert found == theirs(sentence)["input_ids"], (name, declared, sentence)
+                actual = [*ours.special.before, *ours.encode(sentence), *ours.special.after]
+                assert actual == theirs(sentence)["input_ids"], (name, declared, sentence)
 
 
 def test_nllb_with_its_sentencepiece_model_alone(tmp_path):

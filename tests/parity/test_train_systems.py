@@ -36,10 +36,10 @@ def padded(batches):
     """Batches of a translation model whose second row has two source tokens and three target tokens."""
 
     def shortened(case, count):
-        found = [{key: array.copy() for key, array in batch.items()} for batch in batches(case, count)]
-        for batch in found:
+        actual = [{key: array.copy() for key, array in batch.items()} for batch in batches(case, count)]
+        for batch in actual:
             batch["source"][1, 2:], batch["target_in"][1, 3:], batch["target_out"][1, 3:] = PAD, PAD, IGNORED
-        return found
+        return actual
 
     return shortened
 
@@ -65,19 +65,19 @@ def test_losses_and_gradients_are_equal(name, tmp_path, monkeypatch):
     ours.state = ours.state.replace(params=randomized(ours.state.params))
     ours.save(tmp_path / "start.npz")
     theirs = PyTorch(case.cfg, tmp_path / "start.npz", threads=1, compiled=False)
-    found, expected = ours.steps(1)[1], theirs.steps(1)[1]
+    actual, expected = ours.steps(1)[1], theirs.steps(1)[1]
     assert_moments_are_equal(ours, theirs, case.cfg)
-    found, expected = found + ours.steps(STEPS - 1)[1], expected + theirs.steps(STEPS - 1)[1]
+    actual, expected = actual + ours.steps(STEPS - 1)[1], expected + theirs.steps(STEPS - 1)[1]
     assert len(set(expected)) == STEPS
-    assert_close(found, expected, 1e-5)
+    assert_close(actual, expected, 1e-5)
 
 
 def assert_moments_are_equal(ours, theirs, cfg):
     moments = conversions.convert_projections(optax.tree.get(ours.state.opt_state, "mu"), cfg.model, "separate")
     holder = torch_models.build(cfg)
     torch_models.load_params(holder, flatten_dict(jax.tree.map(np.array, moments), sep="/"))
-    for (name, found), parameter in zip(holder.named_parameters(), theirs._parameters, strict=True):
+    for (name, actual), parameter in zip(holder.named_parameters(), theirs._parameters, strict=True):
         expected = theirs._optimizer.state[parameter]["exp_avg"]
         scale = expected.abs().max()
         assert scale > 0, name
-        assert_close(found.detach() / scale, expected / scale, 2e-5)
+        assert_close(actual.detach() / scale, expected / scale, 2e-5)

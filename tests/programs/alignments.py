@@ -205,13 +205,13 @@ def check_markup(run: tj.Run, pairs: list[Pair]) -> dict[str, int]:
     texts = [with_marks(pairs[n % len(pairs)].source, draw) for n in range(SEGMENTS)]
     counts: collections.Counter[str] = collections.Counter()
     for text, (output,) in zip(texts, run.outputs(texts, 1, markup="align"), strict=True):
-        given, found = (collections.Counter(MARK.findall(each)) for each in (text, output.text))
+        given, actual = (collections.Counter(MARK.findall(each)) for each in (text, output.text))
         ElementTree.fromstring(f"<r xmlns:g='g'>{output.text}</r>")  # raises if it is not well-formed
         counts += collections.Counter(
             {
                 "marks": given.total(),
-                "lost": (given - found).total(),
-                "invented": (found - given).total(),
+                "lost": (given - actual).total(),
+                "invented": (actual - given).total(),
                 "segments that keep all": output.placeholders_kept,
             }
         )
@@ -228,17 +228,17 @@ def main() -> None:
         corpus = write_corpus(folder)
         gold = [read_links(format_links(tuple(pair.links))) for pair in corpus["train"]]
         estimated = [read_links(line).sure for line in (folder / "train.eflomal").read_text().splitlines()]
-        found: dict[str, Any] = {"eflomal on the training pairs": error_rate(estimated, gold)}
+        actual: dict[str, Any] = {"eflomal on the training pairs": error_rate(estimated, gold)}
         for name, links in (("unguided", None), ("guided by eflomal", "eflomal"), ("guided by known links", "gold")):
             run = train_translator(folder, name.replace(" ", "_"), links)
-            found[name] = measure(run, corpus, guided=links is not None)
-            shown = {key: value for key, value in found[name].items() if key != "heads"}
+            actual[name] = measure(run, corpus, guided=links is not None)
+            shown = {key: value for key, value in actual[name].items() if key != "heads"}
             print(name, shown, flush=True)
         markup = check_markup(run, corpus["test"])
-    print(found["eflomal on the training pairs"], markup)
+    print(actual["eflomal on the training pairs"], markup)
     assert markup["lost"] == markup["invented"] == 0
     if options.record:
-        commands.write_record(options.record, "tests.programs.alignments", error_rates=found, markup=markup)
+        commands.write_record(options.record, "tests.programs.alignments", error_rates=actual, markup=markup)
 
 
 if __name__ == "__main__":

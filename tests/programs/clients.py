@@ -132,7 +132,7 @@ def harness(client: Any, run: Path) -> None:
     length = loaded.config.model.max_length
     with tempfile.TemporaryDirectory() as folder:
         questions = Path(folder, "questions.jsonl")
-        questions.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+        questions.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS))
         data = {
             "dataset_path": "json",
             "dataset_kwargs": {"data_files": {"test": str(questions)}},
@@ -142,21 +142,21 @@ def harness(client: Any, run: Path) -> None:
             Path(folder, f"{name}.yaml").write_text(json.dumps({"task": name, **data, **task}))
         model = client.models.list().data[0].id
         arguments = {"base_url": f"{client.base_url}completions", "model": model, "auth_token": KEY}
-        found = lm_eval.simple_evaluate(
+        actual = lm_eval.simple_evaluate(
             model="local-completions",
             model_args={**arguments, "max_length": length, "batch_size": 2},
             tasks=[*TASKS],
             task_manager=TaskManager(include_path=folder),
             bootstrap_iters=0,
         )
-    samples = found["samples"]
+    samples = actual["samples"]
     right = 0
     for sample in (*samples["choices"], *samples["without_context"]):
         expected = [scored.total for scored in loaded.score(sample["arguments"])]
         values = [float(response[0]) for response in sample["filtered_resps"]]
         assert np.allclose(values, expected, rtol=1e-4), (values, expected)
         right += bool(sample["arguments"][0][0]) and int(np.argmax(expected)) == sample["doc"]["answer"]
-    assert math.isclose(found["results"]["choices"]["acc,none"], right / len(QUESTIONS))
+    assert math.isclose(actual["results"]["choices"]["acc,none"], right / len(QUESTIONS))
     for sample in samples["outputs"]:
         (text,) = loaded.generate([sample["doc"]["question"]], temperature=0, max_new_tokens=20)
         assert sample["filtered_resps"] == [text.split("e")[0]], sample
@@ -177,16 +177,16 @@ def conversations(client: Any, run: Path) -> None:
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert choice.message.content == streamed == "\n".join(expected), (choice.message.content, streamed, expected)
     assert (choice.message.role, last.choices, last.usage) == ("assistant", [], whole.usage)
-    assert len(choice.logprobs.content) == 8 and all(len(one.top_logprobs) == 2 for one in choice.logprobs.content)
-    chosen = [one.logprob == one.top_logprobs[0].logprob for one in choice.logprobs.content]
+    assert len(choice.logprobs.content) == 8 and all(len(each.top_logprobs) == 2 for each in choice.logprobs.content)
+    chosen = [each.logprob == each.top_logprobs[0].logprob for each in choice.logprobs.content]
     assert all(chosen), "greedy decoding takes the most probable token"
 
 
 def embeddings(client: Any, run: Path) -> None:
     """Embeddings as base64, which the client asks for by itself, equal those as numbers."""
     asked = {"model": client.models.list().data[0].id, "input": ["a warm film", "dull"]}
-    found = [client.embeddings.create(**asked, **form).data for form in ({}, {"encoding_format": "float"})]
-    first, second = (np.array([one.embedding for one in data], np.float32) for data in found)
+    actual = [client.embeddings.create(**asked, **form).data for form in ({}, {"encoding_format": "float"})]
+    first, second = (np.array([each.embedding for each in data], np.float32) for data in actual)
     assert first.shape == (2, commands.SMALL["model.dim"]) and np.array_equal(first, second)
 
 
@@ -221,7 +221,7 @@ def main() -> None:
     import openai
 
     os.environ |= {"OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind, (changes, checks) in CHECKS.items():
             if kind not in options.only:
@@ -235,11 +235,11 @@ def main() -> None:
             with server(run, Path(folder, "cache")) as url:
                 client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
                 for check in checks:
-                    found[f"{kind}: {check.__name__}"] = outcome(check, client, run)
+                    actual[f"{kind}: {check.__name__}"] = outcome(check, client, run)
     if options.record:
         versions = {name: importlib.metadata.version(name) for name in ("openai", "lm_eval")}
-        commands.write_record(options.record, "tests.programs.clients", clients=versions, checked=found)
-    raise SystemExit(any(result != "passed" for result in found.values()))
+        commands.write_record(options.record, "tests.programs.clients", clients=versions, checked=actual)
+    raise SystemExit(any(result != "passed" for result in actual.values()))
 
 
 def outcome(check: Callable[[Any, Path], None], client: Any, run: Path) -> str:

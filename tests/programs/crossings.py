@@ -95,29 +95,29 @@ class Case:
         sources, sources_real = draws.spread(self.inputs.sources, SHAPES[1:] + SHAPES[:1], fill=fill)
         empty = np.full((1, T), fill, np.int32)
         inputs = self.arguments(np.concatenate([rows, empty]), np.concatenate([sources, empty]))
-        real, sources_real = (np.concatenate([one, np.zeros((1, T), bool)]) for one in (real, sources_real))
+        real, sources_real = (np.concatenate([each, np.zeros((1, T), bool)]) for each in (real, sources_real))
         if self.cfg.family == "seq2seq":
             return inputs | {"source_padding_mask": sources_real, "target_padding_mask": real}, real
         return inputs | {"padding_mask": real}, real
 
 
-def difference(found: Any, expected: Any) -> float:
+def difference(actual: Any, expected: Any) -> float:
     """Returns the largest difference, relative to the largest expected value or to 1; infinite for NaN."""
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    if not np.isfinite(found).all():
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    if not np.isfinite(actual).all():
         return float("inf")
-    return float(np.abs(found - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1))
+    return float(np.abs(actual - expected).max(initial=0) / max(np.abs(expected).max(initial=0), 1))
 
 
-def typical(case: Case, found: Any, expected: Any) -> float:
+def typical(case: Case, actual: Any, expected: Any) -> float:
     """Returns the mean difference over the standard deviation.
 
     With experts, that of the median token: rounding may change which expert a token chooses.
     """
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    if not np.isfinite(found).all():
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    if not np.isfinite(actual).all():
         return float("inf")
-    by_token = np.abs(found - expected).mean(axis=-1)
+    by_token = np.abs(actual - expected).mean(axis=-1)
     mean = np.median(by_token) if case.cfg.ffn == "moe" else by_token.mean()
     return float(mean / max(expected.std(), 1e-3))
 
@@ -127,8 +127,8 @@ def rows(case: Case) -> Iterator[Finding]:
     inputs, family = case.inputs, case.cfg.family
     alone = {L: case.run(case.arguments(inputs.rows[:, :L], inputs.sources)) for L in LENGTHS}
     yield "finite", "exact", max(0.0 if np.isfinite(logits).all() else float("inf") for logits in alone.values())
-    one = case.run(case.arguments(inputs.rows[:1], inputs.sources[:1]))
-    yield "other rows", "float32", difference(one, alone[5][:1])
+    single = case.run(case.arguments(inputs.rows[:1], inputs.sources[:1]))
+    yield "other rows", "float32", difference(single, alone[5][:1])
     if family != "classifier":
         first = inputs.prefix if case.cfg.prefix_lm else 1
         seen = [difference(alone[L], alone[5][:, :L]) for L in LENGTHS if L >= first]
@@ -136,8 +136,8 @@ def rows(case: Case) -> Iterator[Finding]:
     for fill, name in ((PAD, "padding"), (GARBAGE, "what padding holds")):
         arguments, real = case.padded(fill)
         logits = np.asarray(case.run(arguments))
-        found = logits[:3] if family == "classifier" else logits[real].reshape(3, 5, -1)
-        yield name, "float32", difference(found, alone[5])
+        actual = logits[:3] if family == "classifier" else logits[real].reshape(3, 5, -1)
+        yield name, "float32", difference(actual, alone[5])
         yield "an empty row", "exact", 0.0 if np.isfinite(logits).all() else float("inf")
     if family == "classifier":
         return
@@ -177,11 +177,11 @@ def cached(case: Case) -> Iterator[Finding]:
             part = slice(end - size, end)
             logits, cache = step(params, cache, tokens[:, part], real[:, part])
             chunks.append(logits)
-        found = np.concatenate(chunks, axis=1)[real].reshape(3, 5, -1)
+        actual = np.concatenate(chunks, axis=1)[real].reshape(3, 5, -1)
         if name == "int8":
-            yield "cache: int8", "int8", typical(case, found, expected)
+            yield "cache: int8", "int8", typical(case, actual, expected)
         else:
-            yield f"cache: {name}", "float32", difference(found, expected)
+            yield f"cache: {name}", "float32", difference(actual, expected)
 
 
 def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str, Callable[[], Any]]:
@@ -210,7 +210,7 @@ def _caches(case: Case, cfg: ModelConfig, params: Any, prefix: int) -> dict[str,
     def paged() -> Any:
         cache = decoder_cache.paged_cache(cfg, 3, pages=13, page_size=2, pages_per_row=4)
         table = jnp.asarray(1 + np.random.default_rng(0).permutation(12).reshape(3, 4))
-        slots = {kind: dataclasses.replace(of, table=table) for kind, of in cache.slots.items()}
+        slots = {kind: dataclasses.replace(each, table=table) for kind, each in cache.slots.items()}
         return dataclasses.replace(cache, slots=slots, prefix=seen)
 
     return kinds | {"paged": paged}
@@ -242,9 +242,9 @@ def variants(case: Case) -> Iterator[Finding]:
         return jax.jit(jax.grad(total, has_aux=True))(params)
 
     expected, logits = gradients(case.plain, case.params)
-    found, drawn_logits = gradients(case.model, case.converted)
+    actual, drawn_logits = gradients(case.model, case.converted)
     yield "variants: values", "float32", difference(drawn_logits, logits)
-    yield "variants: gradients", "gradients", _trees(case.back(found), expected)
+    yield "variants: gradients", "gradients", _trees(case.back(actual), expected)
     name = case.rng.choice(OPTIMIZERS)
     trained = _trained(name, case.plain, case.params, expected)
     drawn = case.back(_trained(name, case.model, case.converted, case.forth(expected)))
@@ -277,10 +277,10 @@ def _trained(name: str, model: Any, params: Any, gradients: Any) -> Any:
     return steps(params)
 
 
-def _trees(found: Any, expected: Any) -> float:
+def _trees(actual: Any, expected: Any) -> float:
     """Returns the largest difference of any leaf, relative to the largest value of all leaves."""
     scale = max(float(np.abs(leaf).max(initial=0)) for leaf in jax.tree.leaves(expected)) or 1.0
-    pairs = jax.tree.map(lambda a, b: difference(np.asarray(a) / scale, np.asarray(b) / scale), found, expected)
+    pairs = jax.tree.map(lambda a, b: difference(np.asarray(a) / scale, np.asarray(b) / scale), actual, expected)
     return max(jax.tree.leaves(pairs))
 
 
@@ -308,8 +308,8 @@ def files(case: Case) -> Iterator[Finding]:
             back, read = hf.load(Path(folder))
             yield f"files: {model_type}, settings", "exact", float(len(settings_comparison.differences(cfg, back)))
             logits, expected = (
-                registry.build(of).apply({"params": of_params}, **arguments)
-                for of, of_params in ((back, read), (cfg, params))
+                registry.build(each).apply({"params": of_params}, **arguments)
+                for each, of_params in ((back, read), (cfg, params))
             )
             yield f"files: {model_type}, logits", "float32", difference(logits, expected)
 
@@ -343,13 +343,13 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="a record of the same draws and checks is continued")
     options = parser.parse_args()
     gc.set_threshold(200_000, 50, 100)  # traces make many objects that stay
-    found = _begun(options.record, options.seed)
-    for seed in range(options.seed + found["configs"], options.seed + options.configs):
-        _add(found, seed)
+    actual = _begun(options.record, options.seed)
+    for seed in range(options.seed + actual["configs"], options.seed + options.configs):
+        _add(actual, seed)
         if options.record:
-            commands.write_record(options.record, "tests.programs.crossings", **found)
+            commands.write_record(options.record, "tests.programs.crossings", **actual)
         jax.clear_caches()
-    print(f"{found['configs']} configs ({found['refused_draws']} draws refused), {len(found['faults'])} faults")
+    print(f"{actual['configs']} configs ({actual['refused_draws']} draws refused), {len(actual['faults'])} faults")
 
 
 def _begun(record: Path | None, seed: int) -> dict[str, Any]:
@@ -357,29 +357,29 @@ def _begun(record: Path | None, seed: int) -> dict[str, Any]:
     sources = b"".join(Path(module.__file__).read_bytes() for module in (sys.modules[__name__], draws))
     empty = {"seed": seed, "programs": hashlib.sha256(sources).hexdigest(), "configs": 0, "refused_draws": 0}
     empty |= {"properties": {}, "faults": []}
-    kept = json.loads(record.read_text("utf-8")) if record and record.exists() else {}
-    same = all(kept.get(name) == empty[name] for name in ("seed", "programs"))
-    return {name: kept[name] for name in empty} if same else empty
+    remaining = json.loads(record.read_text("utf-8")) if record and record.exists() else {}
+    same = all(remaining.get(name) == empty[name] for name in ("seed", "programs"))
+    return {name: remaining[name] for name in empty} if same else empty
 
 
-def _add(found: dict[str, Any], seed: int) -> None:
+def _add(actual: dict[str, Any], seed: int) -> None:
     """Checks one config and adds the results."""
-    found["configs"] += 1
+    actual["configs"] += 1
     try:
         case, findings = examine(seed)
         new = faults(case, findings)
     except Exception:
         new = [{"error": traceback.format_exc().splitlines()[-1]}]
     else:
-        found["refused_draws"] += case.refused
+        actual["refused_draws"] += case.refused
         for name, tolerance, value in findings:
-            entry = found["properties"].setdefault(
+            entry = actual["properties"].setdefault(
                 name, {"times": 0, "tolerance": TOLERANCES[tolerance], "largest": 0.0}
             )
             entry |= {"times": entry["times"] + 1, "largest": max(entry["largest"], value)}
     for fault in new:
-        found["faults"].append({"seed": seed, **fault})
-        print(found["faults"][-1], flush=True)
+        actual["faults"].append({"seed": seed, **fault})
+        print(actual["faults"][-1], flush=True)
 
 
 if __name__ == "__main__":

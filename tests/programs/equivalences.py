@@ -26,11 +26,11 @@ def tests_of(path: Path) -> list[str]:
     tree = ast.parse(path.read_text("utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     mentions = {name: {_name(part) for part in ast.walk(node)} for name, node in functions.items()}
-    found, more = set(), {"proves"}
+    actual, more = set(), {"proves"}
     while more:
-        found |= more
-        more = {name for name, names in mentions.items() if names & found} - found
-    return [name for name in functions if name in found and name.startswith("test_") and not _slow(functions[name])]
+        actual |= more
+        more = {name for name, names in mentions.items() if names & actual} - actual
+    return [name for name in functions if name in actual and name.startswith("test_") and not _slow(functions[name])]
 
 
 def _slow(test: ast.FunctionDef) -> bool:
@@ -56,12 +56,12 @@ class _Differences:
     """A pytest plugin: collects the comparisons of each test function."""
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
+        self.largest: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         from tests import helpers  # after conftest.py has chosen the devices
 
-        mine = self.found[nodeid.partition("[")[0]]
+        mine = self.largest[nodeid.partition("[")[0]]
         for pair, difference in helpers.EQUIVALENCES.items():
             mine[pair] = max(mine.get(pair, 0.0), difference)
         helpers.EQUIVALENCES.clear()
@@ -83,11 +83,11 @@ def main() -> None:
     left = [test for test in tests if test not in known]
     failed = []
     for file, mine in itertools.groupby(left, key=lambda test: test.partition("::")[0]):
-        code, found = _compared(list(mine))
+        code, actual = _compared(list(mine))
         if code:
             failed.append(file)
             continue
-        known |= found
+        known |= actual
         write()
     raise SystemExit(f"failed: {', '.join(failed)}" if failed else 0)
 
@@ -96,11 +96,12 @@ def _compared(tests: list[str]) -> tuple[int, dict[str, list[Any]]]:
     """Runs test functions; of those whose cases are all slow, runs these. Returns the exit status, and the rows."""
     differences, code = _Differences(), 0
     for marks in ("not slow", ""):
-        left = [test for test in tests if test not in differences.found]
+        left = [test for test in tests if test not in differences.largest]
         if left and not code:
             code = pytest.main(["-n", "0", "--timeout=0", "-m", marks, *left], plugins=[differences])
             code = 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else int(code)
-    rows = {test: [[*pair, value] for pair, value in sorted(of.items())] for test, of in differences.found.items()}
+    largest = differences.largest.items()
+    rows = {test: [[*pair, value] for pair, value in sorted(each.items())] for test, each in largest}
     return code, rows
 
 

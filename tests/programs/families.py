@@ -42,11 +42,11 @@ def main() -> None:
         code = pytest.main(["-n", "0", "-q", "--timeout=0", "-m", "", *TESTS], plugins=[_Only(name)])
         from tests.parity import family_table  # after conftest.py has chosen the devices
 
-        found = family_table.FOUND.get(name, {})
-        if code or (missing := [column for column in COLUMNS if column not in found]):
+        actual = family_table.FOUND.get(name, {})
+        if code or (missing := [column for column in COLUMNS if column not in actual]):
             failed.append(f"{name} ({'failed' if code else 'without ' + ', '.join(missing)})")
             continue
-        known[name] = {column: found[column] for column in COLUMNS}
+        known[name] = {column: actual[column] for column in COLUMNS}
         lines = (f"  {json.dumps(key)}: {json.dumps(known[key])}" for key in published if key in known)
         RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
     raise SystemExit(f"failed: {'; '.join(failed)}" if failed else 0)

@@ -57,9 +57,9 @@ class Bench:
 
     def resumed(self, run: Path, **changes: Any) -> Outcome:
         """Resumes a run; `equal` is True if its result equals that of the undisturbed one."""
-        found = self.train(run, "--resume", **changes)
-        found["equal"] = found["status"] == 0 and not commands.differences(run, self.whole)
-        return found
+        actual = self.train(run, "--resume", **changes)
+        actual["equal"] = actual["status"] == 0 and not commands.differences(run, self.whole)
+        return actual
 
 
 def killed(bench: Bench) -> list[Outcome]:
@@ -149,8 +149,8 @@ def clock_jump(bench: Bench) -> list[Outcome]:
         "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
     )
     arguments = commands.command(KIND, bench.folder / "clock")
-    found = bench.outcome(commands.start([sys.executable, "-c", program, *arguments[2:]], bench.cache))
-    return [{**found, "equal": not commands.differences(bench.folder / "clock", bench.whole)}]
+    actual = bench.outcome(commands.start([sys.executable, "-c", program, *arguments[2:]], bench.cache))
+    return [{**actual, "equal": not commands.differences(bench.folder / "clock", bench.whole)}]
 
 
 def two_processes(bench: Bench) -> list[Outcome]:
@@ -184,16 +184,16 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--only", choices=FAULTS)
     options = parser.parse_args()
-    found = {}
+    actual = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
         for name, fault in FAULTS.items():
             if options.only in (None, name):
                 text = json.dumps(fault(bench)).replace(folder, "DIR").replace(str(commands.ROOT), ".")
-                found[name] = json.loads(text)
-                print(name, *map(json.dumps, found[name]), sep="\n    ", flush=True)
+                actual[name] = json.loads(text)
+                print(name, *map(json.dumps, actual[name]), sep="\n    ", flush=True)
     if options.record:
-        commands.write_record(options.record, "tests.programs.faults", faults=found)
+        commands.write_record(options.record, "tests.programs.faults", faults=actual)
 
 
 if __name__ == "__main__":

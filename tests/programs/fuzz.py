@@ -134,8 +134,8 @@ class Fuzz:
             if source == "parallel_lines":  # as written by other systems, a line may end in \r\n
                 expected = [text.removesuffix("\r") for text in expected]
             if source != "tsv" or len(examples) != len(expected):
-                self.findings.equal(f"{source}: texts", expected, [one["source"] for one in examples], expected)
-            self.findings.equal(f"{source}: lines", expected, [one["target"] for one in examples], numbers)
+                self.findings.equal(f"{source}: texts", expected, [each["source"] for each in examples], expected)
+            self.findings.equal(f"{source}: lines", expected, [each["target"] for each in examples], numbers)
             self.findings.saw(f"reader: {source}", len(raw))
 
     def batches(self) -> None:
@@ -201,9 +201,9 @@ class Fuzz:
         scored = {name: run.score(pairs) for name, pairs in forms.items()}
         for name in ("raw", "changed"):
             self.findings.equal(f"score: {name}", forms[name], scored[name], scored["clean"])
-        for pair, one in zip(forms["raw"], scored["raw"], strict=True):
-            if not np.isfinite(one.total) or not all(0 <= i < run.tokenizers.target.vocab_size for i in one.tokens):
-                self.findings.fault("score: value", pair, score=one)
+        for pair, each in zip(forms["raw"], scored["raw"], strict=True):
+            if not np.isfinite(each.total) or not all(0 <= i < run.tokenizers.target.vocab_size for i in each.tokens):
+                self.findings.fault("score: value", pair, score=each)
         self.findings.saw("score", len(self.texts))
 
     def encoders(self, run: tj.Run) -> None:
@@ -212,10 +212,10 @@ class Fuzz:
         cfg = dataclasses.replace(run.config, model=tiny("classifier", vocab_size=size, max_length=LONGEST))
         cfg = dataclasses.replace(cfg, data=DataConfig(source="cldr_language", bucket_lengths=(LONGEST,)))
         model, params = build(cfg.model)
-        one = dataclasses.replace(run, config=cfg, model=model, params=params, labels=("x", "y", "z"))
+        single = dataclasses.replace(run, config=cfg, model=model, params=params, labels=("x", "y", "z"))
         forms = self.texts.every(SHARES["encoders"]).forms
-        labels = {name: one.classify(form) for name, form in forms.items()}
-        vectors = {name: one.embed(form) for name, form in forms.items()}
+        labels = {name: single.classify(form) for name, form in forms.items()}
+        vectors = {name: single.embed(form) for name, form in forms.items()}
         for name in ("raw", "changed"):
             self.findings.equal(f"classify: {name}", forms[name], labels[name], labels["clean"])
             rows = [row.tobytes() for row in vectors[name]]
@@ -237,8 +237,8 @@ class Fuzz:
             written = read_lines(out)
             if out.suffix == ".jsonl":
                 records = list(map(json.loads, written))
-                self.findings.equal("command: texts of jsonl", some, [one["text"] for one in records], some)
-                written = [one["outputs"][0] for one in records]
+                self.findings.equal("command: texts of jsonl", some, [each["text"] for each in records], some)
+                written = [each["outputs"][0] for each in records]
             blank = sum(bool(output) for text, output in zip(some, written, strict=False) if is_blank(text))
             self.findings.equal(f"command: {name}", some, list(map(as_words, written)), list(map(as_words, expected)))
             if blank:
@@ -258,10 +258,10 @@ class Fuzz:
         engine = Engine(*parts, max_rows=16, few_shapes=True)
         engine.warm_up(run.config.decode)
         some, expected = self.texts.raw[::step], outputs[::step]
-        with around(engine, ServedModel.build(*parts), max_body=10**6, queue=64, timeout=600.0) as one:
-            one.client.timeout = 600.0
+        with around(engine, ServedModel.build(*parts), max_body=10**6, queue=64, timeout=600.0) as service:
+            service.client.timeout = 600.0
             for start in range(0, len(some), 50):
-                response = one.post("/translate", text=some[start : start + 50])
+                response = service.post("/translate", text=some[start : start + 50])
                 if response.status_code != 200:
                     self.findings.fault("server: status", response.text)
                     continue
@@ -271,7 +271,7 @@ class Fuzz:
             draw = random.Random(self.seed)
             for _ in range(len(self.texts) // SHARES["surrogates"] // 10):
                 body = json.dumps({"text": with_surrogate(draw)}).encode()
-                response = one.client.post("/translate", content=body, headers={"Content-Type": "application/json"})
+                response = service.client.post("/translate", content=body, headers={"Content-Type": "application/json"})
                 if response.status_code != 400:
                     self.findings.fault("server: surrogate", body, status=response.status_code)
                 self.findings.saw("server: lone surrogates", 1)
@@ -285,7 +285,7 @@ class Fuzz:
             text = with_surrogate(draw)
             for name, use in (("translate", run.translate), ("embed", run.embed), ("score", run.score)):
                 example: Any = (text, "a") if name == "score" else text
-                self.findings.refused(f"surrogate: {name}", text, lambda use=use, one=example: use([one]), UserError)
+                self.findings.refused(f"surrogate: {name}", text, lambda use=use, text=example: use([text]), UserError)
             path = self.folder / "surrogate.jsonl"
             path.write_text(json.dumps({"source": text, "target": "a"}) + "\n")
             cfg = config(DataConfig(source="jsonl", train=(path.name,)))

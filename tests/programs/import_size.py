@@ -113,21 +113,21 @@ def measure(kind: str, folder: Path) -> dict[str, float]:
     jax.numpy.zeros(1).block_until_ready()
     before, start, cpu = peak_bytes(), time.perf_counter(), time.process_time()
     result = KINDS[kind](folder)
-    found = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu, "memory": peak_bytes()}
+    actual = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu, "memory": peak_bytes()}
     if kind == "hf.load":  # the tracing of the model, which takes the same time for arrays of any size
         registry.shapes.cache_clear()
         start, cpu = time.perf_counter(), time.process_time()
         registry.shapes(registry.build(result[0]))
-        found["seconds"] -= time.perf_counter() - start
-        found["cpu_seconds"] -= time.process_time() - cpu
-    return found | {"before": before}
+        actual["seconds"] -= time.perf_counter() - start
+        actual["cpu_seconds"] -= time.process_time() - cpu
+    return actual | {"before": before}
 
 
 def measured(kind: str, folder: Path) -> dict[str, float]:
     """Returns what `measure` returns in a process of its own."""
     command = [sys.executable, "-m", "tests.programs.import_size", "--measure", kind, str(folder)]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return found
+    actual: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return actual
 
 
 def compare(dtype: str, place: str | None, rounds: int) -> dict[str, Any]:
@@ -161,14 +161,14 @@ def main() -> None:
         print(json.dumps(measure(options.measure[0], Path(options.measure[1]))))
         return
     revision = provenance.collect()["git_revision"]
-    found = {dtype: compare(dtype, options.folder, options.rounds) for dtype in LAYERS}
-    print(json.dumps(found, indent=2))
+    actual = {dtype: compare(dtype, options.folder, options.rounds) for dtype in LAYERS}
+    print(json.dumps(actual, indent=2))
     if options.record:
         limits = {"memory_over_size": MEMORY, "rate": RATE}
-        facts = {"git_revision": revision, "limits": limits, "load_average": os.getloadavg()[0], **found}
+        facts = {"git_revision": revision, "limits": limits, "load_average": os.getloadavg()[0], **actual}
         commands.write_record(options.record, "tests.programs.import_size", **facts)
     fits = [
-        each["memory_over_size"]["hf.load"] <= MEMORY and each["rate_by_seconds"] >= RATE for each in found.values()
+        each["memory_over_size"]["hf.load"] <= MEMORY and each["rate_by_seconds"] >= RATE for each in actual.values()
     ]
     raise SystemExit(not all(fits))
 

@@ -29,13 +29,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
-    found = {}
+    actual = {}
     for kind in options.kinds:
         with tempfile.TemporaryDirectory() as folder:
-            found[kind] = kill_often(kind, options.kills, random.Random(f"{options.seed} {kind}"), Path(folder))
-        print(f"{kind}: {json.dumps(found[kind])}", flush=True)
+            actual[kind] = kill_often(kind, options.kills, random.Random(f"{options.seed} {kind}"), Path(folder))
+        print(f"{kind}: {json.dumps(actual[kind])}", flush=True)
     if options.record:
-        commands.write_record(options.record, "tests.programs.kills", seed=options.seed, runs=found)
+        commands.write_record(options.record, "tests.programs.kills", seed=options.seed, runs=actual)
 
 
 def kill_often(kind: str, kills: int, draw: random.Random, folder: Path) -> dict[str, Any]:

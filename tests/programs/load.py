@@ -112,22 +112,22 @@ class Load:
 
     async def whole(self, body: dict, expected: Any) -> None:
         started = time.perf_counter()
-        found = await self.polite(body)
+        actual = await self.polite(body)
         self.seconds.append(time.perf_counter() - started)
-        self.compare("whole", body, self.outputs(found), expected)
+        self.compare("whole", body, self.outputs(actual), expected)
 
     async def streamed(self, body: dict, expected: Any, pause: float = 0.0) -> None:
         started = time.perf_counter()
-        found: dict[int, str] = {}
+        actual: dict[int, str] = {}
         async with await self.open(body) as response:
             async for piece in pieces(response):
-                if not found and not pause:
+                if not actual and not pause:
                     self.first.append(time.perf_counter() - started)
                 await asyncio.sleep(pause)
                 for part in [piece] if self.family == "seq2seq" else piece["choices"]:
                     place = part["rank" if self.family == "seq2seq" else "index"]
-                    found[place] = found.get(place, "") + part["text"]
-        self.compare("streamed", body, [found[place] for place in sorted(found)], expected)
+                    actual[place] = actual.get(place, "") + part["text"]
+        self.compare("streamed", body, [actual[place] for place in sorted(actual)], expected)
 
     async def slow_reader(self, body: dict, expected: Any) -> None:
         await self.streamed(body, expected, pause=0.05)
@@ -184,14 +184,14 @@ class Load:
             self.retries += 1
             await asyncio.sleep(self.draw.uniform(0.1, 1) * float(response.headers["Retry-After"]))
 
-    def outputs(self, found: dict) -> list[str]:
+    def outputs(self, actual: dict) -> list[str]:
         if self.family == "seq2seq":
-            return [one["text"] for one in found["translations"][0]]
-        return [one["text"] for one in found["choices"]]
+            return [each["text"] for each in actual["translations"][0]]
+        return [each["text"] for each in actual["choices"]]
 
-    def compare(self, kind: str, body: dict, found: Any, expected: Any) -> None:
-        if found != expected:
-            self.wrong.append(f"{kind}: {body} gave {found} instead of {expected}")
+    def compare(self, kind: str, body: dict, actual: Any, expected: Any) -> None:
+        if actual != expected:
+            self.wrong.append(f"{kind}: {body} gave {actual} instead of {expected}")
 
     def refused(self, kind: str, status: int, text: str) -> None:
         if status != REFUSED[kind]:
@@ -205,12 +205,12 @@ class Load:
     async def settle(self) -> dict[str, float]:
         """Returns the resources that the engine holds after all requests are done."""
         for _ in range(100):
-            found = await self.metrics()
-            if not any(found[name] for name in HELD):
+            actual = await self.metrics()
+            if not any(actual[name] for name in HELD):
                 break
             await asyncio.sleep(0.1)
         await self.client.aclose()
-        return {name: found[name] for name in HELD}
+        return {name: actual[name] for name in HELD}
 
 
 class Closing:
@@ -249,11 +249,11 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(options, Path(folder))
-    print(json.dumps(found, indent=1))
+        actual = measure(options, Path(folder))
+    print(json.dumps(actual, indent=1))
     if options.record:
-        commands.write_record(options.record, "tests.programs.load", seed=options.seed, **found)
-    raise SystemExit(0 if found["passed"] else 1)
+        commands.write_record(options.record, "tests.programs.load", seed=options.seed, **actual)
+    raise SystemExit(0 if actual["passed"] else 1)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -266,13 +266,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             raise SystemExit(errors.read_text())
         url = line.split(" at ")[1].split(";")[0]
         family = httpx.get(f"{url}/health").json()["family"]
-        found = asyncio.run(loaded(Load(url, process.pid, family, random.Random(options.seed)), options))
+        actual = asyncio.run(loaded(Load(url, process.pid, family, random.Random(options.seed)), options))
         process.terminate()
         status = process.wait(60)
-    found |= {"server": {"status": status, "errors": errors.read_text().splitlines()[:20]}}
-    flat = found["memory_mib"]["last_quarter"] <= GROWTH * found["memory_mib"]["first_quarter"]
-    clean = not (found["wrong"] or any(found["at_the_end"].values()) or status or found["server"]["errors"])
-    return {"passed": flat and clean, "model": str(options.run or options.fake or "tiny"), **found}
+    actual |= {"server": {"status": status, "errors": errors.read_text().splitlines()[:20]}}
+    flat = actual["memory_mib"]["last_quarter"] <= GROWTH * actual["memory_mib"]["first_quarter"]
+    clean = not (actual["wrong"] or any(actual["at_the_end"].values()) or status or actual["server"]["errors"])
+    return {"passed": flat and clean, "model": str(options.run or options.fake or "tiny"), **actual}
 
 
 async def loaded(load: Load, options: argparse.Namespace) -> dict[str, Any]:

@@ -118,8 +118,8 @@ def score_rows(config: str, rows: Sequence[Mapping[str, str]]) -> Scores:
     cfg, parts = read_config(config), {}
     for direction, places in by_direction([row["direction"] for row in rows]).items():
         outputs, references = ([rows[place][key] for place in places] for key in ("output", "target"))
-        found = score_texts(outputs, [(text,) for text in references], cfg, target_language(cfg, direction)).metrics
-        parts[str(direction)] = {name: found[name] for name in METRICS}
+        actual = score_texts(outputs, [(text,) for text in references], cfg, target_language(cfg, direction)).metrics
+        parts[str(direction)] = {name: actual[name] for name in METRICS}
     return with_means(parts, all_directions(config))
 
 

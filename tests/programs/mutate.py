@@ -47,7 +47,8 @@ class _Outcome:
         hypothesis.settings.load_profile("the first failure")
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = sorted((item for item in items if item.nodeid in self.order), key=lambda one: self.order[one.nodeid])
+        chosen = (item for item in items if item.nodeid in self.order)
+        items[:] = sorted(chosen, key=lambda item: self.order[item.nodeid])
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -112,7 +113,7 @@ def read(path: Path) -> dict[Mutant, Result]:
         return {}
     names = ("file", "line", "change", "nth")
     results = json.loads(path.read_text("utf-8"))["results"]
-    return {Mutant(*(one.pop(name) for name in names)): one for one in results}
+    return {Mutant(*(each.pop(name) for name in names)): each for each in results}
 
 
 def write(path: Path, seed: int, results: dict[Mutant, Result]) -> None:
@@ -155,7 +156,7 @@ def main() -> None:
         results = {mutant: known[mutant] for mutant in chosen if _holds(known.get(mutant), again=options.again)}
         left = [mutant for mutant in chosen if mutant not in results]
         print(f"{len(left)} of {len(chosen)} mutants to run", flush=True)
-        for mutant in sorted(left, key=lambda one: one.rank(options.seed))[: options.at_most]:
+        for mutant in sorted(left, key=lambda mutant: mutant.rank(options.seed))[: options.at_most]:
             results[mutant] = detect(mutant, tree, covering, options.seconds)
             write(options.record, options.seed, results)
             print(f"{results[mutant]['detected_by'] or 'SURVIVED'}  {mutant}", flush=True)

@@ -65,8 +65,8 @@ def several_outputs_appear(page: Any, translates: bool) -> None:
     page.get_by_label("Temperature").fill("1") if not translates else None
     type_and_start(page, "abc", count=3)
     ended(page, "Done.")
-    found = outputs(page)
-    assert len(found) == 3 and len(set(found)) == 3 and all(text.endswith("cba") for text in found), found
+    actual = outputs(page)
+    assert len(actual) == 3 and len(set(actual)) == 3 and all(text.endswith("cba") for text in actual), actual
     notes = page.locator("#outputs small:nth-child(1)").all_text_contents()
     assert notes == (["score 0.0000", "score −0.2500", "score −0.5000"] if translates else ["", "", ""]), notes
 
@@ -159,8 +159,8 @@ def tokens_show_their_alternatives(page: Any, translates: bool) -> None:
     tokens.nth(1).click()
 
     def rows() -> list[list[str]]:
-        found = page.locator("#outputs tr").all()
-        return [[cell for cell in row.locator("th, td").all_text_contents() if cell] for row in found]
+        actual = page.locator("#outputs tr").all()
+        return [[cell for cell in row.locator("th, td").all_text_contents() if cell] for row in actual]
 
     others = ["all others", "49.7 %"]  # 1 - exp(-1) - exp(-2)
     assert rows() == [["▁", "36.8 %"], ["!", "13.5 %"], others], rows()
@@ -322,28 +322,30 @@ def main() -> None:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
-        found = {name: check(name, browser, options.screenshots) for name in SERVERS}
+        actual = {name: check(name, browser, options.screenshots) for name in SERVERS}
         if options.record:
-            commands.write_record(options.record, "tests.programs.page", chromium=browser.version, checked=found)
+            commands.write_record(options.record, "tests.programs.page", chromium=browser.version, checked=actual)
         browser.close()
-    raise SystemExit(any(result != "passed" for results in found.values() for result in results.values()))
+    raise SystemExit(any(result != "passed" for results in actual.values() for result in results.values()))
 
 
 def check(name: str, browser: Any, screenshots: Path | None) -> dict[str, str]:
     """Returns the outcome of each check of a server's page."""
     flags, checks, of_layouts = SERVERS[name]
-    runs = {one.__name__: (one, LAYOUTS[0]) for one in checks}
+    runs = {each.__name__: (each, LAYOUTS[0]) for each in checks}
     runs |= {f"{of_layouts.__name__} ({', '.join(layout)})": (of_layouts, layout) for layout in LAYOUTS}
     command = [sys.executable, "-m", "tests.serving.fake_engine", "--port=0", f"--delay={DELAY}", *flags]
     with tempfile.TemporaryDirectory() as folder:
         process = commands.start(command, Path(folder))
         url = process.stdout.readline().split(" at ")[1].split(";")[0]
-        found = {title: outcome(one, name, browser, url, layout, screenshots) for title, (one, layout) in runs.items()}
+        actual = {
+            title: outcome(each, name, browser, url, layout, screenshots) for title, (each, layout) in runs.items()
+        }
         process.terminate()
         process.wait(20)
-    for title, result in found.items():
+    for title, result in actual.items():
         print(f"{name}: {title.replace('_', ' ')}: {result}", flush=True)
-    return found
+    return actual
 
 
 def is_mistake(message: Any) -> bool:
@@ -352,7 +354,7 @@ def is_mistake(message: Any) -> bool:
 
 
 def outcome(
-    one: Check,
+    check: Check,
     server: str,
     browser: Any,
     url: str,
@@ -370,13 +372,13 @@ def outcome(
     page.goto(url)
     page.locator(":is(#facts, #error):not(:empty)").first.wait_for()
     try:
-        one(page, "--family=seq2seq" in SERVERS[server].flags)
+        check(page, "--family=seq2seq" in SERVERS[server].flags)
         assert not mistakes, mistakes
         result = "passed"
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
     if screenshots:
-        page.screenshot(path=screenshots / f"{server}_{one.__name__}_{'_'.join(layout)}.png", full_page=True)
+        page.screenshot(path=screenshots / f"{server}_{check.__name__}_{'_'.join(layout)}.png", full_page=True)
     page.close()
     return result
 

@@ -65,8 +65,8 @@ def compare_embeddings(checkpoint: Path, texts: Sequence[str]) -> dict[str, Any]
         lines, output = Path(folder, "texts.txt"), Path(folder, "embeddings.npy")
         lines.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
         command("embed", "--run", RUN, "--input", str(lines), "--normalize", "--output", str(output))
-        found, expected = np.load(output), transformers_embeddings(checkpoint, texts)
-    difference = float(np.abs(found - expected).max())
+        actual, expected = np.load(output), transformers_embeddings(checkpoint, texts)
+    difference = float(np.abs(actual - expected).max())
     return {"sentences": len(texts), "largest_value": float(np.abs(expected).max()), "largest_difference": difference}
 
 
@@ -78,12 +78,12 @@ def transformers_embeddings(checkpoint: Path, texts: Sequence[str]) -> np.ndarra
     torch.set_num_threads(1)
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModel.from_pretrained(checkpoint).eval()
-    found = []
+    actual = []
     for text in texts:
         with torch.no_grad():
             states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state
-        found.append(torch.nn.functional.normalize(states.mean(1)).numpy())
-    return np.concatenate(found)
+        actual.append(torch.nn.functional.normalize(states.mean(1)).numpy())
+    return np.concatenate(actual)
 
 
 def compare_masks(folder: Path) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def compare_masks(folder: Path) -> dict[str, Any]:
         expected_fills.append(tokenizer.convert_ids_to_tokens(np.argsort(-expected[place])[:TOP].tolist()))
         differences.append(float(np.abs(logits - expected).max()))
         largest = max(largest, float(np.abs(expected).max()))
-    fills = [[fill.tokens[0] for fill in found] for found in run.fill_mask(REACTIONS, top=TOP)]
+    fills = [[fill.tokens[0] for fill in actual] for actual in run.fill_mask(REACTIONS, top=TOP)]
     return {
         "model": folder.name,
-        "fills": {text: found[0] for text, found in zip(REACTIONS, fills, strict=True)},
+        "fills": {text: actual[0] for text, actual in zip(REACTIONS, fills, strict=True)},
         "fills_equal": fills == expected_fills,
         "largest_logit": largest,
         "largest_difference": max(differences),
@@ -138,7 +138,7 @@ def convert_reactions(given: Path, folder: Path) -> None:
 
 def compare_reactions(wheels: Sequence[Path]) -> list[dict[str, Any]]:
     """Returns the comparison of each model of reactions in the wheels."""
-    found = []
+    actual = []
     with tempfile.TemporaryDirectory() as place:
         for wheel in wheels:
             zipfile.ZipFile(wheel).extractall(Path(place, "wheels"))
@@ -147,19 +147,19 @@ def compare_reactions(wheels: Sequence[Path]) -> list[dict[str, Any]]:
             folder = Path(place, name)
             folder.mkdir()
             convert_reactions(given, folder)
-            found.append(compare_masks(folder))
-    return found
+            actual.append(compare_masks(folder))
+    return actual
 
 
 def check_reactions(wheels: Sequence[Path], record: Path | None) -> bool:
     """Prints and records the comparison of the models of reactions; returns whether it holds."""
-    revision, found = provenance.collect()["git_revision"], compare_reactions(wheels)
-    print(json.dumps(found, indent=2))
+    revision, actual = provenance.collect()["git_revision"], compare_reactions(wheels)
+    print(json.dumps(actual, indent=2))
     if record:
         files = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels}
-        commands.write_record(record, "tests.programs.pretrained", git_revision=revision, wheels=files, models=found)
+        commands.write_record(record, "tests.programs.pretrained", git_revision=revision, wheels=files, models=actual)
     return all(
-        each["fills_equal"] and each["largest_difference"] < LOGIT_TOLERANCE * each["largest_logit"] for each in found
+        each["fills_equal"] and each["largest_difference"] < LOGIT_TOLERANCE * each["largest_logit"] for each in actual
     )
 
 
@@ -202,8 +202,8 @@ def main() -> None:
     print(embeddings, accuracies)
     if options.record:
         wheel = {"file": options.wheel.name, "sha256": hashlib.sha256(options.wheel.read_bytes()).hexdigest()}
-        found = {"wheel": wheel, "embeddings": embeddings, "accuracy": accuracies}
-        commands.write_record(options.record, "tests.programs.pretrained", git_revision=revision, **found)
+        actual = {"wheel": wheel, "embeddings": embeddings, "accuracy": accuracies}
+        commands.write_record(options.record, "tests.programs.pretrained", git_revision=revision, **actual)
     equal = embeddings["largest_difference"] < TOLERANCE
     raise SystemExit(not (equal and accuracies["fine_tuned"] - accuracies["from_scratch"] >= GAIN))
 

@@ -76,8 +76,10 @@ def facts(
     """
     training = train_batches(cfg, corpus, tokenizers, shards=shards)._loader  # without prefetching
     evaluation = evaluation_batches(cfg, corpus.validation, tokenizers, shards=shards)
-    found = dict(zip(KINDS, (_read(itertools.islice(training, BATCHES), whole), _read(evaluation, whole)), strict=True))
-    return {**found, "begun": [begun.step for begun in stages_begun(training.get_state())]}
+    actual = dict(
+        zip(KINDS, (_read(itertools.islice(training, BATCHES), whole), _read(evaluation, whole)), strict=True)
+    )
+    return {**actual, "begun": [begun.step for begun in stages_begun(training.get_state())]}
 
 
 def _read(batches: Iterable[Any], whole: Callable[[Any], Any]) -> dict[str, Any]:
@@ -111,9 +113,9 @@ def main() -> None:
         assert all(len(array.addressable_shards) == 4 // group.count for array in placed.values())
         return placement.to_host(placed)
 
-    found = facts(cfg, built.corpus, built.tokenizers, built.shards, whole)
+    actual = facts(cfg, built.corpus, built.tokenizers, built.shards, whole)
     built.close()
-    print(json.dumps({"index": group.index, "texts": texts, "devices": jax.device_count(), **found}))
+    print(json.dumps({"index": group.index, "texts": texts, "devices": jax.device_count(), **actual}))
 
 
 if __name__ == "__main__":

@@ -130,12 +130,12 @@ def equal_whatever_their_number(bench: Bench) -> list[Outcome]:
 
 def resumed_by_others(bench: Bench) -> list[Outcome]:
     """Two processes train half of the steps; one or four train the other half."""
-    found = []
+    actual = []
     for count in (1, 4):
         run = bench.folder / f"resumed_by_{count}"
         bench.trained(2, run, train__steps=4)
-        found.append(compared(bench, bench.trained(count, run, "--resume"), run))
-    return found
+        actual.append(compared(bench, bench.trained(count, run, "--resume"), run))
+    return actual
 
 
 STAGES = (
@@ -167,29 +167,29 @@ def batches(bench: Bench, count: int, *stages: str) -> list[dict[str, Any]]:
 
 def rows_read(bench: Bench) -> list[Outcome]:
     """Returns the bytes that each of 1, 2 and 4 processes reads for the same batches of training and evaluation."""
-    found = [batches(bench, count) for count in (1, 2, 4)]
+    actual = [batches(bench, count) for count in (1, 2, 4)]
     return [
         {
             kind: {
                 "bytes": [each[kind]["bytes"] for each in group],
-                "same": all(each[kind]["sums"] == found[0][0][kind]["sums"] for each in group),
+                "same": all(each[kind]["sums"] == actual[0][0][kind]["sums"] for each in group),
             }
             for kind in process_batches.KINDS
         }
-        for group in found
+        for group in actual
     ]
 
 
 def stages_read(bench: Bench) -> list[Outcome]:
     """Returns whether 1, 2 and 4 processes have the same batches of stages, with transforms, and where these began."""
-    found = [batches(bench, count, *STAGES) for count in (1, 2, 4)]
-    first = found[0][0]
+    actual = [batches(bench, count, *STAGES) for count in (1, 2, 4)]
+    first = actual[0][0]
     return [
         {
             "begun": [each["begun"] for each in group],
             "same": all(each["training"]["sums"] == first["training"]["sums"] for each in group),
         }
-        for group in found
+        for group in actual
     ]
 
 
@@ -290,16 +290,16 @@ def main() -> None:
     parser.add_argument("--only", choices=STORIES)
     options = parser.parse_args()
     logging.getLogger("absl").setLevel(logging.ERROR)
-    found = {}
+    actual = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
         for name, story in STORIES.items():
             if options.only in (None, name):
                 text = json.dumps(ended(story, bench)).replace(folder, "DIR").replace(socket.gethostname(), "HOST")
-                found[name] = json.loads(text)
-                print(name, *map(json.dumps, found[name]), sep="\n    ", flush=True)
+                actual[name] = json.loads(text)
+                print(name, *map(json.dumps, actual[name]), sep="\n    ", flush=True)
     if options.record:
-        commands.write_record(options.record, "tests.programs.processes", stories=found)
+        commands.write_record(options.record, "tests.programs.processes", stories=actual)
 
 
 if __name__ == "__main__":

@@ -64,16 +64,16 @@ def main() -> None:
     validation, test = segments_of(corpus, runs[0].config, options.validation, options.test)
     scores = functools.partial(score, runs[0])
     scored = "other validation" if corpus.test is corpus.validation else "test"
-    found = Progress(options, runs[0].config.name, {"validation": len(validation), scored: len(test)})
-    by_settings = found.get(
+    actual = Progress(options, runs[0].config.name, {"validation": len(validation), scored: len(test)})
+    by_settings = actual.get(
         "validation",
         lambda: {
             name: scores(validation, least_risk(samples([runs[0]], options.samples, settings))(sources(validation)))
             for name, settings in SAMPLINGS.items()
         },
     )
-    chosen = found.get("chosen", lambda: max(by_settings, key=lambda name: by_settings[name]["chrf"]))
-    weights = found.get("weights", lambda: tuned_weights(runs, validation))
+    chosen = actual.get("chosen", lambda: max(by_settings, key=lambda name: by_settings[name]["chrf"]))
+    weights = actual.get("weights", lambda: tuned_weights(runs, validation))
     settings = SAMPLINGS[chosen]
     strategies: dict[str, Strategy] = {
         "greedy": first_outputs(runs[0], strategy="greedy"),
@@ -93,7 +93,7 @@ def main() -> None:
         return {**scores(test, outputs), "tokens_per_second": tokens / seconds}
 
     for name, strategy in strategies.items():
-        print(name, found.get(name, functools.partial(measure, strategy), among="strategies"), flush=True)
+        print(name, actual.get(name, functools.partial(measure, strategy), among="strategies"), flush=True)
 
 
 class Progress:
@@ -149,9 +149,9 @@ def sources(segments: Sequence[Segment]) -> list[str]:
 
 def score(run: tj.Run, segments: Sequence[Segment], outputs: Sequence[str]) -> dict[str, float]:
     """Returns the metrics of outputs, with sacreBLEU's settings of the run's evaluation."""
-    found = {name: Metric(name, run.config.data.target_language).scorer for name in METRICS}
+    actual = {name: Metric(name, run.config.data.target_language).scorer for name in METRICS}
     texts = sources(segments), outputs, [segment.references for segment in segments]
-    return {name: metric.score(np.sum(metric.statistics(*texts), axis=0)) for name, metric in found.items()}
+    return {name: metric.score(np.sum(metric.statistics(*texts), axis=0)) for name, metric in actual.items()}
 
 
 def first_outputs(run: tj.Run, **settings: Any) -> Strategy:
@@ -203,8 +203,8 @@ def tuned_weights(runs: Sequence[tj.Run], segments: Sequence[Segment]) -> dict[s
     """Returns the weights of `FEATURES` that choose the best of the beams of all runs."""
     metric, rows = Metric("chrf"), beams(runs)(sources(segments))
     lists = [
-        NBest(found, metric.scorer.statistics([segment.source] * len(row), row, [segment.references] * len(row)))
-        for found, row, segment in zip(features(runs, sources(segments), rows), rows, segments, strict=True)
+        NBest(actual, metric.scorer.statistics([segment.source] * len(row), row, [segment.references] * len(row)))
+        for actual, row, segment in zip(features(runs, sources(segments), rows), rows, segments, strict=True)
     ]
     return dict(zip(FEATURES, tune(lists, metric.score).weights.tolist(), strict=True))
 
@@ -215,7 +215,8 @@ def reranked(runs: Sequence[tj.Run], weights: Sequence[float]) -> Strategy:
     def translate(texts: Sequence[str]) -> list[str]:
         rows = beams(runs)(texts)
         return [
-            row[choose(found, np.array(weights))] for row, found in zip(rows, features(runs, texts, rows), strict=True)
+            row[choose(actual, np.array(weights))]
+            for row, actual in zip(rows, features(runs, texts, rows), strict=True)
         ]
 
     return translate

@@ -172,8 +172,8 @@ def quality_tables() -> str:
 def _quality_table(path: Path) -> str:
     record = _read(path)
     rows = [
-        (name, *(f"{found[metric]:.1f}" for metric in ("chrf", "bleu", "ter")), f"{found['tokens_per_second']:,.0f}")
-        for name, found in record["strategies"].items()
+        (name, *(f"{actual[metric]:.1f}" for metric in ("chrf", "bleu", "ter")), f"{actual['tokens_per_second']:,.0f}")
+        for name, actual in record["strategies"].items()
     ]
     table = _table((f"`{record['name']}`", "chrF", "BLEU", "TER", "tokens/s"), rows)
     (_, chosen), (split, scored) = record["examples"].items()
@@ -243,11 +243,11 @@ def ladder_table(name: str) -> str:
 
 def equivalences_table() -> str:
     """One row per option and oracle, with the largest difference."""
-    found: dict[tuple[str, str], float] = {}
+    actual: dict[tuple[str, str], float] = {}
     for comparisons in _read(Path(__file__).with_name("equivalences.json")).values():
         for option, oracle, difference in comparisons:
-            found[option, oracle] = max(found.get((option, oracle), 0.0), difference)
-    rows = [(f"`{option}`", oracle, f"{difference:.0e}") for (option, oracle), difference in sorted(found.items())]
+            actual[option, oracle] = max(actual.get((option, oracle), 0.0), difference)
+    rows = [(f"`{option}`", oracle, f"{difference:.0e}") for (option, oracle), difference in sorted(actual.items())]
     return _table(("option", "equal to", "largest difference"), rows)
 
 
@@ -256,8 +256,14 @@ def families_table() -> str:
     columns = "architecture", "tokenizer", "logits", "outputs", "export", "ctranslate2"
     record = _read(Path(__file__).with_name("families.json"))
     rows = [
-        (name, f"`{found['architecture']}`", found["tokenizer"], f"{found['logits']:.0e}", *map(found.get, columns[3:]))
-        for name, found in record.items()
+        (
+            name,
+            f"`{actual['architecture']}`",
+            actual["tokenizer"],
+            f"{actual['logits']:.0e}",
+            *map(actual.get, columns[3:]),
+        )
+        for name, actual in record.items()
     ]
     titles = "published config", "`model_type`", "tokenizer", "logits", "equal outputs", "equal exports", "CTranslate2"
     return _table(titles, rows)

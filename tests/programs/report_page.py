@@ -51,15 +51,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         reports = write_reports(Path(folder))
-        found: dict[str, Any] = {
+        actual: dict[str, Any] = {
             name: check(name, path, browser, options.screenshots) for name, path in reports.items()
         }
-        found["opening"] = opening(reports["long"], browser)
+        actual["opening"] = opening(reports["long"], browser)
         if options.record:
-            commands.write_record(options.record, "tests.programs.report_page", chromium=browser.version, **found)
+            commands.write_record(options.record, "tests.programs.report_page", chromium=browser.version, **actual)
         browser.close()
-    print(json.dumps(found["opening"], indent=2))
-    raise SystemExit(any(result not in ("passed", True) for result in _results(found)))
+    print(json.dumps(actual["opening"], indent=2))
+    raise SystemExit(any(result not in ("passed", True) for result in _results(actual)))
 
 
 def write_reports(folder: Path) -> dict[str, Path]:
@@ -111,10 +111,10 @@ def attention_page() -> str:
     norms = {"encoder": rng.random((5, 4)), "decoder": rng.random((7, 6))}
     added = {stack: values[1:] for stack, values in norms.items()}
     predictions = rng.integers(0, 6, (3, 6, 5))
-    found = Watched({}, weights, masks, norms, added, predictions, rng.dirichlet(np.ones(5), (3, 6)))
+    actual = Watched({}, weights, masks, norms, added, predictions, rng.dirichlet(np.ones(5), (3, 6)))
     tokens = {"encoder": source, "decoder": target}
     return attention.render_attention(
-        "translator", {"source": "A red house"}, found, tokens, target.__getitem__, with_heads=True
+        "translator", {"source": "A red house"}, actual, tokens, target.__getitem__, with_heads=True
     )
 
 
@@ -138,26 +138,27 @@ def opened(path: Path, browser: Any, size: tuple[int, int], scheme: str) -> tupl
 
 def check(name: str, path: Path, browser: Any, screenshots: Path | None) -> dict[str, dict[str, str]]:
     """Returns the outcome of each check at each width and in each color scheme."""
-    found: dict[str, dict[str, str]] = {}
+    actual: dict[str, dict[str, str]] = {}
     for width, size in WIDTHS.items():
         for scheme in ("light", "dark"):
-            outcome = found[f"{width}, {scheme}"] = {}
-            for one in CHECKS_OF.get(name, QUICK):
+            outcome = actual[f"{width}, {scheme}"] = {}
+            for each in CHECKS_OF.get(name, QUICK):
                 page, mistakes, _ = opened(path, browser, size, scheme)
                 try:
-                    one(page)
+                    each(page)
                     unexpected = [mistake for mistake in mistakes if not mistake.startswith("blob:")]
                     assert not unexpected, unexpected
-                    outcome[one.__name__] = "passed"
+                    outcome[each.__name__] = "passed"
                 except Exception as error:
-                    outcome[one.__name__] = f"{type(error).__name__}: {error}"
+                    outcome[each.__name__] = f"{type(error).__name__}: {error}"
                 print(
-                    f"{name}, {width}, {scheme}: {one.__name__.replace('_', ' ')}: {outcome[one.__name__]}", flush=True
+                    f"{name}, {width}, {scheme}: {each.__name__.replace('_', ' ')}: {outcome[each.__name__]}",
+                    flush=True,
                 )
-                if screenshots and one is every_chart_is_drawn_when_it_is_seen:
+                if screenshots and each is every_chart_is_drawn_when_it_is_seen:
                     page.screenshot(path=screenshots / f"{name}_{width}_{scheme}.png", full_page=True)
                 page.close()
-    return found
+    return actual
 
 
 def opening(path: Path, browser: Any, rounds: int = 5) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def opening(path: Path, browser: Any, rounds: int = 5) -> dict[str, Any]:
         page, _, seconds = opened(path, browser, WIDTHS["desktop"], "light")
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
-        metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+        metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
         times.append(seconds)
         computed.append(metrics["ProcessTime"])
         page.close()
@@ -184,15 +185,15 @@ def opening(path: Path, browser: Any, rounds: int = 5) -> dict[str, Any]:
     }
 
 
-def _results(found: dict[str, Any]) -> list[Any]:
+def _results(actual: dict[str, Any]) -> list[Any]:
     outcomes = [
-        one
-        for name, widths in found.items()
+        each
+        for name, widths in actual.items()
         if name != "opening"
         for checks in widths.values()
-        for one in checks.values()
+        for each in checks.values()
     ]
-    return [*outcomes, found["opening"]["file_small_enough"], found["opening"]["opened_soon_enough"]]
+    return [*outcomes, actual["opening"]["file_small_enough"], actual["opening"]["opened_soon_enough"]]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ PATH = Path(__file__).with_suffix(".json")
 DEVICES = 8
 
 
-def found(kind: str) -> dict[str, dict[str, str]]:
+def snapshot(kind: str) -> dict[str, dict[str, str]]:
     """Returns the shape and `PartitionSpec` of each parameter, and that of its moments if it differs."""
     rows: dict[str, dict[str, str]] = {}
     for preset in PRESETS:
@@ -55,7 +55,7 @@ def text() -> str:
     """Returns a line for each parameter of each model."""
     models = []
     for kind in MODELS:
-        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found(kind).items())
+        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in snapshot(kind).items())
         models.append(f" {json.dumps(kind)}: {{\n{rows}\n }}")
     return "{\n" + ",\n".join(models) + "\n}\n"
 

@@ -85,12 +85,12 @@ def compare_with_transformers(file: Path) -> dict[str, Any]:
         loss = float(model(ids, labels=ids).loss)
         outputs = [model.generate(**tokenizer(p, return_tensors="pt"), max_new_tokens=NEW)[0] for p in PROMPTS]
     run = tj.load(Path(RUN))
-    found = run.tokenizers.target.encode(text)
-    logits = np.asarray(run.model.apply({"params": run.params}, jnp.asarray([found])))[0]
+    actual = run.tokenizers.target.encode(text)
+    logits = np.asarray(run.model.apply({"params": run.params}, jnp.asarray([actual])))[0]
     texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
     return {
-        "tokens": len(found),
-        "ids_equal": found == ids[0].tolist(),
+        "tokens": len(actual),
+        "ids_equal": actual == ids[0].tolist(),
         "largest_logit": float(np.abs(expected).max()),
         "largest_difference": float(np.abs(logits - expected).max()),
         "most_probable_tokens_equal": bool((logits.argmax(-1) == expected.argmax(-1)).all()),
@@ -103,13 +103,17 @@ def write_float16(file: Path, copy: Path) -> None:
     """Writes a GGUF file with the same metadata, and with matrices in float16."""
     import gguf
 
-    reader, kept = gguf.GGUFReader(file), {}
+    reader, remaining = gguf.GGUFReader(file), {}
     for field in reader.fields.values():
         if field.name != gguf.Keys.General.ARCHITECTURE and not field.name.startswith("GGUF."):
-            kept[field.name] = (field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+            remaining[field.name] = (
+                field.contents(),
+                field.types[0],
+                field.types[-1] if len(field.types) > 1 else None,
+            )
     writer = gguf.GGUFWriter(copy, reader.get_field(gguf.Keys.General.ARCHITECTURE).contents())
-    kept["general.file_type"] = (int(gguf.LlamaFileType.MOSTLY_F16), gguf.GGUFValueType.UINT32, None)
-    for name, (value, kind, part) in kept.items():
+    remaining["general.file_type"] = (int(gguf.LlamaFileType.MOSTLY_F16), gguf.GGUFValueType.UINT32, None)
+    for name, (value, kind, part) in remaining.items():
         writer.add_key_value(name, value, kind, part)
     for tensor in reader.tensors:
         array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -151,8 +155,8 @@ def measure_speed(file: Path, rounds: int) -> dict[str, Any]:
             speeds[name].append(round(LONG / seconds(system), 2))
     packages = {name: metadata.version(name) for name in ("llama-cpp-python", "transformers", "torch")}
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    found = {"new_tokens": LONG, "threads": threads, "peers": packages}
-    return found | {"median_tokens_per_second": medians, "tokens_per_second": speeds}
+    actual = {"new_tokens": LONG, "threads": threads, "peers": packages}
+    return actual | {"median_tokens_per_second": medians, "tokens_per_second": speeds}
 
 
 def measure_lookup(file: Path, rounds: int) -> dict[str, Any]:
@@ -263,20 +267,20 @@ def main() -> None:
         (file,) = Path(folder).glob("*/*.gguf")
         command("import_hf", str(file), "--run", RUN, "--overwrite")
         if options.converter:
-            found = compare_converted(options.converter, Path(folder))
+            actual = compare_converted(options.converter, Path(folder))
         else:
             measure = measure_speed if options.speed else measure_lookup if options.lookup else None
-            found = measure(file, options.rounds) if measure else compare_with_transformers(file)
-    print(json.dumps(found, indent=2))
+            actual = measure(file, options.rounds) if measure else compare_with_transformers(file)
+    print(json.dumps(actual, indent=2))
     if options.record:
         wheel = {"file": options.wheel.name, "sha256": hashlib.sha256(options.wheel.read_bytes()).hexdigest()}
-        commands.write_record(options.record, "tests.programs.smollm2", git_revision=revision, wheel=wheel, **found)
+        commands.write_record(options.record, "tests.programs.smollm2", git_revision=revision, wheel=wheel, **actual)
     if options.speed or options.lookup:
         return
     if options.converter:
-        raise SystemExit(not all(found.values()))
-    equal = found["ids_equal"] and found["most_probable_tokens_equal"] and found["generate.py"]["outputs_equal"]
-    raise SystemExit(not (equal and found["largest_difference"] < TOLERANCE * found["largest_logit"]))
+        raise SystemExit(not all(actual.values()))
+    equal = actual["ids_equal"] and actual["most_probable_tokens_equal"] and actual["generate.py"]["outputs_equal"]
+    raise SystemExit(not (equal and actual["largest_difference"] < TOLERANCE * actual["largest_logit"]))
 
 
 if __name__ == "__main__":

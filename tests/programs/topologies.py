@@ -63,21 +63,21 @@ def compiled(name: str) -> dict[str, Any]:
     cfg = dataclasses.replace(
         cfg, model=dataclasses.replace(cfg.model, **case.model), parallel=ParallelConfig(**case.parallel)
     )
-    found, _ = programs.train_step(cfg, topology.slice_devices(case.topology), None, case.length)
+    actual, _ = programs.train_step(cfg, topology.slice_devices(case.topology), None, case.length)
     return {
         "case": name,
         **dataclasses.asdict(case),
-        "rows": found.rows,
+        "rows": actual.rows,
         "seconds": round(time.perf_counter() - start),
         "memory": {
-            "arguments": found.arguments,
-            "outputs": found.outputs,
-            "temporaries": found.temporaries,
-            "program": found.code,
-            "together": found.hbm,
+            "arguments": actual.arguments,
+            "outputs": actual.outputs,
+            "temporaries": actual.temporaries,
+            "program": actual.code,
+            "together": actual.hbm,
         },
-        "collectives": [one._asdict() | {"sent": round(one.bytes_sent)} for one in found.collectives],
-        "flops": found.flops,
+        "collectives": [each._asdict() | {"sent": round(each.bytes_sent)} for each in actual.collectives],
+        "flops": actual.flops,
     }
 
 

@@ -88,8 +88,8 @@ def make_checkpoint(folder: Path) -> None:
                 parameter *= 4  # outputs depend on the source
         used = sorted({i for row in made(own)["input_ids"] for i in row})
         torch.nn.init.normal_(theirs.model.shared.weight, std=0.01)
-        torch.nn.init.normal_(kept := torch.empty(len(used), WIDTH))
-        theirs.model.shared.weight[used] = kept
+        torch.nn.init.normal_(remaining := torch.empty(len(used), WIDTH))
+        theirs.model.shared.weight[used] = remaining
         theirs.model.decoder.layer_norm.weight *= -1  # or the most probable token is the one that is read
     theirs.save_pretrained(folder)
 
@@ -138,7 +138,7 @@ def main() -> None:
         flags = ("--texts", *map(str, files), "--output", str(trimmed), "--overwrite")
         command("vocabulary", "trim", str(whole), *flags)
     before, after = outputs(whole), outputs(trimmed)
-    found = {
+    actual = {
         "sentences": len(before),
         "equal_outputs": sum(map(str.__eq__, before, after)),
         "different_sentences_written": len({*before}),
@@ -146,9 +146,9 @@ def main() -> None:
         "before": facts(whole),
         "after": facts(trimmed),
     }
-    print(json.dumps(found, indent=2))
+    print(json.dumps(actual, indent=2))
     if options.record:
-        commands.write_record(options.record, "tests.programs.trim_nllb", git_revision=revision, **found)
+        commands.write_record(options.record, "tests.programs.trim_nllb", git_revision=revision, **actual)
     raise SystemExit(before != after)
 
 

@@ -151,8 +151,8 @@ def _outputs_and_metrics(folder, family, steps, level, examples, tested, directi
     for _ in range(examples):
         reference = " ".join(draw.choice(WORDS, size=draw.integers(4, 14)))
         words = [
-            word if kept else "blue"
-            for word, kept in zip(reference.split(), spoil.random(20) > 0.2 + level, strict=False)
+            word if remaining else "blue"
+            for word, remaining in zip(reference.split(), spoil.random(20) > 0.2 + level, strict=False)
         ]
         row = {
             "source": reference.upper(),
@@ -167,13 +167,13 @@ def _outputs_and_metrics(folder, family, steps, level, examples, tested, directi
     for number, row in enumerate(rows if directions else ()):
         row["direction"] = directions[number % len(directions)]
     (folder / "outputs").mkdir()
-    found = {"step": steps, "signatures": SIGNATURES, "outputs": rows}
+    actual = {"step": steps, "signatures": SIGNATURES, "outputs": rows}
     if family == "decoder_lm":
         labels = draw.integers(5, 9, 60)
         nll = labels * (level + 1.3 + 0.2 * draw.normal(size=60) + 0.01 * spoil.normal(size=60))
-        found["losses"] = {"nll": nll.tolist(), "labels": labels.tolist()}
+        actual["losses"] = {"nll": nll.tolist(), "labels": labels.tolist()}
     for split in ("validation", *(["test"] if tested else [])):
-        _json(folder / "outputs" / f"{split}.json", found)
+        _json(folder / "outputs" / f"{split}.json", actual)
     outputs, references = [row["output"] for row in rows], [row["reference"] for row in rows]
     hits = 100 * sum(map(str.__eq__, outputs, references)) / max(len(rows), 1)
     loss = {"loss": level + 1.3}

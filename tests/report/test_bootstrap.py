@@ -66,7 +66,7 @@ def test_equal_to_sacrebleu(outputs, name, metric):
     a, b = outputs
     named = [("a", a.texts), ("b", b.texts)]
     scores = PairedTest(named, {"it": metric}, [a.references], test_type="bs", n_samples=200)()[1]
-    (expected,) = (found for label, found in scores.items() if label != "System")
+    (expected,) = (actual for label, actual in scores.items() if label != "System")
     for mine, theirs in zip(estimates(outputs, TRANSLATION, resamples=200)[name], expected, strict=True):
         assert (mine.score, mine.mean, mine.half) == pytest.approx((theirs.score, theirs.mean, theirs.ci), rel=1e-5)
     assert estimates(outputs, TRANSLATION, resamples=200)[name][1].p_value < 0.5
@@ -92,10 +92,10 @@ def test_intervals_stay_between_0_and_100_percent():
 
 
 def test_a_system_does_not_differ_from_itself(outputs):
-    found = estimates([outputs[0], outputs[0]], TRANSLATION, resamples=100)
-    assert list(found) == ["bleu", "chrf", "exact_match"]
-    assert all(second.score == first.score for first, second in found.values())
-    assert {second.p_value for _, second in found.values()} == {1.0}
+    actual = estimates([outputs[0], outputs[0]], TRANSLATION, resamples=100)
+    assert list(actual) == ["bleu", "chrf", "exact_match"]
+    assert all(second.score == first.score for first, second in actual.values())
+    assert {second.p_value for _, second in actual.values()} == {1.0}
 
 
 def test_the_resamples_of_a_loss_by_hand():
@@ -155,13 +155,13 @@ def test_means_are_over_the_directions_that_have_a_metric(tmp_path):
     plain = run.outputs["test"]
     rows = [{} if name == "en-tlh" else {"off_target": number % 7} for number, name in enumerate(plain.directions)]
     stored = dataclasses.replace(plain, metrics=rows)
-    found = estimates([stored, stored], TRANSLATION, resamples=10)
-    parts = [{"off_target": found[f"off_target:{name}"][0].score} for name in ("en-de", "en-fr")]
+    actual = estimates([stored, stored], TRANSLATION, resamples=10)
+    parts = [{"off_target": actual[f"off_target:{name}"][0].score} for name in ("en-de", "en-fr")]
     expected = with_means({"en-tlh": {}, "en-de": parts[0], "en-fr": parts[1]}, ())
-    assert found["off_target"][0].score == pytest.approx(expected["off_target"])
+    assert actual["off_target"][0].score == pytest.approx(expected["off_target"])
     signatures = {f"bleu:{name}": SIGNATURES["bleu"] for name in ("en-de", "en-fr")}
-    found = estimates([dataclasses.replace(plain, signatures=signatures)], TRANSLATION, resamples=10)
-    assert "bleu:en-de" in found and not {"bleu", "bleu:en-tlh"} & {*found}
+    actual = estimates([dataclasses.replace(plain, signatures=signatures)], TRANSLATION, resamples=10)
+    assert "bleu:en-de" in actual and not {"bleu", "bleu:en-tlh"} & {*actual}
     unpaired = dataclasses.replace(stored, metrics=[{"off_target": 1.0}] * len(rows))
     assert "off_target" not in estimates([stored, unpaired], TRANSLATION, resamples=10)
 

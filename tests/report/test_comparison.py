@@ -29,10 +29,10 @@ def pair(tmp_path: Path, **other):
     return load_all([write_run(tmp_path / "a"), write_run(tmp_path / "b", **{"level": 0.15, **other})])
 
 
-def as_html(found: Comparison) -> str:
+def as_html(actual: Comparison) -> str:
     """Returns the comparison as the report shows it."""
     macros = html._environment().get_template("macros.html.jinja").make_module()
-    return macros.comparison(found, matrices.of_comparison(found))
+    return macros.comparison(actual, matrices.of_comparison(actual))
 
 
 def with_metrics(run: Path, records: list[dict]) -> None:
@@ -52,15 +52,15 @@ def test_losses_at_equal_cost_by_hand(tmp_path):
     with_metrics(folders[0], records({2: 4.0, 4: 2.0, 8: 0.0}, tokens=100, seconds=1.0))
     validation = {"step": 4, "group": "validation", "loss": 1.5}
     with_metrics(folders[1], [*records({2: 3.0, 4: None, 6: 1.0}, tokens=200, seconds=4.0), validation])
-    found = {(row.axis, row.at): row for row in compare_runs(*load_all(folders)).losses}
-    assert found["step", 6.0].train == (1.0, 1.0)
-    assert found["step", 3.0].train == (3.0, 2.5)
-    assert found["step", 1.5].train == (None, None)
-    assert found["tokens", 800.0].train == (0.0, 2.0)
-    assert found["tokens", 400.0].train == (2.0, 3.0)
-    assert found["seconds", 8.0].train == (0.0, 3.0)
-    assert all(row.validation[0] is None for row in found.values())
-    assert [row.axis for row in found.values()] == ["step"] * 4 + ["tokens"] * 4 + ["seconds"] * 4
+    actual = {(row.axis, row.at): row for row in compare_runs(*load_all(folders)).losses}
+    assert actual["step", 6.0].train == (1.0, 1.0)
+    assert actual["step", 3.0].train == (3.0, 2.5)
+    assert actual["step", 1.5].train == (None, None)
+    assert actual["tokens", 800.0].train == (0.0, 2.0)
+    assert actual["tokens", 400.0].train == (2.0, 3.0)
+    assert actual["seconds", 8.0].train == (0.0, 3.0)
+    assert all(row.validation[0] is None for row in actual.values())
+    assert [row.axis for row in actual.values()] == ["step"] * 4 + ["tokens"] * 4 + ["seconds"] * 4
 
 
 def test_the_loss_of_smoothed_labels_is_not_compared(tmp_path):
@@ -78,11 +78,11 @@ def test_the_loss_of_smoothed_labels_is_not_compared(tmp_path):
 
 def test_runs_of_equal_outputs_do_not_differ(tmp_path):
     a, b = pair(tmp_path, level=0.0)
-    found = compare_runs(a, b, resamples=100)
-    assert (found.split, found.equal, found.examples) == ("test", 40, 40)
-    assert (found.gained, found.lost) == ([], [])
-    assert all(first.score == second.score for first, second in found.metrics.values())
-    assert found.settings == {"name": ("a", "b")}
+    actual = compare_runs(a, b, resamples=100)
+    assert (actual.split, actual.equal, actual.examples) == ("test", 40, 40)
+    assert (actual.gained, actual.lost) == ([], [])
+    assert all(first.score == second.score for first, second in actual.metrics.values())
+    assert actual.settings == {"name": ("a", "b")}
 
 
 def test_outputs_of_an_earlier_step_are_not_compared(tmp_path):
@@ -99,12 +99,12 @@ def test_losses_of_other_tokens_have_no_difference(tmp_path):
     a, b = pair(tmp_path, level=0.0)
     other = dataclasses.replace(b, config=b.config | {"data.vocab_size": 9})
     for run, same in ((b, True), (other, False)):
-        found = compare_runs(a, run, resamples=100)
-        assert found.same_tokens == same
-        (table,) = [part for part in command.comparison_parts(found, 0) if getattr(part, "title", "") == LOSSES]
+        actual = compare_runs(a, run, resamples=100)
+        assert actual.same_tokens == same
+        (table,) = [part for part in command.comparison_parts(actual, 0) if getattr(part, "title", "") == LOSSES]
         differences = {cell for column in table.columns if column.header == "B - A" for cell in column.cells}
         assert bool(differences - {ABSENT}) == same
-        losses = as_html(found).partition("<caption>Loss at equal steps")[2].partition("</table>")[0]
+        losses = as_html(actual).partition("<caption>Loss at equal steps")[2].partition("</table>")[0]
         assert bool(re.search(r">[+−]\d+\.\d{4}</td>", losses)) == same
 
 
@@ -123,19 +123,19 @@ def test_saved_tokenizers_say_more_about_tokens_than_settings(tmp_path, same):
 
 def test_what_changed_most_comes_first(tmp_path):
     a, b = pair(tmp_path, label_smoothing=0.1)
-    found = compare_runs(a, b, resamples=100)
-    assert found.settings == {"name": ("a", "b"), "train.label_smoothing": (0.0, 0.1)}
+    actual = compare_runs(a, b, resamples=100)
+    assert actual.settings == {"name": ("a", "b"), "train.label_smoothing": (0.0, 0.1)}
     before, after = a.outputs["test"], b.outputs["test"]
     gains = {source: new - old for source, old, new in zip(before.sources, before.chrf, after.chrf, strict=True)}
-    assert [change.gain for change in found.lost] == pytest.approx(sorted(gains.values())[: len(found.lost)])
-    assert all(change.gain == pytest.approx(gains[change.source]) for change in [*found.gained, *found.lost])
-    assert {change.texts for change in found.lost} <= set(zip(before.texts, after.texts, strict=True))
+    assert [change.gain for change in actual.lost] == pytest.approx(sorted(gains.values())[: len(actual.lost)])
+    assert all(change.gain == pytest.approx(gains[change.source]) for change in [*actual.gained, *actual.lost])
+    assert {change.texts for change in actual.lost} <= set(zip(before.texts, after.texts, strict=True))
 
 
 def test_other_examples_are_not_paired(tmp_path):
     a, b = pair(tmp_path, examples=39)
-    found = compare_runs(a, b)
-    assert (found.split, found.metrics, found.gained) == (None, {}, [])
+    actual = compare_runs(a, b)
+    assert (actual.split, actual.metrics, actual.gained) == (None, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_language_models_with_other_labels_or_texts_are_not_paired(tmp_path, cha
         dataclasses.replace(run, corpus={"the checksum of the test examples": checksum}, config=run.config | settings)
         for run, checksum, settings in ((a, 1, {}), (b, corpus, changes))
     )
-    found = compare_runs(a, b, resamples=100)
-    assert found.split == split
-    assert found.same_tokens == (not changes)
+    actual = compare_runs(a, b, resamples=100)
+    assert actual.split == split
+    assert actual.same_tokens == (not changes)
 
 
 def test_validation_where_one_run_was_not_tested(tmp_path):
@@ -168,9 +168,9 @@ def test_validation_where_one_run_was_not_tested(tmp_path):
 def test_a_direction_may_lack_a_metric_that_others_have(first):
     """As BLEU where the tokenizer of a language is not installed."""
     scores = [Estimate(40.0, 40.0, 1.0), Estimate(41.0, 41.0, 1.0, 0.5)]
-    found = {"en-de": {"chrf": scores, "bleu": scores}, "en-ja": {"chrf": scores}}
-    found = {first: found.pop(first)} | found
-    table = command._direction_table(SimpleNamespace(by_direction=found))
+    actual = {"en-de": {"chrf": scores, "bleu": scores}, "en-ja": {"chrf": scores}}
+    actual = {first: actual.pop(first)} | actual
+    table = command._direction_table(SimpleNamespace(by_direction=actual))
     cells = {direction: row for direction, *row in zip(*(column.cells for column in table.columns), strict=True)}
     scored = ["40.00", "41.00", "+1.00", "0.500"]
     assert cells == {"en-de": scored * 2, "en-ja": scored + [ABSENT] * 4}
@@ -178,11 +178,11 @@ def test_a_direction_may_lack_a_metric_that_others_have(first):
 
 def test_labels_that_changed(tmp_path):
     folders = [write_run(tmp_path / name, family="classifier", level=level) for name, level in (("a", 0), ("b", 0.2))]
-    found = compare_runs(*load_all(folders), resamples=100)
-    assert list(found.metrics) == ["accuracy"]
-    a, b = (run.outputs["test"] for run in (found.a, found.b))
+    actual = compare_runs(*load_all(folders), resamples=100)
+    assert list(actual.metrics) == ["accuracy"]
+    a, b = (run.outputs["test"] for run in (actual.a, actual.b))
     worse = {source for source, old, new in zip(a.sources, a.hits, b.hits, strict=True) if old and not new}
-    assert {change.source for change in found.lost} <= worse
+    assert {change.source for change in actual.lost} <= worse
 
 
 def test_a_label_that_stays_wrong_is_called_wrong_in_both_outputs(tmp_path):
@@ -190,13 +190,13 @@ def test_a_label_that_stays_wrong_is_called_wrong_in_both_outputs(tmp_path):
     answers = {"a": ("en", 0.9), "b": ("fr", 0.6)}
     for folder in folders:
         path = folder / "outputs" / "test.json"
-        found = json.loads(path.read_text())
-        found["outputs"][0] |= dict(zip(("output", "score"), answers[folder.name], strict=True))
-        path.write_text(json.dumps(found))
-    found = compare_runs(*load_all(folders), resamples=100)
-    text = "\n".join(part for part in command.comparison_parts(found, 1) if isinstance(part, str))
+        actual = json.loads(path.read_text())
+        actual["outputs"][0] |= dict(zip(("output", "score"), answers[folder.name], strict=True))
+        path.write_text(json.dumps(actual))
+    actual = compare_runs(*load_all(folders), resamples=100)
+    text = "\n".join(part for part in command.comparison_parts(actual, 1) if isinstance(part, str))
     assert "gained most: wrong with probability 0.9 to wrong with probability 0.6" in text
-    assert "wrong → wrong" in as_html(found) and "wrong → right" not in as_html(found)
+    assert "wrong → wrong" in as_html(actual) and "wrong → right" not in as_html(actual)
 
 
 def test_a_setting_that_an_older_run_lacks_has_its_default(tmp_path):
@@ -253,10 +253,10 @@ def test_language_models_are_paired_whatever_the_length_of_their_prompts(tmp_pat
 
     def change(folder: Path, split: Callable[[str], tuple[str, str]]) -> None:
         path = folder / "outputs" / "test.json"
-        found = json.loads(path.read_text())
-        for row in found["outputs"]:
+        actual = json.loads(path.read_text())
+        for row in actual["outputs"]:
             row["source"], row["reference"] = split(row["source"] + row["reference"])
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(actual))
 
     change(b, lambda text: (text[:2], text[2:20]))
     change(other, lambda text: (f"Another {text[:2]}", text[2:]))
@@ -274,7 +274,7 @@ def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):
     (cells,) = (re.findall(r"[+-]?\d+\.\d+", line) for line in text.splitlines() if line.startswith("Loss"))
     a, low, high, b, _, _, gap, p = map(float, cells)
     losses = [json.loads((folder / "outputs" / "test.json").read_text())["losses"] for folder in folders]
-    assert [a, b] == pytest.approx([sum(one["nll"]) / sum(one["labels"]) for one in losses], abs=1e-4)
+    assert [a, b] == pytest.approx([sum(each["nll"]) / sum(each["labels"]) for each in losses], abs=1e-4)
     assert low < a < high
     assert gap == pytest.approx(b - a, abs=2e-4)
     assert p < 0.02, "the parts vary alike, so that a small difference is certain"

@@ -28,16 +28,16 @@ def folders(tmp_path_factory):
 
 def test_each_direction_is_tested_alone_and_their_mean_by_the_mean_of_their_resamples(folders):
     systems = [run.outputs["test"] for run in load_all(folders)]
-    found = estimates(systems, TRANSLATION, resamples=100)
+    actual = estimates(systems, TRANSLATION, resamples=100)
     for place, direction in enumerate(DIRECTIONS):
         parts = [system.of_direction(direction) for system in systems]
         assert parts[0].texts == systems[0].texts[place::3]
         assert parts[1].references == systems[0].references[place::3]
         alone = estimates(parts, TRANSLATION, resamples=100)
         for name in ("bleu", "chrf", "exact_match"):
-            assert found[f"{name}:{direction}"] == alone[f"{name}:{direction}"]
+            assert actual[f"{name}:{direction}"] == alone[f"{name}:{direction}"]
         hits = [PERCENT * part.hits for part in parts]
-        assert found[f"exact_match:{direction}"] == ratio(hits, np.ones(len(hits[0])), 100, PERCENT)
+        assert actual[f"exact_match:{direction}"] == ratio(hits, np.ones(len(hits[0])), 100, PERCENT)
     hits = [[100 * system.hits[place::3] for system in systems] for place in range(3)]
     draws = [np.random.default_rng(12345).choice(len(part[0]), size=(100, len(part[0]))) for part in hits]
     means = [
@@ -45,11 +45,11 @@ def test_each_direction_is_tested_alone_and_their_mean_by_the_mean_of_their_resa
         for number in range(2)
     ]
     scores = [np.mean([part[number].mean() for part in hits]) for number in range(2)]
-    for estimate, mean, score in zip(found["exact_match"], means, scores, strict=True):
+    for estimate, mean, score in zip(actual["exact_match"], means, scores, strict=True):
         assert (estimate.score, estimate.mean) == pytest.approx((score, mean.mean()))
     gaps, gap = means[1] - means[0], scores[1] - scores[0]
-    assert found["exact_match"][1].p_value == (np.sum(np.abs(gaps - gap) >= abs(gap) - 1e-9) + 1) / 101
-    assert found["chrf"][0].score == pytest.approx(np.mean([found[f"chrf:{name}"][0].score for name in DIRECTIONS]))
+    assert actual["exact_match"][1].p_value == (np.sum(np.abs(gaps - gap) >= abs(gap) - 1e-9) + 1) / 101
+    assert actual["chrf"][0].score == pytest.approx(np.mean([actual[f"chrf:{name}"][0].score for name in DIRECTIONS]))
 
 
 def test_cells_stand_at_their_source_and_target(folders):
@@ -66,18 +66,18 @@ def test_cells_stand_at_their_source_and_target(folders):
 
 
 def test_differences_are_colored_by_what_is_better(folders):
-    found = compare_runs(*load_all(folders), resamples=100)
-    for matrix in matrices.of_comparison(found):
+    actual = compare_runs(*load_all(folders), resamples=100)
+    for matrix in matrices.of_comparison(actual):
         for direction in DIRECTIONS:
             source, target = direction.split("-")
             cell = matrix.rows[source][matrix.targets.index(target)]
-            a, b = found.metrics[f"{matrix.metric}:{direction}"]
+            a, b = actual.metrics[f"{matrix.metric}:{direction}"]
             assert cell.text == f"{b.score - a.score:+.2f}".replace("-", "−")
             assert (cell.share > 0) == (b.score > a.score)
             assert cell.marked == (b.p_value < 0.05)
             assert f"p = {b.p_value:.3f}" in cell.hint
-    found.metrics.update({f"ter:{name}": found.metrics[f"chrf:{name}"] for name in DIRECTIONS})
-    shares = {matrix.metric: matrix.rows["de"][0].share for matrix in matrices.of_comparison(found)}
+    actual.metrics.update({f"ter:{name}": actual.metrics[f"chrf:{name}"] for name in DIRECTIONS})
+    shares = {matrix.metric: matrix.rows["de"][0].share for matrix in matrices.of_comparison(actual)}
     assert shares["ter"] == -shares["chrf"]
 
 

@@ -29,11 +29,11 @@ PAIRS = [
 
 
 def test_worst_best_and_random():
-    found = choose_outputs(outputs(PAIRS), TRANSLATION, shown=2)
-    assert found["worst"] == [1, 2]
-    assert found["best"] == [3, 0]
-    assert found == choose_outputs(outputs(PAIRS), TRANSLATION, shown=2)
-    assert len(set(found["random"])) == 2
+    actual = choose_outputs(outputs(PAIRS), TRANSLATION, shown=2)
+    assert actual["worst"] == [1, 2]
+    assert actual["best"] == [3, 0]
+    assert actual == choose_outputs(outputs(PAIRS), TRANSLATION, shown=2)
+    assert len(set(actual["random"])) == 2
 
 
 def test_translations_are_ordered_by_sentence_chrf():
@@ -42,9 +42,9 @@ def test_translations_are_ordered_by_sentence_chrf():
 
 
 def test_labels_are_ordered_from_sure_mistakes_to_sure_hits():
-    found = outputs([("a", "a"), ("a", "b"), ("a", "b"), ("b", "b")], [0.6, 0.9, 0.7, 0.8])
-    assert choose_outputs(found, CLASSIFICATION, shown=4)["worst"] == [1, 2, 0, 3]
-    assert choose_outputs(found, CLASSIFICATION, shown=4)["best"] == [3, 0, 2, 1]
+    actual = outputs([("a", "a"), ("a", "b"), ("a", "b"), ("b", "b")], [0.6, 0.9, 0.7, 0.8])
+    assert choose_outputs(actual, CLASSIFICATION, shown=4)["worst"] == [1, 2, 0, 3]
+    assert choose_outputs(actual, CLASSIFICATION, shown=4)["best"] == [3, 0, 2, 1]
 
 
 def test_continuations_have_no_best():

@@ -53,9 +53,9 @@ def drawn(*folders: Path) -> dict[str, dict]:
 
 def test_a_finished_run(tmp_path):
     run = write_run(tmp_path / "run", examples=30, events=[(7, "spike", "loss 9 is far above")], label_smoothing=0.1)
-    (one,) = load_all([run])
-    assert one.status == "finished"
-    found = shown(run)
+    (single,) = load_all([run])
+    assert single.status == "finished"
+    actual = shown(run)
     for text in (
         "Finished",
         "40 of 40",
@@ -75,10 +75,10 @@ def test_a_finished_run(tmp_path):
         "131,712",
         "python scripts/train.py --config configs/run.py",
     ):
-        assert text in found.text, text
-    result = one.result["test"]
-    assert f"{result['bleu']:.2f}" in found.text
-    assert all(address.startswith(("#", "data:")) for address in found.addresses)
+        assert text in actual.text, text
+    result = single.result["test"]
+    assert f"{result['bleu']:.2f}" in actual.text
+    assert all(address.startswith(("#", "data:")) for address in actual.addresses)
 
 
 def test_the_charts_hold_the_records(tmp_path):
@@ -98,9 +98,9 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
     markup = "</script><img src=x onerror=alert(1)>"
     run = write_run(tmp_path / "run", events=[(3, "spike", markup)], extra={markup: 1.0, f"grad_norm/{markup}": 1.0})
     path = run / "outputs" / "test.json"
-    found = json.loads(path.read_text())
-    found["outputs"][0] |= {"source": "</script><script>alert(1)</script>", "output": "<img src=y>"}
-    path.write_text(json.dumps(found))
+    actual = json.loads(path.read_text())
+    actual["outputs"][0] |= {"source": "</script><script>alert(1)</script>", "output": "<img src=y>"}
+    path.write_text(json.dumps(actual))
     text = page.render_report(load_all([run]))
     assert "<img" not in text
     assert "<script>alert(1)" not in text
@@ -117,12 +117,12 @@ def test_a_metric_of_unknown_direction_has_no_best_value(tmp_path, monkeypatch):
     def rows() -> dict[str, sections.MetricRow]:
         return {title: row for title, (row,) in sections.metric_rows(load_all([run])).items()}
 
-    found = rows()
-    assert (found["own"].validation, found["own"].best, found["own"].best_step) == (5.0, None, None)
-    assert found["BLEU"].best is not None and found["Loss"].best is not None
+    actual = rows()
+    assert (actual["own"].validation, actual["own"].best, actual["own"].best_step) == (5.0, None, None)
+    assert actual["BLEU"].best is not None and actual["Loss"].best is not None
     summaries = {chart.key: chart.summary for chart in charts.all_charts(load_all([run]))}
     assert summaries["validation_own"].endswith(", between 2 and 7.")
-    assert ", highest " in summaries["validation_bleu"] and found["Loss"].best == min(
+    assert ", highest " in summaries["validation_bleu"] and actual["Loss"].best == min(
         row["loss"] for row in records if row.get("group") == "validation"
     )
     monkeypatch.setitem(kinds.METRICS, "own", kinds.declares(lower_is_better=True)(lambda *_: []))
@@ -134,12 +134,12 @@ def test_a_run_killed_within_a_record(tmp_path):
     cut(run / "metrics.jsonl")
     cut(run / "events.jsonl", share=0)
     cut(run / "outputs" / "validation.json")
-    (one,) = load_all([run])
-    assert one.status == "ended early"
-    assert 15 < one.step < 25
-    found = shown(run)
-    assert f"it neither finished nor reported an error after step {one.step}" in found.text
-    assert "Worst" not in found.text
+    (single,) = load_all([run])
+    assert single.status == "ended early"
+    assert 15 < single.step < 25
+    actual = shown(run)
+    assert f"it neither finished nor reported an error after step {single.step}" in actual.text
+    assert "Worst" not in actual.text
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_run_with_nans(tmp_path):
 def test_a_run_that_goes_on(tmp_path):
     run = write_run(tmp_path / "run", tested=False, steps=20)
     with lock(run):
-        (one,) = load_all([run])
-        assert one.status == "running"
+        (single,) = load_all([run])
+        assert single.status == "running"
         assert "Running" in shown(run).text
     assert load_all([run])[0].status == "ended early"
 
@@ -179,8 +179,8 @@ def test_a_run_that_has_only_begun(tmp_path):
 
 def test_a_resumed_run_repeats_no_spike(tmp_path):
     events = [(7, "spike", "first"), (8, "stopped", "by a signal"), (5, "resume", ""), (7, "spike", "second")]
-    (one,) = load_all([write_run(tmp_path / "run", events=events)])
-    kinds = [(event["kind"], event["message"]) for event in one.events]
+    (single,) = load_all([write_run(tmp_path / "run", events=events)])
+    kinds = [(event["kind"], event["message"]) for event in single.events]
     assert kinds[1:] == [("stopped", "by a signal"), ("resume", ""), ("spike", "second"), ("finished", "")]
 
 
@@ -195,16 +195,16 @@ def test_runs_with_different_metrics(tmp_path):
     assert [trace["run"] for trace in charts["validation_accuracy"]["traces"]] == [1]
     assert charts["grad_norm_2"]["traces"][0]["name"] == "decoder/layers_0"
     assert {"noise_scale", "my_own", "validation_bleu", "sentence_chrf"} <= charts.keys()
-    found = shown(*folders).text
+    actual = shown(*folders).text
     for text in ("Accuracy", "BLEU", "right", "wrong", "Samples", "model.family", "different tasks"):
-        assert text in found, text
+        assert text in actual, text
 
 
 def test_intervals_stand_beside_the_results_that_they_belong_to(tmp_path):
     run = write_run(tmp_path / "run")
     path = run / "outputs" / "validation.json"
-    found = json.loads(path.read_text())
-    path.write_text(json.dumps({**found, "step": 30}))
+    actual = json.loads(path.read_text())
+    path.write_text(json.dumps({**actual, "step": 30}))
     row = sections.metric_rows(load_all([run]))["BLEU"][0]
     assert row.intervals.keys() == {"test"}
     assert row.intervals["test"].low < row.test < row.intervals["test"].high
@@ -217,10 +217,10 @@ def test_signatures_name_the_normalization_of_references(tmp_path, signature, sh
     result = json.loads((run / "result.json").read_text())
     result["signatures"]["references"] = signature
     (run / "result.json").write_text(json.dumps(result))
-    found = sections.signatures(load_all([run]))
-    assert list(found)[:2] == ["BLEU", "chrF"]
-    assert found.get("references normalized by") == shown
-    assert len(found) == (2 if shown is None else 3)
+    actual = sections.signatures(load_all([run]))
+    assert list(actual)[:2] == ["BLEU", "chrF"]
+    assert actual.get("references normalized by") == shown
+    assert len(actual) == (2 if shown is None else 3)
 
 
 def test_runs_are_named_by_what_differs(tmp_path):
@@ -235,18 +235,18 @@ def test_runs_are_named_by_what_differs(tmp_path):
 def test_long_texts_are_cut_and_large_files_too(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", examples=4, tested=False)
     path = run / "outputs" / "validation.json"
-    found = json.loads(path.read_text())
-    found["outputs"][0] |= {"source": "s" * 5000, "reference": "r" * 5000, "output": "o" * 1500}
-    path.write_text(json.dumps(found))
-    (one,) = load_all([run])
-    outputs = [shown for group in sections.shown_outputs(one).values() for shown in group]
+    actual = json.loads(path.read_text())
+    actual["outputs"][0] |= {"source": "s" * 5000, "reference": "r" * 5000, "output": "o" * 1500}
+    path.write_text(json.dumps(actual))
+    (single,) = load_all([run])
+    outputs = [shown for group in sections.shown_outputs(single).values() for shown in group]
     first = next(shown for shown in outputs if shown.number == 1)
     assert (len(first.source), sum(len(text) for _, text in first.reference)) == (2001, 2001)
     assert "s" * 2001 not in shown(run).text
     monkeypatch.setattr(sections, "MAX_CHARACTERS", 11_499)
-    assert not [label for _, label, _, _ in sections.downloads([one]) if "outputs" in label]
+    assert not [label for _, label, _, _ in sections.downloads([single]) if "outputs" in label]
     monkeypatch.setattr(sections, "MAX_CHARACTERS", 11_500)
-    (label,) = (label for _, label, _, _ in sections.downloads([one]) if "outputs" in label)
+    (label,) = (label for _, label, _, _ in sections.downloads([single]) if "outputs" in label)
     assert label == "Validation outputs (the first 1 of 4)"
 
 

@@ -32,19 +32,19 @@ def test_a_spike_of_one_step_is_kept(spike):
     values = np.sin(np.arange(10_000) / 700)
     values[spike] = 50.0
     values[spike // 2] = -50.0
-    kept = downsample_indices(values, limit=300)
-    assert len(kept) <= 300
-    assert (np.diff(kept) > 0).all()
-    assert {0, spike, spike // 2, 9999} <= set(kept.tolist())
+    remaining = downsample_indices(values, limit=300)
+    assert len(remaining) <= 300
+    assert (np.diff(remaining) > 0).all()
+    assert {0, spike, spike // 2, 9999} <= set(remaining.tolist())
 
 
 def test_a_gap_is_kept_however_short():
     values = np.ones(5000)
     values[2500] = NAN
     values[4000:4400] = NAN
-    kept = values[downsample_indices(values, limit=200)]
-    assert np.isnan(kept).sum() >= 2
-    assert len(kept) <= 200
+    remaining = values[downsample_indices(values, limit=200)]
+    assert np.isnan(remaining).sum() >= 2
+    assert len(remaining) <= 200
 
 
 def test_records_become_columns_and_csv():

@@ -50,10 +50,10 @@ def test_the_best_on_validation_is_chosen(metric, best):
 
 def test_facts_of_all_runs_are_recorded_once():
     results = {(f"seed={seed}",): result(1.0 + seed, command="x", seed=seed, python="3.12") for seed in range(3)}
-    found = sweeps.make_record(results, "loss")
-    assert found["common"] == {"parameters": 10, "tokens_per_second": 2.0, "python": "3.12"}
-    assert [{**found["common"], **run}["test"]["loss"] for run in found["runs"]] == [1.0, 2.0, 3.0]
-    (group,) = found["groups"]
+    actual = sweeps.make_record(results, "loss")
+    assert actual["common"] == {"parameters": 10, "tokens_per_second": 2.0, "python": "3.12"}
+    assert [{**actual["common"], **run}["test"]["loss"] for run in actual["runs"]] == [1.0, 2.0, 3.0]
+    (group,) = actual["groups"]
     assert (group["seeds"], group["parameters"], group["mean"]) == (3, 10, {"loss": 2.0})
     limited = sweeps.make_record({("a=1",): result(1.0), ("a=2",): result(2.0)}, "loss", only={("a=2",)})
     assert [group["settings"] for group in limited["groups"]] == [("a=2",)] and len(limited["runs"]) == 2
@@ -89,18 +89,18 @@ def test_an_equal_time_is_that_of_the_fastest_group():
     slow = [
         evaluated([40, 80, 100], losses, speed) for losses, speed in (([4.0, 2.0, 0.0], 4.0), ([8.0, 4.0, 0.0], 6.0))
     ]
-    found = sweeps.make_record({("a=1",): fast, ("a=2", "seed=0"): slow[0], ("a=2", "seed=1"): slow[1]}, "loss")
-    assert found["equal_seconds"] == 10.0
-    first, second = (group["at_equal_seconds"] for group in found["groups"])
+    actual = sweeps.make_record({("a=1",): fast, ("a=2", "seed=0"): slow[0], ("a=2", "seed=1"): slow[1]}, "loss")
+    assert actual["equal_seconds"] == 10.0
+    first, second = (group["at_equal_seconds"] for group in actual["groups"])
     assert first == {"mean": 2.0, "interval": None}
     assert second["mean"] == pytest.approx((3.5 + 7.0) / 2)
 
 
 @pytest.mark.parametrize("other", [result(1.0), evaluated([99], [1.0], 1.0), evaluated([1, 9], [None, 1.0], 1.0)])
 def test_without_a_curve_that_covers_it_no_equal_time_is_compared(other):
-    found = sweeps.make_record({("a=1",): evaluated([5, 10], [2.0, 1.0], 1.0), ("a=2",): other}, "loss")
-    assert found["equal_seconds"] is None
-    assert not any("at_equal_seconds" in group for group in found["groups"])
+    actual = sweeps.make_record({("a=1",): evaluated([5, 10], [2.0, 1.0], 1.0), ("a=2",): other}, "loss")
+    assert actual["equal_seconds"] is None
+    assert not any("at_equal_seconds" in group for group in actual["groups"])
 
 
 def test_variants_are_drawn_one_below_another(tmp_path):
@@ -109,9 +109,9 @@ def test_variants_are_drawn_one_below_another(tmp_path):
         for name, rate in (("2017", "1e-3"), ("rope", "3e-3"))
         for seed in range(2)
     }
-    found = plotted(results, tmp_path, chosen="optim.learning_rate")
-    assert found.index("2017") < found.index("rope") and "Loss (nats per label)" in found
-    assert not any("learning_rate" in text for text in found)
+    actual = plotted(results, tmp_path, chosen="optim.learning_rate")
+    assert actual.index("2017") < actual.index("rope") and "Loss (nats per label)" in actual
+    assert not any("learning_rate" in text for text in actual)
 
 
 def test_a_numeric_setting_is_the_axis_of_a_line_per_width_in_a_panel_per_parameterization(tmp_path):
@@ -121,9 +121,9 @@ def test_a_numeric_setting_is_the_axis_of_a_line_per_width_in_a_panel_per_parame
         for width in (64, 128)
         for rate in ("1e-3", "1e-2")
     }
-    found = plotted(results, tmp_path)
+    actual = plotted(results, tmp_path)
     for text, count in {"standard": 1, "mup": 1, "64": 2, "128": 2, "optim.learning_rate": 2}.items():
-        assert found.count(text) == count, text
+        assert actual.count(text) == count, text
 
 
 def test_values_of_other_settings_are_named(tmp_path):

@@ -152,8 +152,8 @@ def test_checkpoints_and_weights(run):
     keeper.wait()
     assert keeper.steps() == [3, 2]
     (run / "checkpoints" / "3" / "state" / "_METADATA").write_text("{}")
-    found, host = keeper.restore(abstract(), quarantine=True)
-    assert_is(found, 2)
+    actual, host = keeper.restore(abstract(), quarantine=True)
+    assert_is(actual, 2)
     assert host == HOST
     assert (run / "damaged" / "3").is_dir()
     keeper.close()

@@ -37,8 +37,8 @@ def made(step: int) -> TrainState:
 
 
 def abstract(state: TrainState | None = None) -> TrainState:
-    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one), state or made(1))
+    single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=single), state or made(1))
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def assert_is(found: TrainState, step: int) -> None:
-    jax.tree.map(np.testing.assert_array_equal, found, made(step))
+def assert_is(actual: TrainState, step: int) -> None:
+    jax.tree.map(np.testing.assert_array_equal, actual, made(step))
 
 
 def test_keys_and_booleans_are_restored(tmp_path):
@@ -72,10 +72,10 @@ def test_keys_and_booleans_are_restored(tmp_path):
     keeper = Checkpointer(tmp_path, keep=1)
     keeper.save(1, saved, HOST)
     keeper.wait()
-    found, _ = keeper.restore(abstract(saved))
+    actual, _ = keeper.restore(abstract(saved))
     keeper.close()
-    assert [leaf.dtype for leaf in jax.tree.leaves(found)] == [leaf.dtype for leaf in jax.tree.leaves(saved)]
-    numbers = [[optimizers.plain_array(leaf) for leaf in jax.tree.leaves(each)] for each in (found, saved)]
+    assert [leaf.dtype for leaf in jax.tree.leaves(actual)] == [leaf.dtype for leaf in jax.tree.leaves(saved)]
+    numbers = [[optimizers.plain_array(leaf) for leaf in jax.tree.leaves(each)] for each in (actual, saved)]
     jax.tree.map(np.testing.assert_array_equal, *numbers)
     sums = [checkpoint._checksums(saved.replace(opt_state=each)) for each in (keys, keys[::-1], jax.random.key(7))]
     assert len({sums[i][".opt_state"] for i in range(3)}) == 3
@@ -94,13 +94,13 @@ def test_permanent_checkpoints_stay(tmp_path):
 
 def test_an_interruption_deletes_no_scheduled_checkpoint(tmp_path):
     keeper = Checkpointer(tmp_path, keep=2, every=2)
-    kept = {}
+    remaining = {}
     for step in (2, 4, 6, 7, 8, 9):
         keeper.save(step, made(step), HOST)
         keeper.wait()
-        kept[step] = keeper.steps()
+        remaining[step] = keeper.steps()
     keeper.close()
-    assert kept == {2: [2], 4: [4, 2], 6: [6, 4], 7: [7, 6, 4], 8: [8, 6], 9: [9, 8, 6]}
+    assert remaining == {2: [2], 4: [4, 2], 6: [6, 4], 7: [7, 6, 4], 8: [8, 6], 9: [9, 8, 6]}
 
 
 def test_a_checkpoint_is_overdue_by_its_age(tmp_path):
@@ -115,8 +115,8 @@ def test_a_checkpoint_is_overdue_by_its_age(tmp_path):
 
 def test_the_newest_is_restored_with_its_host_data(copied):
     keeper = Checkpointer(copied, keep=3)
-    found, host = keeper.restore(abstract())
-    assert_is(found, 3)
+    actual, host = keeper.restore(abstract())
+    assert_is(actual, 3)
     assert host == {**HOST, "step": 3}
     keeper.close()
 
@@ -125,8 +125,8 @@ def test_a_truncated_one_is_quarantined_and_the_one_before_it_used(copied, caplo
     largest = max(files(copied / "3"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
     keeper = Checkpointer(copied, keep=3)
-    found, host = keeper.restore(abstract(), quarantine=True)
-    assert_is(found, 2)
+    actual, host = keeper.restore(abstract(), quarantine=True)
+    assert_is(actual, 2)
     assert host["step"] == 2
     assert "checkpoints/3 is damaged" in caplog.text
     assert "going back to step 2" in caplog.text
@@ -141,17 +141,17 @@ class OtherFails(ProcessGroup):
     """A group in which another process cannot read its shards of step 3."""
 
     def run(self, action):
-        found = action()
-        if int(found[0].step) == 3:
+        actual = action()
+        if int(actual[0].step) == 3:
             raise UserError("process 1 (host b): checkpoints/3 is damaged")
-        return found
+        return actual
 
 
 def test_a_checkpoint_that_another_process_cannot_read_is_quarantined(copied, caplog):
     keeper = Checkpointer(copied, keep=3, group=OtherFails())
-    found, _ = keeper.restore(abstract(), quarantine=True)
+    actual, _ = keeper.restore(abstract(), quarantine=True)
     keeper.close()
-    assert_is(found, 2)
+    assert_is(actual, 2)
     assert "process 1 (host b): checkpoints/3 is damaged; going back to step 2" in caplog.text
     assert (copied.parent / "damaged" / "3").is_dir()
 
@@ -167,10 +167,10 @@ def test_corrupted_checkpoints_are_always_detected(original, tmp_path):
             content[draw.randrange(len(content))] ^= draw.randrange(1, 256)
         path.write_bytes(content)
         keeper = Checkpointer(folder)
-        found, _ = keeper.restore(abstract())
+        actual, _ = keeper.restore(abstract())
         keeper.close()
-        outcomes.add(int(found.step))
-        assert_is(found, int(found.step))
+        outcomes.add(int(actual.step))
+        assert_is(actual, int(actual.step))
     assert outcomes == {2, 3}
 
 
@@ -306,12 +306,12 @@ def test_restored_onto_another_mesh(tmp_path):
         mesh = make_mesh(cfg.parallel)
         keeper = Checkpointer(tmp_path / "checkpoints", keep=9)
         if start is None:
-            found = start = state.create(model, optimizer, cfg, mesh)
+            actual = start = state.create(model, optimizer, cfg, mesh)
         else:
-            found, _ = keeper.restore(state.abstract(model, optimizer, cfg, mesh))
-        assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(found)} == {sizes.get("data", 8)}
-        jax.tree.map(np.testing.assert_array_equal, found, start)
-        keeper.save(number, found, HOST)
+            actual, _ = keeper.restore(state.abstract(model, optimizer, cfg, mesh))
+        assert {leaf.sharding.num_devices for leaf in jax.tree.leaves(actual)} == {sizes.get("data", 8)}
+        jax.tree.map(np.testing.assert_array_equal, actual, start)
+        keeper.save(number, actual, HOST)
         keeper.wait()
         keeper.close()
 

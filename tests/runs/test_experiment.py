@@ -80,29 +80,29 @@ def test_a_resumed_run_without_a_checkpoint_requires_the_run_that_it_starts_from
         experiment.build(cfg, folder, data_root=corpus_folder, resume=True)
 
 
-@pytest.mark.parametrize("kept", ["checkpoints/2/state", "result.json"])
-def test_a_resumed_run_reads_its_own_checkpoint_or_result(corpus_folder, started_from_a_lost_run, kept):
+@pytest.mark.parametrize("left", ["checkpoints/2/state", "result.json"])
+def test_a_resumed_run_reads_its_own_checkpoint_or_result(corpus_folder, started_from_a_lost_run, left):
     cfg, folder = started_from_a_lost_run
-    path = folder / kept
+    path = folder / left
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text('{"test": {}}')
     built = experiment.build(cfg, folder, data_root=corpus_folder, resume=True)
     built.close()
-    assert (built.finished is not None) == (kept == "result.json")
+    assert (built.finished is not None) == (left == "result.json")
 
 
 @pytest.mark.parametrize("changes", [{"steps": 9}, {}])
 def test_final_weights_without_a_checkpoint_are_not_trained_from_the_start(tmp_path, changes):
     """A run may be copied without its checkpoints; its result and metrics stay."""
     config.save(small_config(), tmp_path / "config.json")
-    kept = ["weights.json", *(["result.json"] if changes else [])]
-    for name in kept:
+    remaining = ["weights.json", *(["result.json"] if changes else [])]
+    for name in remaining:
         (tmp_path / name).write_text("{}")
     cfg = small_config(**changes)
     with pytest.raises(UserError, match=f"no checkpoint to continue from; .*train.start_from={tmp_path}$"):
         run_folder.check_resumable(tmp_path, cfg, {})
     assert config.load(tmp_path / "config.json") == small_config()
-    assert all((tmp_path / name).exists() for name in kept)
+    assert all((tmp_path / name).exists() for name in remaining)
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     run_folder.check_resumable(tmp_path, cfg, {})
 
@@ -246,8 +246,8 @@ def test_embeddings_that_another_layout_has_are_of_the_other_tokens(
     built.close()
     tokenizers = train_tokenizers(built.cfg.data, load_corpus(built.cfg, other_letters).train)
     model = dataclasses.replace(built.cfg.model, tie_embeddings=here)
-    found = check_tokenizers(built.cfg.train, model, tokenizers, tmp_path / "first")
-    assert all(name in found for name in names)
+    actual = check_tokenizers(built.cfg.train, model, tokenizers, tmp_path / "first")
+    assert all(name in actual for name in names)
     assert check_tokenizers(built.cfg.train, model, built.tokenizers, tmp_path / "first") is None
 
 

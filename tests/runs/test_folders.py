@@ -33,12 +33,12 @@ def test_a_file_that_holds_another_kind_of_json_is_damaged(tmp_path):
 def test_a_replaced_run_is_removed_only_after_the_new_one_is_in_place(corpus_folder, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     experiment.build(small_config(), folder, data_root=corpus_folder).close()
-    kept = shutil.rmtree
+    remaining = shutil.rmtree
 
     def interrupted(path, **options):
         if path.name == ".run.old" and path.exists():
             raise KeyboardInterrupt
-        return kept(path, **options)
+        return remaining(path, **options)
 
     monkeypatch.setattr(shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -172,10 +172,10 @@ FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9\nof 8 GiB")
 
 def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
     monkeypatch.setattr(non_finite, "first_non_finite", mock.Mock(side_effect=FULL))
-    found = explained(not_finite_at_step_six())
+    actual = explained(not_finite_at_step_six())
     assert (
         "(the search for the first non-finite value failed: RESOURCE_EXHAUSTED: 9 of 8 GiB; last checkpoint: step 4"
-        in found
+        in actual
     )
 
 

@@ -25,8 +25,8 @@ def test_bfloat16_is_slow_on_a_cpu_only(monkeypatch, device, dtype, warns):
 @pytest.mark.parametrize(("lora_rank", "warns"), [(0, True), (2, False)])
 def test_parameters_in_bfloat16_are_coarse_unless_they_are_frozen(lora_rank, warns):
     cfg = Config(model=ModelConfig(param_dtype="bfloat16"), train=TrainConfig(lora_rank=lora_rank, start_from="run"))
-    found = [text for text in hardware.dtype_warnings(cfg) if "updates of less than 1/512 of a parameter" in text]
-    assert bool(found) == warns
+    actual = [text for text in hardware.dtype_warnings(cfg) if "updates of less than 1/512 of a parameter" in text]
+    assert bool(actual) == warns
 
 
 def test_chips_are_distinguished():

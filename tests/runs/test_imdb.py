@@ -27,12 +27,12 @@ class Records(list):
 def reviews(builder, *, split, **_):
     """Returns reviews of 5 to `LONGEST` words, a fifth of which say whether the review is positive."""
     draw = np.random.default_rng(len(str(split)))
-    found = []
+    actual = []
     for number, length in enumerate(np.geomspace(5, LONGEST, 60).astype(int)):
         words = draw.choice(["the", "film", "was", "long", "and", "<br />"], length)
         words[draw.random(length) < 0.2] = words[0] = ("bad", "good")[number % 2]
-        found.append({"text": " ".join(words).encode(), "label": number % 2})
-    return Records(found)
+        actual.append({"text": " ".join(words).encode(), "label": number % 2})
+    return Records(actual)
 
 
 @pytest.mark.slow

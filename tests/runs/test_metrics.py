@@ -39,15 +39,15 @@ def test_metrics_of_a_resumed_run_are_continuous(tmp_path):
 
 def events(run) -> list[tuple[str, int]]:
     """Returns the starts and losses in TensorBoard's files of a run, in the order of writing, with their steps."""
-    found = []
+    actual = []
     for path in sorted((run / "tensorboard").iterdir()):
         raw = path.read_bytes()
         while raw:  # the length of a record and its checksum, the record and its checksum
             size = int.from_bytes(raw[:8], "little")
             event, raw = event_pb2.Event.FromString(raw[12 : 12 + size]), raw[16 + size :]
-            found += [("start", event.step)] if event.HasField("session_log") else []
-            found += [(value.tag, event.step) for value in event.summary.value]
-    return found
+            actual += [("start", event.step)] if event.HasField("session_log") else []
+            actual += [(value.tag, event.step) for value in event.summary.value]
+    return actual
 
 
 @pytest.mark.parametrize("resume_step", [0, 2])
@@ -94,13 +94,13 @@ def test_a_save_flushes_the_metrics_first():
 
 
 def test_damaged_records_are_left_out(tmp_path):
-    kept = {"step": 1, "group": "train", "loss": 1.0}
+    remaining = {"step": 1, "group": "train", "loss": 1.0}
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'\xff\n[1]\n3\n\x00\x00\n{"loss": 2}\n' + json.dumps(kept).encode() + b'\n{"step": 2, "gr')
-    assert run_folder.read_records(path) == [kept]
+    path.write_bytes(b'\xff\n[1]\n3\n\x00\x00\n{"loss": 2}\n' + json.dumps(remaining).encode() + b'\n{"step": 2, "gr')
+    assert run_folder.read_records(path) == [remaining]
     assert run_folder.read_records(tmp_path / "missing") == []
     MetricsWriter(tmp_path, small_config(), resume_step=1).close()
-    assert lines(tmp_path) == [kept]
+    assert lines(tmp_path) == [remaining]
 
 
 def test_events_after_an_incomplete_line_are_kept(tmp_path):
@@ -150,9 +150,9 @@ class Recorder(types.ModuleType):
 
 @pytest.fixture
 def wandb(monkeypatch) -> Recorder:
-    found = Recorder()
-    monkeypatch.setitem(sys.modules, "wandb", found)
-    return found
+    actual = Recorder()
+    monkeypatch.setitem(sys.modules, "wandb", actual)
+    return actual
 
 
 def make_run(folder):

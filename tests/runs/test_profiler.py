@@ -20,8 +20,8 @@ def test_five_steps_are_traced_after_ten(monkeypatch, wanted):
     assert calls == ([(13, "profile"), (18, "stop")] if wanted else [])
 
 
-@pytest.mark.parametrize(("left", "found"), [(15, None), (14, "an incomplete trace: 14"), (10, "no trace: 10 steps")])
-def test_a_trace_that_is_not_complete_is_announced(left, found):
+@pytest.mark.parametrize(("left", "problem"), [(15, None), (14, "an incomplete trace: 14"), (10, "no trace: 10 steps")])
+def test_a_trace_that_is_not_complete_is_announced(left, problem):
     said = profiler.Profiler(Path("profile"), first_step=3, wanted=True).shortage(3 + left)
-    assert said is None if found is None else found in said
+    assert said is None if problem is None else problem in said
     assert profiler.Profiler(Path("profile"), first_step=3, wanted=False).shortage(3 + left) is None

@@ -53,9 +53,9 @@ def test_the_state_of_an_optimizer_does_not_depend_on_what_a_resume_may_change(o
         variants += [{"optim.schedule": "cosine"}, {"optim.learning_rate_factors": ("*bias=0.5",)}]
     expected = state(base)
     for settings in variants:
-        found = state(changed(base, settings))
-        assert jax.tree.structure(found) == jax.tree.structure(expected), settings
-        assert jax.tree.leaves(found) == jax.tree.leaves(expected), settings
+        actual = state(changed(base, settings))
+        assert jax.tree.structure(actual) == jax.tree.structure(expected), settings
+        assert jax.tree.leaves(actual) == jax.tree.leaves(expected), settings
 
 
 @pytest.mark.slow

@@ -148,18 +148,18 @@ def test_the_result_records_its_environment(uninterrupted):
 
 def events(folder: Path) -> list[tuple[str, int]]:
     """Returns the kinds and steps of the events of a run."""
-    found = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [(event["kind"], event["step"]) for event in found]
+    actual = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [(event["kind"], event["step"]) for event in actual]
 
 
 def test_a_run_keeps_the_outputs_of_its_last_evaluations(uninterrupted):
-    found = json.loads((uninterrupted / "outputs" / "test.json").read_text())
-    outputs = found["outputs"]
-    exact = 100 * sum(one["output"] == one["reference"] for one in outputs) / len(outputs)
+    actual = json.loads((uninterrupted / "outputs" / "test.json").read_text())
+    outputs = actual["outputs"]
+    exact = 100 * sum(each["output"] == each["reference"] for each in outputs) / len(outputs)
     result = json.loads((uninterrupted / "result.json").read_text())
     assert result["test"]["exact_match"] == exact
-    assert all(one["reference"] == one["source"].upper() for one in outputs)
-    assert (found["step"], found["signatures"]) == (8, result["signatures"])
+    assert all(each["reference"] == each["source"].upper() for each in outputs)
+    assert (actual["step"], actual["signatures"]) == (8, result["signatures"])
     assert sum(json.loads((uninterrupted / "model.json").read_text())["parameters"].values()) == result["parameters"]
     assert events(uninterrupted) == [("start", 0), ("finished", 8)]
 

@@ -29,10 +29,10 @@ def of_sizes(**sizes: int | None) -> Config:
 
 
 def test_missing_sizes_are_those_of_the_data():
-    found = experiment.with_data_sizes(of_sizes(vocab_size=None, num_classes=None), TOKENIZERS, ["x", "y"]).model
-    assert (found.vocab_size, found.num_classes) == (11, 2)
-    found = experiment.with_data_sizes(of_sizes(vocab_size=16, num_classes=2), TOKENIZERS, ["x", "y"]).model
-    assert found.vocab_size == 16
+    actual = experiment.with_data_sizes(of_sizes(vocab_size=None, num_classes=None), TOKENIZERS, ["x", "y"]).model
+    assert (actual.vocab_size, actual.num_classes) == (11, 2)
+    actual = experiment.with_data_sizes(of_sizes(vocab_size=16, num_classes=2), TOKENIZERS, ["x", "y"]).model
+    assert actual.vocab_size == 16
 
 
 @pytest.mark.parametrize(

@@ -85,12 +85,12 @@ def test_layers_of_a_scan_correspond_to_those_of_a_loop_by_number(first):
     assert jax.tree.map(lambda leaf: leaf.sharding, params) == where
     assert {name.split("/")[1] for name in report.missing if name.startswith("decoder/")} == {"layers_1", "layers_2"}
     stack, loaded, random = (tree["decoder"] for tree in (params, other.params, fresh))
-    for found, expected in (
+    for actual, expected in (
         (jax.tree.map(lambda leaf: leaf[0], stack["periods"]["layers_0"]), loaded["layers_0"]),
         (stack["periods"]["layers_1"], random["periods"]["layers_1"]),
         (stack["layers_2"], random["layers_2"]),
     ):
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
     with pytest.raises(UserError, match="must include 'decoder/layers_1/.*LoRA would keep their random values"):
         start_from.check(small_config(lora_rank=2, start_from=str(first)).train, cfg, other.tokenizers, first)
 
@@ -273,22 +273,22 @@ def test_starting_from_a_folder_without_a_run(corpus_folder, tmp_path):
 
 
 def test_damaged_weights_to_start_from_replace_no_run(first, corpus_folder, tmp_path):
-    damaged, kept = shutil.copytree(first, tmp_path / "damaged"), shutil.copytree(first, tmp_path / "kept")
+    damaged, remaining = shutil.copytree(first, tmp_path / "damaged"), shutil.copytree(first, tmp_path / "kept")
     path = max((path for path in (damaged / "weights").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match="damaged/weights is damaged"):
-        experiment.build(small_config(start_from=str(damaged)), kept, data_root=corpus_folder, overwrite=True)
-    jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)
+        experiment.build(small_config(start_from=str(damaged)), remaining, data_root=corpus_folder, overwrite=True)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(remaining).params, load_trained(first).params)
 
 
 def test_a_run_without_a_checkpoint_to_start_from_replaces_no_run(first, corpus_folder, tmp_path):
     """A run that is killed before its first checkpoint has an empty folder of checkpoints."""
-    kept = shutil.copytree(first, tmp_path / "kept")
+    remaining = shutil.copytree(first, tmp_path / "kept")
     (tmp_path / "killed" / "checkpoints").mkdir(parents=True)
     for name in ("config.json", "tokenizers"):
         copy = shutil.copytree if (first / name).is_dir() else shutil.copy
         copy(first / name, tmp_path / "killed" / name)
     cfg = small_config(start_from=str(tmp_path / "killed"))
     with pytest.raises(UserError, match="killed': holds no checkpoint: it was stopped before its first one; train"):
-        experiment.build(cfg, kept, data_root=corpus_folder, overwrite=True)
-    jax.tree.map(np.testing.assert_array_equal, load_trained(kept).params, load_trained(first).params)
+        experiment.build(cfg, remaining, data_root=corpus_folder, overwrite=True)
+    jax.tree.map(np.testing.assert_array_equal, load_trained(remaining).params, load_trained(first).params)

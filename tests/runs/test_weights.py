@@ -40,17 +40,17 @@ def checkpoint(folder, step: int) -> state.TrainState:
     optimizer = optimizers.build(trained.cfg, registry.shapes(trained.model))
     keeper = Checkpointer(folder / "checkpoints")
     abstract = state.abstract(trained.model, optimizer, trained.cfg, make_mesh(trained.cfg.parallel))
-    found, _ = keeper.restore_step(step, abstract)
+    actual, _ = keeper.restore_step(step, abstract)
     keeper.close()
-    return found
+    return actual
 
 
 def test_the_mean_by_hand():
     trees = [{"a": jnp.float32([1, 2]), "b": jnp.bfloat16(value)} for value in (1.0, 4.0)]
-    found = weights.mean(trees)
-    np.testing.assert_array_equal(found["a"], [1, 2])
-    assert found["b"] == 2.5
-    assert found["b"].dtype == jnp.bfloat16
+    actual = weights.mean(trees)
+    np.testing.assert_array_equal(actual["a"], [1, 2])
+    assert actual["b"] == 2.5
+    assert actual["b"].dtype == jnp.bfloat16
 
 
 @pytest.mark.slow
@@ -107,9 +107,9 @@ def test_only_evaluated_parameters_are_read(tmp_path, kind, optimizer, factor):
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), saved)
     with contextlib.closing(Checkpointer(tmp_path)) as keeper:
         before = bytes_read()
-        found = weights.restored(cfg, keeper, abstract)
+        actual = weights.restored(cfg, keeper, abstract)
         read = (bytes_read() - before) / params["kernel"].nbytes
-    jax.tree.map(np.testing.assert_array_equal, found, weights.to_evaluate(cfg, saved))
+    jax.tree.map(np.testing.assert_array_equal, actual, weights.to_evaluate(cfg, saved))
     assert factor * 0.8 < read < factor + 0.5
 
 

@@ -119,7 +119,7 @@ class FakeEngine:
         if any(row.number == request for row in self._rows) or any(number == request for number, _ in self._queue):
             self.canceled.append(request)
         self._rows = [row for row in self._rows if row.number != request]
-        self._queue = collections.deque(one for one in self._queue if one[0] != request)
+        self._queue = collections.deque(each for each in self._queue if each[0] != request)
 
     def step(self) -> list[Event]:
         self._own()
@@ -150,7 +150,7 @@ def served(engine: FakeEngine, family: str) -> ServedModel:
     def score(rows: Sequence[ScoredRow], top: int) -> list[Scored]:
         labels = [[label for label in row.labels if label != IGNORED] for row in rows]
         best = [[{i: -1.0, i + 1: -2.0} if top > 1 else {i: -1.0} for i in row] for row in labels]
-        return [Scored(row, [-1.0] * len(row), found) for row, found in zip(labels, best, strict=True)]
+        return [Scored(row, [-1.0] * len(row), actual) for row, actual in zip(labels, best, strict=True)]
 
     def embed(rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         return [np.array([len(row), 0.5], np.float32) for row in rows]

@@ -52,14 +52,14 @@ class Live:
 
     def background(self, route: str, **body: Any) -> tuple[threading.Thread, list[httpx.Response]]:
         """Sends a request in a thread; returns the thread, and a list that receives the response."""
-        found: list[httpx.Response] = []
+        actual: list[httpx.Response] = []
 
         def ask() -> None:
-            found.append(httpx.post(self.url + route, json=body, timeout=30))
+            actual.append(httpx.post(self.url + route, json=body, timeout=30))
 
         thread = threading.Thread(target=ask)
         thread.start()
-        return thread, found
+        return thread, actual
 
     def raw(self) -> socket.socket:
         """Opens a raw connection, without a client library."""
@@ -72,9 +72,9 @@ def live(
 ) -> Iterator[Live]:
     """Runs a server around a fake engine, and stops it at the end."""
     engine = FakeEngine(max_rows=max_rows, delay=delay, decode=decode)
-    with around(engine, served(engine, family), **options) as one:
+    with around(engine, served(engine, family), **options) as service:
         try:
-            yield one
+            yield service
         finally:
             engine.gate.set()
 
@@ -90,17 +90,17 @@ def around(
     **limits: Any,
 ) -> Iterator[Live]:
     """Runs a server around any engine, and stops it at the end."""
-    one = Live(engine, model, grace=grace, loopback=loopback, key=key, **limits)
-    one.running.start()
-    until(lambda: one.server.started)
+    single = Live(engine, model, grace=grace, loopback=loopback, key=key, **limits)
+    single.running.start()
+    until(lambda: single.server.started)
     try:
-        yield one
+        yield single
     finally:
-        one.client.close()
-        if one.running.is_alive():
-            one.server.stop()
-        one.running.join(20)
-        assert not one.running.is_alive()
+        single.client.close()
+        if single.running.is_alive():
+            single.server.stop()
+        single.running.join(20)
+        assert not single.running.is_alive()
 
 
 def events(response: httpx.Response) -> Iterator[Any]:

@@ -22,8 +22,8 @@ def lm():
     tokenizer = with_chat(BYTES, PLAIN)
     engine = FakeEngine()
     model = dataclasses.replace(served(engine, "decoder_lm"), tokenizers=Tokenizers(tokenizer, tokenizer))
-    with around(engine, model) as one:
-        yield one
+    with around(engine, model) as server:
+        yield server
 
 
 def test_an_answer(lm):
@@ -50,7 +50,7 @@ def test_a_stream(lm):
     assert (last["choices"], last["usage"]["completion_tokens"], chunks[0]["usage"]) == ([], 6, None)
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     for number in range(2):
-        pieces = [one for chunk in chunks for one in chunk["choices"] if one["index"] == number]
+        pieces = [each for chunk in chunks for each in chunk["choices"] if each["index"] == number]
         assert [piece["delta"].get("role") for piece in pieces] == ["assistant", *[None] * (len(pieces) - 1)]
         assert len("".join(piece["delta"].get("content", "") for piece in pieces)) == 3
         assert [piece["finish_reason"] for piece in pieces if piece["finish_reason"]] == ["length"]
@@ -61,9 +61,9 @@ def test_log_probabilities(lm):
     (choice,) = lm.post(ROUTE, **body, top_logprobs=2).json()["choices"]
     first = choice["logprobs"]["content"][0]
     assert (first["token"], first["logprob"], first["bytes"]) == ("\n", -1.0, [10])
-    assert [(one["token"], one["logprob"]) for one in first["top_logprobs"]] == [("\n", -1.0), ("\x0b", -2.0)]
+    assert [(each["token"], each["logprob"]) for each in first["top_logprobs"]] == [("\n", -1.0), ("\x0b", -2.0)]
     (choice,) = lm.post(ROUTE, **body).json()["choices"]
-    assert [one["top_logprobs"] for one in choice["logprobs"]["content"]] == [[], []]
+    assert [each["top_logprobs"] for each in choice["logprobs"]["content"]] == [[], []]
     *_, last = lm.stream(ROUTE, **body)
     (end,) = last["choices"]
     assert (end["logprobs"]["content"][0]["token"], end["finish_reason"]) == ("\n", "length")
@@ -101,7 +101,7 @@ def test_mistakes(body, problem, lm):
 
 def test_a_model_without_a_template():
     engine = FakeEngine()
-    with around(engine, served(engine, "decoder_lm")) as one:
-        reply = one.post(ROUTE, messages=MESSAGES)
+    with around(engine, served(engine, "decoder_lm")) as server:
+        reply = server.post(ROUTE, messages=MESSAGES)
         assert reply.status_code == 404 and "has no chat template" in reply.json()["error"]["message"]
-        assert one.client.get("/info").json()["chat"] is False
+        assert server.client.get("/info").json()["chat"] is False

@@ -39,8 +39,8 @@ EVERY_ARGUMENT = {
 
 @pytest.fixture(scope="module")
 def encoder():
-    with live("classifier") as one:
-        yield one
+    with live("classifier") as server:
+        yield server
 
 
 def text_of(server, **body):
@@ -67,9 +67,9 @@ def test_neutral_values_of_all_arguments(lm):
 def test_prompts_as_token_ids(lm, translator):
     ids = BYTES.encode("abc")
     assert text_of(lm, prompt=ids, temperature=0) == "cba"
-    found = lm.post(COMPLETE, prompt=[ids, "é", BYTES.encode("é")], temperature=0, echo=True).json()
-    assert [choice["text"] for choice in found["choices"]] == ["abccba", "éé", "éé"]
-    assert found["usage"]["prompt_tokens"] == 3 + 2 + 2
+    actual = lm.post(COMPLETE, prompt=[ids, "é", BYTES.encode("é")], temperature=0, echo=True).json()
+    assert [choice["text"] for choice in actual["choices"]] == ["abccba", "éé", "éé"]
+    assert actual["usage"]["prompt_tokens"] == 3 + 2 + 2
     for prompt in (ids, [*ids, EOS], "abc"):
         assert text_of(translator, prompt=prompt) == "cba"
         assert translator.engine.seen[-1].ids == (*ids, EOS)
@@ -88,21 +88,21 @@ def test_nothing_is_generated(lm, stream, echo):
 
 
 def test_log_probabilities(lm):
-    def found(**body):
+    def answer(**body):
         (choice,) = lm.post(COMPLETE, prompt="ab", temperature=0, **body).json()["choices"]
         return choice["text"], choice["logprobs"]
 
     expected = {"tokens": ["b", "a"], "token_logprobs": [-1, -1], "text_offset": [0, 1]}
-    assert found(logprobs=0) == ("ba", {**expected, "top_logprobs": [{"b": -1}, {"a": -1}]})
-    assert found(logprobs=2) == ("ba", {**expected, "top_logprobs": [{"b": -1, "c": -2}, {"a": -1, "b": -2}]})
+    assert answer(logprobs=0) == ("ba", {**expected, "top_logprobs": [{"b": -1}, {"a": -1}]})
+    assert answer(logprobs=2) == ("ba", {**expected, "top_logprobs": [{"b": -1, "c": -2}, {"a": -1, "b": -2}]})
     expected = {"tokens": ["a", "b", "b"], "token_logprobs": [None, -1, -1], "text_offset": [0, 1, 2]}
     top = {"top_logprobs": [None, {"b": -1}, {"b": -1}]}
-    assert found(logprobs=1, echo=True, max_tokens=1) == ("abb", {**expected, **top})
-    assert found(logprobs=1, echo=True, max_tokens=0) == (
+    assert answer(logprobs=1, echo=True, max_tokens=1) == ("abb", {**expected, **top})
+    assert answer(logprobs=1, echo=True, max_tokens=0) == (
         "ab",
         {name: row[:2] for name, row in {**expected, **top}.items()},
     )
-    assert found(logprobs=1, max_tokens=0)[1] == {name: [] for name in {**expected, **top}}
+    assert answer(logprobs=1, max_tokens=0)[1] == {name: [] for name in {**expected, **top}}
 
 
 def test_a_stream_ends_with_the_log_probabilities_of_each_choice(lm):
@@ -135,13 +135,16 @@ def test_log_probabilities_of_a_translation(translator):
 
 def test_embeddings_as_numbers_and_as_base64(encoder):
     body = {"input": ["abc", BYTES.encode("é")], "model": "fake", "user": "someone", "dimensions": None}
-    found = encoder.post(EMBED, **body, encoding_format="float").json()
-    assert [one["embedding"] for one in found["data"]] == [[3, 0.5], [2, 0.5]]
-    assert [(one["object"], one["index"]) for one in found["data"]] == [("embedding", 0), ("embedding", 1)]
-    assert (found["object"], found["model"]) == ("list", "fake")
-    assert found["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
-    found = encoder.post(EMBED, **body, encoding_format="base64").json()
-    assert [struct.unpack("<2f", base64.b64decode(one["embedding"])) for one in found["data"]] == [(3, 0.5), (2, 0.5)]
+    actual = encoder.post(EMBED, **body, encoding_format="float").json()
+    assert [each["embedding"] for each in actual["data"]] == [[3, 0.5], [2, 0.5]]
+    assert [(each["object"], each["index"]) for each in actual["data"]] == [("embedding", 0), ("embedding", 1)]
+    assert (actual["object"], actual["model"]) == ("list", "fake")
+    assert actual["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    actual = encoder.post(EMBED, **body, encoding_format="base64").json()
+    assert [struct.unpack("<2f", base64.b64decode(each["embedding"])) for each in actual["data"]] == [
+        (3, 0.5),
+        (2, 0.5),
+    ]
     assert encoder.client.get("/health").json()["family"] == "classifier"
 
 
@@ -166,21 +169,21 @@ def test_routes_of_other_families(encoder, lm):
     for server, path in ((encoder, COMPLETE), (encoder, "/translate"), (lm, EMBED), (lm, CLASSIFY)):
         answer = server.post(path, prompt="a")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "wrong_family")
-    with around(None, served(FakeEngine(), "masked_lm")) as one:
-        assert "which does not have a page: use /v1/embeddings" in one.client.get("/").json()["error"]["message"]
+    with around(None, served(FakeEngine(), "masked_lm")) as service:
+        assert "which does not have a page: use /v1/embeddings" in service.client.get("/").json()["error"]["message"]
     untrained = dataclasses.replace(encoder.model, labels=())
-    with around(None, untrained) as one:
-        assert "is not trained: use /v1/embeddings" in one.post(CLASSIFY, input="a").json()["error"]["message"]
+    with around(None, untrained) as service:
+        assert "is not trained: use /v1/embeddings" in service.post(CLASSIFY, input="a").json()["error"]["message"]
 
 
 def test_probabilities_of_labels(encoder):
-    found = encoder.post(CLASSIFY, input=["abc", BYTES.encode("a")], model="fake").json()
-    assert [(one["index"], one["label"], one["num_classes"]) for one in found["data"]] == [
+    actual = encoder.post(CLASSIFY, input=["abc", BYTES.encode("a")], model="fake").json()
+    assert [(each["index"], each["label"], each["num_classes"]) for each in actual["data"]] == [
         (0, "long", 3),
         (1, "short", 3),
     ]
-    np.testing.assert_allclose([one["probs"] for one in found["data"]], [[0.2, 0.6, 0.2], [1 / 3] * 3], rtol=1e-6)
-    assert (found["object"], found["usage"]) == ("list", {"prompt_tokens": 4, "total_tokens": 4})
+    np.testing.assert_allclose([each["probs"] for each in actual["data"]], [[0.2, 0.6, 0.2], [1 / 3] * 3], rtol=1e-6)
+    assert (actual["object"], actual["usage"]) == ("list", {"prompt_tokens": 4, "total_tokens": 4})
     assert encoder.client.get("/").headers["content-type"].startswith("text/html")
 
 
@@ -203,41 +206,41 @@ def test_functions_that_wait_are_limited_and_dropped_with_their_clients(monkeypa
         gate.wait(10)
         return [row for row in rows if False]
 
-    with live("classifier", queue=2) as one:
-        monkeypatch.setitem(one.model.__dict__, "embed", slow)
-        thread, found = one.background(EMBED, input="a")
+    with live("classifier", queue=2) as server:
+        monkeypatch.setitem(server.model.__dict__, "embed", slow)
+        thread, actual = server.background(EMBED, input="a")
         until(lambda: calls)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(one.url + EMBED, json={"input": "b"}, timeout=0.2)
-        until(lambda: len(one.worker.jobs) == 1)
-        second, _ = one.background(EMBED, input="c")
-        until(lambda: len(one.worker.jobs) == 2)
-        answer = one.post(EMBED, input="d")
+            httpx.post(server.url + EMBED, json={"input": "b"}, timeout=0.2)
+        until(lambda: len(server.worker.jobs) == 1)
+        second, _ = server.background(EMBED, input="c")
+        until(lambda: len(server.worker.jobs) == 2)
+        answer = server.post(EMBED, input="d")
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
         gate.set()
         thread.join()
         second.join()
-        assert found[0].status_code == 200
+        assert actual[0].status_code == 200
         assert len(calls) == 2
 
 
 def test_an_api_key():
-    with live(key="secret") as one:
+    with live(key="secret") as server:
         for header in (
             {},
             {"Authorization": "Bearer other"},
             {"Authorization": "secret"},
             {"Authorization": "Bearer sécret".encode("latin-1")},
         ):
-            answer = one.client.post(COMPLETE, json={"prompt": "a"}, headers=header)
+            answer = server.client.post(COMPLETE, json={"prompt": "a"}, headers=header)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
             assert answer.headers["www-authenticate"] == "Bearer"
-        assert not one.engine.seen
+        assert not server.engine.seen
         for path in ("/metrics", "/v1/models", "/nowhere"):
-            assert one.client.get(path).status_code == 401
-        assert (one.client.get("/health").status_code, one.client.get("/").status_code) == (200, 200)
+            assert server.client.get(path).status_code == 401
+        assert (server.client.get("/health").status_code, server.client.get("/").status_code) == (200, 200)
         for scheme in ("Bearer", "bearer"):
-            answer = one.client.post(COMPLETE, json={"prompt": "a"}, headers={"Authorization": f"{scheme} secret"})
+            answer = server.client.post(COMPLETE, json={"prompt": "a"}, headers={"Authorization": f"{scheme} secret"})
             assert answer.status_code == 200
 
 

@@ -64,22 +64,22 @@ def parts(family: str, *, warm: bool = False, **settings):
 @pytest.fixture(scope="module")
 def lm():
     *rest, server = parts("decoder_lm")
-    with server as one:
-        yield *rest, one
+    with server as service:
+        yield *rest, service
 
 
 @pytest.fixture(scope="module")
 def translator():
     *rest, server = parts("seq2seq")
-    with server as one:
-        yield *rest, one
+    with server as service:
+        yield *rest, service
 
 
 def sampled(lm, texts, *, seed: int = 0, outputs: int = 1, **settings) -> list[str]:
     cfg, model, params, _ = lm
     cfg = dataclasses.replace(cfg, decode=dataclasses.replace(cfg.decode, **settings))
-    found = TextGenerator(cfg, model, TOKENIZERS).stream(params, texts, seed=seed, outputs=outputs)
-    return [output.text for row in found for output in row]
+    actual = TextGenerator(cfg, model, TOKENIZERS).stream(params, texts, seed=seed, outputs=outputs)
+    return [output.text for row in actual for output in row]
 
 
 @pytest.mark.slow
@@ -88,10 +88,10 @@ def test_completions_of_many_clients(lm):
     expected = sampled(lm, TEXTS)
     assert len(set(expected)) > 2
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda text: server.post("/v1/completions", prompt=text).json(), TEXTS * 2))
-    assert [one["choices"][0]["text"] for one in found] == expected * 2
-    lengths = [one["usage"]["completion_tokens"] for one in found]
-    ends = [one["choices"][0]["finish_reason"] for one in found]
+        actual = list(pool.map(lambda text: server.post("/v1/completions", prompt=text).json(), TEXTS * 2))
+    assert [each["choices"][0]["text"] for each in actual] == expected * 2
+    lengths = [each["usage"]["completion_tokens"] for each in actual]
+    ends = [each["choices"][0]["finish_reason"] for each in actual]
     assert all(end == ("length" if length == 6 else "stop") for length, end in zip(lengths, ends, strict=True))
 
 
@@ -102,10 +102,10 @@ def test_other_kinds_of_attention(settings):
     texts = ["abcdefga", "abcdefgb", *TEXTS]
     expected = sampled((*rest, None), texts)
     assert len(set(expected)) > 2
-    with server as one, concurrent.futures.ThreadPoolExecutor(6) as pool:
-        whole = pool.map(lambda text: one.post("/v1/completions", prompt=text).json(), texts)
-        chunks = pool.map(lambda text: one.stream("/v1/completions", prompt=text), texts)
-        assert [found["choices"][0]["text"] for found in whole] == expected
+    with server as service, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        whole = pool.map(lambda text: service.post("/v1/completions", prompt=text).json(), texts)
+        chunks = pool.map(lambda text: service.stream("/v1/completions", prompt=text), texts)
+        assert [actual["choices"][0]["text"] for actual in whole] == expected
         assert ["".join(chunk["choices"][0]["text"] for chunk in stream) for stream in chunks] == expected
 
 
@@ -115,8 +115,8 @@ def test_samples_are_those_of_the_command_with_the_same_seed(lm):
     expected = sampled(lm, TEXTS, seed=4, outputs=2, strategy="sample", **settings)
     assert len(set(expected)) > 6
     asked = {"prompt": TEXTS, "seed": 4, "n": 2, **settings}
-    found = server.post("/v1/completions", **asked).json()["choices"]
-    assert [choice["text"] for choice in found] == expected
+    actual = server.post("/v1/completions", **asked).json()["choices"]
+    assert [choice["text"] for choice in actual] == expected
     parts = [choice for chunk in server.stream("/v1/completions", **asked) for choice in chunk["choices"]]
     whole = ["".join(part["text"] for part in parts if part["index"] == place) for place in range(len(expected))]
     assert whole == expected
@@ -126,10 +126,10 @@ def test_translations_and_their_scores(translator):
     cfg, model, params, server = translator
     cfg = dataclasses.replace(cfg, decode=dataclasses.replace(cfg.decode, strategy="beam", beams=3))
     expected = list(Translator(cfg, model, TOKENIZERS).stream(params, TEXTS, outputs=2))
-    found = server.post("/translate", text=TEXTS, beams=3, n_best=2).json()["translations"]
-    assert [[one["text"] for one in row] for row in found] == [[one.text for one in row] for row in expected]
-    scores = [one.score for row in expected for one in row]
-    assert [one["score"] for row in found for one in row] == pytest.approx(scores, abs=1e-5)
+    actual = server.post("/translate", text=TEXTS, beams=3, n_best=2).json()["translations"]
+    assert [[each["text"] for each in row] for row in actual] == [[each.text for each in row] for row in expected]
+    scores = [each.score for row in expected for each in row]
+    assert [each["score"] for row in actual for each in row] == pytest.approx(scores, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -149,21 +149,21 @@ def test_one_request_has_many_languages_and_prefixes():
     translate = Translator(cfg, model, both)
     expected = [output for (output,) in translate.stream(params, asked, scores=True)]
     engine = Engine(cfg, model, params, both, max_rows=3)
-    with around(engine, ServedModel.build(cfg, model, params, both)) as one:
+    with around(engine, ServedModel.build(cfg, model, params, both)) as server:
         body = {"text": ["abc", "abc", "ga"], "source_language": "English", "target_language": ["de", "pt-BR", "de"]}
         body["prefix"] = [None, None, "fb"]
-        found = one.post("/translate", **body, logprobs=1).json()["translations"]
-        for (output,) in found:
+        actual = server.post("/translate", **body, logprobs=1).json()["translations"]
+        for (output,) in actual:
             assert "".join(output["logprobs"]["tokens"]).removesuffix("</s>") == output["text"]
-        assert [output["text"] for (output,) in found] == [output.text for output in expected]
+        assert [output["text"] for (output,) in actual] == [output.text for output in expected]
         scores = [output.score for output in expected]
-        assert [output["score"] for (output,) in found] == pytest.approx(scores, abs=1e-5)
-        assert sum(found[1][0]["logprobs"]["token_logprobs"]) == pytest.approx(scores[1], abs=1e-5)
-        (blank,) = one.post("/translate", **(body | {"text": [" ", "a", "b"]}), logprobs=1).json()["translations"][0]
+        assert [output["score"] for (output,) in actual] == pytest.approx(scores, abs=1e-5)
+        assert sum(actual[1][0]["logprobs"]["token_logprobs"]) == pytest.approx(scores[1], abs=1e-5)
+        (blank,) = server.post("/translate", **(body | {"text": [" ", "a", "b"]}), logprobs=1).json()["translations"][0]
         assert (blank["text"], blank["logprobs"]["tokens"]) == ("", [])
-        pieces = one.stream("/translate", text="ga", source_language="en", target_language="de", prefix="fb")
+        pieces = server.stream("/translate", text="ga", source_language="en", target_language="de", prefix="fb")
         assert "".join(piece["text"] for piece in pieces) == expected[2].text
-        completed = one.post("/v1/completions", prompt="ga", source_language="en", target_language="de", prefix="fb")
+        completed = server.post("/v1/completions", prompt="ga", source_language="en", target_language="de", prefix="fb")
         assert completed.json()["choices"][0]["text"] == expected[2].text
         for changes, sentence in (
             (
@@ -174,12 +174,12 @@ def test_one_request_has_many_languages_and_prefixes():
             ({"source_language": "Klingon"}, "text 1: the model has no language 'Klingon'; it has de, en, pt_BR"),
             ({"prefix": "Ω"}, "text 1: decode.prefix='Ω': cannot be encoded with this vocabulary; choose other words"),
         ):
-            answer = one.post("/translate", **(body | changes))
+            answer = server.post("/translate", **(body | changes))
             assert (answer.status_code, sentence in answer.json()["error"]["message"]) == (400, True), answer.text
         names = {"de": "German", "pt_BR": "Portuguese (Brazil)", "en": "English"}
         shown = {"target_language": names, "source_language": {code: names[code] for code in ("en", "de")}}
-        assert one.client.get("/info").json()["language_names"] == shown
-        assert one.client.get("/v1/models").json()["data"][0]["language_names"] == shown
+        assert server.client.get("/info").json()["language_names"] == shown
+        assert server.client.get("/v1/models").json()["data"][0]["language_names"] == shown
 
 
 @pytest.mark.slow
@@ -196,10 +196,10 @@ def test_tags_may_stand_last():
     parts = cfg, model, params, Tokenizers(letters, letters)
     asked = [TextRequest("abc", "de", "en"), TextRequest("ga", "en", "de")]
     expected = [output for (output,) in Translator(cfg, model, parts[3]).stream(params, asked, scores=True)]
-    with around(Engine(*parts, max_rows=3), ServedModel.build(*parts)) as one:
+    with around(Engine(*parts, max_rows=3), ServedModel.build(*parts)) as server:
         body = {"text": ["abc", "ga"], "source_language": ["en", "de"], "target_language": ["de", "en"], "logprobs": 0}
-        found = one.post("/translate", **body).json()["translations"]
-    for (output,), other in zip(found, expected, strict=True):
+        actual = server.post("/translate", **body).json()["translations"]
+    for (output,), other in zip(actual, expected, strict=True):
         assert output["text"] == other.text == "".join(output["logprobs"]["tokens"]).removesuffix("</s>")
         assert output["score"] == pytest.approx(other.score, abs=1e-5)
         assert sum(output["logprobs"]["token_logprobs"]) == pytest.approx(other.score, abs=1e-5)
@@ -311,9 +311,9 @@ def test_the_most_probable_tokens(lm):
 def test_log_probabilities_of_outputs_sum_to_their_scores(translator):
     """Scores are summed by the cached steps of decoding."""
     server = translator[-1]
-    found = server.post("/translate", text=TEXTS).json()["translations"]
+    actual = server.post("/translate", text=TEXTS).json()["translations"]
     choices = server.post("/v1/completions", prompt=TEXTS, logprobs=0).json()["choices"]
-    for (output,), choice in zip(found, choices, strict=True):
+    for (output,), choice in zip(actual, choices, strict=True):
         assert choice["text"] == output["text"]
         assert sum(choice["logprobs"]["token_logprobs"]) == pytest.approx(output["score"], rel=1e-4)
 
@@ -325,11 +325,11 @@ def test_embeddings_as_the_settings_of_the_run_say():
     embed = EmbedConfig(**how, max_length=6, prompts=("q=ba", "p=a"), prompt="q")
     model, params = build(plain.model, seed=2)
     with around(None, ServedModel.build(dataclasses.replace(plain, embed=embed), model, params, TOKENIZERS)) as server:
-        found = server.post("/v1/embeddings", input=["abc", "b"]).json()["data"]
+        actual = server.post("/v1/embeddings", input=["abc", "b"]).json()["data"]
         refused = server.post("/v1/embeddings", input="abcab")
     with around(None, ServedModel.build(plain, model, params, TOKENIZERS, **how)) as server:
         expected = server.post("/v1/embeddings", input=["baabc", "bab"]).json()["data"]
-    assert [one["embedding"] for one in found] == [one["embedding"] for one in expected]
+    assert [each["embedding"] for each in actual] == [each["embedding"] for each in expected]
     assert refused.status_code == 400 and "has 7 tokens, but the model takes at most 6" in refused.text
 
 
@@ -341,17 +341,17 @@ def test_embeddings_and_labels_equal_the_oracle(pooling, normalize):
     model, params = build(cfg.model, seed=2)
     labels, flags = ("en", "de", "fr"), {"pooling": pooling, "normalize": normalize}
     with around(None, ServedModel.build(cfg, model, params, TOKENIZERS, labels=labels, **flags)) as server:
-        found = server.post("/v1/embeddings", input=TEXTS).json()["data"]
+        actual = server.post("/v1/embeddings", input=TEXTS).json()["data"]
         classes = server.post("/classify", input=TEXTS).json()["data"]
-    for text, one in zip(TEXTS, classes, strict=True):
+    for text, each in zip(TEXTS, classes, strict=True):
         tokens = np.array([LETTERS.encode(text)])
         (logits,) = oracles.classifier(oracles.f64(params), cfg.model, tokens, tokens != PAD)
-        assert_close(one["probs"], oracles.softmax(logits))
-        assert one["label"] == labels[logits.argmax()]
-    for text, one in zip(TEXTS, found, strict=True):
+        assert_close(each["probs"], oracles.softmax(logits))
+        assert each["label"] == labels[logits.argmax()]
+    for text, each in zip(TEXTS, actual, strict=True):
         tokens, p = np.array([LETTERS.encode(text)]), oracles.f64(params)
         x = oracles.embed(tokens, p["embedding"], p.get("input"), cfg.model)
         mask = oracles.padding_mask(tokens != PAD)
         x = oracles.stack(x, p["encoder"], cfg.model, cfg.model.encoder_layers, mask, bidirectional=True)
         expected = x[0].mean(axis=0) if pooling == "mean" else x[0, 0]
-        assert_close(one["embedding"], expected / np.linalg.norm(expected) if normalize else expected)
+        assert_close(each["embedding"], expected / np.linalg.norm(expected) if normalize else expected)

@@ -106,8 +106,8 @@ def test_a_text_to_tokenize_is_needed(lm):
 )
 def test_outputs_that_end_within_the_prefix_of_the_run(lm, body, sentence):
     decode = dataclasses.replace(lm.model.decode, prefix="ab")
-    with around(lm.engine, dataclasses.replace(lm.model, decode=decode)) as one:
-        refused(one.post(COMPLETE, prompt="a", **body), 400, sentence, next(iter(body)))
+    with around(lm.engine, dataclasses.replace(lm.model, decode=decode)) as server:
+        refused(server.post(COMPLETE, prompt="a", **body), 400, sentence, next(iter(body)))
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_log_probabilities_that_do_not_exist(translator):
     sentence = "logprobs: is not supported for the tokens of a source; leave out echo"
     refused(translator.post(COMPLETE, prompt="a", echo=True, logprobs=1), 400, sentence, "logprobs")
     engine = FakeEngine()
-    with around(engine, dataclasses.replace(served(engine, "decoder_lm"), prefix_lm=True)) as one:
+    with around(engine, dataclasses.replace(served(engine, "decoder_lm"), prefix_lm=True)) as server:
         sentence = "logprobs: is not supported for a model with prefix_lm=True; leave it out"
-        refused(one.post(COMPLETE, prompt="a", logprobs=1), 400, sentence, "logprobs")
+        refused(server.post(COMPLETE, prompt="a", logprobs=1), 400, sentence, "logprobs")
 
 
 @pytest.mark.parametrize(
@@ -196,16 +196,16 @@ def test_host_names_of_this_machine(lm, host):
 
 
 def test_any_host_name_if_the_server_is_public():
-    with live(loopback=False) as one:
-        assert one.client.get("/health", headers={"Host": "model.example"}).status_code == 200
+    with live(loopback=False) as server:
+        assert server.client.get("/health", headers={"Host": "model.example"}).status_code == 200
 
 
 HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-def answer_to(one, request: str) -> str:
+def answer_to(server, request: str) -> str:
     """Returns the response to bytes after which the client sends nothing; the server closes the connection or waits."""
-    with one.raw() as connection:
+    with server.raw() as connection:
         connection.sendall(f"{HEAD}{request}".encode())
         return connection.recv(9999).decode()
 
@@ -220,8 +220,8 @@ def test_an_endless_body_is_refused_at_the_limit(lm):
 
 
 def test_a_body_that_arrives_too_slowly():
-    with live(body_timeout=0.2) as one:
-        answer = answer_to(one, "Content-Length: 99\r\n\r\n{")
+    with live(body_timeout=0.2) as server:
+        answer = answer_to(server, "Content-Length: 99\r\n\r\n{")
         assert answer.startswith("HTTP/1.1 408 ")
         assert "did not arrive within 0.2 seconds" in answer
         assert "connection: close" in answer.lower()
@@ -235,10 +235,10 @@ def test_requests_that_are_not_http(lm):
 
 
 def test_an_internal_error():
-    with live() as one:
-        one.worker.load = None
-        refused(one.client.get("/metrics"), 500, "internal server error")
-        assert one.client.get("/health").status_code == 200
+    with live() as server:
+        server.worker.load = None
+        refused(server.client.get("/metrics"), 500, "internal server error")
+        assert server.client.get("/health").status_code == 200
 
 
 def test_a_request_that_the_engine_fails_to_accept(lm):
@@ -248,21 +248,21 @@ def test_a_request_that_the_engine_fails_to_accept(lm):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long_is_canceled(stream):
-    with live(timeout=0.3) as one:
-        one.engine.gate.clear()
-        refused(one.post(COMPLETE, prompt="abc", stream=stream), 504, "took longer than 0.3 seconds")
-        one.engine.gate.set()
-        until(lambda: one.engine.canceled == [1])
-        until(lambda: one.metric("tformer_pages_used") == 0)
-        assert one.post(COMPLETE, prompt="ab").status_code == 200
+    with live(timeout=0.3) as server:
+        server.engine.gate.clear()
+        refused(server.post(COMPLETE, prompt="abc", stream=stream), 504, "took longer than 0.3 seconds")
+        server.engine.gate.set()
+        until(lambda: server.engine.canceled == [1])
+        until(lambda: server.metric("tformer_pages_used") == 0)
+        assert server.post(COMPLETE, prompt="ab").status_code == 200
 
 
 def test_a_stream_that_takes_too_long_ends_with_an_error():
-    with live(timeout=0.3, delay=0.02) as one:
-        *_, last = one.stream(COMPLETE, prompt="a" * 2000, max_tokens=2000)
+    with live(timeout=0.3, delay=0.02) as server:
+        *_, last = server.stream(COMPLETE, prompt="a" * 2000, max_tokens=2000)
         assert last["error"]["code"] == "timeout"
-        until(lambda: one.engine.canceled == [1])
-        until(lambda: one.metric(f'tformer_requests_total{{route="{COMPLETE}",status="504"}}') == 1)
+        until(lambda: server.engine.canceled == [1])
+        until(lambda: server.metric(f'tformer_requests_total{{route="{COMPLETE}",status="504"}}') == 1)
 
 
 @pytest.mark.parametrize(
@@ -270,5 +270,5 @@ def test_a_stream_that_takes_too_long_ends_with_an_error():
 )
 def test_too_many_texts_are_refused_before_they_are_tokenized(family, route, field, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenized"))
-    with live(family) as one:
-        refused(one.post(route, **{field: ["a"] * 9}), 400, f"{field}: at most 8 texts at once", field)
+    with live(family) as server:
+        refused(server.post(route, **{field: ["a"] * 9}), 400, f"{field}: at most 8 texts at once", field)

@@ -17,24 +17,24 @@ def test_translate_one_text_and_several(translator):
     assert translator.post("/translate", text="abc").json() == {
         "translations": [[{"text": "cba", "score": 0.0, "finish_reason": "stop"}]]
     }
-    found = translator.post("/translate", text=["abc", "xy"], n_best=2).json()["translations"]
-    assert [[one["text"] for one in row] for row in found] == [["cba", "1cba"], ["yx", "1yx"]]
-    assert [one["score"] for one in found[0]] == [0.0, -0.25]
+    actual = translator.post("/translate", text=["abc", "xy"], n_best=2).json()["translations"]
+    assert [[each["text"] for each in row] for row in actual] == [["cba", "1cba"], ["yx", "1yx"]]
+    assert [each["score"] for each in actual[0]] == [0.0, -0.25]
 
 
 def test_a_blank_text_has_a_blank_translation(translator):
-    found = translator.post("/translate", text=["abc", " ", "\u200b\u2028"], n_best=2).json()["translations"]
-    assert [[one["text"] for one in row] for row in found] == [["cba", "1cba"], ["", ""], ["", ""]]
+    actual = translator.post("/translate", text=["abc", " ", "\u200b\u2028"], n_best=2).json()["translations"]
+    assert [[each["text"] for each in row] for row in actual] == [["cba", "1cba"], ["", ""], ["", ""]]
     pieces = translator.stream("/translate", text=["", "ab"])
     assert "".join(piece["text"] for piece in pieces) == "ba"
 
 
 @pytest.mark.parametrize("score", [math.nan, -math.inf, None])
 def test_a_score_that_is_not_finite(score):
-    with live("seq2seq") as one:
-        one.engine.score = score
-        assert one.post("/translate", text="a").json()["translations"][0][0]["score"] is None
-        assert one.stream("/translate", text="a")[-1]["score"] is None
+    with live("seq2seq") as server:
+        server.engine.score = score
+        assert server.post("/translate", text="a").json()["translations"][0][0]["score"] is None
+        assert server.stream("/translate", text="a")[-1]["score"] is None
 
 
 def test_null_selects_the_default(lm):
@@ -43,20 +43,20 @@ def test_null_selects_the_default(lm):
 
 
 def test_translate_streams_pieces(translator):
-    found = translator.stream("/translate", text=["abc", "xy"], n_best=2)
-    assert len(found) > 4
+    actual = translator.stream("/translate", text=["abc", "xy"], n_best=2)
+    assert len(actual) > 4
     whole: dict = {}
-    for piece in found:
+    for piece in actual:
         whole[piece["index"], piece["rank"]] = whole.get((piece["index"], piece["rank"]), "") + piece["text"]
     assert whole == {(0, 0): "cba", (0, 1): "1cba", (1, 0): "yx", (1, 1): "1yx"}
-    ends = {(piece["index"], piece["rank"]): piece["score"] for piece in found if piece["finish_reason"] == "stop"}
+    ends = {(piece["index"], piece["rank"]): piece["score"] for piece in actual if piece["finish_reason"] == "stop"}
     assert ends == {(0, 0): 0.0, (0, 1): -0.25, (1, 0): 0.0, (1, 1): -0.25}
 
 
 def test_translations_with_log_probabilities(translator):
     body = {"text": ["ab", " "], "n_best": 2, "logprobs": 2}
     whole = translator.post("/translate", **body).json()["translations"]
-    assert [one["text"] for row in whole for one in row] == ["ba", "1ba", "", ""]
+    assert [each["text"] for row in whole for each in row] == ["ba", "1ba", "", ""]
     assert whole[0][1]["logprobs"] == {
         "tokens": ["1", "b", "a"],
         "token_logprobs": [-1, -1, -1],
@@ -66,28 +66,31 @@ def test_translations_with_log_probabilities(translator):
     pieces = translator.stream("/translate", **body)
     ends = [piece for piece in pieces if "logprobs" in piece]
     assert all(piece["finish_reason"] is None for piece in pieces if piece not in ends)
-    assert [{name: one[name] for name in ("score", "logprobs")} for one in ends] == [
-        {name: one[name] for name in ("score", "logprobs")} for row in whole for one in row
+    assert [{name: each[name] for name in ("score", "logprobs")} for each in ends] == [
+        {name: each[name] for name in ("score", "logprobs")} for row in whole for each in row
     ]
-    assert [(one["index"], one["rank"], one["finish_reason"]) for one in ends[:2]] == [(0, 0, "stop"), (0, 1, "stop")]
+    assert [(each["index"], each["rank"], each["finish_reason"]) for each in ends[:2]] == [
+        (0, 0, "stop"),
+        (0, 1, "stop"),
+    ]
     assert pieces[-4:] == ends
 
 
 def test_a_completion_has_openai_s_shape(lm):
-    found = lm.post("/v1/completions", model="fake", prompt="hello", temperature=0).json()
-    assert found.pop("id").startswith("cmpl-")
-    assert isinstance(found.pop("created"), int)
+    actual = lm.post("/v1/completions", model="fake", prompt="hello", temperature=0).json()
+    assert actual.pop("id").startswith("cmpl-")
+    assert isinstance(actual.pop("created"), int)
     choice = {"text": "olleh", "index": 0, "logprobs": None, "finish_reason": "stop"}
     usage = {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}
-    assert found == {"object": "text_completion", "model": "fake", "choices": [choice], "usage": usage}
+    assert actual == {"object": "text_completion", "model": "fake", "choices": [choice], "usage": usage}
 
 
 def test_several_prompts_and_outputs_are_numbered_prompt_first(lm):
-    found = lm.post("/v1/completions", prompt=["abc", "xy"], n=2, seed=3, echo=True).json()
-    assert [one["index"] for one in found["choices"]] == [0, 1, 2, 3]
-    assert [one["text"] for one in found["choices"]] == ["abc3cba", "abc31cba", "xy5yx", "xy51yx"]
-    assert found["usage"]["prompt_tokens"] == 5
-    assert found["usage"]["completion_tokens"] == 4 + 5 + 3 + 4
+    actual = lm.post("/v1/completions", prompt=["abc", "xy"], n=2, seed=3, echo=True).json()
+    assert [each["index"] for each in actual["choices"]] == [0, 1, 2, 3]
+    assert [each["text"] for each in actual["choices"]] == ["abc3cba", "abc31cba", "xy5yx", "xy51yx"]
+    assert actual["usage"]["prompt_tokens"] == 5
+    assert actual["usage"]["completion_tokens"] == 4 + 5 + 3 + 4
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -106,8 +109,8 @@ def test_a_stream_equals_the_complete_output(lm, echo):
 
 
 def test_a_translator_completes_too(translator):
-    found = translator.post("/v1/completions", prompt="abc").json()
-    assert found["choices"][0]["text"] == "cba"
+    actual = translator.post("/v1/completions", prompt="abc").json()
+    assert actual["choices"][0]["text"] == "cba"
 
 
 SAVED = DecodeConfig(top_k=7, max_new_tokens=50)
@@ -132,26 +135,26 @@ SAVED = DecodeConfig(top_k=7, max_new_tokens=50)
     ],
 )
 def test_settings_of_a_request_override_those_of_the_run(family, route, body, decode):
-    with live(family, decode=SAVED) as one:
-        answer = one.post(route, **{"text" if family == "seq2seq" else "prompt": "a!b"}, **body)
+    with live(family, decode=SAVED) as server:
+        answer = server.post(route, **{"text" if family == "seq2seq" else "prompt": "a!b"}, **body)
         assert answer.status_code == 200
-        assert one.engine.seen[0].decode == decode
-        assert one.engine.seen[0].num_outputs == body.get("n", body.get("n_best", 1))
+        assert server.engine.seen[0].decode == decode
+        assert server.engine.seen[0].num_outputs == body.get("n", body.get("n_best", 1))
 
 
 @pytest.mark.parametrize(("family", "body"), [("decoder_lm", {"max_tokens": 2}), ("seq2seq", {"max_new_tokens": 2})])
 def test_a_shorter_output_than_the_minimum_of_the_run(family, body):
     route, field = ("/translate", "text") if family == "seq2seq" else ("/v1/completions", "prompt")
-    with live(family, decode=DecodeConfig(min_new_tokens=5, max_new_tokens=50)) as one:
-        assert one.post(route, **{field: "abc"}, **body).status_code == 200
-        assert one.engine.seen[0].decode == DecodeConfig(min_new_tokens=2, max_new_tokens=2)
+    with live(family, decode=DecodeConfig(min_new_tokens=5, max_new_tokens=50)) as server:
+        assert server.post(route, **{field: "abc"}, **body).status_code == 200
+        assert server.engine.seen[0].decode == DecodeConfig(min_new_tokens=2, max_new_tokens=2)
 
 
 def test_stop_texts_and_lengths_end_an_output(lm):
-    found = lm.post("/v1/completions", prompt="abcdef", temperature=0, stop=["c", "d"]).json()["choices"][0]
-    assert (found["text"], found["finish_reason"]) == ("fe", "stop")
-    found = lm.post("/v1/completions", prompt="abcdef", temperature=0, max_tokens=2).json()["choices"][0]
-    assert (found["text"], found["finish_reason"]) == ("fe", "length")
+    actual = lm.post("/v1/completions", prompt="abcdef", temperature=0, stop=["c", "d"]).json()["choices"][0]
+    assert (actual["text"], actual["finish_reason"]) == ("fe", "stop")
+    actual = lm.post("/v1/completions", prompt="abcdef", temperature=0, max_tokens=2).json()["choices"][0]
+    assert (actual["text"], actual["finish_reason"]) == ("fe", "length")
 
 
 def test_a_seed_repeats_and_no_seed_does_not(lm):
@@ -192,29 +195,29 @@ def test_models_and_health(lm):
 
 
 def test_info_is_what_the_page_shows(lm, translator):
-    found = translator.client.get("/info").json()
-    assert (found["model"], found["family"], found["languages"]) == ("fake", "seq2seq", ["en", "zh_Hant"])
-    assert found["metrics"] == [{"title": "BLEU", "value": "31.42", "signature": "nrefs:1"}]
-    assert (found["attention"], found["no_attention"], found["logprobs"]) == (True, None, True)
-    with around(FakeEngine(), dataclasses.replace(lm.model, prefix_lm=True)) as one:
-        assert one.client.get("/info").json()["logprobs"] is False
+    actual = translator.client.get("/info").json()
+    assert (actual["model"], actual["family"], actual["languages"]) == ("fake", "seq2seq", ["en", "zh_Hant"])
+    assert actual["metrics"] == [{"title": "BLEU", "value": "31.42", "signature": "nrefs:1"}]
+    assert (actual["attention"], actual["no_attention"], actual["logprobs"]) == (True, None, True)
+    with around(FakeEngine(), dataclasses.replace(lm.model, prefix_lm=True)) as server:
+        assert server.client.get("/info").json()["logprobs"] is False
 
 
 def test_metrics_count_requests():
-    with live(max_rows=3) as one:
+    with live(max_rows=3) as server:
         for _ in range(3):
-            one.post("/v1/completions", prompt="abcd", temperature=0)
-        one.stream("/v1/completions", prompt="ab")
-        one.client.get("/nowhere")
+            server.post("/v1/completions", prompt="abcd", temperature=0)
+        server.stream("/v1/completions", prompt="ab")
+        server.client.get("/nowhere")
         counted = 'tformer_requests_total{route="/v1/completions",status="200"} 4.0'
         ends = time.monotonic() + 10  # a stream is counted after its client has seen the end
-        while counted not in (text := one.client.get("/metrics").text):
+        while counted not in (text := server.client.get("/metrics").text):
             assert time.monotonic() < ends, text
         assert 'tformer_requests_total{route="other",status="404"} 1.0' in text
-        assert one.metric("tformer_tokens_generated_total") == 3 * 4 + 2
-        assert (one.metric("tformer_pages_used"), one.metric("tformer_pages")) == (0, 3)
+        assert server.metric("tformer_tokens_generated_total") == 3 * 4 + 2
+        assert (server.metric("tformer_pages_used"), server.metric("tformer_pages")) == (0, 3)
         for name in ("tformer_first_token_seconds", "tformer_request_seconds"):
-            assert one.metric(f"{name}_count") == 4
+            assert server.metric(f"{name}_count") == 4
             assert f'{name}_bucket{{le="+Inf"}} 4.0' in text
             buckets = [float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name}_bucket")]
             assert buckets == sorted(buckets)
@@ -229,16 +232,16 @@ def test_metrics_count_requests():
 def test_the_time_of_a_request_includes_its_computation(route, name):
     engine = FakeEngine()
     model = served(engine, "classifier")
-    found = getattr(model, name)
+    actual = getattr(model, name)
 
     def slow(*arguments):
         time.sleep(0.1)
-        return found(*arguments)
+        return actual(*arguments)
 
-    with around(engine, dataclasses.replace(model, **{name: slow})) as one:
-        assert one.post(route, **{"text" if name == "attention" else "input": "a"}).status_code == 200
-        assert one.metric("tformer_request_seconds_count") == 1
-        assert one.metric("tformer_request_seconds_sum") >= 0.1
+    with around(engine, dataclasses.replace(model, **{name: slow})) as server:
+        assert server.post(route, **{"text" if name == "attention" else "input": "a"}).status_code == 200
+        assert server.metric("tformer_request_seconds_count") == 1
+        assert server.metric("tformer_request_seconds_sum") >= 0.1
 
 
 def test_the_page_loads_nothing_from_other_hosts(lm):
@@ -249,10 +252,10 @@ def test_the_page_loads_nothing_from_other_hosts(lm):
 
 
 def test_a_page_of_attention(translator):
-    found = translator.post("/attention", text="abc", output="cba")
-    assert (found.status_code, "<p>abc to cba</p>" in found.text) == (200, True)
-    assert found.headers["content-type"].startswith("text/html")
-    assert found.headers["content-security-policy"] == "sandbox allow-scripts"
+    actual = translator.post("/attention", text="abc", output="cba")
+    assert (actual.status_code, "<p>abc to cba</p>" in actual.text) == (200, True)
+    assert actual.headers["content-type"].startswith("text/html")
+    assert actual.headers["content-security-policy"] == "sandbox allow-scripts"
     refused = translator.post("/attention", text="", output="cba")
     assert (refused.status_code, refused.json()["error"]["message"]) == (
         400,
@@ -261,12 +264,12 @@ def test_a_page_of_attention(translator):
 
 
 def test_a_model_without_attention_weights(translator):
-    with around(FakeEngine(), dataclasses.replace(translator.model, attention="it has a state")) as one:
-        refused = one.post("/attention", text="a", output="b")
+    with around(FakeEngine(), dataclasses.replace(translator.model, attention="it has a state")) as server:
+        refused = server.post("/attention", text="a", output="b")
         assert refused.status_code == 404
         assert refused.json()["error"]["message"] == "attention is not available: it has a state"
-        found = one.client.get("/info").json()
-        assert (found["attention"], found["no_attention"]) == (False, "it has a state")
+        actual = server.client.get("/info").json()
+        assert (actual["attention"], actual["no_attention"]) == (False, "it has a state")
 
 
 def test_words_are_aligned_at_the_end_of_each_translation(translator):
@@ -276,8 +279,8 @@ def test_words_are_aligned_at_the_end_of_each_translation(translator):
     for scores in ({}, {"logprobs": 1}):
         pieces = translator.stream("/translate", **body, **scores)
         ends = [piece for piece in pieces if piece["finish_reason"]]
-        found = sorted((one["index"], one["alignment"]) for one in ends if one["rank"] == 0)
-        assert found == [(0, "0-1 1-0"), (1, "0-0")]
+        actual = sorted((each["index"], each["alignment"]) for each in ends if each["rank"] == 0)
+        assert actual == [(0, "0-1 1-0"), (1, "0-0")]
         assert not any("alignment" in piece for piece in pieces if piece not in ends)
     assert "alignment" not in translator.post("/translate", text="ab c").json()["translations"][0][0]
 

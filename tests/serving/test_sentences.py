@@ -8,16 +8,16 @@ TRANSLATED = ".fed cbA !ji hG\n\n  .nm lK"
 
 def test_sentences_are_joined_by_their_own_spaces(translator):
     body = {"text": [TEXT, "x y", " "], "split_sentences": True, "n_best": 2, "prefix": ["k", None, None]}
-    found = translator.post("/translate", **body).json()["translations"]
-    assert [[one["text"] for one in row] for row in found] == [
+    actual = translator.post("/translate", **body).json()["translations"]
+    assert [[each["text"] for each in row] for row in actual] == [
         [TRANSLATED, "1.fed cbA 1!ji hG\n\n  1.nm lK"],
         ["y x", "1y x"],
         ["", ""],
     ]
-    assert [one["score"] for one in found[0]] == [0.0, -0.75]
+    assert [each["score"] for each in actual[0]] == [0.0, -0.75]
     streamed = translator.stream("/translate", **body)
     assert {(piece["index"], piece["rank"]): piece["text"] for piece in streamed} == {
-        (index, rank): one["text"] for index, row in enumerate(found) for rank, one in enumerate(row)
+        (index, rank): each["text"] for index, row in enumerate(actual) for rank, each in enumerate(row)
     }
     whole = translator.post("/translate", text=TEXT).json()
     assert whole["translations"][0][0]["text"] == TEXT[::-1]
@@ -41,8 +41,8 @@ def test_sentences_are_counted_as_sentences(translator):
 def test_replies_say_whether_constraints_are_met(translator):
     for constraints, met in ((["cba"], True), ("cba", True), ([["x", "cba"]], True), (["cb"], False)):
         body = {"text": ["abc", "abc"], "beams": 2, "constraints": constraints}
-        found = translator.post("/translate", **body).json()["translations"]
-        assert [row[0]["constraints_met"] for row in found] == [met, met]
+        actual = translator.post("/translate", **body).json()["translations"]
+        assert [row[0]["constraints_met"] for row in actual] == [met, met]
     assert "constraints_met" in translator.stream("/translate", **body)[-1]
     assert "constraints_met" in translator.stream("/translate", **body, logprobs=0)[-1]
     answer = translator.post("/translate", text="abc", constraints=["a"])

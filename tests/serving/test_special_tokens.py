@@ -50,17 +50,17 @@ def test_texts_are_framed_and_token_ids_are_not(family):
 
 def test_the_tokenizer_that_clients_read():
     engine = FakeEngine()
-    with around(engine, framed("decoder_lm")) as one:
+    with around(engine, framed("decoder_lm")) as server:
         info = {"bos_token": "[CLS]", "eos_token": "[END]", "pad_token": None}
-        assert one.client.get("/tokenizer_info").json() == info
+        assert server.client.get("/tokenizer_info").json() == info
         (text,) = Framed().encode("a")
-        assert one.post("/tokenize", prompt="a").json()["tokens"] == [1, text, 3]
-        assert one.post("/tokenize", prompt="a", add_special_tokens=False).json()["tokens"] == [text]
-        assert one.post("/tokenize", prompt="[END]", add_special_tokens=False).json()["tokens"] == [3]
-        found = one.post("/v1/completions", prompt="a", max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
-        assert (found["text"], found["logprobs"]["tokens"]) == ("a", ["[CLS]", "a", "[END]"])
-        assert found["logprobs"]["text_offset"] == [0, 0, 1]
-        assert found["logprobs"]["token_logprobs"] == [None, -1.0, -1.0]
+        assert server.post("/tokenize", prompt="a").json()["tokens"] == [1, text, 3]
+        assert server.post("/tokenize", prompt="a", add_special_tokens=False).json()["tokens"] == [text]
+        assert server.post("/tokenize", prompt="[END]", add_special_tokens=False).json()["tokens"] == [3]
+        actual = server.post("/v1/completions", prompt="a", max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
+        assert (actual["text"], actual["logprobs"]["tokens"]) == ("a", ["[CLS]", "a", "[END]"])
+        assert actual["logprobs"]["text_offset"] == [0, 0, 1]
+        assert actual["logprobs"]["token_logprobs"] == [None, -1.0, -1.0]
 
 
 def test_the_tokens_of_an_output_continue_the_prompt():
@@ -74,21 +74,23 @@ def test_offsets_are_places_in_an_echoed_text_that_the_tokenizer_changes():
     """Regression test: the text was that of the request, with two spaces."""
     words = WordTokenizer(["one", "two"])
     model = dataclasses.replace(served(FakeEngine(), "decoder_lm"), tokenizers=Tokenizers(words, words))
-    with around(FakeEngine(), model) as one:
-        found = one.post("/v1/completions", prompt="one  two", max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
-    places = found["logprobs"]["text_offset"]
-    assert [found["text"][place:] for place in places] == ["one two", " two"]
+    with around(FakeEngine(), model) as server:
+        actual = server.post("/v1/completions", prompt="one  two", max_tokens=0, echo=True, logprobs=0).json()[
+            "choices"
+        ][0]
+    places = actual["logprobs"]["text_offset"]
+    assert [actual["text"][place:] for place in places] == ["one two", " two"]
 
 
 def test_offsets_are_places_in_an_echoed_text_with_unknown_tokens():
     words = WordTokenizer(["one", "two"])
     model = dataclasses.replace(served(FakeEngine(), "decoder_lm"), tokenizers=Tokenizers(words, words))
-    with around(FakeEngine(), model) as one:
+    with around(FakeEngine(), model) as server:
         prompt = "one ten two"
-        found = one.post("/v1/completions", prompt=prompt, max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
-    assert found["text"] == "one <unk> two"
-    places = found["logprobs"]["text_offset"]
-    assert [found["text"][place:] for place in places] == ["one <unk> two", " <unk> two", " two"]
+        actual = server.post("/v1/completions", prompt=prompt, max_tokens=0, echo=True, logprobs=0).json()["choices"][0]
+    assert actual["text"] == "one <unk> two"
+    places = actual["logprobs"]["text_offset"]
+    assert [actual["text"][place:] for place in places] == ["one <unk> two", " <unk> two", " two"]
 
 
 def test_a_client_may_replace_or_remove_the_stop_texts_of_the_run():
@@ -126,8 +128,8 @@ def test_logprobs_show_unknown_tokens_as_the_request_says():
     ids = words.encode("one ten two")
     for unknown, offsets in (("omit", [0, 3, 3, 7]), ("show", [0, 3, 9, 13]), (None, [0, 3, 9, 13])):
         scores = TokenScores(model, [(5, EOS)], 0, [((), ())], unknown)
-        ((found,),) = scores.work([[AccumulatedOutput(ids=[*ids, EOS])]])()
-        assert found["text_offset"] == offsets
+        ((actual,),) = scores.work([[AccumulatedOutput(ids=[*ids, EOS])]])()
+        assert actual["text_offset"] == offsets
 
 
 def test_tags_that_stand_last_are_read_and_scored_as_in_training():
@@ -151,7 +153,7 @@ def test_tags_that_stand_last_are_read_and_scored_as_in_training():
         start, *rest = (tags[name] for name in of_target)
         output = AccumulatedOutput(ids=[*rest, *abc, EOS])
         scores = TokenScores(model, [source], 0, [((tags["en"],), (start, *rest))])
-        ((found,),) = scores.work([[output]])()
+        ((actual,),) = scores.work([[output]])()
         inputs = {"source": [*source], "target_in": [start, *rest, *abc]}
         assert rows.pop() == (inputs, [*[IGNORED] * len(rest), *abc, EOS])
-        assert found["tokens"] == ["a", "b", "c", "</s>"]
+        assert actual["tokens"] == ["a", "b", "c", "</s>"]

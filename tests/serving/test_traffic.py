@@ -28,87 +28,87 @@ LONG = {"prompt": "a" * 2000, "max_tokens": 2000}
 
 def test_concurrent_requests_get_their_own_outputs():
     texts = [f"text {number} {'x' * (number % 7)}" for number in range(60)]
-    with live(max_rows=3, queue=60) as one, concurrent.futures.ThreadPoolExecutor(20) as pool:
+    with live(max_rows=3, queue=60) as server, concurrent.futures.ThreadPoolExecutor(20) as pool:
 
         def ask(text: str) -> str:
             if len(text) % 2:
-                return "".join(chunk["choices"][0]["text"] for chunk in one.stream(COMPLETE, prompt=text))
-            return one.post(COMPLETE, prompt=text).json()["choices"][0]["text"]
+                return "".join(chunk["choices"][0]["text"] for chunk in server.stream(COMPLETE, prompt=text))
+            return server.post(COMPLETE, prompt=text).json()["choices"][0]["text"]
 
         assert list(pool.map(ask, texts)) == [text[::-1] for text in texts]
 
 
 def test_a_stream_arrives_while_it_is_generated():
-    with live() as one:
-        one.engine.delay = 0.05
-        with one.client.stream("POST", COMPLETE, json={"prompt": "abcdef", "stream": True}) as response:
+    with live() as server:
+        server.engine.delay = 0.05
+        with server.client.stream("POST", COMPLETE, json={"prompt": "abcdef", "stream": True}) as response:
             pieces = events(response)
             assert next(pieces)["choices"][0]["text"] == "f"
-            one.engine.gate.clear()
+            server.engine.gate.clear()
             assert next(pieces)["choices"][0]["text"] == "e"
-            one.engine.gate.set()
+            server.engine.gate.set()
             assert "".join(piece["choices"][0]["text"] for piece in pieces) == "dcba"
 
 
 def test_disconnecting_during_a_stream_frees_its_pages():
-    with live(delay=0.01) as one:
-        with one.client.stream("POST", COMPLETE, json={**LONG, "stream": True}) as response:
+    with live(delay=0.01) as server:
+        with server.client.stream("POST", COMPLETE, json={**LONG, "stream": True}) as response:
             lines = response.iter_lines()  # deleting it would disconnect
             next(lines)
-            until(lambda: one.metric("tformer_pages_used") == 1)
-        until(lambda: one.engine.canceled == [1])
-        until(lambda: one.metric("tformer_pages_used") == 0)
-        until(lambda: one.metric(f'tformer_requests_total{{route="{COMPLETE}",status="499"}}') == 1)
+            until(lambda: server.metric("tformer_pages_used") == 1)
+        until(lambda: server.engine.canceled == [1])
+        until(lambda: server.metric("tformer_pages_used") == 0)
+        until(lambda: server.metric(f'tformer_requests_total{{route="{COMPLETE}",status="499"}}') == 1)
 
 
 def test_disconnecting_before_the_response_frees_its_pages():
-    with live(delay=0.01, max_rows=1) as one:
+    with live(delay=0.01, max_rows=1) as server:
         for number in (1, 2):
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(one.url + COMPLETE, json=LONG, timeout=0.5)
-            until(lambda number=number: one.engine.canceled == list(range(1, number + 1)))
-        until(lambda: one.metric("tformer_pages_used") == 0)
+                httpx.post(server.url + COMPLETE, json=LONG, timeout=0.5)
+            until(lambda number=number: server.engine.canceled == list(range(1, number + 1)))
+        until(lambda: server.metric("tformer_pages_used") == 0)
 
 
 def test_disconnecting_while_pending_never_starts_the_request():
-    with live(max_rows=1) as one:
-        one.engine.gate.clear()
-        thread, found = one.background(COMPLETE, prompt="abc")
-        until(lambda: len(one.worker.jobs) == 1)
+    with live(max_rows=1) as server:
+        server.engine.gate.clear()
+        thread, actual = server.background(COMPLETE, prompt="abc")
+        until(lambda: len(server.worker.jobs) == 1)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(one.url + COMPLETE, json={"prompt": "xyz"}, timeout=0.5)
-        until(lambda: len(one.worker.jobs) == 1)
-        one.engine.gate.set()
+            httpx.post(server.url + COMPLETE, json={"prompt": "xyz"}, timeout=0.5)
+        until(lambda: len(server.worker.jobs) == 1)
+        server.engine.gate.set()
         thread.join()
-        assert found[0].json()["choices"][0]["text"] == "cba"
-        assert one.metric("tformer_tokens_generated_total") == 3
+        assert actual[0].json()["choices"][0]["text"] == "cba"
+        assert server.metric("tformer_tokens_generated_total") == 3
 
 
-def at_once(one, count: int, prompt: str) -> list:
+def at_once(server, count: int, prompt: str) -> list:
     """Returns the responses to `count` requests, none of which is served before all have arrived."""
-    one.engine.gate.clear()
-    asked = [one.background(COMPLETE, prompt=prompt) for _ in range(count)]
-    until(lambda: len(one.worker.jobs) == count)
-    one.engine.gate.set()
+    server.engine.gate.clear()
+    asked = [server.background(COMPLETE, prompt=prompt) for _ in range(count)]
+    until(lambda: len(server.worker.jobs) == count)
+    server.engine.gate.set()
     for thread, _ in asked:
         thread.join()
-    return [found[0] for _, found in asked]
+    return [actual[0] for _, actual in asked]
 
 
 def test_a_full_queue_refuses_and_later_accepts():
-    with live(max_rows=2, queue=3, delay=0.002) as one:
-        answers = at_once(one, 9, "a" * 50)
+    with live(max_rows=2, queue=3, delay=0.002) as server:
+        answers = at_once(server, 9, "a" * 50)
         refused = [answer for answer in answers if answer.status_code == 429]
         assert 9 - 2 - 3 - 1 <= len(refused) <= 9 - 2 - 3  # one may be served before the last one arrives
         assert all(answer.headers["retry-after"] == "1" for answer in refused)
         assert refused[0].json()["error"]["type"] == "rate_limit_error"
         assert all(answer.status_code == 200 for answer in answers if answer not in refused)
-        assert one.post(COMPLETE, prompt="ab").status_code == 200
+        assert server.post(COMPLETE, prompt="ab").status_code == 200
 
 
 def test_a_burst_fills_the_rows_before_it_fills_the_queue():
-    with live(max_rows=8, queue=1) as one:
-        assert [answer.status_code for answer in at_once(one, 8, "a" * 30)] == [200] * 8
+    with live(max_rows=8, queue=1) as server:
+        assert [answer.status_code for answer in at_once(server, 8, "a" * 30)] == [200] * 8
 
 
 @contextlib.contextmanager
@@ -121,33 +121,33 @@ def slow_attention(**limits):
         assert gate.wait(20)
         return threading.current_thread().name
 
-    with around(engine, dataclasses.replace(served(engine, "decoder_lm"), attention=render), **limits) as one:
+    with around(engine, dataclasses.replace(served(engine, "decoder_lm"), attention=render), **limits) as server:
         try:
-            yield one, started, gate
+            yield server, started, gate
         finally:
             gate.set()
 
 
 def test_attention_has_the_thread_and_the_queue_of_other_requests():
-    with slow_attention(queue=1) as (one, started, gate):
-        thread, found = one.background(ATTENTION, text="a")
+    with slow_attention(queue=1) as (server, started, gate):
+        thread, actual = server.background(ATTENTION, text="a")
         assert started.wait(10)
-        refused = one.post(ATTENTION, text="a")
+        refused = server.post(ATTENTION, text="a")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-        one.server.stop()
-        until(lambda: one.worker.stopping)
-        refused = one.post(ATTENTION, text="a")
+        server.server.stop()
+        until(lambda: server.worker.stopping)
+        refused = server.post(ATTENTION, text="a")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
         gate.set()
         thread.join()
-        assert (found[0].status_code, found[0].text) == (200, "engine")
+        assert (actual[0].status_code, actual[0].text) == (200, "engine")
 
 
 def test_attention_has_the_timeout_of_other_requests():
-    with slow_attention(timeout=0.5) as (one, _, gate):
-        assert one.post(ATTENTION, text="a").status_code == 504
+    with slow_attention(timeout=0.5) as (server, _, gate):
+        assert server.post(ATTENTION, text="a").status_code == 504
         gate.set()
-        assert one.post(ATTENTION, text="a").status_code == 200
+        assert server.post(ATTENTION, text="a").status_code == 200
 
 
 class SlowTokenizer(ByteTokenizer):
@@ -189,81 +189,81 @@ def test_other_requests_are_answered_while_a_text_is_tokenized(case):
     family, route, body = case
     engine, tokenizer = FakeEngine(), SlowTokenizer()
     model = dataclasses.replace(served(engine, family), tokenizers=Tokenizers(tokenizer, tokenizer))
-    with around(engine, model) as one:
-        thread, found = one.background(route, **body)
+    with around(engine, model) as server:
+        thread, actual = server.background(route, **body)
         try:
             assert tokenizer.started.wait(20)
-            assert one.post("/tokenize", prompt="abc").status_code == 200
-            assert not found
+            assert server.post("/tokenize", prompt="abc").status_code == 200
+            assert not actual
         finally:
             tokenizer.gate.set()
         thread.join()
-        assert found[0].status_code == 200
+        assert actual[0].status_code == 200
 
 
 def test_an_engine_failure_is_reported_to_all_requests():
-    with live(max_rows=1, delay=0.005) as one:
-        first, answer = one.background(COMPLETE, **LONG)
-        until(lambda: one.metric("tformer_requests_running") == 1)
+    with live(max_rows=1, delay=0.005) as server:
+        first, answer = server.background(COMPLETE, **LONG)
+        until(lambda: server.metric("tformer_requests_running") == 1)
         streamed: list = []
-        stream = threading.Thread(target=lambda: streamed.extend(one.stream(COMPLETE, **LONG)))
-        assert one.client.get("/health").status_code == 200
-        one.engine.max_rows = 3
+        stream = threading.Thread(target=lambda: streamed.extend(server.stream(COMPLETE, **LONG)))
+        assert server.client.get("/health").status_code == 200
+        server.engine.max_rows = 3
         stream.start()
-        until(lambda: one.metric("tformer_requests_running") == 2)
-        refusal = one.post(COMPLETE, prompt="explode")
+        until(lambda: server.metric("tformer_requests_running") == 2)
+        refusal = server.post(COMPLETE, prompt="explode")
         first.join()
         stream.join()
         for error in (refusal.json()["error"], answer[0].json()["error"], streamed[-1]["error"]):
             assert error["code"] == "engine_failed"
             assert error["message"] == "the engine has failed (RuntimeError: out of memory): restart the server"
         assert (refusal.status_code, answer[0].status_code) == (500, 500)
-        health = one.client.get("/health")
+        health = server.client.get("/health")
         assert health.status_code == 503
         assert health.json()["reason"] == "RuntimeError: out of memory"
-        assert one.post(COMPLETE, prompt="ab").status_code == 500
+        assert server.post(COMPLETE, prompt="ab").status_code == 500
 
 
 def test_shutdown_finishes_requests_and_accepts_no_new_ones():
-    with live(delay=0.005) as one:
-        thread, found = one.background(COMPLETE, prompt="a" * 60)
-        until(lambda: one.metric("tformer_requests_running") == 1)
-        one.server.stop()
-        until(lambda: one.worker.stopping)
-        answer = one.post(COMPLETE, prompt="ab")
+    with live(delay=0.005) as server:
+        thread, actual = server.background(COMPLETE, prompt="a" * 60)
+        until(lambda: server.metric("tformer_requests_running") == 1)
+        server.server.stop()
+        until(lambda: server.worker.stopping)
+        answer = server.post(COMPLETE, prompt="ab")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
-        health = one.client.get("/health")
+        health = server.client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "stopping")
         thread.join()
-        assert found[0].status_code == 200
-        one.running.join(5)
-        assert not one.running.is_alive()
+        assert actual[0].status_code == 200
+        server.running.join(5)
+        assert not server.running.is_alive()
 
 
 @pytest.mark.parametrize("hurry", [False, True])
 def test_requests_beyond_the_grace_period_are_canceled(hurry):
-    with live(delay=0.01, grace=100.0 if hurry else 0.2) as one:
-        thread, found = one.background(COMPLETE, **LONG)
-        until(lambda: one.metric("tformer_requests_running") == 1)
-        one.server.stop()
+    with live(delay=0.01, grace=100.0 if hurry else 0.2) as server:
+        thread, actual = server.background(COMPLETE, **LONG)
+        until(lambda: server.metric("tformer_requests_running") == 1)
+        server.server.stop()
         if hurry:
-            one.server.stop()
+            server.server.stop()
         thread.join()
-        assert found[0].status_code == 503
-        one.running.join(5)
-        assert not one.running.is_alive()
-        assert one.engine.canceled == [1]
+        assert actual[0].status_code == 503
+        server.running.join(5)
+        assert not server.running.is_alive()
+        assert server.engine.canceled == [1]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
 def test_missing_headers_end_the_connection(sent):
-    with live(body_timeout=0.3) as one, one.raw() as client:
+    with live(body_timeout=0.3) as server, server.raw() as client:
         client.sendall(sent)
         assert client.recv(100) == b""  # closed by the server
 
 
 def test_a_body_that_was_answered_unread_ends_the_connection():
-    with live(body_timeout=0.6) as one, one.raw() as client:
+    with live(body_timeout=0.6) as server, server.raw() as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10\r\n\r\n")
         answer = b""
         while not answer.endswith(b"}"):
@@ -276,7 +276,7 @@ def test_a_body_that_was_answered_unread_ends_the_connection():
 
 def test_headers_in_two_parts_and_a_second_request():
     head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-    with live(body_timeout=1) as one, one.raw() as client:
+    with live(body_timeout=1) as server, server.raw() as client:
         for _ in range(2):
             client.sendall(head)
             time.sleep(0.55)
@@ -287,8 +287,8 @@ def test_headers_in_two_parts_and_a_second_request():
 
 
 def test_a_long_response_is_not_a_header_timeout():
-    with live(body_timeout=0.4, delay=0.05) as one:
-        assert one.post(COMPLETE, prompt="abcdefghij").json()["choices"][0]["text"] == "jihgfedcba"
+    with live(body_timeout=0.4, delay=0.05) as server:
+        assert server.post(COMPLETE, prompt="abcdefghij").json()["choices"][0]["text"] == "jihgfedcba"
 
 
 def test_many_unfinished_headers_do_not_block_other_clients():
@@ -296,10 +296,10 @@ def test_many_unfinished_headers_do_not_block_other_clients():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
     try:
-        with live() as one, contextlib.ExitStack() as stack:
+        with live() as server, contextlib.ExitStack() as stack:
             for _ in range(300):
-                stack.enter_context(one.raw()).sendall(b"GET /health HTTP/1.1\r\nHost: ")
-            assert httpx.get(f"{one.url}/health", timeout=5).status_code == 200
+                stack.enter_context(server.raw()).sendall(b"GET /health HTTP/1.1\r\nHost: ")
+            assert httpx.get(f"{server.url}/health", timeout=5).status_code == 200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -110,61 +110,61 @@ def evaluation(rows=ROWS, trained=TRAINED, **settings):
 
 
 def test_each_direction_is_scored_with_the_tokenizer_of_its_own_target():
-    found = evaluation()
+    actual = evaluation()
     for direction, tokenize in {"en-de": "13a", "zh-en": "13a", "en-zh": "zh", "de-zh": "zh"}.items():
         references, outputs = zip(*(row[2:] for row in ROWS if row[0] == direction), strict=True)
         assert (
-            found.metrics[f"bleu:{direction}"] == sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score
+            actual.metrics[f"bleu:{direction}"] == sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score
         )
-        assert found.metrics[f"chrf:{direction}"] == sacrebleu.corpus_chrf(outputs, [references]).score
-        assert f"|tok:{tokenize}|" in found.signatures[f"bleu:{direction}"]
-    assert found.metrics["exact_match"] == (50 + 0 + 0 + 0) / 4
+        assert actual.metrics[f"chrf:{direction}"] == sacrebleu.corpus_chrf(outputs, [references]).score
+        assert f"|tok:{tokenize}|" in actual.signatures[f"bleu:{direction}"]
+    assert actual.metrics["exact_match"] == (50 + 0 + 0 + 0) / 4
     names = ("en-de", "zh-en", "en-zh", "de-zh")
-    assert found.metrics["chrf"] == pytest.approx(sum(found.metrics[f"chrf:{name}"] for name in names) / 4)
-    assert found.metrics["bleu:zero-shot"] == found.metrics["bleu:de-zh"]
-    assert found.metrics["bleu:to-en"] == found.metrics["bleu:zh-en"]
-    assert "nc:6" in found.signatures["chrf"]
-    assert [sample.direction for sample in found.outputs] == [row[0] for row in ROWS]
+    assert actual.metrics["chrf"] == pytest.approx(sum(actual.metrics[f"chrf:{name}"] for name in names) / 4)
+    assert actual.metrics["bleu:zero-shot"] == actual.metrics["bleu:de-zh"]
+    assert actual.metrics["bleu:to-en"] == actual.metrics["bleu:zh-en"]
+    assert "nc:6" in actual.signatures["chrf"]
+    assert [sample.direction for sample in actual.outputs] == [row[0] for row in ROWS]
 
 
 def test_examples_without_directions_have_plain_names_only():
-    found = evaluation([(None, *row[1:]) for row in ROWS[:2]], ())
-    assert set(found.metrics) == {"bleu", "chrf", "exact_match"}
-    assert "direction" not in found.outputs[0].to_record()
+    actual = evaluation([(None, *row[1:]) for row in ROWS[:2]], ())
+    assert set(actual.metrics) == {"bleu", "chrf", "exact_match"}
+    assert "direction" not in actual.outputs[0].to_record()
 
 
 def test_signatures_that_differ_name_their_directions():
-    found = signatures_of("bleu", evaluation().signatures)
-    assert [*found.values()] == [["en-de", "zh-en"], ["en-zh", "de-zh"]]
+    actual = signatures_of("bleu", evaluation().signatures)
+    assert [*actual.values()] == [["en-de", "zh-en"], ["en-zh", "de-zh"]]
     assert list(signatures_of("chrf", evaluation().signatures).values()) == [[]]
 
 
 def test_signatures_count_the_references_of_their_own_direction():
     """Regression test: directions into one language had the signature of all texts in it."""
     rows = [("de-en", "Hund", ("a dog", "the dog"), "a dog"), ("fr-en", "chien", "a dog", "the dog")]
-    found = evaluation(rows, ()).signatures
+    actual = evaluation(rows, ()).signatures
     for direction, count in (("de-en", 2), ("fr-en", 1)):
-        assert found[f"bleu:{direction}"].startswith(f"nrefs:{count}|")
-        assert found[f"chrf:{direction}"].startswith(f"nrefs:{count}|")
+        assert actual[f"bleu:{direction}"].startswith(f"nrefs:{count}|")
+        assert actual[f"chrf:{direction}"].startswith(f"nrefs:{count}|")
 
 
 def test_a_group_has_another_name_than_a_direction():
     """From Tongan, whose code is `to`."""
     parts = {"to-en": {"chrf": 10.0}, "de-en": {"chrf": 20.0}, "en-fr": {"chrf": 60.0}}
-    found = with_means(parts, ())
-    assert (found["chrf:to-en"], found["chrf:into-en"], found["chrf:from-en"]) == (10, 15, 60)
+    actual = with_means(parts, ())
+    assert (actual["chrf:to-en"], actual["chrf:into-en"], actual["chrf:from-en"]) == (10, 15, 60)
     assert with_means({"de-en": {"chrf": 20.0}}, tuple(parts))["chrf:into-en"] == 20
 
 
 def test_the_log_shows_means_over_directions_and_outputs_of_several():
-    found, console = evaluation(), Console(record=True, width=200)
-    ProgressView(steps=1, console=console).evaluation("validation", found.metrics, shown_samples(found.outputs, 2))
+    actual, console = evaluation(), Console(record=True, width=200)
+    ProgressView(steps=1, console=console).evaluation("validation", actual.metrics, shown_samples(actual.outputs, 2))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert lines[0][1::2] == ["bleu", "chrf", "exact_match"]
     assert [line for line in lines if line[0] == "direction"] == [["direction", "en-de"], ["direction", "zh-en"]]
     plain = evaluation([(None, *row[1:]) for row in ROWS], ()).outputs
     assert shown_samples(plain, 2) == plain[:2]
-    assert not shown_samples(found.outputs, 0)
+    assert not shown_samples(actual.outputs, 0)
 
 
 def test_the_loss_of_each_direction():
@@ -199,19 +199,19 @@ def test_losses_and_translations_of_directions_are_those_of_the_pairs_alone(batc
     cfg = Config(model=model.cfg, data=data, decode=DecodeConfig(max_new_tokens=4), eval=EvalConfig(batch_size=3))
     corpus = Corpus([], examples, [], directions={"en-de": 1, "de-en": 1})
     tokenizers = Tokenizers(letters, letters)
-    found = merged(run(params) for run in evaluators_for(cfg, model, corpus, tokenizers, "validation", 4))
+    actual = merged(run(params) for run in evaluators_for(cfg, model, corpus, tokenizers, "validation", 4))
     chosen = [rows[0], rows[1], rows[4], rows[3]]  # one of each direction, and another of the one with the most
-    assert sorted(sample.source for sample in found.outputs) == sorted(source for _, source, _ in chosen)
+    assert sorted(sample.source for sample in actual.outputs) == sorted(source for _, source, _ in chosen)
     requests = [directed_request(source, direction) for direction, source, _ in chosen]
     pairs = [(request, target) for request, (*_, target) in zip(requests, chosen, strict=True)]
     scored = list(Scorer(cfg, model, tokenizers).stream(params, pairs))
     for name in ("en-de", "de-en", "de-fr"):
-        own = [one for one, (direction, *_) in zip(scored, chosen, strict=True) if direction == name]
-        expected = -sum(one.total for one in own) / sum(len(one.log_probabilities) for one in own)
-        assert found.metrics[f"loss:{name}"] == pytest.approx(expected, rel=1e-5)
-    assert found.metrics["loss:zero-shot"] == found.metrics["loss:de-fr"]
+        own = [each for each, (direction, *_) in zip(scored, chosen, strict=True) if direction == name]
+        expected = -sum(each.total for each in own) / sum(len(each.log_probabilities) for each in own)
+        assert actual.metrics[f"loss:{name}"] == pytest.approx(expected, rel=1e-5)
+    assert actual.metrics["loss:zero-shot"] == actual.metrics["loss:de-fr"]
     translations = Translator(cfg, model, tokenizers)(params, requests)
-    assert {sample.source: sample.output for sample in found.outputs} == {
+    assert {sample.source: sample.output for sample in actual.outputs} == {
         source: output for (_, source, _), output in zip(chosen, translations, strict=True)
     }
 
@@ -228,17 +228,17 @@ def test_outputs_in_another_language_than_the_target():
         ("en-tlh", "", "", "tlhIngan maH"),
     ]
     reference = "Das ist nur eine Probe der Sprache."  # in the language of four of six known targets
-    found = evaluation([(*row[:2], reference, *row[3:]) for row in rows], TRAINED, metrics=("off_target",))
-    assert found.metrics["off_target:en-de"] == 25
-    assert found.metrics["off_target:de-en"] == found.metrics["off_target:en-zh"] == 0
-    assert found.metrics["off_target"] == pytest.approx(25 / 3)
-    assert "off_target:en-tlh" not in found.metrics
-    assert found.remarks == (
+    actual = evaluation([(*row[:2], reference, *row[3:]) for row in rows], TRAINED, metrics=("off_target",))
+    assert actual.metrics["off_target:en-de"] == 25
+    assert actual.metrics["off_target:de-en"] == actual.metrics["off_target:en-zh"] == 0
+    assert actual.metrics["off_target"] == pytest.approx(25 / 3)
+    assert "off_target:en-tlh" not in actual.metrics
+    assert actual.remarks == (
         "off_target leaves out languages that lingua does not know: tlh",
         "of the references themselves, 33.3 % are off-target for lingua",
     )
-    assert found.signatures["off_target"].endswith("|languages:en,de,zh")
-    stored = [sample.to_record().get("metrics") for sample in found.outputs]
+    assert actual.signatures["off_target"].endswith("|languages:en,de,zh")
+    stored = [sample.to_record().get("metrics") for sample in actual.outputs]
     assert stored == [{"off_target": 0}, {"off_target": 100}, *4 * [{"off_target": 0}], None]
 
 

@@ -31,11 +31,11 @@ def translation(test: list, split: str, decode: DecodeConfig):
 
 def test_outputs_of_an_evaluation_say_how_they_ended():
     decode = DecodeConfig(max_new_tokens=3, min_new_tokens=3)
-    found = translation(list(PAIRS), "validation", decode)
-    assert [sample.finish_reason for sample in found.outputs] == ["length", "length"]
-    assert found.remarks == ("2 of 2 outputs end at decode.max_new_tokens=3 and may be incomplete",)
-    found = translation(list(PAIRS), "validation", dataclasses.replace(decode, stop=tuple("abcdefg")))
-    assert [sample.finish_reason for sample in found.outputs] == ["stop", "stop"]
+    actual = translation(list(PAIRS), "validation", decode)
+    assert [sample.finish_reason for sample in actual.outputs] == ["length", "length"]
+    assert actual.remarks == ("2 of 2 outputs end at decode.max_new_tokens=3 and may be incomplete",)
+    actual = translation(list(PAIRS), "validation", dataclasses.replace(decode, stop=tuple("abcdefg")))
+    assert [sample.finish_reason for sample in actual.outputs] == ["stop", "stop"]
 
 
 @pytest.mark.parametrize(("split", "test", "said"), [("test", PAIRS, True), ("test", [*PAIRS], False)])
@@ -88,5 +88,5 @@ def test_samples_of_a_language_model_are_short_unless_a_setting_says_more(decode
         decode=DecodeConfig(**decode),
         eval=EvalConfig(samples=1),
     )
-    found = samples.ContinuationEvaluator(cfg, None, TOKENIZERS, [{"text": "abc" * 100}])(None)
-    assert (asked, [sample.finish_reason for sample in found.outputs]) == ([tokens], ["length"])
+    actual = samples.ContinuationEvaluator(cfg, None, TOKENIZERS, [{"text": "abc" * 100}])(None)
+    assert (asked, [sample.finish_reason for sample in actual.outputs]) == ([tokens], ["length"])

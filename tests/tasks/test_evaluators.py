@@ -60,9 +60,9 @@ def evaluations(
 
 def evaluate(family: str, model, params, split: list, **settings) -> tuple[dict, list]:
     metrics, outputs = {}, []
-    for found in evaluations(family, model, params, split, **settings):
-        metrics |= found.metrics
-        outputs += found.outputs
+    for actual in evaluations(family, model, params, split, **settings):
+        metrics |= actual.metrics
+        outputs += actual.outputs
     return metrics, outputs
 
 
@@ -75,10 +75,10 @@ def test_translation(batch_size):
         target = LETTERS.encode(pair["target"])
         read = np.array([[BOS, *target]], np.int32)
         logits = oracles.seq2seq(oracles.f64(params), model.cfg, source, read, source != PAD, read != PAD)
-        found = log_probabilities(logits[0])
+        actual = log_probabilities(logits[0])
         labels = [*target, EOS]
-        total -= found[np.arange(len(labels)), labels].sum()
-        hits += (found.argmax(-1) == labels).sum()
+        total -= actual[np.arange(len(labels)), labels].sum()
+        hits += (actual.argmax(-1) == labels).sum()
         count += len(labels)
     metrics, outputs = evaluate("seq2seq", model, params, PAIRS, batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / count, rel=1e-5)
@@ -96,8 +96,8 @@ def test_language_model(batch_size):
     total = 0.0
     for start in range(0, len(stream) - 1, 4):
         window, targets = np.array([stream[start : start + 4]]), stream[start + 1 : start + 5]
-        found = log_probabilities(oracles.decoder_lm(oracles.f64(params), model.cfg, window, window != PAD)[0])
-        total -= found[np.arange(len(targets)), targets].sum()
+        actual = log_probabilities(oracles.decoder_lm(oracles.f64(params), model.cfg, window, window != PAD)[0])
+        total -= actual[np.arange(len(targets)), targets].sum()
     metrics, outputs = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
     assert metrics["bits_per_byte"] == metrics["bits_per_character"] == pytest.approx(total / math.log(2) / 16)
@@ -121,12 +121,12 @@ def test_continuations_of_prompts_with_unknown_tokens():
         decode=DecodeConfig(max_new_tokens=5),
         eval=EvalConfig(samples=4),
     )
-    found = ContinuationEvaluator(cfg, model, TOKENIZERS, [{"text": text} for text in texts])(params)
+    actual = ContinuationEvaluator(cfg, model, TOKENIZERS, [{"text": text} for text in texts])(params)
     prompts = [EncodedRequest(LETTERS.encode(text)[:4]) for text in texts if text]
     expected = RowDecoder(cfg, model, params, TOKENIZERS)(prompts)
-    assert [output.source for output in found.outputs] == ["<unk>" * 4, "<unk><unk>ab", "gfed"]
-    assert [output.reference for output in found.outputs] == ["abcdefg", "cdefg", "cba"]
-    assert [output.output for output in found.outputs] == [output.text for (output,) in expected]
+    assert [output.source for output in actual.outputs] == ["<unk>" * 4, "<unk><unk>ab", "gfed"]
+    assert [output.reference for output in actual.outputs] == ["abcdefg", "cdefg", "cba"]
+    assert [output.output for output in actual.outputs] == [output.text for (output,) in expected]
 
 
 def test_prompts_leave_room_for_the_prefix_of_outputs():
@@ -160,9 +160,9 @@ def test_pre_training_objectives(family, objective):
     for batch in covering_corrupted(stream, build_objective(data, tokenizer), 3):
         logits, labels = map(np.asarray, forward(batch))
         counted = labels != IGNORED
-        labels, found = labels[counted], log_probabilities(logits)[counted]
-        total -= found[np.arange(len(labels)), labels].sum()
-        hits, count = hits + (found.argmax(-1) == labels).sum(), count + len(labels)
+        labels, actual = labels[counted], log_probabilities(logits)[counted]
+        total -= actual[np.arange(len(labels)), labels].sum()
+        hits, count = hits + (actual.argmax(-1) == labels).sum(), count + len(labels)
     metrics = evaluator(params).metrics
     assert metrics["loss"] == pytest.approx(total / count, rel=1e-5)
     assert metrics["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
@@ -175,13 +175,13 @@ def test_classification(batch_size):
     losses, hits = [], []
     for example in LABELED:
         tokens = np.array([LETTERS.encode(example["text"])], np.int32)
-        found = log_probabilities(oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD))[0]
+        actual = log_probabilities(oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD))[0]
         label = "xyz".index(example["label"])
-        losses.append(-found[label])
-        hits.append(found.argmax() == label)
-    (found,) = evaluations("classifier", model, params, LABELED, batch_size=batch_size)
-    metrics, outputs = found.metrics, found.outputs
-    assert found.losses.nll == pytest.approx(losses, rel=1e-5)
+        losses.append(-actual[label])
+        hits.append(actual.argmax() == label)
+    (actual,) = evaluations("classifier", model, params, LABELED, batch_size=batch_size)
+    metrics, outputs = actual.metrics, actual.outputs
+    assert actual.losses.nll == pytest.approx(losses, rel=1e-5)
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(100 * np.mean(hits))
     assert [output.output == output.reference for output in outputs] == hits
@@ -195,10 +195,10 @@ def test_the_labels_of_long_texts_are_those_that_the_accuracy_counts():
     expected = [label_of(model, params, text[:16]) for text in texts]
     assert expected != [label_of(model, params, text[:9]) for text in texts]
     examples = [{"text": text, "label": label} for text, label in zip(texts, expected, strict=True)]
-    (found,) = evaluations("classifier", model, params, examples, batch_size=8)
-    assert [output.output for output in found.outputs] == expected
-    assert found.metrics["accuracy"] == 100
-    assert found.remarks == ("49 of 49 texts were longer than model.max_length=16 and were truncated",)
+    (actual,) = evaluations("classifier", model, params, examples, batch_size=8)
+    assert [output.output for output in actual.outputs] == expected
+    assert actual.metrics["accuracy"] == 100
+    assert actual.remarks == ("49 of 49 texts were longer than model.max_length=16 and were truncated",)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_the_loss_of_pairs_does_not_depend_on_the_batching(batching):
     cfg = Config(model=model.cfg, data=DataConfig(**batching), eval=EvalConfig(batch_size=3))
     likelihood, _ = evaluators_for(cfg, model, Corpus([], [], examples), TOKENIZERS, "test", 0)
     scored = list(Scorer(cfg, model, TOKENIZERS).stream(params, pairs, long_texts=LongTexts("truncate")))
-    assert [len(one.tokens) for one in scored] == [4, 2, 12, 16]
-    expected = -sum(one.total for one in scored) / sum(len(one.tokens) for one in scored)
+    assert [len(each.tokens) for each in scored] == [4, 2, 12, 16]
+    expected = -sum(each.total for each in scored) / sum(len(each.tokens) for each in scored)
     assert likelihood(params).metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -235,10 +235,10 @@ def test_a_limit_takes_evenly_spread_examples(limit):
     examples = sorted(LABELED, key=lambda example: example["label"])
     chosen = [examples[number * len(examples) // limit] for number in range(limit)]
     expected, outputs = evaluate("classifier", model, params, chosen, batch_size=2)
-    limited, found = evaluate("classifier", model, params, examples, batch_size=2, limit=limit)
+    limited, actual = evaluate("classifier", model, params, examples, batch_size=2, limit=limit)
     assert limited == expected
-    assert found == outputs
-    assert len({output.reference for output in found}) > 1
+    assert actual == outputs
+    assert len({output.reference for output in actual}) > 1
 
 
 def test_sources_and_outputs_that_a_limit_ended_are_remarked_on():
@@ -247,8 +247,8 @@ def test_sources_and_outputs_that_a_limit_ended_are_remarked_on():
         model=model.cfg, data=DataConfig(bucket_lengths=(16,)), decode=DecodeConfig(max_new_tokens=1, min_new_tokens=1)
     )
     examples = [{"source": word, "target": word} for word in (*WORDS[:2], "ab" * 9)]
-    found = TranslationEvaluator(cfg, model, TOKENIZERS, list(map(Segment.from_example, examples)))(params)
-    assert found.remarks == (
+    actual = TranslationEvaluator(cfg, model, TOKENIZERS, list(map(Segment.from_example, examples)))(params)
+    assert actual.remarks == (
         "1 of 3 sources was longer than model.max_length=16 and was truncated",
         "3 of 3 outputs end at decode.max_new_tokens=1 and may be incomplete",
     )

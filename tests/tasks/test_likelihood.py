@@ -36,8 +36,8 @@ def one_by_one(model, params, batches) -> tuple[float, float]:
 def test_sums_do_not_depend_on_the_number_of_pending_batches(count):
     model, params = build(tiny("decoder_lm"))
     split = Counted(count)
-    *found, losses, _ = Likelihood(model, split)(params)
-    assert found == pytest.approx(one_by_one(model, params, split.batches))
+    *actual, losses, _ = Likelihood(model, split)(params)
+    assert actual == pytest.approx(one_by_one(model, params, split.batches))
     assert losses.labels == [4] * 2 * count
     logits = apply(model, params, split.batches[-1]["tokens"])
     log_p = np.log(oracles.softmax(np.float64(logits)))

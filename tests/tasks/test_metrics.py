@@ -45,8 +45,8 @@ def scores_of(cfg: Config, name: str = "command") -> list[float]:
 @pytest.mark.usefixtures("length_difference")
 def test_a_function_of_other_code_is_a_metric():
     cfg = Config(eval=EvalConfig(metrics=("length_difference",)))
-    found = score_texts(OUTPUTS, REFERENCES, cfg, "en")
-    assert found.metrics["length_difference"] == pytest.approx((1 + 0 + 3) / 3)
+    actual = score_texts(OUTPUTS, REFERENCES, cfg, "en")
+    assert actual.metrics["length_difference"] == pytest.approx((1 + 0 + 3) / 3)
     assert list(build_metric(cfg.eval, "length_difference", "en").score_texts([], OUTPUTS, REFERENCES)) == [1, 0, 3]
 
 
@@ -103,9 +103,9 @@ def test_a_program_reads_texts_and_writes_scores(write):
     code = ECHO + "values = [len(row['output']) - len(row['references'][-1]) for row in rows]; " + write
     cfg = running(code)
     assert scores_of(cfg) == [1, 0, -3]
-    found = score_texts(OUTPUTS, REFERENCES, cfg, "en")
-    assert found.metrics["command"] == pytest.approx(-2 / 3)
-    assert found.signatures["command"] == f"command:{cfg.eval.command}"
+    actual = score_texts(OUTPUTS, REFERENCES, cfg, "en")
+    assert actual.metrics["command"] == pytest.approx(-2 / 3)
+    assert actual.signatures["command"] == f"command:{cfg.eval.command}"
 
 
 def test_a_program_gets_its_arguments_without_a_shell():
@@ -163,14 +163,14 @@ def test_means_of_stored_scores_are_those_of_sums():
 
 def test_bits_are_those_of_all_tokens_over_the_size_of_the_texts():
     """A tokenizer with fewer tokens, whose losses have the same sum, has the same bits, unlike the loss per token."""
-    found = []
+    actual = []
     for tokens in ([2.0, 4.0, 6.0], [12.0]):
         sums = np.array([[sum(tokens), 0, len(tokens)]])
         loss = sum(tokens) / len(tokens)
         measured = Measured(loss, 0.0, Losses([], []), sums)
-        found.append(PerplexityEvaluator(lambda _, it=measured: it, texts=iter(["a\u00e4", "\u6f22b"]))(None).metrics)
-    assert found[0]["bits_per_byte"] == found[1]["bits_per_byte"] == pytest.approx(12 / np.log(2) / (3 + 4))
-    assert found[0]["bits_per_character"] == pytest.approx(12 / np.log(2) / 4)
+        actual.append(PerplexityEvaluator(lambda _, it=measured: it, texts=iter(["a\u00e4", "\u6f22b"]))(None).metrics)
+    assert actual[0]["bits_per_byte"] == actual[1]["bits_per_byte"] == pytest.approx(12 / np.log(2) / (3 + 4))
+    assert actual[0]["bits_per_character"] == pytest.approx(12 / np.log(2) / 4)
     assert lower_is_better("bits_per_byte")
     assert "bits_per_byte" not in PerplexityEvaluator(lambda _: measured)(None).metrics
 

@@ -31,7 +31,7 @@ def score(outputs, references, **settings):
 def test_several_references_equal_the_sacrebleu_command(tmp_path):
     for name, lines in (("out", OUTPUTS), *(zip(("a", "b"), zip(*REFERENCES, strict=True), strict=True))):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    found = score(OUTPUTS, REFERENCES, metrics=("chrf++", "ter"))
+    actual = score(OUTPUTS, REFERENCES, metrics=("chrf++", "ter"))
     flags = "-m sacrebleu a b -i out --format json -w 12"
     lines = subprocess.check_output([sys.executable, *f"{flags} -m bleu chrf ter".split()], cwd=tmp_path)
     expected = {entry["name"].lower(): entry for entry in json.loads(lines)}
@@ -44,18 +44,18 @@ def test_several_references_equal_the_sacrebleu_command(tmp_path):
         ("ter", expected["ter"]),
         ("chrf++", plus),
     ):
-        assert found.metrics[name] == pytest.approx(entry["score"], abs=1e-11)
-        assert set(entry["signature"].split("|")) == set(found.signatures[name].split("|"))
-    assert found.metrics["exact_match"] == pytest.approx(100 / 3)
+        assert actual.metrics[name] == pytest.approx(entry["score"], abs=1e-11)
+        assert set(entry["signature"].split("|")) == set(actual.signatures[name].split("|"))
+    assert actual.metrics["exact_match"] == pytest.approx(100 / 3)
 
 
 def test_numbers_of_references_may_differ_between_texts():
     references = [REFERENCES[0], REFERENCES[1][:1], REFERENCES[2]]
     sets = [[each[0] for each in references], ["a cat was sitting on the mat", None, "he reads"]]
-    found = score(OUTPUTS, references)
-    assert found.metrics["bleu"] == sacrebleu.BLEU().corpus_score(OUTPUTS, sets).score
-    assert found.metrics["chrf"] == sacrebleu.CHRF().corpus_score(OUTPUTS, sets).score
-    assert found.signatures["chrf"].startswith("nrefs:var|")
+    actual = score(OUTPUTS, references)
+    assert actual.metrics["bleu"] == sacrebleu.BLEU().corpus_score(OUTPUTS, sets).score
+    assert actual.metrics["chrf"] == sacrebleu.CHRF().corpus_score(OUTPUTS, sets).score
+    assert actual.signatures["chrf"].startswith("nrefs:var|")
 
 
 def test_spbleu_is_bleu_of_the_pieces_of_the_given_model(tmp_path):
@@ -68,10 +68,10 @@ def test_spbleu_is_bleu_of_the_pieces_of_the_given_model(tmp_path):
     model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
     split = [[" ".join(model.encode_as_pieces(text)) for text in column] for column in zip(*REFERENCES, strict=True)]
     pieces = [" ".join(model.encode_as_pieces(text)) for text in OUTPUTS]
-    found = score(OUTPUTS, REFERENCES, metrics=("spbleu",), spbleu_model=str(tmp_path / "m.model"))
-    assert found.metrics["spbleu"] == sacrebleu.BLEU(tokenize="none", force=True).corpus_score(pieces, split).score
-    assert found.metrics["spbleu"] != found.metrics["bleu"]
-    assert "|tok:spm-" in found.signatures["spbleu"]
+    actual = score(OUTPUTS, REFERENCES, metrics=("spbleu",), spbleu_model=str(tmp_path / "m.model"))
+    assert actual.metrics["spbleu"] == sacrebleu.BLEU(tokenize="none", force=True).corpus_score(pieces, split).score
+    assert actual.metrics["spbleu"] != actual.metrics["bleu"]
+    assert "|tok:spm-" in actual.signatures["spbleu"]
     with pytest.raises(
         UserError, match=r"eval.spbleu_model='.*missing': is not a SentencePiece model that can be read"
     ):
@@ -80,8 +80,8 @@ def test_spbleu_is_bleu_of_the_pieces_of_the_given_model(tmp_path):
 
 def test_scores_of_each_sentence():
     metrics = text_metrics(config(metrics=("ter", "chrf++")), "en")
-    found = {name: metric.score_texts(["", "", ""], OUTPUTS, REFERENCES) for name, metric in metrics.items()}
-    assert found == {
+    actual = {name: metric.score_texts(["", "", ""], OUTPUTS, REFERENCES) for name, metric in metrics.items()}
+    assert actual == {
         "bleu": [sacrebleu.sentence_bleu(*pair).score for pair in zip(OUTPUTS, REFERENCES, strict=True)],
         "chrf": [sacrebleu.sentence_chrf(*pair).score for pair in zip(OUTPUTS, REFERENCES, strict=True)],
         "chrf++": [

@@ -43,19 +43,19 @@ def bleu(outputs, references, tokenize) -> float:
 
 
 def test_tokens_compared_with_texts_are_said(parts, caplog):
-    found = evaluation(parts, [Output(text, 0.0) for text in TOKENS])
+    actual = evaluation(parts, [Output(text, 0.0) for text in TOKENS])
     assert "outputs are tokens of Moses, but references are not" in caplog.text
-    assert found.metrics["bleu"] == pytest.approx(bleu(TOKENS, REFERENCES, "13a"))
-    assert found.signatures["bleu"].endswith("|outputs:moses")
-    assert found.signatures["references"] == "raw"
+    assert actual.metrics["bleu"] == pytest.approx(bleu(TOKENS, REFERENCES, "13a"))
+    assert actual.signatures["bleu"].endswith("|outputs:moses")
+    assert actual.signatures["references"] == "raw"
 
 
 def test_tokenized_bleu_names_itself(parts, caplog):
-    found = evaluation(parts, [Output(text, 0.0) for text in TOKENS], references="normalized", bleu_tokenize="none")
+    actual = evaluation(parts, [Output(text, 0.0) for text in TOKENS], references="normalized", bleu_tokenize="none")
     assert not caplog.text
     tokens = ["it &apos;s r &amp; d , &quot; he &quot; said ( twice ) .", TOKENS[1]]
-    assert found.metrics["bleu"] == pytest.approx(bleu(TOKENS, tokens, "none"))
-    assert all(found.signatures[name].endswith("|outputs:moses") for name in ("bleu", "chrf"))
+    assert actual.metrics["bleu"] == pytest.approx(bleu(TOKENS, tokens, "none"))
+    assert all(actual.signatures[name].endswith("|outputs:moses") for name in ("bleu", "chrf"))
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_tokenized_bleu_names_itself(parts, caplog):
 )
 def test_detokenized_outputs_are_compared_with_texts(parts, caplog, references, expected):
     texts = ['it\'s r&d, "he" said (twice).', "don't walk & don't run!"]
-    found = evaluation(parts, [Output(text, 0.0) for text in texts], detokenize=True, references=references)
+    actual = evaluation(parts, [Output(text, 0.0) for text in texts], detokenize=True, references=references)
     assert not caplog.text
-    assert found.metrics["bleu"] == pytest.approx(bleu(texts, expected, "13a"))
-    assert "moses" not in "".join(found.signatures.values())
+    assert actual.metrics["bleu"] == pytest.approx(bleu(texts, expected, "13a"))
+    assert "moses" not in "".join(actual.signatures.values())
 
 
 @pytest.mark.parametrize(("counts", "share"), [((2, 0), 50), ((0, 0), 0)])
@@ -74,6 +74,6 @@ def test_the_share_of_outputs_with_unknown_tokens(parts, counts, share):
     outputs = [Output("x", 0.0, unknown=count) for count in counts]
     model, _, examples = parts
     words = WordTokenizer(["x"])
-    found = evaluation((model, Tokenizers(words, words), examples), outputs)
-    assert found.metrics["unknown_outputs"] == share
+    actual = evaluation((model, Tokenizers(words, words), examples), outputs)
+    assert actual.metrics["unknown_outputs"] == share
     assert ("unknown_outputs" in evaluation(parts, outputs).metrics) == (share > 0)  # byte-level BPE has no such token

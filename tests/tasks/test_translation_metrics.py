@@ -63,8 +63,8 @@ class TestTranslationMetrics:
     def test_one_wrong_character_of_twelve_in_chinese(self):
         """n-grams of 12 characters, the last of which is wrong: 11/12, 10/11, 9/10, 8/9."""
         reference = "我今天早上在家里吃了苹果"
-        found = scored([reference[:-1] + "梨"], [reference], translating("zh"))
-        assert found.metrics["bleu"] == pytest.approx(100 * (11 / 12 * 10 / 11 * 9 / 10 * 8 / 9) ** 0.25)
+        actual = scored([reference[:-1] + "梨"], [reference], translating("zh"))
+        assert actual.metrics["bleu"] == pytest.approx(100 * (11 / 12 * 10 / 11 * 9 / 10 * 8 / 9) ** 0.25)
         assert scores([reference[:-1] + "梨"], [reference])["bleu"] == 0
 
     @pytest.mark.parametrize(("language", "tokenizer"), [("de", "13a"), ("zh", "zh")])
@@ -79,8 +79,8 @@ class TestTranslationMetrics:
             (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         command = f"-m sacrebleu references -i outputs -m bleu chrf -tok {tokenizer} --score-only -w 12 --format json"
         expected = json.loads(subprocess.check_output([sys.executable, *command.split()], cwd=tmp_path))
-        found = scored(outputs, references, translating(language)).metrics
-        assert [found["bleu"], found["chrf"]] == pytest.approx(expected, abs=1e-11)
+        actual = scored(outputs, references, translating(language)).metrics
+        assert [actual["bleu"], actual["chrf"]] == pytest.approx(expected, abs=1e-11)
         assert 10 < min(expected) < max(expected) < 90
 
     @pytest.mark.parametrize(

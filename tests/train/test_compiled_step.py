@@ -74,9 +74,9 @@ def test_compiled_metrics_are_one_array():
     mesh = make_mesh(ParallelConfig(data=1))
     current = state.create(model, optimizer, cfg, mesh)
     expected = jax.device_get(step(current, batch())[1])
-    _, found = jitted(make_train_step(model, optimizer, cfg), current, mesh)(current, batch())
-    assert found.array.shape == (len(expected),)
-    assert set(found) == set(expected)
+    _, actual = jitted(make_train_step(model, optimizer, cfg), current, mesh)(current, batch())
+    assert actual.array.shape == (len(expected),)
+    assert set(actual) == set(expected)
     for name in expected:
-        assert_close(found[name], expected[name], 1e-6)
-    assert fetch([found, found]) == [{name: float(found[name]) for name in found}] * 2
+        assert_close(actual[name], expected[name], 1e-6)
+    assert fetch([actual, actual]) == [{name: float(actual[name]) for name in actual}] * 2

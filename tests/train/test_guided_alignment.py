@@ -151,8 +151,8 @@ def test_the_loss_of_operands_is_that_of_numpy(number, query):
     operands = {"operands": (Operands.pack(*map(np.asarray, (q, k, k))),)}
     collected = {COLLECTION: {"decoder": {"layers_0": {"cross_attention": operands}}}}
     guide = Guide(AlignmentHead(None, number, query), np.float32(1))
-    found = guided_loss(collected, tiny("seq2seq"), {"aligned": aligned}, guide)
-    np.testing.assert_allclose(found, -np.log(expected).sum(), rtol=1e-5)
+    actual = guided_loss(collected, tiny("seq2seq"), {"aligned": aligned}, guide)
+    np.testing.assert_allclose(actual, -np.log(expected).sum(), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_the_loss_is_the_cross_entropy_of_links_and_weights(layout, head):
     cfg = config(model.cfg, decode=DecodeConfig(**names))
     batch = {key: np.asarray(x, np.int32) for key, x in batches(np.random.default_rng(3)).items()}
     gradients = jax.jit(accumulated_gradients, static_argnums=(0, 4))
-    found = gradients(model, params, batch, jax.random.key(0), cfg)
+    actual = gradients(model, params, batch, jax.random.key(0), cfg)
     layer, number, query = head
     weights = np.asarray(watch(model, params, batch).weights["cross"], np.float64)[:, layer]
     weights = weights.mean(axis=1) if number is None else weights[:, number]
@@ -175,12 +175,12 @@ def test_the_loss_is_the_cross_entropy_of_links_and_weights(layout, head):
     for row, t in zip(*np.nonzero(batch["aligned"] >= 0), strict=True):
         step = t + (query == "reads")
         total -= np.log(weights[row, step, batch["aligned"][row, t]]) if step < 5 else 0
-    np.testing.assert_allclose(found.auxiliary_loss, 0.5 * total / (batch["aligned"] >= 0).sum(), rtol=1e-5)
+    np.testing.assert_allclose(actual.auxiliary_loss, 0.5 * total / (batch["aligned"] >= 0).sum(), rtol=1e-5)
     parts = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, accumulate=2))
     split = gradients(model, params, batch, jax.random.key(0), parts)
-    np.testing.assert_allclose(split.auxiliary_loss, found.auxiliary_loss, rtol=1e-5)
-    for one, other in zip(jax.tree.leaves(found.grads), jax.tree.leaves(split.grads), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    np.testing.assert_allclose(split.auxiliary_loss, actual.auxiliary_loss, rtol=1e-5)
+    for each, other in zip(jax.tree.leaves(actual.grads), jax.tree.leaves(split.grads), strict=True):
+        np.testing.assert_allclose(each, other, atol=1e-6)
     plain = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, links=None), train=TrainConfig())
     unguided = gradients(model, params, batch, jax.random.key(0), plain)
-    np.testing.assert_allclose(unguided.sums.loss, found.sums.loss, rtol=1e-6)
+    np.testing.assert_allclose(unguided.sums.loss, actual.sums.loss, rtol=1e-6)

@@ -60,12 +60,12 @@ def adapted(cfg: ModelConfig, seed: int = 1, **train) -> lora.Adapted:
 def test_kernels_are_those_of_the_formula(name):
     """W + (alpha / r) A B of each layer and expert, in NumPy."""
     params = adapted(MODELS[name])
-    factors, base, found = flat(params.trainable), flat(params.base), flat(lora.merged(params))
+    factors, base, actual = flat(params.trainable), flat(params.base), flat(lora.merged(params))
     kernels = {path.rpartition("/")[0] for path in factors}
-    assert found.keys() == base.keys() > kernels
+    assert actual.keys() == base.keys() > kernels
     for path, leaf in base.items():
         if path not in kernels:
-            assert found[path] is leaf
+            assert actual[path] is leaf
             continue
         a, b = (np.asarray(factors[f"{path}/{side}"], np.float64) for side in "ab")
         stacked = "periods" in path or ("ffn" in path and "moe" in str(MODELS[name].ffn))
@@ -75,7 +75,7 @@ def test_kernels_are_those_of_the_formula(name):
             for x, y in zip(a if stacked else [a], b if stacked else [b], strict=True)
         ]
         assert len(updates) == layers
-        assert_close(found[path], np.float64(leaf) + ALPHA / RANK * np.reshape(updates, leaf.shape), 1e-6)
+        assert_close(actual[path], np.float64(leaf) + ALPHA / RANK * np.reshape(updates, leaf.shape), 1e-6)
 
 
 def test_the_kernels_of_layers_are_adapted():
@@ -92,8 +92,8 @@ def test_globs_select_kernels_and_whole_parameters():
         *("query/kernel/a", "query/kernel/b", "value/kernel/a", "value/kernel/b"),
         *("head/kernel", "head/bias"),
     }
-    found = flat(lora.merged(params))
-    np.testing.assert_array_equal(found["head/kernel"], flat(params.trainable)["head/kernel"])
+    actual = flat(lora.merged(params))
+    np.testing.assert_array_equal(actual["head/kernel"], flat(params.trainable)["head/kernel"])
 
 
 @pytest.mark.parametrize("dtype", rest_slow(["bfloat16", "float32"], 1))
@@ -130,14 +130,14 @@ def test_a_step_of_adamw_in_numpy():
         return sums.loss / sums.labels
 
     gradients = flat(jax.jit(jax.grad(loss))(lora.merged(params)))
-    before, found, scale = flat(params.trainable), flat(after.params.trainable), ALPHA / RANK
+    before, actual, scale = flat(params.trainable), flat(after.params.trainable), ALPHA / RANK
     for path in {path.rpartition("/")[0] for path in before}:
         a, b = (np.asarray(before[f"{path}/{side}"], np.float64) for side in "ab")
         left, right = a.reshape(-1, RANK), b.reshape(RANK, -1)
         gradient = np.asarray(gradients[path], np.float64).reshape(len(left), -1)
         for side, g, old in (("a", scale * gradient @ right.T, a), ("b", scale * left.T @ gradient, b)):
             expected = old - 0.01 * (g / (np.abs(g) + 1e-3)).reshape(old.shape)
-            assert_close(found[f"{path}/{side}"], expected, 1e-5, proves=("train.lora_rank", "NumPy float64, AdamW"))
+            assert_close(actual[f"{path}/{side}"], expected, 1e-5, proves=("train.lora_rank", "NumPy float64, AdamW"))
     for path, leaf in flat(params.base).items():
         np.testing.assert_array_equal(flat(after.params.base)[path], leaf)
     moments = [leaf.shape for leaf in jax.tree.leaves(after.opt_state) if leaf.ndim]
@@ -178,9 +178,9 @@ def test_a_base_of_int8_is_that_of_rounded_kernels(name):
     data = {key: np.random.default_rng(2).integers(4, 11, (4, 6)) for key in (*model.inputs, model.labels)}
     step = jax.jit(functools.partial(accumulated_gradients, model, batch=data, key=jax.random.key(0), cfg=cfg))
     rounded = params.replace(base=unflatten_dict(plain))
-    jax.tree.map(lambda one, two: assert_close(one, two, 1e-4), step(params)[:3], step(rounded)[:3])
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-4), step(params)[:3], step(rounded)[:3])
     merged, expected = (jax.jit(lora.merged)(each) for each in (params, rounded))
-    jax.tree.map(lambda one, two: assert_close(one, two, 1e-5), merged, expected)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), merged, expected)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -212,10 +212,10 @@ def test_a_base_of_int8_is_created_sharded_and_saved(tmp_path):
     checkpointer = Checkpointer(tmp_path / "checkpoints")
     checkpointer.save(1, saved, {})
     checkpointer.wait()
-    found, _ = checkpointer.restore(state.abstract(model, optimizer, cfg, mesh))
+    actual, _ = checkpointer.restore(state.abstract(model, optimizer, cfg, mesh))
     checkpointer.close()
-    jax.tree.map(np.testing.assert_array_equal, found, saved)
-    final = weights.to_evaluate(cfg, found)
+    jax.tree.map(np.testing.assert_array_equal, actual, saved)
+    final = weights.to_evaluate(cfg, actual)
     where = registry.sharded_shapes(model, mesh)
     assert jax.tree.map(lambda leaf: leaf.sharding, final) == jax.tree.map(lambda leaf: leaf.sharding, where)
 
@@ -225,10 +225,10 @@ def test_factors_and_their_moments_are_sharded_like_their_kernels():
     cfg = dataclasses.replace(cfg, parallel=ParallelConfig(data=1, fsdp=4, tensor=2))
     model = registry.build(cfg.model)
     optimizer = optimizers.build(cfg, registry.shapes(model))
-    found = state.abstract(model, optimizer, cfg, make_mesh(cfg.parallel))
+    actual = state.abstract(model, optimizer, cfg, make_mesh(cfg.parallel))
     specs = {
         "/".join(str(getattr(key, "key", getattr(key, "name", ""))) for key in path): leaf.sharding.spec
-        for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(actual)
     }
     query, output = (f"decoder/layers_0/self_attention/{role}/kernel" for role in ("query", "output"))
     assert specs[f"params/base/{query}"] == PartitionSpec("fsdp", "tensor", None)
@@ -250,8 +250,8 @@ def test_checkpoints_hold_the_base_and_the_factors(tmp_path):
     checkpointer.save(1, saved, {})
     checkpointer.wait()
     abstract = state.abstract(model, optimizer, cfg, mesh)
-    found, _ = checkpointer.restore(abstract)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(saved), strict=True):
+    actual, _ = checkpointer.restore(abstract)
+    for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(saved), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     restored = weights.restored(cfg, checkpointer, abstract)
     checkpointer.close()
@@ -261,7 +261,7 @@ def test_checkpoints_hold_the_base_and_the_factors(tmp_path):
 
 @pytest.mark.slow
 def test_a_sharded_step_equals_that_of_one_device():
-    found = []
+    actual = []
     for parallel in (ParallelConfig(data=1), ParallelConfig(data=2, fsdp=2, tensor=2)):
         cfg = dataclasses.replace(low_rank(), parallel=parallel)
         model = registry.build(cfg.model)
@@ -271,9 +271,9 @@ def test_a_sharded_step_equals_that_of_one_device():
         step = jitted(make_train_step(model, optimizer, cfg), start, mesh)
         for seed in range(2):
             start, _ = step(start, placement.shard_batch(mesh, batch(seed=seed)))
-        found.append(flat(weights.to_evaluate(cfg, start)))
-    for path, leaf in found[0].items():
-        assert_close(found[1][path], leaf, 1e-4)
+        actual.append(flat(weights.to_evaluate(cfg, start)))
+    for path, leaf in actual[0].items():
+        assert_close(actual[1][path], leaf, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -295,8 +295,8 @@ def test_a_model_without_kernels_of_layers():
     shapes = registry.shapes(registry.build(tiny("classifier", encoder_layers=0)))
     with pytest.raises(UserError, match="train.lora_kernels=.*the model has no kernels of layers; write"):
         lora.trainable_shapes(TrainConfig(lora_rank=2), shapes)
-    found = lora.trainable_shapes(TrainConfig(lora_rank=2, lora_kernels=(), lora_whole=("head/*",)), shapes)
-    assert set(found) == {"head"}
+    actual = lora.trainable_shapes(TrainConfig(lora_rank=2, lora_kernels=(), lora_whole=("head/*",)), shapes)
+    assert set(actual) == {"head"}
 
 
 def test_learning_rates_of_a_kernel_are_those_of_its_factors():
@@ -304,7 +304,11 @@ def test_learning_rates_of_a_kernel_are_those_of_its_factors():
     cfg = low_rank({"learning_rate_factors": ("*ffn/*/kernel=0", "*kernel=0.5", "*/a=2")})
     shapes = lora.trainable_shapes(cfg.train, registry.shapes(registry.build(cfg.model)))
     keep = flat(optimizers.not_frozen(cfg.optim, shapes))
-    assert {name for name in keep if "/ffn/" in name} == {name for name, kept in keep.items() if not kept} != set()
+    assert (
+        {name for name in keep if "/ffn/" in name}
+        == {name for name, remaining in keep.items() if not remaining}
+        != set()
+    )
 
 
 @pytest.mark.parametrize("whole", [(), ("*embedding",)])

@@ -27,11 +27,11 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    found = Clock()
+    actual = Clock()
     for module in (meter, progress):
-        monkeypatch.setattr(module, "time", found)
-        monkeypatch.setattr(module, "compile_seconds", lambda: found.compiled)
-    return found
+        monkeypatch.setattr(module, "time", actual)
+        monkeypatch.setattr(module, "compile_seconds", lambda: actual.compiled)
+    return actual
 
 
 def step(loss: float, labels: float, tokens: float = 1.0, skipped: float = 0.0, **more: float) -> StepMetrics:
@@ -40,12 +40,12 @@ def step(loss: float, labels: float, tokens: float = 1.0, skipped: float = 0.0, 
 
 
 def test_means_are_by_label_and_shares_by_time(clock):
-    found = Meter(tokens=1000, flops=7.0, seconds=50.0, data_wait_seconds=1.0)
+    actual = Meter(tokens=1000, flops=7.0, seconds=50.0, data_wait_seconds=1.0)
     clock.now += 4
-    found.add(step(1.0, 30, nll=0.5, tokens=40), flops=6.0, waited=0.75)
-    found.add(step(2.0, 10, nll=1.5, tokens=20), flops=2.0, waited=0.25)
-    found.fetch_all()
-    assert found.read() == {
+    actual.add(step(1.0, 30, nll=0.5, tokens=40), flops=6.0, waited=0.75)
+    actual.add(step(2.0, 10, nll=1.5, tokens=20), flops=2.0, waited=0.25)
+    actual.fetch_all()
+    assert actual.read() == {
         "loss": 1.25,
         "nll": 0.75,
         "grad_norm": 2.0,
@@ -54,7 +54,7 @@ def test_means_are_by_label_and_shares_by_time(clock):
         "flops_per_second": 2.0,
         "data_wait_percent": 25.0,
     }
-    assert found.totals() == {
+    assert actual.totals() == {
         "tokens": 1060,
         "flops": 15.0,
         "seconds": 54.0,
@@ -64,31 +64,31 @@ def test_means_are_by_label_and_shares_by_time(clock):
 
 
 def test_time_before_a_restart_does_not_count(clock):
-    found = Meter()
+    actual = Meter()
     clock.now += 5
-    found.add(step(1.0, 1, tokens=10), waited=5.0)
-    found.restart()
+    actual.add(step(1.0, 1, tokens=10), waited=5.0)
+    actual.restart()
     clock.now += 2
-    found.add(step(1.0, 1, tokens=10), waited=0.5)
-    found.fetch_all()
-    assert found.read()["data_wait_percent"] == 25.0
+    actual.add(step(1.0, 1, tokens=10), waited=0.5)
+    actual.fetch_all()
+    assert actual.read()["data_wait_percent"] == 25.0
 
 
 def test_the_time_of_compilation_is_in_no_rate_and_no_estimate(clock, capsys):
     clock.compiled = 50.0  # before training
-    view, found = ProgressView(steps=30), Meter()
+    view, actual = ProgressView(steps=30), Meter()
     view.begin(0)
     clock.now, clock.compiled = clock.now + 12, clock.compiled + 10
-    found.add(step(1.0, 1, tokens=10), waited=1)
-    found.fetch_all()
-    metrics = found.read()
+    actual.add(step(1.0, 1, tokens=10), waited=1)
+    actual.fetch_all()
+    metrics = actual.read()
     assert (metrics["tokens_per_second"], metrics["data_wait_percent"]) == (5.0, 50.0)
     view.update(Figures(10, metrics | {"learning_rate": 1.0}, 0, None, None))
     assert capsys.readouterr().out.endswith("0:00:04 left\n")
     clock.now += 3  # of the next interval, without a compilation
-    found.add(step(1.0, 1, tokens=12), waited=0)
-    found.fetch_all()
-    assert found.read()["tokens_per_second"] == 4.0
+    actual.add(step(1.0, 1, tokens=12), waited=0)
+    actual.fetch_all()
+    assert actual.read()["tokens_per_second"] == 4.0
 
 
 def test_a_compilation_is_timed():
@@ -98,18 +98,18 @@ def test_a_compilation_is_timed():
 
 
 def test_skipped_steps_are_counted_and_left_out():
-    found = Meter()
-    found.add(step(1.0, 30), waited=0)
-    found.add(step(math.nan, 10, skipped=1), waited=0)
-    found.fetch_all()
-    read = found.read()
+    actual = Meter()
+    actual.add(step(1.0, 30), waited=0)
+    actual.add(step(math.nan, 10, skipped=1), waited=0)
+    actual.fetch_all()
+    read = actual.read()
     assert (read["loss"], read["skipped_steps"]) == (1.0, 1.0)
-    found.add(step(math.inf, 10, skipped=2), waited=0)
-    found.fetch_all()
-    read = found.read()
+    actual.add(step(math.inf, 10, skipped=2), waited=0)
+    actual.fetch_all()
+    read = actual.read()
     assert math.isnan(read["loss"])
     assert read["skipped_steps"] == 1.0
-    assert Meter(**found.state()).skipped_steps == found.totals()["skipped_steps"] == 2
+    assert Meter(**actual.state()).skipped_steps == actual.totals()["skipped_steps"] == 2
 
 
 def test_steps_before_a_checkpoint_count_after_it():
@@ -125,11 +125,11 @@ def test_steps_before_a_checkpoint_count_after_it():
 
 
 def test_the_noise_scale_is_a_ratio_of_means():
-    found = Meter()
+    actual = Meter()
     for squared, variance in ((1.0, 10.0), (3.0, 50.0)):
-        found.add(step(1.0, 1, gradient_squared=squared, gradient_variance=variance), waited=0)
-    found.fetch_all()
-    read = found.read()
+        actual.add(step(1.0, 1, gradient_squared=squared, gradient_variance=variance), waited=0)
+    actual.fetch_all()
+    read = actual.read()
     assert read["noise_scale"] == 15.0
     assert "gradient_squared" not in read
 

@@ -56,7 +56,9 @@ def test_updates_of_scanned_layers_equal_those_of_a_loop(changes):
 
     def stacked(tree):
         layers = {stack: [tree[stack][str(i)] for i in range(depth)] for stack, depth in loops.items()}
-        return tree | {stack: jax.tree.map(lambda *leaves: np.stack(leaves), *found) for stack, found in layers.items()}
+        return tree | {
+            stack: jax.tree.map(lambda *leaves: np.stack(leaves), *actual) for stack, actual in layers.items()
+        }
 
     cfg = settings(**changes, clip_norm=1.0)
     looped = stacked(steps(cfg, loop_shapes, params, grads))
@@ -90,13 +92,13 @@ def test_updates_of_fused_projections_equal_those_of_separate_ones(changes, layo
         data = DataConfig(
             source=tasks_of_family(family)[0].sources[0], batching=tasks_of_family(family)[0].batchings[0], window=32
         )
-        found = steps(
+        actual = steps(
             dataclasses.replace(settings(**changes), model=cfg, data=data),
             registry.shapes(registry.build(cfg)),
             own[0],
             own[1:],
         )
-        of_both.append(conversions.convert_projections(found, cfg, "separate"))
+        of_both.append(conversions.convert_projections(actual, cfg, "separate"))
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), *of_both)
 
 
@@ -107,5 +109,5 @@ def test_averages_of_a_schedule_free_optimizer_have_fused_projections(clip):
     cfg = dataclasses.replace(cfg, model=model, data=DataConfig(bucket_lengths=(8,)))
     shapes = registry.shapes(registry.build(model))
     params, optimizer = nn.unbox(shapes), optimizers.build(cfg, shapes)
-    found = jax.eval_shape(lambda tree: optimizers.evaluation_params(optimizer.init(tree), tree), params)
-    assert found == params
+    actual = jax.eval_shape(lambda tree: optimizers.evaluation_params(optimizer.init(tree), tree), params)
+    assert actual == params

@@ -109,25 +109,25 @@ def muon_of(p, grads, path):
 
 
 def expected(formula):
-    def of(path, p, *grads):
+    def of_parameter(path, p, *grads):
         return formula(p, grads, jax.tree_util.keystr(path))
 
-    return jax.tree_util.tree_map_with_path(of, PARAMS, *GRADS)
+    return jax.tree_util.tree_map_with_path(of_parameter, PARAMS, *GRADS)
 
 
 @pytest.mark.parametrize("formula", [adamw, lamb, lion, sgd, adafactor])
 def test_equals_the_formula(formula):
-    found, _ = three_steps(optimizer=formula.__name__)
+    actual, _ = three_steps(optimizer=formula.__name__)
     wanted = expected(functools.partial(each_expert, lambda p, grads, path: formula(p, grads, decay_of(path))))
     proves = (f"optim.optimizer={formula.__name__}", "NumPy float64, three steps")
-    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), actual, wanted)
 
 
 def test_muon_equals_the_formula():
-    found, _ = three_steps(optimizer="muon")
+    actual, _ = three_steps(optimizer="muon")
     wanted = expected(functools.partial(each_expert, muon_of))
     proves = ("optim.optimizer=muon", "NumPy float64, three steps")
-    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), actual, wanted)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -153,25 +153,27 @@ def test_the_learning_rate_of_schedule_free_does_not_depend_on_the_first_count_o
 
 
 def test_schedule_free_equals_the_formula():
-    found, state = three_steps(optimizer="schedule_free_adamw")
+    actual, state = three_steps(optimizer="schedule_free_adamw")
     wanted = expected(lambda p, grads, path: schedule_free(p, grads, decay_of(path))[0])
     averages = expected(lambda p, grads, path: schedule_free(p, grads, decay_of(path))[1])
     proves = ("optim.optimizer=schedule_free_adamw", "NumPy float64, three steps")
-    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), found, wanted)
-    evaluated = jax.jit(optimizers.evaluation_params)(state, found)
+    jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), actual, wanted)
+    evaluated = jax.jit(optimizers.evaluation_params)(state, actual)
     jax.tree.map(lambda a, b: assert_close(a, b, 2e-6, proves=proves), evaluated, averages)
 
 
 def test_other_optimizers_evaluate_the_parameters():
-    found, state = three_steps()
-    assert optimizers.evaluation_params(state, found) is found
+    actual, state = three_steps()
+    assert optimizers.evaluation_params(state, actual) is actual
 
 
 def test_groups_have_separate_learning_rates():
-    found, _ = three_steps(learning_rate_factors=("attention/*/bias=0", "embedding=0.5"))
+    actual, _ = three_steps(learning_rate_factors=("attention/*/bias=0", "embedding=0.5"))
     plain, _ = three_steps()
-    np.testing.assert_array_equal(found["attention"]["query"]["bias"], np.float32(PARAMS["attention"]["query"]["bias"]))
-    np.testing.assert_array_equal(found["ffn"]["kernel"], plain["ffn"]["kernel"])
+    np.testing.assert_array_equal(
+        actual["attention"]["query"]["bias"], np.float32(PARAMS["attention"]["query"]["bias"])
+    )
+    np.testing.assert_array_equal(actual["ffn"]["kernel"], plain["ffn"]["kernel"])
     # without decay, AdamW's steps do not depend on the parameters: half the rate goes half the way
     half, _ = three_steps(learning_rate_factors=("embedding=0.5",), weight_decay=0.0)
     whole, _ = three_steps(weight_decay=0.0)
@@ -219,28 +221,28 @@ def test_weight_decay_excludes_biases_and_norms(model):
 
 
 def test_clipping_by_norm():
-    found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.5)
+    actual, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, clip_norm=0.5)
     wanted = PARAMS
     for grads, rate in zip(GRADS, RATES, strict=True):
         norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(grads)))
         wanted = jax.tree.map(lambda p, g, s=rate * 0.5 / norm: p - s * g, wanted, grads)
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), found, wanted)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), actual, wanted)
 
 
 def test_clipping_by_adaptive_scale():
     """Brock et al. (2021), equation 3: a unit is the set of inputs of one output."""
-    found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
+    actual, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
     p = PARAMS["ffn"]["kernel"]
     for grads, rate in zip(GRADS, RATES, strict=True):
         g = grads["ffn"]["kernel"]
         bound = 0.1 * np.maximum(np.linalg.norm(p, axis=0), 1e-3)
         p = p - rate * g * np.minimum(bound / np.linalg.norm(g, axis=0), 1)
-    assert_close(found["ffn"]["kernel"], p, 1e-6)
+    assert_close(actual["ffn"]["kernel"], p, 1e-6)
 
 
 def test_adaptive_clipping_units_are_the_inputs_of_one_output():
     """Each leaf by its own reduction, in float64: heads to width, width to heads, a whole bias, each expert alone."""
-    found, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
+    actual, _ = three_steps(optimizer="sgd", beta1=0.0, weight_decay=0.0, adaptive_clip=0.1)
     inputs = {"query']['kernel": (0,), "bias": (0, 1), "embedding": (0,), "experts": (1,), "ffn": (0,), "wide": (0,)}
 
     def clipped(path, p, *grads):
@@ -251,7 +253,7 @@ def test_adaptive_clipping_units_are_the_inputs_of_one_output():
         return p
 
     wanted = jax.tree_util.tree_map_with_path(clipped, PARAMS, *GRADS)
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), found, wanted)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), actual, wanted)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +268,9 @@ def test_adaptive_clipping_units_of_lora_factors(names, unit):
     g = np.float64(normal(*(4, 3, 2)[: len(names)]))
     box = nn.LogicallyPartitioned(jax.ShapeDtypeStruct(g.shape, jnp.float32), names)
     clip = optimizers._adaptive_clip(0.1, {"a": box})
-    found, _ = clip.update({"a": jnp.asarray(g)}, clip.init(None), {"a": jnp.ones_like(g)})
+    actual, _ = clip.update({"a": jnp.asarray(g)}, clip.init(None), {"a": jnp.ones_like(g)})
     bound = 0.1 * np.sqrt(np.prod([g.shape[axis] for axis in unit]))
-    assert_close(found["a"], g * np.minimum(bound / np.sqrt((g**2).sum(unit, keepdims=True)), 1), 1e-6)
+    assert_close(actual["a"], g * np.minimum(bound / np.sqrt((g**2).sum(unit, keepdims=True)), 1), 1e-6)
 
 
 def test_the_state_is_float32_for_bfloat16_parameters():

@@ -81,6 +81,6 @@ def test_a_resumed_schedule_that_continues_with_another_rate_is_reported():
     assert schedules.rate_change(short, long, 1000).startswith(sentence)
     assert schedules.rate_change(short, short, 1000) is None
     constant = [
-        dataclasses.replace(one, optim=OptimConfig(schedule="constant", learning_rate=0.5)) for one in (short, long)
+        dataclasses.replace(each, optim=OptimConfig(schedule="constant", learning_rate=0.5)) for each in (short, long)
     ]
     assert schedules.rate_change(*constant, 1000) is None

@@ -188,15 +188,15 @@ def pairs(rows: int = 32, seed: int = 0) -> dict[str, np.ndarray]:
 def test_accumulation_equals_the_whole_batch(family):
     model, optimizer, whole = experiment(family)
     _, _, parts = experiment(family, train={"accumulate": 4})
-    one = four = start(model, optimizer)
+    single = four = start(model, optimizer)
     for number in range(3):
         data = pairs(seed=number) if family == "seq2seq" else batch(rows=32, seed=number)
-        one, metrics = whole(one, data)
+        single, metrics = whole(single, data)
         four, accumulated = parts(four, data)
         for name in metrics:
             assert_close(accumulated[name], metrics[name], 1e-6)
     proves = (f"train.accumulate=4 of {family}", "the whole batch, three steps")
-    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5, proves=proves), four.params, one.params)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5, proves=proves), four.params, single.params)
 
 
 @pytest.mark.parametrize("chunk", rest_slow([3, 8, 20], 1))
@@ -208,9 +208,9 @@ def test_the_chunked_loss_equals_the_plain_one(chunk, tied):
     a = b = start(model, optimizer)
     for number in range(2):
         a, wanted = plain(a, batch(length=8, seed=number))
-        b, found = chunked(b, batch(length=8, seed=number))
+        b, actual = chunked(b, batch(length=8, seed=number))
         for name in wanted:
-            assert_close(found[name], wanted[name], 1e-6)
+            assert_close(actual[name], wanted[name], 1e-6)
     proves = ("train.loss_chunk", "the plain loss, two steps")
     jax.tree.map(lambda x, y: assert_close(x, y, 1e-5, proves=proves), b.params, a.params)
 
@@ -345,14 +345,16 @@ def test_norms_by_layer_and_the_noise_of_the_gradient():
     ("flags", "options"), [("", {cpu.OPTIMIZATION_LEVEL: 1}), (f"--{cpu.OPTIMIZATION_LEVEL}=2", None)]
 )
 def test_initialization_is_compiled_at_level_1_unless_another_is_chosen(flags, options, monkeypatch):
-    found = []
+    actual = []
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(jax, "jit", lambda *_, compiler_options, **__: found.append(compiler_options) or (lambda: None))
+    monkeypatch.setattr(
+        jax, "jit", lambda *_, compiler_options, **__: actual.append(compiler_options) or (lambda: None)
+    )
     cfg = settings()
     model = registry.build(cfg.model, train=True)
     optimizer = optimizers.build(cfg, registry.shapes(model))
     state.create(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)))
-    assert found == [options]
+    assert actual == [options]
 
 
 @pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm", "classifier"], 0))

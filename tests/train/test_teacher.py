@@ -32,9 +32,9 @@ def test_the_divergence_and_its_gradient_are_those_of_the_formulas():
     draw = np.random.default_rng(0)
     student, teacher = (3 * draw.normal(size=(4, 7)) for _ in range(2))
     q, p = (oracles.softmax(logits / TEMPERATURE) for logits in (student, teacher))
-    found, gradient = jax.value_and_grad(lambda x: divergence(x, teacher, TEMPERATURE).sum())(student.astype("f4"))
+    actual, gradient = jax.value_and_grad(lambda x: divergence(x, teacher, TEMPERATURE).sum())(student.astype("f4"))
     proves = "train.teacher", "NumPy float64"
-    assert_close(found, TEMPERATURE**2 * (p * np.log(p / q)).sum(), 1e-5, proves=proves)
+    assert_close(actual, TEMPERATURE**2 * (p * np.log(p / q)).sum(), 1e-5, proves=proves)
     assert_close(gradient, TEMPERATURE * (q - p), 1e-5, proves=proves)
 
 
@@ -91,7 +91,7 @@ def test_a_model_learns_nothing_from_itself():
 @pytest.mark.slow
 def test_steps_on_a_mesh_equal_those_on_one_device():
     """Also with micro-batches; the teacher is sharded by the rules of its own axes, and in no state."""
-    found = []
+    actual = []
     for parallel, accumulate in ((ParallelConfig(data=1), 1), (ParallelConfig(data=1, fsdp=2), 2)):
         cfg = dataclasses.replace(settings(train={"teacher": "not/read", "accumulate": accumulate}), parallel=parallel)
         mesh, teacher = make_mesh(parallel), taught_by(LARGER)
@@ -104,9 +104,9 @@ def test_steps_on_a_mesh_equal_those_on_one_device():
         step = jitted(make_train_step(model, optimizer, cfg, teacher=teacher), start, mesh)
         start, metrics = step(start, placement.shard_batch(mesh, batch()), params)
         assert len(jax.tree.leaves(start)) == size
-        found.append((start.params, dict(metrics)))
-    assert found[0][1]["divergence"] > 0.1
-    jax.tree.map(lambda one, other: assert_close(np.asarray(other), np.asarray(one), 1e-4), *found)
+        actual.append((start.params, dict(metrics)))
+    assert actual[0][1]["divergence"] > 0.1
+    jax.tree.map(lambda a, b: assert_close(np.asarray(b), np.asarray(a), 1e-4), *actual)
     assert {leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params)} == {True, False}
 
 

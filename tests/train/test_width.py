@@ -62,20 +62,20 @@ def config(kind: str, dim: int, optimizer: str, *, base: int | None = BASE, **mo
 def batch(family: str) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(0)
     keys = kinds.load(kinds.FAMILIES, family).inputs
-    found = {key: draw.integers(4, 11, (4, 8)).astype(np.int32) for key in keys}
+    actual = {key: draw.integers(4, 11, (4, 8)).astype(np.int32) for key in keys}
     labels = (4,) if family == "classifier" else (4, 8)
-    return found | {kinds.load(kinds.FAMILIES, family).labels: draw.integers(0, 3, labels).astype(np.int32)}
+    return actual | {kinds.load(kinds.FAMILIES, family).labels: draw.integers(0, 3, labels).astype(np.int32)}
 
 
 def layers(collected: dict, path: str = "") -> dict[str, jax.Array]:
     """Returns the outputs of the layers, by name."""
-    found = {}
+    actual = {}
     for name, value in collected.items():
         if name.startswith("layers_"):
-            found[f"{path}/{name}"] = jax.tree.leaves(value["__call__"])[0]
+            actual[f"{path}/{name}"] = jax.tree.leaves(value["__call__"])[0]
         elif isinstance(value, dict):
-            found |= layers(value, f"{path}/{name}")
-    return found
+            actual |= layers(value, f"{path}/{name}")
+    return actual
 
 
 @functools.cache
@@ -107,13 +107,13 @@ def sizes(cfg: Config, seeds: int = 2) -> dict[str, float]:
         changes = {f"change of {name}": last[name] - first[name] for name in last}
         return {name: jnp.sqrt((x**2).mean()) for name, x in (last | changes).items()}
 
-    found = [jax.device_get(trained(jax.random.key(seed))) for seed in range(seeds)]
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    actual = [jax.device_get(trained(jax.random.key(seed))) for seed in range(seeds)]
+    return {name: float(np.mean([each[name] for each in actual])) for name in actual[0]}
 
 
-def spread(found: list[dict[str, float]]) -> dict[str, float]:
+def spread(actual: list[dict[str, float]]) -> dict[str, float]:
     """Returns the largest value of each size divided by its smallest."""
-    return {name: max(one[name] for one in found) / min(one[name] for one in found) for name in found[0]}
+    return {name: max(each[name] for each in actual) / min(each[name] for each in actual) for name in actual[0]}
 
 
 @pytest.mark.slow
@@ -153,11 +153,11 @@ def test_only_learning_rates_of_hidden_matrices_decrease_with_the_width():
     for optimizer, hidden in (("adamw", 1 / 4), ("muon", 1 / 2)):
         cfg = dataclasses.replace(cfg, optim=dataclasses.replace(cfg.optim, optimizer=optimizer))
         factors = optimizers.width_factors(cfg, registry.shapes(model))
-        found = jax.tree_util.tree_leaves_with_path(factors)
-        matrices = [value for path, value in found if "layers" in str(path) and path[-1].key == "kernel"]
+        actual = jax.tree_util.tree_leaves_with_path(factors)
+        matrices = [value for path, value in actual if "layers" in str(path) and path[-1].key == "kernel"]
         assert set(matrices) == {hidden}
         assert len(matrices) == 4 + 2
-        assert sum(value == 1.0 for _, value in found) == len(found) - len(matrices)
+        assert sum(value == 1.0 for _, value in actual) == len(actual) - len(matrices)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
@@ -175,7 +175,7 @@ def test_weight_decay_does_not_depend_on_the_width(optimizer, projections):
     )
     decays = optimizers.decay_mask(cfg.optim, optimizers.parameter_names(params))
     expected = jax.tree.map(lambda param, decayed: -0.1 * 0.5 * decayed * param, params, decays)
-    jax.tree.map(lambda found, other: np.testing.assert_allclose(found, other, 1e-5), updates, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5), updates, expected)
 
 
 def test_updates_are_those_of_the_learning_rates():

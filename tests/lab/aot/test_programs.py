@@ -29,24 +29,24 @@ def config(preset: str, **model) -> Config:
 @pytest.mark.slow
 def test_a_train_step_on_eight_devices():
     cfg = config("dp")
-    found, _ = programs.train_step(cfg, jax.devices(), None, T)
+    actual, _ = programs.train_step(cfg, jax.devices(), None, T)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(nn.unbox(registry.shapes(registry.build(cfg.model)))))
-    assert (found.mesh, found.rows, found.length) == ({"data": 8}, 8, T)
+    assert (actual.mesh, actual.rows, actual.length) == ({"data": 8}, 8, T)
     # parameters and two moments of each, four counts of steps, a row and its labels
-    assert found.arguments == pytest.approx(3 * 4 * numbers + 16 + 2 * 4 * T, abs=64)
-    reduced = sum(one.times * one.size for one in found.collectives if one.kind == "all-reduce")
+    assert actual.arguments == pytest.approx(3 * 4 * numbers + 16 + 2 * 4 * T, abs=64)
+    reduced = sum(each.times * each.size for each in actual.collectives if each.kind == "all-reduce")
     table = 4 * 11 * 16  # of tied embeddings, whose two gradients are summed apart
     assert 4 * numbers <= reduced <= 4 * numbers + table + 64
-    assert found.hbm == found.arguments + found.outputs + found.temporaries + found.code
+    assert actual.hbm == actual.arguments + actual.outputs + actual.temporaries + actual.code
     D, F, V = 16, 12, 11
     forward = T * (2 * 4 * D * D + 2 * 2 * D * F + 2 * 2 * T * D + 2 * D * V)
-    assert found.useful_flops == found.flops == 3 * forward
+    assert actual.useful_flops == actual.flops == 3 * forward
 
 
 def test_remat_computes_layers_twice():
-    found = programs._training_flops(config("dp", remat="nothing_saveable"), 1, T)
+    actual = programs._training_flops(config("dp", remat="nothing_saveable"), 1, T)
     head = 2 * T * 16 * 11
-    assert found[1] - found[0] == found[0] / 3 - head
+    assert actual[1] - actual[0] == actual[0] / 3 - head
 
 
 @pytest.mark.parametrize("remat", ["dots_saveable", "everything_saveable"])
@@ -75,24 +75,24 @@ def test_remat_of_a_classifier_without_an_output_head_over_the_vocabulary():
 
 
 def test_a_decoding_step_holds_its_cache():
-    found, program = programs.decode_step(config("tp"), jax.devices()[:4], 4, T)
-    assert found.rows == 4
+    actual, program = programs.decode_step(config("tp"), jax.devices()[:4], 4, T)
+    assert actual.rows == 4
     logits = program.out_info[0]
     assert logits.shape == (4, 1, 11)
     cache = 2 * 4 * T * 16 * 4  # keys and values, float32, of all heads
-    assert found.arguments >= cache / 4
+    assert actual.arguments >= cache / 4
     D, F, V = 16, 12, 11
     row = 2 * 4 * D * D + 2 * 2 * D * F + 2 * 2 * T * D + 2 * D * V
-    assert found.useful_flops == found.flops == row  # of four rows on four devices
+    assert actual.useful_flops == actual.flops == row  # of four rows on four devices
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_bound_on_utilization(overlap):
     chip = dataclasses.replace(CHIPS["v5e"], flops=100.0, ici=10.0)
     sent = (programs.Collective("collective-permute", "", 20, 2, 2),)
-    found = programs.Program({}, 1, 1, 0, 0, 0, 0, sent, useful_flops=300.0, flops=600.0)
-    assert (found.seconds_computing(chip), found.seconds_sending(chip)) == (6, 4)
-    assert found.utilization_bound(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
+    actual = programs.Program({}, 1, 1, 0, 0, 0, 0, sent, useful_flops=300.0, flops=600.0)
+    assert (actual.seconds_computing(chip), actual.seconds_sending(chip)) == (6, 4)
+    assert actual.utilization_bound(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
 
 
 def test_a_program_that_does_not_fit():

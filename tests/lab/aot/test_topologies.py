@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def shapes(case: dict[str, Any], *kinds: str) -> list[list[int]]:
-    found = [shape for one in case["collectives"] if one["kind"] in kinds for shape in one["shape"].split(" + ")]
-    return [[int(size) for size in re.findall(r"\d+", shape.partition("[")[2])] for shape in found]
+    actual = [shape for each in case["collectives"] if each["kind"] in kinds for shape in each["shape"].split(" + ")]
+    return [[int(size) for size in re.findall(r"\d+", shape.partition("[")[2])] for shape in actual]
 
 
 def check(case: dict[str, Any]) -> None:

@@ -93,12 +93,12 @@ def test_missing_peers_are_named_and_the_record_has_ours(monkeypatch, tmp_path, 
         assert f'skipping {name}: {needed} not installed: pip install -e ".[benchmark]"\n' in printed
     for title in ("a batch of 3, greedy: 18", "a batch of 3, beam 2: 18", "4 lines, greedy: 24", "4 lines, beam 2: 24"):
         assert f"{title} tokens" in printed
-    found = json.loads((tmp_path / "decode.json").read_text())
-    assert found["sizes"] == SIZES | {"seed": 0}
-    assert found["threads"] == found["hardware"]["cores"]
-    assert list(found["versions"]) == ["tformer_jax", "its jitted loop"]
-    assert [(case["beams"], case["tokens"]) for case in found["cases"]] == [(1, 18), (2, 18), (1, 24), (2, 24)]
-    for case in found["cases"]:
+    actual = json.loads((tmp_path / "decode.json").read_text())
+    assert actual["sizes"] == SIZES | {"seed": 0}
+    assert actual["threads"] == actual["hardware"]["cores"]
+    assert list(actual["versions"]) == ["tformer_jax", "its jitted loop"]
+    assert [(case["beams"], case["tokens"]) for case in actual["cases"]] == [(1, 18), (2, 18), (1, 24), (2, 24)]
+    for case in actual["cases"]:
         assert all(len(seconds) == SIZES["rounds"] for seconds in case["seconds"].values())
         speeds = {name: case["tokens"] / statistics.median(seconds) for name, seconds in case["seconds"].items()}
         assert case["tokens_per_second"] == pytest.approx(speeds)

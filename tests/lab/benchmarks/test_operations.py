@@ -53,12 +53,12 @@ def test_direction_and_module(op_name, expected):
 
 
 def test_a_program_is_parsed():
-    found = operations.parse_program(HLO)
-    assert found["ynn_fusion.12"] == Operation("product", "forward", "decoder/layers_*/ffn")
-    assert found["dot.8"] == Operation("product", "backward", "decoder/layers_*/ffn")
-    assert found["add_fusion.4"] == Operation("add_fusion", "update", "optimizer")
-    assert found["copy.1.clone.2"] == Operation("copy", "", "")
-    assert found["while.5"].kind == "while"
+    actual = operations.parse_program(HLO)
+    assert actual["ynn_fusion.12"] == Operation("product", "forward", "decoder/layers_*/ffn")
+    assert actual["dot.8"] == Operation("product", "backward", "decoder/layers_*/ffn")
+    assert actual["add_fusion.4"] == Operation("add_fusion", "update", "optimizer")
+    assert actual["copy.1.clone.2"] == Operation("copy", "", "")
+    assert actual["while.5"].kind == "while"
 
 
 def test_rows_sum_up_and_loops_count_once():
@@ -75,12 +75,12 @@ def test_rows_sum_up_and_loops_count_once():
 def test_a_traced_step(capsys):
     data = DataConfig(source="stdlib_text", batching="windows", batch_size=8, window=16)
     case = train_cases.config_case(Config(name="tiny", model=tiny("decoder_lm", dim=64, ffn_dim=256), data=data))
-    found = Traced(case).operations(2)
-    rows = found["operations"]
-    assert sum(row["milliseconds"] for row in rows) == pytest.approx(found["summed_milliseconds"])
+    actual = Traced(case).operations(2)
+    rows = actual["operations"]
+    assert sum(row["milliseconds"] for row in rows) == pytest.approx(actual["summed_milliseconds"])
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     products = {(row["module"], row["direction"]) for row in rows if row["kind"] == "product"}
     for name in ("expand", "contract"):
         assert {(f"decoder/layers_*/ffn/{name}", direction) for direction in ("forward", "backward")} <= products
-    operations.print_operations(found | {"case": "tiny", "rows": 8, "length": 16, "dtype": "float32"})
+    operations.print_operations(actual | {"case": "tiny", "rows": 8, "length": 16, "dtype": "float32"})
     assert "summed over threads" in capsys.readouterr().out

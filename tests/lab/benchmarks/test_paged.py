@@ -21,15 +21,15 @@ def flags(**sizes: int) -> list[str]:
 def test_the_record(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(turns, "PAUSE", 0.0)
     benchmark.main([*flags(), "--record", str(tmp_path / "paged.json")])
-    found = json.loads((tmp_path / "paged.json").read_text())
-    assert found["sizes"] == SIZES
+    actual = json.loads((tmp_path / "paged.json").read_text())
+    assert actual["sizes"] == SIZES
     dense = 2 * 32 * 512 * 64 * 4
-    assert found["bytes"] == {"paged": dense // 4 + 2 * 16 * 64 * 4, "dense": dense}  # and the reserved page
-    assert (min(found["row_lengths"]), max(found["row_lengths"])) == (3, 510)
-    assert {name: len(times) for name, times in found["seconds_per_step"].items()} == {"paged": 3, "dense": 3}
-    medians = [statistics.median(found["seconds_per_step"][name]) for name in ("dense", "paged")]
-    assert found["times_as_fast"] == pytest.approx(medians[0] / medians[1])
-    assert found["largest_relative_difference"] < 1e-5
+    assert actual["bytes"] == {"paged": dense // 4 + 2 * 16 * 64 * 4, "dense": dense}  # and the reserved page
+    assert (min(actual["row_lengths"]), max(actual["row_lengths"])) == (3, 510)
+    assert {name: len(times) for name, times in actual["seconds_per_step"].items()} == {"paged": 3, "dense": 3}
+    medians = [statistics.median(actual["seconds_per_step"][name]) for name in ("dense", "paged")]
+    assert actual["times_as_fast"] == pytest.approx(medians[0] / medians[1])
+    assert actual["largest_relative_difference"] < 1e-5
     assert " ms per step, 8 MiB of keys and values\n" in capsys.readouterr().out
 
 

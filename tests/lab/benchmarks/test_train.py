@@ -74,9 +74,9 @@ def test_without_pytorch_only_this_library_is_measured(monkeypatch, tmp_path, ca
     flags = ["--rounds", "2", "--steps", "3", "--dtype", "bfloat16", "--record", str(record)]
     benchmark.main(["train", "--config", f"{tmp_path}/small.py", "--config.model.num_heads=1", *flags])
     assert 'skipping PyTorch: it is not installed: pip install -e ".[benchmark]"' in capsys.readouterr().out
-    found = json.loads(record.read_text())
-    (case,) = found["cases"]
-    assert found["hardware"]["processor"]
+    actual = json.loads(record.read_text())
+    (case,) = actual["cases"]
+    assert actual["hardware"]["processor"]
     assert (case["case"], case["rows"], case["length"], case["dtype"]) == ("small", 2, 4, "bfloat16")
     assert len(case["seconds"]["tformer_jax"]) == 2
     assert case["tokens"] == 8
@@ -169,17 +169,17 @@ def test_a_config_has_batches_of_its_middle_bucket():
 def test_speeds_are_medians_and_the_peak_is_the_best_square_product():
     seconds = {"tformer_jax": [0.5, 9.0, 0.25], "PyTorch": [1.0, 1.0, 3.0]}
     rates = {"tformer_jax": [800.0, 400.0, 5000.0], "PyTorch": [100.0, 1000.0, 1.0]}
-    found = train.compute_speeds({"tokens": 100, "flops": 200}, seconds, rates)
-    assert found["milliseconds"] == {"tformer_jax": 500, "PyTorch": 1000}
-    assert found["tokens_per_second"] == {"tformer_jax": 200, "PyTorch": 100}
-    assert found["share_of_product_rate"] == {"tformer_jax": 0.4, "PyTorch": 0.2}
-    assert found["times_as_fast"] == {"PyTorch": 2}
+    actual = train.compute_speeds({"tokens": 100, "flops": 200}, seconds, rates)
+    assert actual["milliseconds"] == {"tformer_jax": 500, "PyTorch": 1000}
+    assert actual["tokens_per_second"] == {"tformer_jax": 200, "PyTorch": 100}
+    assert actual["share_of_product_rate"] == {"tformer_jax": 0.4, "PyTorch": 0.2}
+    assert actual["times_as_fast"] == {"PyTorch": 2}
 
 
 def test_different_losses_are_refused():
     ours = np.linspace(5, 4, 20)
-    found = train.loss_differences("small", {"tformer_jax": ours, "a": ours * (1 + 5e-5), "b": ours}, 1e-4)
-    assert found == {"a": pytest.approx(5e-5, 1e-2), "b": 0}
+    actual = train.loss_differences("small", {"tformer_jax": ours, "a": ours * (1 + 5e-5), "b": ours}, 1e-4)
+    assert actual == {"a": pytest.approx(5e-5, 1e-2), "b": 0}
     for wrong in (ours[7] * (1 + 3e-4), np.nan):
         theirs = np.where(np.arange(20) == 7, wrong, ours)
         with pytest.raises(RunError, match="small: the loss of step 8 is 4.63158, that of a "):

@@ -68,12 +68,12 @@ def test_an_assumed_number_of_classes_and_what_prepared_data_do_not_read(tmp_pat
 def test_reported_bytes_equal_those_of_the_state(preset):
     cfg = config("decoder_lm", preset=preset)
     mesh, state, _ = set_up(cfg)
-    found = placement.estimate_placement(cfg, mesh.shape)
-    assert found.parameters == held(state.params)
-    assert found.optimizer == held(state.opt_state)
-    assert found.mean == held(state.ema)
-    assert sum(group.device_bytes for group in found.groups) == found.parameters
-    assert found.checkpoint == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    actual = placement.estimate_placement(cfg, mesh.shape)
+    assert actual.parameters == held(state.params)
+    assert actual.optimizer == held(state.opt_state)
+    assert actual.mean == held(state.ema)
+    assert sum(group.device_bytes for group in actual.groups) == actual.parameters
+    assert actual.checkpoint == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
 def test_no_problems_are_found(capsys, monkeypatch):
@@ -181,14 +181,14 @@ def nvidia_smi(folder: Path, output: str, status: int = 0) -> None:
 @pytest.mark.parametrize(("driver", "extra"), [("570.133.20", "cuda12"), ("580.65.06", "cuda13")])
 def test_a_gpu_that_jax_does_not_use(driver, extra, tmp_path, monkeypatch):
     nvidia_smi(tmp_path / "bin", f"NVIDIA H100 80GB HBM3, 81559 MiB, {driver}")
-    found = machine_checks.find_gpus()
-    assert found == [machine_checks.Gpu("NVIDIA H100 80GB HBM3", "81559 MiB", driver)]
-    assert list(machine_checks.check_accelerators(found, "gpu")) == []
+    actual = machine_checks.find_gpus()
+    assert actual == [machine_checks.Gpu("NVIDIA H100 80GB HBM3", "81559 MiB", driver)]
+    assert list(machine_checks.check_accelerators(actual, "gpu")) == []
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    (sentence,) = machine_checks.check_accelerators(found, "cpu")
+    (sentence,) = machine_checks.check_accelerators(actual, "cpu")
     assert sentence.endswith("JAX_PLATFORMS=cpu hides it: unset JAX_PLATFORMS")
     monkeypatch.delenv("JAX_PLATFORMS")
-    (sentence,) = machine_checks.check_accelerators(found, "cpu")
+    (sentence,) = machine_checks.check_accelerators(actual, "cpu")
     assert sentence == f'this machine has 1 x NVIDIA H100 80GB HBM3, but JAX uses the CPU: pip install -e ".[{extra}]"'
 
 

@@ -116,18 +116,18 @@ def _excluded(node: ast.AST) -> list[Any]:
 
 def sites(tree: ast.AST) -> list[ast.AST]:
     """Returns the nodes of a module that are changed, in source order."""
-    found: list[ast.AST] = []
+    actual: list[ast.AST] = []
 
     def visit(node: ast.AST) -> None:
         if changed(node) is not None:
-            found.append(node)
+            actual.append(node)
         excluded = _excluded(node)
         for child in ast.iter_child_nodes(node):
-            if not any(child is one for one in excluded):
+            if not any(child is each for each in excluded):
                 visit(child)
 
     visit(tree)
-    return found
+    return actual
 
 
 def located(file: str, source: str) -> Iterator[tuple[Mutant, ast.AST, ast.Module]]:
@@ -151,8 +151,8 @@ class _Replace(ast.NodeTransformer):
 
 def mutated(mutant: Mutant, source: str) -> tuple[str, int]:
     """Returns the source with the change, and the line number of the change in the given source."""
-    for found, node, tree in located(mutant.file, source):
-        if found == mutant:
+    for actual, node, tree in located(mutant.file, source):
+        if actual == mutant:
             return ast.unparse(_Replace(node).visit(tree)), node.lineno
     raise LookupError(f"{mutant} does not exist")
 
@@ -165,11 +165,11 @@ def of_file(root: Path, file: str) -> list[Mutant]:
 
 def every(root: Path) -> dict[str, list[Mutant]]:
     """Returns all mutants, by folder of the package."""
-    found: dict[str, list[Mutant]] = {}
+    actual: dict[str, list[Mutant]] = {}
     for package in PACKAGES:
         paths = sorted((root / "tformer_jax" / package).rglob("*.py"))
-        found[package] = [mutant for path in paths for mutant in of_file(root, path.relative_to(root).as_posix())]
-    return found
+        actual[package] = [mutant for path in paths for mutant in of_file(root, path.relative_to(root).as_posix())]
+    return actual
 
 
 def sample(root: Path, count: int, seed: int) -> list[Mutant]:
@@ -183,5 +183,5 @@ def sample(root: Path, count: int, seed: int) -> list[Mutant]:
     quotas = {package: int(share) for package, share in shares.items()}
     for package in sorted(shares, key=lambda name: quotas[name] - shares[name])[: count - sum(quotas.values())]:
         quotas[package] += 1
-    ranked = {name: sorted(mutants, key=lambda one: one.rank(seed)) for name, mutants in available.items()}
+    ranked = {name: sorted(mutants, key=lambda mutant: mutant.rank(seed)) for name, mutants in available.items()}
     return [mutant for name, mutants in ranked.items() for mutant in mutants[: quotas[name]]]

@@ -35,9 +35,9 @@ def measure(tree: Path) -> None:
     paths = {path: FOLDER / f"{'.'.join(path.relative_to(tree / 'tests').parts)}.json" for path in _files(tree)}
     for gone in set(FOLDER.iterdir()) - set(paths.values()):
         gone.unlink()
-    for path, kept in paths.items():
+    for path, remaining in paths.items():
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if kept.exists() and json.loads(kept.read_text())["digest"] == digest:
+        if remaining.exists() and json.loads(remaining.read_text())["digest"] == digest:
             continue
         name = path.relative_to(tree).as_posix()
         seconds = forks.forked(lambda scratch, name=name: _measured(tree, scratch, name), tree, LIMIT)
@@ -45,10 +45,10 @@ def measure(tree: Path) -> None:
         if not written.exists():
             print(f"{name} did not end: see {forks.CACHE / 'log'}", flush=True)
             continue
-        found = json.loads(written.read_text())
+        actual = json.loads(written.read_text())
         written.unlink()
-        kept.write_text(json.dumps({"digest": digest, **found}))
-        print(f"{name}: {len(found['tests'])} tests, {seconds:.0f} s", flush=True)
+        remaining.write_text(json.dumps({"digest": digest, **actual}))
+        print(f"{name}: {len(actual['tests'])} tests, {seconds:.0f} s", flush=True)
 
 
 def _files(tree: Path) -> list[Path]:
@@ -107,12 +107,12 @@ def _measured(tree: Path, scratch: Path, name: str) -> None:
     for file, key, test in _executed(tree, scratch):
         if test in numbers:
             lines[file][key].add(numbers[test])
-    found = {
+    actual = {
         "loading": notes.loading,
         "tests": [[test, round(notes.seconds[test], 3)] for test in passed],
         "lines": {file: {key: sorted(tests) for key, tests in keys.items()} for file, keys in lines.items()},
     }
-    (forks.CACHE / "measured").write_text(json.dumps(found))
+    (forks.CACHE / "measured").write_text(json.dumps(actual))
 
 
 def _executed(tree: Path, scratch: Path) -> Iterator[tuple[str, str, str]]:
@@ -154,11 +154,11 @@ class Covering:
         self.tree, self.seconds, self.loading = tree, {}, {}
         self._lines: dict[tuple[str, str], set[str]] = defaultdict(set)
         for path in sorted(FOLDER.iterdir()):
-            found = json.loads(path.read_text())
-            names = [name for name, _ in found["tests"]]
-            self.seconds |= dict(found["tests"])
-            self.loading |= {name.split("::")[0]: found["loading"] for name in names[:1]}
-            for file, lines in found["lines"].items():
+            actual = json.loads(path.read_text())
+            names = [name for name, _ in actual["tests"]]
+            self.seconds |= dict(actual["tests"])
+            self.loading |= {name.split("::")[0]: actual["loading"] for name in names[:1]}
+            for file, lines in actual["lines"].items():
                 for key, numbers in lines.items():
                     self._lines[file, key].update(names[number] for number in numbers)
 
@@ -175,25 +175,25 @@ class Covering:
         names, (*around, node) = keys(source), _statements(ast.parse(source), line)
         last = node.body[0].lineno - 1 if getattr(node, "body", None) else node.end_lineno
         covered = [self._lines.get((file, key), set()) for key in names[node.lineno - 1 : max(last, line)]]
-        found = set().union(*covered)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) or (not found and _function(around)):
+        actual = set().union(*covered)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) or (not actual and _function(around)):
             inner = names[node.lineno - 1].partition(" ")[0]
-            found |= self._of(lambda of, place, _: of == file and place.startswith(inner))
+            actual |= self._of(lambda path, place, _: path == file and place.startswith(inner))
         elif not _function(around):
             mention = _mention(_with_users(ast.parse(source), _defined(node)))
-            found |= self._of(lambda of, place, text: mention.search(text) is not None)
-        return sorted(found, key=self.cost)
+            actual |= self._of(lambda _, place, text: mention.search(text) is not None)
+        return sorted(actual, key=self.cost)
 
     def _of(self, wanted: Callable[[str, str, str], bool]) -> set[str]:
         """Returns the tests of all lines that are wanted, given their file, function and text."""
-        return set().union(*(tests for (of, key), tests in self._lines.items() if wanted(of, *key.split(" ", 1))))
+        return set().union(*(tests for (each, key), tests in self._lines.items() if wanted(each, *key.split(" ", 1))))
 
 
 def _statements(tree: ast.AST, line: int) -> list[ast.stmt]:
     """Returns the statements around a line, the innermost last."""
 
     def first(node: ast.stmt) -> int:
-        return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+        return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
 
     around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and first(node) <= line <= node.end_lineno]
     return sorted(around, key=lambda node: (node.lineno, node.col_offset))

@@ -96,8 +96,8 @@ def _enter(tree: Path, scratch: Path, seconds: float) -> None:
 def _wait(process: int, deadline: float) -> resource.struct_rusage:
     """Waits for a process, which is killed at the deadline."""
     while time.monotonic() < deadline:
-        found, _, usage = os.wait4(process, os.WNOHANG)
-        if found:
+        actual, _, usage = os.wait4(process, os.WNOHANG)
+        if actual:
             return usage
         time.sleep(0.05)
     os.killpg(process, signal.SIGKILL)
