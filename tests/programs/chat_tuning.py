@@ -8,6 +8,8 @@ DIR has the conversations of configs/tune_chat.py, whose batches are used. Both 
 factors, batches and AdamW; a batch of packed rows is one of padded conversations for PyTorch. Each is a process of its
 own, whose peak memory and median time of a step, without the first, are recorded; both import JAX and PyTorch.
 
+`--memory --record tests/programs/chat_memory.json` compares a step with that of all parameters instead.
+
 What tuning gains is recorded from two runs, the first of which leaves the weights as they are:
 
 python scripts/train.py --config configs/tune_chat.py:runs/smollm2 --data DIR --run runs/before \\
@@ -73,17 +75,18 @@ def compare_curves(cfg: Config, data: Path, checkpoint: Path, steps: int) -> tup
         return ours, pool.apply(torch_curve, (checkpoint, folder, batches, cfg.optim))
 
 
-def our_curve(cfg: Config, data: Path, checkpoint: Path, folder: Path, steps: int) -> tuple[list[Batch], Curve]:
-    """Returns the batches and the curve of a run; writes its initial adapter to `folder`."""
+def our_curve(cfg: Config, data: Path, checkpoint: Path | None, folder: Path, steps: int) -> tuple[list[Batch], Curve]:
+    """Returns the batches and the curve of a run; writes its initial adapter of `checkpoint` to `folder`."""
     keep_memory()  # both as in every command
     run_in_calling_thread()
     built = experiment.build(cfg, folder / "run", data_root=data)
     losses, seconds, batches = [], [], []
     with contextlib.closing(built), contextlib.closing(training.Training(built)) as started:
         trainer = started.trainer
-        trained, alpha = trainer.state.params.trainable, cfg.train.lora_alpha
-        llama = hf.architecture_of("llama", cfg.model.family)
-        adapters.save(folder, llama, built.cfg.model, trained, alpha=alpha, base=str(checkpoint))
+        if checkpoint is not None:
+            trained, alpha = trainer.state.params.trainable, cfg.train.lora_alpha
+            llama = hf.architecture_of("llama", cfg.model.family)
+            adapters.save(folder, llama, built.cfg.model, trained, alpha=alpha, base=str(checkpoint))
         for _ in range(steps):
             batches.append(next(built.batches))
             start = time.perf_counter()
@@ -132,6 +135,22 @@ def padded(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(sides[0], dtype=torch.long), torch.tensor(sides[1], dtype=torch.long)
 
 
+def record_memory(cfg: Config, data: Path, record: Path | None) -> None:
+    """Prints and records time and peak memory of three steps with LoRA, and of all parameters."""
+    whole = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, lora_rank=0))
+    systems = {}
+    for name, each in {"LoRA": cfg, "all parameters": whole}.items():
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool,
+        ):
+            _, curve = pool.apply(our_curve, (each, data, None, Path(folder), 3))
+        systems[name] = {"step_seconds": statistics.median(curve.seconds[1:]), "peak_bytes": curve.peak_bytes}
+        print(name, systems[name])
+    if record:
+        commands.write_record(record, "tests.programs.chat_tuning", systems=systems)
+
+
 def record_gains(runs: Sequence[Path], record: Path | None) -> None:
     """Prints and records the test metrics of finished runs."""
     tuned = {str(run): {**commands.describe_run(run), "test": run_folder.read_result(run)["test"]} for run in runs}
@@ -149,6 +168,7 @@ def main() -> None:
     subject.add_argument("--tuned", type=Path, nargs="+", help="finished runs whose test metrics are recorded")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--memory", action="store_true", help="compare with tuning of all parameters instead")
     parser.add_argument("--record", type=Path)
     options, revision = parser.parse_args(), provenance.collect()["git_revision"]
     if options.tuned:
@@ -156,6 +176,9 @@ def main() -> None:
         return
     cfg = read_config(f"configs/tune_chat.py:{options.run}")
     cfg = dataclasses.replace(cfg, optim=OPTIM, parallel=ParallelConfig(data=1))
+    if options.memory:
+        record_memory(cfg, options.data, options.record)
+        return
     with tempfile.TemporaryDirectory() as folder:
         export_hf.main(["--run", str(options.run), f"{folder}/checkpoint", "--no-check"])
         ours, theirs = compare_curves(cfg, options.data, Path(folder, "checkpoint"), options.steps)
