@@ -26,7 +26,7 @@ FIRST = ("latents and states", "widths that no mesh divides", "experts", "seq2se
 
 @pytest.mark.parametrize("kind", rest_slow([*FIRST, *(kind for kind in MODELS if kind not in FIRST)], len(FIRST)))
 def test_shardings_equal_the_record(kind):
-    assert json.loads(shardings.PATH.read_text(encoding="utf-8"))[kind] == shardings.found(kind)
+    assert json.loads(shardings.PATH.read_text(encoding="utf-8"))[kind] == shardings.snapshot(kind)
 
 
 @pytest.mark.parametrize("case", rest_slow([("fsdp+tp", 8), ("zero1", 1), ("fsdp", 8), ("tp", 8)], 1))
