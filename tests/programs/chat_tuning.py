@@ -137,7 +137,7 @@ def padded(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 def record_memory(cfg: Config, data: Path, record: Path | None) -> None:
     """Prints and records time and peak memory of three steps with LoRA, and of all parameters."""
-    whole = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, lora_rank=0))
+    whole = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, lora_rank=0, lora_alpha=None))
     systems = {}
     for name, each in {"LoRA": cfg, "all parameters": whole}.items():
         with (
