@@ -37,7 +37,7 @@ from tests import commands
 from tformer_jax.base.cpu import keep_memory, peak_bytes, run_in_calling_thread
 from tformer_jax.cli import export_hf
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.config import Config, OptimConfig, ParallelConfig
+from tformer_jax.config import Config, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.interop import adapters, hf
 from tformer_jax.runs import experiment, provenance, run_folder, training
@@ -137,7 +137,8 @@ def padded(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 def record_memory(cfg: Config, data: Path, record: Path | None) -> None:
     """Prints and records time and peak memory of three steps with LoRA, and of all parameters."""
-    whole = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, lora_rank=0, lora_alpha=None))
+    defaults = {name: getattr(TrainConfig(), name) for name in ("lora_rank", "lora_alpha")}
+    whole = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, **defaults))
     systems = {}
     for name, each in {"LoRA": cfg, "all parameters": whole}.items():
         with (
