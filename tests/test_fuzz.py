@@ -10,7 +10,7 @@ if importlib.util.find_spec("torch") is None:
 from tests.programs import fuzz
 from tests.random_texts import Texts
 from tformer_jax.data.characters import clean_whitespace
-from tformer_jax.data.tokenizers import normalization
+from tformer_jax.data.tokenizers import base, normalization
 
 
 def test_changed_texts_have_the_same_normal_form():
@@ -31,6 +31,7 @@ def test_every_path(tmp_path):
 def test_a_fault_is_recorded(tmp_path, monkeypatch):
     """A deliberate fault: only the ends of texts are cleaned."""
     monkeypatch.setitem(normalization.STEPS, normalization.WHITESPACE, lambda language: str.strip)
+    monkeypatch.setattr(base, "_cached_normalizer", base.normalizer)  # other tests fill the cache
     findings = fuzz.Findings()
     fuzz.Fuzz(Texts.draw(300, 0), tmp_path, findings, 0).tokenizers()
     assert {"bytes: ids of raw texts", "bpe: ids of changed texts"} <= findings.faults.keys()
