@@ -99,16 +99,21 @@ def start(
 
 def write_record(path: Path, module: str, **facts: Any) -> None:
     """Writes the results of `python -m module`, with versions, revision and hardware; of absolute paths, the name."""
-    arguments = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    command = shlex.join(["python", "-m", module, *arguments])
+    command = shlex.join(["python", "-m", module, *map(without_folder, sys.argv[1:])])
     write_json(path, {**provenance.collect(), "command": command, **facts})
+
+
+def without_folder(text: str) -> str:
+    """Returns the name of an absolute path; other texts as they are."""
+    return Path(text).name if Path(text).is_absolute() else text
 
 
 def describe_run(run: Path) -> dict[str, Any]:
     """Returns how a finished run was trained: its command, settings that differ from the defaults, seed and sizes."""
     result, cfg = run_folder.read_result(run), config.load(run / "config.json")
     names = ("name", "command", "hardware", "seed", "steps", "tokens", "seconds", "parameters")
-    settings = {name: str(value) for name, value in config.flat(cfg).items() if name in {*cfg.changed_settings()}}
+    changed, values = {*cfg.changed_settings()}, config.flat(cfg)
+    settings = {name: without_folder(str(value)) for name, value in values.items() if name in changed}
     return {**{name: result[name] for name in names}, "config": settings}
 
 
