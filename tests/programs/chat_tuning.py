@@ -175,6 +175,8 @@ def main() -> None:
     if options.tuned:
         record_gains(options.tuned, options.record)
         return
+    if options.data is None:
+        parser.error("--run needs --data DIR, with the conversations")
     cfg = read_config(f"configs/tune_chat.py:{options.run}")
     cfg = dataclasses.replace(cfg, optim=OPTIM, parallel=ParallelConfig(data=1))
     if options.memory:
