@@ -172,3 +172,10 @@ def test_registered_kinds_use_the_settings_that_they_declare(monkeypatch):
 def test_only_recurrences_are_named_in_the_pattern_of_layers():
     with pytest.raises(ConfigError, match="'mla' is no recurrence; write 'full', and model.attention='mla'"):
         ModelConfig(layer_pattern=("mla", "full"))
+
+
+def test_narrow_embeddings_of_a_masked_lm_need_a_transform_of_their_width():
+    assert ModelConfig(family="masked_lm", embedding_dim=4, head_transform=True).embedding_dim == 4
+    assert ModelConfig(family="classifier", embedding_dim=4, num_classes=2).embedding_dim == 4
+    with pytest.raises(ConfigError, match=r"model\.embedding_dim=4: needs model\.head_transform=True, whose outputs"):
+        ModelConfig(family="masked_lm", embedding_dim=4)
