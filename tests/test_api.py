@@ -120,6 +120,7 @@ def test_a_classifier(runs):
         assert probability == pytest.approx(p.max(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_scores_follow_from_the_logits(runs):
     lm, translator = runs["decoder_lm"], runs["seq2seq"]
     for run, example in ((lm, "abca"), (translator, ("abc", "cba"))):
@@ -128,6 +129,7 @@ def test_scores_follow_from_the_logits(runs):
         assert_close(np.array(scored.log_probabilities), expected, 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefix_lm", [False, True])
 def test_the_score_of_a_continuation_follows_from_the_logits(prefix_lm):
     """Rows of texts and of pairs are in one batch."""

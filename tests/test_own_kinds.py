@@ -94,6 +94,7 @@ def test_a_run_with_kinds_of_other_code_is_opened_by_its_imports(own_run):
         assert_close(step, full[:, position : position + 1], 1e-5)
 
 
+@pytest.mark.long
 def test_a_run_whose_imports_are_missing_says_what_to_write(own_run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="module 'gated_heads', which registers kinds, is not in the current folder"):
         tj.load(own_run)
@@ -105,6 +106,7 @@ def test_a_run_whose_imports_are_missing_says_what_to_write(own_run, tmp_path, m
     assert "another version" not in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("outside")
 def test_commands_import_the_modules_that_they_are_given(own_run, tmp_path, capsys):
     for path in own_run.iterdir():
@@ -202,6 +204,7 @@ def test_an_unknown_kind_is_refused_when_the_config_is_built():
         tiny("decoder_lm", norm="scalenrm")
 
 
+@pytest.mark.long
 def test_a_registered_norm_is_finite_for_zeros(scale_norm):
     """Experts return zeros for padding, which the second norm of a sub-layer must handle."""
     cfg = tiny("decoder_lm", norm="scalenorm", norm_placement="both", ffn="moe", moe={"num_experts": 3})
@@ -234,6 +237,7 @@ def get_config():
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("outside")
 def test_a_task_of_other_code_is_trained_and_used(tmp_path, capsys):
     """The tag of a word names the word before it, so that the model must attend to it."""

@@ -78,6 +78,7 @@ def test_answers_of_records_and_texts(run, tmp_path, capsys):
     assert run.chat([conversation, chats.chat("Hi")], **settings) == [expected[0], expected[2]]
 
 
+@pytest.mark.long
 def test_a_conversation_at_the_prompt(run, monkeypatch, capsys):
     """Each answer depends on the turns before it, until /new."""
     typed = iter(["Hi", "How are you?", "/new", "Hi"])

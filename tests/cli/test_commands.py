@@ -35,11 +35,13 @@ def translated(run: Path, texts: list[str]) -> list[str]:
     return Translator(trained.cfg, trained.model, trained.tokenizers)(trained.params, texts)
 
 
+@pytest.mark.long
 def test_the_python_api_returns_what_the_command_prints(runs, capsys):
     translate.main(["--run", str(runs["seq2seq"]), "abc", "cab", "--beams", "2"])
     assert capsys.readouterr().out.splitlines() == tj.load(runs["seq2seq"]).translate(["abc", "cab"], beams=2)
 
 
+@pytest.mark.long
 def test_translate_arguments_in_order(runs, capsys):
     translate.main(["--run", str(runs["seq2seq"]), "abc", "b"])
     assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])
@@ -67,6 +69,7 @@ def test_translate_a_file_into_a_file(runs, tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "out.txt", "out.txt.provenance.json"])
 
 
+@pytest.mark.long
 def test_translate_with_several_outputs_and_their_scores(runs, capsys):
     run = runs["seq2seq"]
     translate.main(["--run", str(run), "--n-best", "2", "--scores", "abc", "", "b"])
@@ -87,6 +90,7 @@ def test_translate_standard_input(runs, capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])
 
 
+@pytest.mark.long
 def test_translate_objects_into_objects(runs, tmp_path):
     records = [{"id": 1, "body": "abc"}, {"id": 2, "body": ""}, {"id": 3, "body": "b"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -153,6 +157,7 @@ def test_another_command_cannot_resume_a_file(runs, tmp_path, monkeypatch):
         translate.main([*run, *command])
 
 
+@pytest.mark.long
 def test_a_long_line_stops_a_command_and_is_corrected_before_resuming(runs, tmp_path):
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     command = ["--run", str(runs["seq2seq"]), "--input", str(source), "--output", str(output)]
@@ -193,6 +198,7 @@ def test_long_lines_are_cut_or_skipped(runs, tmp_path, capsys, action):
     assert actual["too_long"] == action
 
 
+@pytest.mark.long
 def test_classify_objects(runs, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "abc", "n": 1}\n{"text": " "}\n')
     arguments = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
@@ -229,6 +235,7 @@ def test_generate_repeats_the_prompt_and_follows_the_seed(runs, capsys):
     assert output("--top-k", "1") == greedy
 
 
+@pytest.mark.long
 def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
     command = ["--run", str(runs["decoder_lm"]), "abc"]
     generate.main(command)
@@ -247,6 +254,7 @@ def test_outputs_of_prompts_before_one_that_fails(runs, capsys):
     )
 
 
+@pytest.mark.long
 def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):
     flags = ["--run", str(runs["decoder_lm"]), "--samples", "2", "--seed", "3", "--scores"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\nb\n")))
@@ -280,6 +288,7 @@ def interrupt_with(error):
     raise error
 
 
+@pytest.mark.long
 def test_score_pairs(runs, capsys, tmp_path):
     run, pairs = runs["seq2seq"], [("abc", "cba"), ("b", "aab"), ("", "c")]
     trained = load_trained(run)
@@ -305,6 +314,7 @@ def test_score_pairs(runs, capsys, tmp_path):
     assert actual == [{"source": s, "de": t, "n": 1, **more} for (s, t), more in zip(pairs, added, strict=True)]
 
 
+@pytest.mark.long
 def test_score_each_token_of_a_text(runs, capsys):
     score.main(["--run", str(runs["decoder_lm"]), "--per-token", "abc", "b"])
     actual = capsys.readouterr()

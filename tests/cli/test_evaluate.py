@@ -15,6 +15,7 @@ from tformer_jax.cli import evaluate, translate
 from tformer_jax.config import Config, DataConfig, EvalConfig
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["seq2seq", "classifier", "decoder_lm"])
 def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
     run, record = runs[family], tmp_path / "record.json"
@@ -135,6 +136,7 @@ def many(tmp_path_factory) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_directions_of_a_split_and_of_a_test_set(many, tmp_path, capsys):
     flags = ["--run", str(many), "--record", str(tmp_path / "r.json"), "--output", str(tmp_path / "o.jsonl")]
     evaluate.main([*flags, "--data", str(many.parent), "--split", "validation"])

@@ -55,6 +55,7 @@ def test_records_say_how_outputs_ended(run, tmp_path):
     assert json.loads(written.read_text())["finish_reasons"] == ["stop", "stop"]
 
 
+@pytest.mark.long
 def test_a_resumed_command_says_that_it_counts_only_its_own_outputs(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text("abc\nb\nc\n")

@@ -24,6 +24,7 @@ def run(tmp_path_factory) -> Path:
     return run_of_many_languages(tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.long
 def test_lines_have_languages_and_prefixes(run, tmp_path, capsys):
     """By flags, by column and by field; a line without one has that of the flag, and of the run."""
     requests = [

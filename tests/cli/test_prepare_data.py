@@ -61,6 +61,7 @@ def check_resuming(file, arguments, capsys):
     assert capsys.readouterr().out.endswith("p is complete\n")
 
 
+@pytest.mark.long
 def test_the_command(corpus_folder, tmp_path, capsys):
     file = tmp_path / "config.py"
     file.write_text(

@@ -83,6 +83,7 @@ def test_a_sweep_over_variants_has_the_name_of_its_file(config, name):
     assert sweep.sweep_name("configs/translate_cldr.py", [], [("seed=0",)]) == "translate_cldr_en_de"
 
 
+@pytest.mark.long
 def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     monkeypatch.setenv("COLUMNS", "200")
@@ -188,6 +189,7 @@ def test_names_of_runs_have_a_maximum(corpus_folder, tmp_path):
         sweep.main([*arguments, "--sweep", f"data.train={'x' * 240}"])
 
 
+@pytest.mark.long
 def test_diverged_runs_have_no_mean(corpus_folder, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sweep, "TRAIN", TRAINER.replace("1.5 + seed", "1.5 if rate < 9 else None"))
@@ -220,6 +222,7 @@ def test_values_may_be_paths(corpus_folder, tmp_path, capfd, monkeypatch):
     assert [result["settings"][0] for result in actual] == ["data.train=a/b.tsv", "data.train=a%2Fb.tsv"]
 
 
+@pytest.mark.long
 def test_other_seeds_train_only_with_the_chosen_value(corpus_folder, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(sweep, "TRAIN", TRAINER)
     monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)

@@ -135,6 +135,7 @@ def test_every_config_shows_its_command():
         assert f"python scripts/train.py --config configs/{path.name}" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_recorded_results_are_those_of_the_present_configs():
     """By the number of steps, which most changes of a recipe change."""
     actual = 0

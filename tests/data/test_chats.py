@@ -95,6 +95,7 @@ def test_a_mistake_is_one_sentence_with_its_line(record, problem, checkpoint, tm
     assert len(corpus.train) == 1 and sum(corpus.left_out["train"].values()) == 1
 
 
+@pytest.mark.long
 def test_labels_are_the_tokens_of_the_assistant(checkpoint, tmp_path):
     """Of each conversation of a packed row: its label is the next token where the assistant writes that, up to the end
     of its message, and none elsewhere."""
@@ -131,6 +132,7 @@ def test_an_answer_of_weight_0_is_not_learned(checkpoint, tmp_path):
     assert tokenizer.decode([i for i, own in zip(encoded.ids, encoded.answers, strict=True) if own]) == "yes"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", rest_slow(["truncate", "drop"], 1))
 def test_long_conversations_are_counted(policy, checkpoint, tmp_path, caplog):
     """Truncated ones keep their prompt; one whose prompt fills the row is dropped, because nothing is left to learn."""

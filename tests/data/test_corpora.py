@@ -72,6 +72,7 @@ def test_sources_have_the_space_of_the_keyboard_and_targets_those_of_the_languag
     assert any("\u2009" in example["target"] or "\xa0" in example["target"] for example in examples)
 
 
+@pytest.mark.long
 def test_full_dates_are_phrases():
     book = PhraseBook(("en", "de"))
     phrases = (book.phrase(random.Random(seed)) for seed in range(100_000))

@@ -106,6 +106,7 @@ def test_restored_before_each_batch(kind):
     assert_restored_exactly(setup(kind), batches=40, points=40)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "data"),
     [

@@ -115,6 +115,7 @@ def test_loader_processes_corrupt_as_the_main_process_does(kind, corpus_folder, 
     actual.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", rest_slow([*OBJECTIVES, *reversed(KINDS)], len(OBJECTIVES) + 2))
 def test_restored_exactly(kind, corpus_folder, tmp_path):
     assert_restored_exactly(ready(config(kind), corpus_folder, tmp_path / "p"), batches=20, points=20)

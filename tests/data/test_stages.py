@@ -176,11 +176,13 @@ def begun(batches) -> list[list[int]]:
     return jsonable(stages_begun(batches.get_state()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", rest_slow([*KINDS], 2))
 def test_restored_in_any_stage_it_continues_with_the_very_next_batch(kind):
     assert_restored_exactly(staged_data(kind), batches=24, points=8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", rest_slow([*KINDS], 2))
 def test_processes_have_the_same_global_batches(kind):
     arguments = staged_data(kind)

@@ -182,6 +182,7 @@ def test_coverage_leaves_out_the_rarest_characters(kind):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_bytes_stand_for_characters_outside_the_vocabulary(kind):
     tokenizer = trained_tokenizer(kind, TEXTS, 500, character_coverage=0.9, byte_fallback=True)

@@ -152,6 +152,7 @@ def test_a_part_that_is_not_worth_holding_out(data_dir):
         load_corpus(config("tiny_pairs", train="train[:1]"), data_dir)
 
 
+@pytest.mark.long
 def test_restored_exactly(data_dir):
     cfg = config("tiny_pairs", bucket_lengths=(12,), batch_tokens=48, batch_multiple=4)
     corpus = load_corpus(cfg, data_dir)

@@ -59,6 +59,7 @@ def every_output(model, params, source: np.ndarray, first: tuple[int, ...]) -> d
     return {output: log_p[number, len(first) : len(output)].sum() for number, output in enumerate(outputs)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("penalized", rest_slow([("average", 1.0), ("gnmt", 0.6), ("average", 0.0), ("gnmt", 2.0)], 1))
 def test_a_wide_beam_equals_exhaustive_search(seq2seq, penalized):
     """Rows have no first token, a tag, and a tag before a prefix, whose length does not count."""
@@ -89,6 +90,7 @@ def test_one_beam_is_greedy(seq2seq):
     np.testing.assert_array_equal(single.tokens[:, 0], greedy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "constraints", rest_slow([Constraints(no_repeat_ngram=2), Constraints(forbidden=((4, 5), (4, 3), (3, 4)))], 1)
 )
@@ -122,6 +124,7 @@ def test_beams_do_not_compete_for_experts():
     assert_close(actual.scores, expected.scores, 1e-6)
 
 
+@pytest.mark.long
 def test_rows_are_independent(seq2seq):
     model, params = seq2seq
     together = best(model, params, SOURCES, beams=3)

@@ -81,6 +81,7 @@ def every_output(table: np.ndarray, length: int) -> dict[tuple[int, ...], float]
 GIVEN = [[], ["b"], ["a", "b"], [["ab", "ba"]], ["a.", "b"], ["a", ["b b", "."]], ["a b"], [".", "a."]]
 
 
+@pytest.mark.long
 def test_a_wide_beam_equals_exhaustive_search():
     """The outputs are the best of all that contain the phrases."""
     table, length = logits(0), 3

@@ -133,6 +133,7 @@ def test_rows_that_pad_the_vocabulary_are_never_generated(size, eos, expected):
     np.testing.assert_array_equal(actual[:, 1:7], LOGITS[:, 1:7])
 
 
+@pytest.mark.long
 def test_rows_have_separate_histories():
     constraints = Constraints(repetition=True, no_repeat_ngram=2, forbidden=((4, 5),))
     histories = [[6, 4, 5, 4], [4], [6, 5, 5]]

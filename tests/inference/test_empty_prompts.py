@@ -15,6 +15,7 @@ from tformer_jax.inference.text import TextGenerator
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN, SpecialTokens
 
 
+@pytest.mark.long
 def test_an_empty_prompt_continues_after_the_token_that_starts_texts():
     """The end of the previous document, in training on windows; each token is the best one by a float64 pass."""
     cfg = setup("decoder_lm")

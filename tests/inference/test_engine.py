@@ -49,6 +49,7 @@ EACH = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(EACH, 1))
 def test_calls_keep_the_types_of_the_state(case):
     """Else each function would be compiled once more, for the types after the first call."""
@@ -61,6 +62,7 @@ def test_calls_keep_the_types_of_the_state(case):
     assert jax.tree.map(jax.typeof, jax.tree.leaves(lane.state)) == jax.tree.map(jax.typeof, jax.tree.leaves(initial))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(EACH, 2))
 def test_outputs_do_not_depend_on_other_requests(case):
     family, decode = case
@@ -155,6 +157,7 @@ def test_a_released_row_does_not_write_to_reused_pages():
     assert finish(served)[number, 0][0] == alone(trained, "abcabcabc", GREEDY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trained", rest_slow(["seq2seq", "decoder_lm"], 1), indirect=True)
 def test_beam_search_reports_outputs_with_scores(trained):
     cfg, model, params = trained
@@ -171,6 +174,7 @@ def test_beam_search_reports_outputs_with_scores(trained):
         assert event.score == pytest.approx(float(best.scores[0, sample]), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefix", ["", "ba"])
 def test_the_score_is_the_sum_of_log_probabilities_without_forced_tokens(prefix):
     decode = dataclasses.replace(GREEDY, prefix=prefix)
@@ -189,6 +193,7 @@ def test_the_score_is_the_sum_of_log_probabilities_without_forced_tokens(prefix)
     assert event.score == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", rest_slow([32, 3], 1))
 @pytest.mark.parametrize("case", rest_slow(EACH, 2))
 def test_outputs_do_not_depend_on_steps_per_call(case, most, monkeypatch):
@@ -221,6 +226,7 @@ def test_outputs_do_not_depend_on_steps_per_call(case, most, monkeypatch):
     assert len(set(single[0])) > 1
 
 
+@pytest.mark.long
 def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
     """One of three rows ends after two tokens: the fourth request starts before the other rows end."""
     trained, _ = endless()
@@ -237,6 +243,7 @@ def test_a_call_ends_when_a_row_is_free_for_pending_requests(monkeypatch):
     assert served.idle
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", rest_slow([math.inf, 0.0], 1))
 def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     trained, output = endless()
@@ -252,6 +259,7 @@ def test_a_stop_text_ends_an_output_and_frees_its_row(seconds):
     assert actual[second, 0][1].finish == "length"
 
 
+@pytest.mark.long
 def test_a_beam_ends_with_the_token_that_completes_a_stop_text():
     """Regression test: its tokens and their number included those after the stop text."""
     served = engine(endless()[0])
@@ -266,6 +274,7 @@ def test_a_beam_ends_with_the_token_that_completes_a_stop_text():
     assert event.tokens == length
 
 
+@pytest.mark.long
 def test_rules_and_limits_apply_per_request():
     trained, output = endless()
     served = engine(trained)
@@ -277,6 +286,7 @@ def test_rules_and_limits_apply_per_request():
     assert len(actual[second, 0][0]) == LONG - 3
 
 
+@pytest.mark.long
 def test_pages_limit_concurrent_requests():
     trained, _ = endless()
     served = engine(trained, max_rows=4, pages=2)

@@ -32,6 +32,7 @@ def filler():
     return MaskFiller(CFG, model, Tokenizers(TOKENIZER, TOKENIZER), top=TOP), params
 
 
+@pytest.mark.long
 def test_fills_are_the_best_tokens_of_the_logits(filler):
     filler, params = filler
     texts = ["ab<mask>de", " ", "<mask><mask>c", "abcde<mask>"]

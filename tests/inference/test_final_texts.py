@@ -115,6 +115,7 @@ def test_copied_words_do_not_depend_on_the_batch_and_are_cut_at_stop_sequences(m
             assert len(cut[key][0].split()) == len(shown.split()) == ids.count(UNK)
 
 
+@pytest.mark.long
 def test_translations_count_unknown_tokens_and_say_so(model, caplog):
     translate = Translator(config(DECODINGS["greedy"], model[0]), model[0], TOKENIZERS)
     actual = translate.outputs(model[1], [*TEXTS, ""])
@@ -147,6 +148,7 @@ def test_words_are_copied_from_their_place_after_the_tags_of_languages():
 DATA = DataConfig(normalize=("moses",), tokenizer="words", target_language="en", shared_vocab=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", rest_slow([*DECODINGS], 1))
 def test_outputs_are_detokenized(model, strategy):
     examples = [{"source": "a b c", "target": "& < > | [ ] A&B"}]

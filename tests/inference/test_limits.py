@@ -16,6 +16,7 @@ from tformer_jax.inference.engine.lane import NewTokens, RequestRow
 from tformer_jax.inference.forced import FirstTokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", rest_slow(["seq2seq", "decoder_lm"], 1))
 def test_learned_positions_suffice_for_the_longest_inputs(family):
     """`LONG` is no power of two, to which inputs are padded; the table has no more positions."""

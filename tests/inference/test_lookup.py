@@ -29,6 +29,7 @@ def draft_by_search(tokens: list[int], length: int) -> list[int]:
     return [PAD] * length
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(st.integers(4, 5), min_size=1, max_size=12), min_size=1, max_size=3))
 def test_drafts_follow_the_last_match(rows):
     history = np.full((len(rows), 13), PAD)
@@ -57,6 +58,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(VARIANTS, 1))
 def test_outputs_are_those_of_single_tokens(case):
     decode, changes = case

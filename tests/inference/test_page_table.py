@@ -66,6 +66,7 @@ class Memory:
         assert self.table.used_pages + self.table.free_pages == PAGES - 1
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(data=st.data())
 def test_rows_read_their_tokens_and_no_page_leaks(data):

@@ -70,6 +70,7 @@ def decoded(model, cfg, tokenizers) -> dict[tuple[int, int], tuple[str, list[int
     return {key: (text, ids[key]) for key, (text, _) in finish(engine, events).items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decode", rest_slow({"copy": SAMPLE | {"unknown": "copy"}, "beam": BEAM, "sample": SAMPLE}, 2))
 def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
     cfg = config(model[0], **decode)
@@ -87,6 +88,7 @@ def test_every_output_has_the_placeholders_of_its_own_source(model, decode):
         assert output.placeholders_kept == (known_numbers and has_same_placeholders(PLACEHOLDERS, text, output.text))
 
 
+@pytest.mark.long
 def test_beam_search_prefers_outputs_with_exactly_the_placeholders_of_their_source(model):
     cfg = config(model[0], strategy="beam", beams=8, max_new_tokens=2)
     translate = Translator(cfg, model[0], TOKENIZERS)
@@ -109,6 +111,7 @@ def test_no_output_has_a_symbol_that_its_source_lacks(model, decode):
     assert all(symbol < len(ORIGINALS[request]) for request, symbol in written)
 
 
+@pytest.mark.long
 def test_pieces_of_a_stream_have_placeholders(model):
     translate = Translator(config(model[0], **SAMPLE), model[0], TOKENIZERS)
     (output,) = translate.outputs(model[1], TEXTS[1:2], seed=5)

@@ -87,6 +87,7 @@ def test_no_row_waits_for_pages_and_outputs_are_those_of_a_full_pool(case, monke
     assert limited.pages < full.pages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow({"greedy": (GREEDY, 1), "samples": (SAMPLE, 3), "beam": (BEAM, 2)}, 1))
 def test_a_pool_grows_with_outputs_that_have_no_limit(case, monkeypatch):
     """Pages for four new tokens of each row are allocated at first; the outputs are those of a full pool."""

@@ -103,6 +103,7 @@ def test_outputs_are_ranked_by_the_metric_of_their_own_language():
     assert utility.rank_outputs(EncodedRequest([tags["de"], *letters.encode("ab")]), texts, [True] * 3) == [0, 1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", rest_slow([{"strategy": "sample"}, {"strategy": "beam", "beams": 6}], 1))
 def test_translations_are_the_best_of_all_candidates(settings, monkeypatch):
     """Oracle: all outputs of the same seed, of which the mean chrF is computed one pair at a time."""

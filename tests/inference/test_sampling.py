@@ -202,6 +202,7 @@ def test_a_threshold_is_exact(logits, k, p):
         assert p == 1 or not without_last.any() or probabilities[without_last].sum() < p + 1e-5
 
 
+@pytest.mark.long
 def test_samples_follow_the_restricted_distribution_of_their_row():
     wanted = [
         {"temperature": 0.7, "top_k": 4},
@@ -224,6 +225,7 @@ def test_samples_follow_the_restricted_distribution_of_their_row():
         assert chi_square < CHI_SQUARE[possible.sum() - 1], row
 
 
+@pytest.mark.long
 def test_rows_use_their_own_keys_and_settings():
     each = rows(
         40,

@@ -133,6 +133,7 @@ def test_logits_are_computed_for_few_positions_at_once(scored, monkeypatch):
         assert_close(mine.log_probabilities, theirs.log_probabilities, 1e-6)
 
 
+@pytest.mark.long
 def test_the_score_of_greedy_output_is_the_sum_of_its_steps():
     """Each token is chosen by a cached step; the `top` tokens of a position are those of its step."""
     model, params = build(tiny("seq2seq"), seed=1)

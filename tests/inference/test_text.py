@@ -57,6 +57,7 @@ def translations():
     return model, params, [translate(params, [text])[0] for text in TEXTS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", rest_slow([2, 8], 1))
 def test_translations_are_in_order_for_any_batch_size(translations, batch_size):
     model, params, expected = translations
@@ -127,6 +128,7 @@ def test_continuations_exclude_the_prompt_and_are_independent(language_model):
     assert together == [continue_text(params, [prompt])[0] for prompt in prompts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["greedy", "beam"])
 def test_outputs_that_end_at_the_maximum_length_of_the_model(language_model, strategy):
     """The model has 16 positions; the second prompt and its output fill them."""
@@ -145,6 +147,7 @@ def test_outputs_that_end_at_the_maximum_length_of_the_model(language_model, str
     assert (stopped[0].limit, stopped[0].finish_reason) == (None, "stop")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", rest_slow(["greedy", "beam"], 1))
 def test_outputs_are_as_long_as_the_model_can_be(language_model, strategy, caplog):
     """A prompt and its output have 16 tokens together; a truncated prompt leaves room for half of them."""
@@ -259,6 +262,7 @@ def test_a_stream_of_the_best_outputs(translations):
             assert [output.score for output in outputs] == pytest.approx(scores[:2].tolist(), rel=1e-5)
 
 
+@pytest.mark.long
 def test_samples_of_a_stream_depend_only_on_their_index(language_model, monkeypatch):
     model, params = language_model
     decode = DecodeConfig(strategy="sample", temperature=2.0, max_new_tokens=5)

@@ -78,6 +78,7 @@ def language_model(p, cfg, tokens):
     return np.stack(weights, axis=1), np.stack(masks, axis=1), streams
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rest_slow(VARIANTS.keys(), 3))
 def test_a_language_model_equals_float64(name):
     """Weights, norms of the residual stream, and the predictions of the logit lens after each layer.
@@ -107,6 +108,7 @@ def test_a_language_model_equals_float64(name):
         assert_close(probabilities, np.take_along_axis(expected, ids, axis=-1), proves=proves)
 
 
+@pytest.mark.long
 def test_a_translation_model_equals_float64():
     """The source of the last row is empty: its queries may attend to no key, and have weights of 0."""
     model, params = build(tiny("seq2seq", num_kv_heads=2))
@@ -158,6 +160,7 @@ def test_the_last_predictions_are_those_of_the_model(family):
     assert_close(actual.probabilities[:, -1], np.sort(expected)[..., ::-1][..., : actual.predictions.shape[-1]], 1e-6)
 
 
+@pytest.mark.long
 def test_documents_of_a_packed_row_have_their_own_weights():
     model, params = build(tiny("decoder_lm", decoder_layers=2))
     packed = watch(model, params, {"tokens": TOKENS[:1], "segments": np.array([[1, 1, 2, 2, 2]])})
@@ -176,6 +179,7 @@ def test_a_scan_hands_out_what_a_loop_does():
     jax.tree.map(assert_close, actual, expected)
 
 
+@pytest.mark.long
 def test_shared_layers_hand_out_what_layers_with_equal_parameters_do():
     cfg = tiny("masked_lm", encoder_layers=3, shared_layers=True, embedding_dim=6, head_transform=True)
     model, params = build(cfg)
@@ -187,6 +191,7 @@ def test_shared_layers_hand_out_what_layers_with_equal_parameters_do():
     assert not np.allclose(actual.norms["encoder"][:, 1], actual.norms["encoder"][:, 3])
 
 
+@pytest.mark.long
 def test_cached_decoding_hands_out_the_weights_of_the_full_pass():
     model, params = build(tiny("decoder_lm", num_kv_heads=2, **ROTARY))
     tokens = TOKENS[:1]
@@ -261,6 +266,7 @@ def test_a_prefix_lm_attends_to_its_prompt_as_in_generation():
 MASKED = DataConfig(source="stdlib_text", batching="windows", window=8, objective="masked_tokens")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", rest_slow(["masked_lm", *DATA], 1))
 def test_a_row_has_no_padding_and_does_not_depend_on_the_batch(family):
     run = run_of(Config(model=tiny(family), data=(DATA | {"masked_lm": MASKED})[family]))

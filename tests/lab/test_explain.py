@@ -34,6 +34,7 @@ def figure(topic, title: str):
     return actual
 
 
+@pytest.mark.long
 def test_every_topic_has_all_its_parts(topics):
     assert set(topics) == set(page.TOPICS)
     for name, topic in topics.items():
@@ -147,6 +148,7 @@ def test_slots_hold_the_words(topics):
     assert pool.texts[0] == list(EXAMPLE.source[:4])
 
 
+@pytest.mark.long
 def test_the_page_is_complete_and_needs_no_network(topics):
     text = page.render_topics({"All": topics}, EXAMPLE, "python scripts/explain.py --text 'x'")
     assert not re.search(r'(?:src|href)="(?!#|data:)', text)

@@ -33,6 +33,7 @@ def figures(computed, name: str):
     return {each.title: each for each in trained.add({name: page.TOPICS[name](example)})[name].figures}
 
 
+@pytest.mark.long
 def test_tokens_are_those_of_the_run(computed):
     example, _ = computed
     assert example.source == ("a", "b", "c")

@@ -111,6 +111,7 @@ def test_decoder_lm(case):
     np.testing.assert_array_equal(cache.lengths, [6, 6])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rest_slow(SEQ2SEQ, 1))
 def test_seq2seq(name):
     changes = VARIANTS[name]
@@ -189,6 +190,7 @@ def test_only_the_last_logits():
     np.testing.assert_array_equal(last, full[:, -1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", rest_slow(["ring", "rows", "dense"], 1))
 def test_right_padding_changes_nothing(kind):
     changes = VARIANTS["windows"] | ({"layer_pattern": ("full",), "window": None} if kind == "dense" else {})

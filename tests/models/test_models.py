@@ -190,6 +190,7 @@ def count(cfg: ModelConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(registry.shapes(registry.build(cfg))))
 
 
+@pytest.mark.long
 def test_parameter_counts_by_hand():
     D, F, V = 8, 12, 11
     norm, attention, ffn = 2 * D, 4 * (D * D + D), 2 * D * F + F + D
@@ -237,6 +238,7 @@ def test_forward_reads_a_batch(family):
     assert registry.count_tokens(model.cfg, batch) == 3 * 5 * len(kinds.load(kinds.FAMILIES, family).inputs)
 
 
+@pytest.mark.long
 def test_the_decoder_reads_the_shifted_target_and_never_the_labels():
     model, params = build(tiny("seq2seq"))
     batch = {"source": SOURCE, "target_in": TOKENS, "target_out": np.roll(TOKENS, -1, 1)}

@@ -28,6 +28,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rest_slow(reversed(KINDS), 3))
 def test_language_models(name):
     model, params = build(tiny("decoder_lm", **KINDS[name]))
@@ -43,6 +44,7 @@ def test_windows_end_at_a_document():
     assert_close(packed[:, 3:], apply(model, params, SECOND))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rest_slow([name for name in reversed(KINDS) if "delta" not in name], 1))
 def test_translation(name):
     model, params = build(tiny("seq2seq", **KINDS[name]))

@@ -31,6 +31,7 @@ def influence(model, params, table, tokens, *arguments, **options) -> np.ndarray
     return np.abs(gradient[:, tokens[0]]).sum(-1)
 
 
+@pytest.mark.long
 def test_logits_are_causal():
     tokens = np.array([[4, 5, 6, 7]])
     lower = np.tri(4, dtype=bool)
@@ -147,6 +148,7 @@ def test_dropout_follows_its_key():
     assert np.abs(first - other).max() > 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", rest_slow(sorted(FAMILIES, key=lambda family: family != "decoder_lm"), 1))
 def test_bfloat16_computes_near_float32_with_float32_parameters_and_logits(family):
     exact, params = build(tiny(family))

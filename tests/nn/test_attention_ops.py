@@ -240,6 +240,7 @@ def blockwise_and_reference(rule):
     return jax.jit(both)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=12)
 @given(data=st.data())
@@ -272,6 +273,7 @@ def test_blockwise_has_a_gradient_for_a_trained_bias():
     assert_close(gradient(table, "blockwise"), expected, 1e-6)
 
 
+@pytest.mark.long
 def test_blockwise_drops_the_same_weights_in_both_passes():
     q, k, v = normal(1, 9, 1, 2), normal(1, 9, 1, 2, seed=1), normal(1, 9, 1, 2, seed=2)
     scoring, key = attention_ops.Scoring(1.0, None, 0.5), jax.random.key(0)

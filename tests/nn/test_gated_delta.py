@@ -103,6 +103,7 @@ def test_segments_start_without_a_state(chunk, monkeypatch):
     assert_close(last, parts[-1][1])
 
 
+@pytest.mark.long
 def test_gradients_equal_those_of_steps(monkeypatch):
     monkeypatch.setattr(delta_rule, "CHUNK", 4)
     weights = normal(B, T, N, V, seed=5)
@@ -135,6 +136,7 @@ def layer():
     return cfg, module, init_module(module, normal(B, T, D))
 
 
+@pytest.mark.long
 def test_the_layer_equals_the_formula():
     cfg, module, params = layer()
     x = normal(B, T, D, seed=3)
@@ -157,6 +159,7 @@ def test_the_output_kernel_ends_a_sublayer():
     assert_close(second, first / 2)
 
 
+@pytest.mark.long
 def test_padding_leaves_the_state_untouched():
     cfg, module, params = layer()
     x, garbage = normal(B, 4, D, seed=3), 100 * normal(B, 7, D, seed=4)

@@ -99,6 +99,7 @@ def test_no_lookahead_is_causal():
     np.testing.assert_array_equal(lookahead_mask(7, 0)[0, 0], dense(Mask(causal=True), 7, 7))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("examples", rest_slow([8, 200], 1))
 def test_blocks_equal_parts_of_the_dense_mask_and_skipped_ones_are_masked(examples):
     @settings(max_examples=examples)

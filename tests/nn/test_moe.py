@@ -59,6 +59,7 @@ def test_equals_the_dense_loop(changes):
     assert_close(run(module, params, x, REAL), expected, proves=proves)
 
 
+@pytest.mark.long
 def test_capacity_drops_tokens():
     x = normal(B, T, 8)
     free, tight = mixture(), mixture(moe={"expert_capacity": 0.25})
@@ -79,6 +80,7 @@ def test_rows_do_not_depend_on_each_other():
     assert_close(run(module, params, x)[:1], run(module, params, x.at[1].set(9.0))[:1], 1e-6)
 
 
+@pytest.mark.long
 def test_tokens_do_not_depend_on_later_tokens():
     """Regression test: a later token displaced the second choice of an earlier one."""
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 40, 8)
@@ -102,6 +104,7 @@ def test_capacities_are_those_of_the_decimal_factor():
     assert moe.capacity(cfg, 201)[[0, 1, 3, 200, 201]].tolist() == [0, 1, 1, 55, 56]
 
 
+@pytest.mark.long
 def test_packed_documents_have_separate_capacities():
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, 20, 8)
     params = init_module(module, x)
@@ -124,6 +127,7 @@ def test_capacities_of_documents_in_a_long_row():
     np.testing.assert_array_equal(weights, np.broadcast_to(weights[0], weights.shape))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("real", rest_slow(["x..x.xx", "..xxxxx", "xxxxx.."], 1))
 def test_padding_takes_no_capacity_and_gets_zeros(real):
     module, x = mixture(moe={"expert_capacity": 0.5}), normal(1, T, 8)
@@ -192,6 +196,7 @@ def test_kernels_have_axis_names_and_the_last_one_is_scaled_down():
     assert len(kernels) == 3
 
 
+@pytest.mark.long
 def test_gradients_of_biases_are_summed_in_float32():
     """Regression test: sums in bfloat16 end at 256. The weights of both experts add up to 1 for each of 600 tokens."""
     module, x = mixture(dtype="bfloat16", moe={"num_experts": 2}), jnp.ones((1, 600, 8))

@@ -82,6 +82,7 @@ def test_stored_kernels_compute_what_training_does(name):
         assert_close(forward(again, same), expected, 1e-4)
 
 
+@pytest.mark.long
 def test_a_step_is_that_of_rounded_kernels():
     """The loss and the gradients, which pass the rounding, are those of kernels that are rounded in NumPy."""
     actual = []

@@ -95,6 +95,7 @@ RULES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
 @pytest.mark.parametrize("rule", rest_slow(RULES.keys(), 1))
 @settings(max_examples=15)
@@ -145,6 +146,7 @@ def test_sinks_are_those_of_the_heads_of_a_device(mesh):
 TWELVE = {"table": BucketBias(normal(8, 12), True, 9), "none": None, "alibi": AlibiBias(normal(12, seed=4) ** 2)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bias", rest_slow(TWELVE.keys(), 1))
 @pytest.mark.parametrize("K", rest_slow([3, 1, 12, 6, 4, 2], 1))
 @pytest.mark.parametrize("mesh", rest_slow(["heads", "rows and heads"], 1))
@@ -162,6 +164,7 @@ def test_positions_for_a_bias_are_those_of_the_whole_row():
     assert_close(out[1, :, 0], weights / weights.sum(axis=1, keepdims=True), 1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
 def test_fully_masked_rows_have_zero_values_and_gradients(mesh):
     qkv, segments = inputs(16, 16), jnp.array([[9] * 2 + [1] * 14, [1] * 14 + [9] * 2])
@@ -178,6 +181,7 @@ def test_fully_masked_rows_have_zero_values_and_gradients(mesh):
         np.testing.assert_array_equal(gradient[1], 0)
 
 
+@pytest.mark.long
 def test_a_batch_that_does_not_divide_is_replicated():
     check(
         "rows",
@@ -188,6 +192,7 @@ def test_a_batch_that_does_not_divide_is_replicated():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lengths", rest_slow([(7, 5), (6, 8), (8, 6), (1, 8)], 1))
 def test_lengths_that_do_not_divide_are_replicated(lengths):
     check("rows", inputs(*lengths), ALIBI, causal=True)
@@ -219,6 +224,7 @@ def test_without_a_mesh():
         assert_close(part, other)
 
 
+@pytest.mark.long
 def test_keys_hidden_from_a_device_are_skipped():
     """NaN spreads through masked scores, so only the device that attends to the last keys may return it."""
     q, k, v = inputs(16, 16)
@@ -231,6 +237,7 @@ def test_keys_hidden_from_a_device_are_skipped():
         assert_close(actual[:, :12], expected[:, :12])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", rest_slow(MESHES.keys(), 1))
 def test_bfloat16(mesh):
     qkv = tuple(x.astype(jnp.bfloat16) for x in inputs(16, 16))

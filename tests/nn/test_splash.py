@@ -51,6 +51,7 @@ def test_equals_the_reference(case):
         assert_close(each, other, 1e-5, proves=proves)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("K", rest_slow([1, 4], 1))
 def test_rows_and_heads_are_sharded_over_the_mesh(K):
     """Each device runs the kernel on its own rows and heads; only a single key/value head is gathered."""

@@ -55,6 +55,7 @@ def run(model, params, batch):
     return logits, gradients
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rest_slow(MODELS.keys(), 1))
 def test_scan_equals_loop_and_parameters_convert_both_ways(name):
     changes, batch = MODELS[name]
@@ -76,6 +77,7 @@ def test_scan_equals_loop_and_parameters_convert_both_ways(name):
     jax.tree.map(lambda a, b: assert_close(a, b, proves=proves), back, gradients)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scan_layers", rest_slow([True, False], 1))
 @pytest.mark.parametrize("policy", rest_slow([policy for policy in model.REMAT_POLICIES if policy != "none"], 1))
 def test_checkpointing_changes_nothing(policy, scan_layers):

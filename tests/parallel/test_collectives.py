@@ -68,6 +68,7 @@ def test_data_parallel_sums_each_gradient_once():
     )  # tied: read in two places
 
 
+@pytest.mark.long
 def test_tensor_parallel_sums_activations_and_never_gathers():
     actual = sent("decoder_lm", "tp")
     assert {each.kind for each in actual} == {"all-reduce"}
@@ -78,6 +79,7 @@ def test_tensor_parallel_sums_activations_and_never_gathers():
     assert all(math.prod(shape) <= ROWS * T for shape in activations if shape not in whole)  # statistics of the loss
 
 
+@pytest.mark.long
 def test_fsdp_gathers_each_matrix_once_and_nothing_larger():
     actual = sent("decoder_lm", "fsdp")
     matrices = [shape for shape in parameters("decoder_lm") if len(shape) > 1]

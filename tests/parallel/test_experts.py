@@ -106,6 +106,7 @@ OFTEN = ("capacity-expert=2,fsdp=2,tensor=2",)
 FAST = {key: EACH[key] for key in OFTEN}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(FAST | EACH, len(FAST)))
 def test_values_losses_and_gradients(case):
     """With a limited capacity, the meshes of three axes suffice."""

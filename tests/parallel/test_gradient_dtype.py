@@ -47,6 +47,7 @@ def summed(kind: str, preset: str, folder, **settings) -> list[str]:
     return [match[1] for match in SUM.finditer(text)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(CASES, 1))
 def test_gradients_are_summed_over_devices_in_float32(case, tmp_path, monkeypatch):
     kind, preset, param_dtype, explicit = case

@@ -117,6 +117,7 @@ def piecewise(cfg: Config) -> Config:
     return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, accumulate=2, loss_chunk=chunk))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", rest_slow(["ring", "reference"], 1))
 @pytest.mark.parametrize("mesh", rest_slow(reversed(MESHES), 1))
 @pytest.mark.parametrize("variant", rest_slow(VARIANTS.keys(), 1))
@@ -150,6 +151,7 @@ def sent_by_a_step(backend: str):
     return collectives(lowered(cfg).compile().as_text())
 
 
+@pytest.mark.long
 def test_a_step_with_ring_attention_gathers_neither_keys_nor_values():
     """Of activations, only each device's keys and values [B, T, K, H] and their gradients are communicated."""
     actual = sent_by_a_step("ring")

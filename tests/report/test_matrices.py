@@ -81,6 +81,7 @@ def test_differences_are_colored_by_what_is_better(folders):
     assert shares["ter"] == -shares["chrf"]
 
 
+@pytest.mark.long
 def test_pages_and_tables_show_directions(folders, tmp_path, capsys):
     page = tmp_path / "both.html"
     compare.main([*map(str, folders), "--resamples", "100", "--report", str(page)])

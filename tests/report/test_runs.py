@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.report.folders import cut, lock, write_run
+from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import report
 from tformer_jax.config import kinds
-from tformer_jax.report import charts, check_pages_installed, sections
+from tformer_jax.report import charts, sections
 from tformer_jax.report import html as page
 from tformer_jax.report.run import load_all
 
@@ -259,6 +260,7 @@ def test_numbers_are_readable():
     assert (sections.format_metric(None, "loss"), sections.format_metric(1.5, "bleu")) == ("–", "1.50")
 
 
+@pytest.mark.long
 def test_the_command_needs_no_jax(tmp_path):
     run = write_run(tmp_path / "run")
     command = "import sys; from tformer_jax.cli.report import main; main(sys.argv[1:]); print('jax' in sys.modules)"
@@ -298,4 +300,4 @@ def test_without_its_packages_the_extra_is_named(absent, monkeypatch):
     for name in absent:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf'this command needs {" and ".join(absent)}: pip install -e "\.\[report\]"'):
-        check_pages_installed("this command")
+        packages.require_pages("this command")

@@ -85,6 +85,7 @@ def uninterrupted(tmp_path_factory, corpus_folder) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_each_shape_is_compiled_once(uninterrupted):
     assert COMPILED == [2]
 
@@ -164,6 +165,7 @@ def test_a_run_keeps_the_outputs_of_its_last_evaluations(uninterrupted):
     assert events(uninterrupted) == [("start", 0), ("finished", 8)]
 
 
+@pytest.mark.long
 def test_stopped_by_ctrl_c_and_resumed(uninterrupted, corpus_folder, tmp_path, monkeypatch, capsys, traced_once):
     folder = tmp_path / "stopped"
     act_after(3, lambda _: signal.raise_signal(signal.SIGINT), monkeypatch)
@@ -297,6 +299,7 @@ def set_params(trainer: Trainer, params) -> None:
     trainer.state = dataclasses.replace(trainer.state, params=placed)
 
 
+@pytest.mark.long
 def test_the_logged_learning_rate_is_the_one_applied(corpus_folder, tmp_path):
     """After a skipped step, too: an SGD step has the size of the learning rate times the gradient norm."""
     cfg = small_config(steps=20, eval_every=20, checkpoint_every=20)

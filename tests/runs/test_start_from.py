@@ -38,6 +38,7 @@ def wider(cfg: Config) -> Config:
     )
 
 
+@pytest.mark.long
 def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp_path):
     loaded = load_trained(first).params
     built = experiment.build(wider(small_config()), tmp_path / "second", data_root=corpus_folder)
@@ -251,6 +252,7 @@ def test_settings_that_change_the_meaning_of_loaded_parameters_are_reported(firs
     ]
 
 
+@pytest.mark.long
 def test_the_optimizer_starts_from_the_loaded_parameters(first, corpus_folder, tmp_path):
     """The averages of a schedule-free optimizer and the EMA start from the loaded parameters, too."""
     loaded = load_trained(first).params

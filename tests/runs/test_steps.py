@@ -45,6 +45,7 @@ def values(params) -> set[float]:
     return {float(value) for leaf in jax.tree.leaves(params) for value in np.unique(leaf)}
 
 
+@pytest.mark.long
 def test_a_named_step_gives_its_own_parameters(several):
     assert values(load_trained(several).params) == {7}
     assert [values(tj.load(several, step=step).params) for step in (2, 3)] == [{2}, {3}]

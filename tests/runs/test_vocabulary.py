@@ -81,6 +81,7 @@ def kept_rows(before: tj.Run, after: tj.Run) -> tuple[dict[str, int], list[int]]
     return old, [old[piece] for piece, _ in sorted(new.items(), key=lambda item: item[1])]
 
 
+@pytest.mark.long
 def test_tables_are_rows_of_those_before(folder, trimmed):
     before, after = trimmed
     _, olds = kept_rows(before, after)

@@ -113,6 +113,7 @@ def test_only_evaluated_parameters_are_read(tmp_path, kind, optimizer, factor):
     assert factor * 0.8 < read < factor + 0.5
 
 
+@pytest.mark.long
 def test_a_run_with_only_its_weights(first, tmp_path):
     """A copy without checkpoints loads, and initializes another run."""
     shutil.copytree(first, tmp_path / "run")

@@ -109,6 +109,7 @@ def test_other_kinds_of_attention(settings):
         assert ["".join(chunk["choices"][0]["text"] for chunk in stream) for stream in chunks] == expected
 
 
+@pytest.mark.long
 def test_samples_are_those_of_the_command_with_the_same_seed(lm):
     server = lm[-1]
     settings = {"temperature": 2.0, "top_k": 5, "min_p": 0.01}
@@ -308,6 +309,7 @@ def test_the_most_probable_tokens(lm):
             assert value == pytest.approx(values[names[name]], rel=1e-5)
 
 
+@pytest.mark.long
 def test_log_probabilities_of_outputs_sum_to_their_scores(translator):
     """Scores are summed by the cached steps of decoding."""
     server = translator[-1]

@@ -304,6 +304,7 @@ def test_many_unfinished_headers_do_not_block_other_clients():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", rest_slow([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_signal_ends_the_process_with_status_0(number):
     command = [sys.executable, "-m", "tests.serving.fake_engine", "--port", "0", "--delay", "0.005"]

@@ -29,6 +29,7 @@ def translation(test: list, split: str, decode: DecodeConfig):
     return merged(evaluator(params) for evaluator in evaluators_for(cfg, model, corpus, TOKENIZERS, split, 0))
 
 
+@pytest.mark.long
 def test_outputs_of_an_evaluation_say_how_they_ended():
     decode = DecodeConfig(max_new_tokens=3, min_new_tokens=3)
     actual = translation(list(PAIRS), "validation", decode)

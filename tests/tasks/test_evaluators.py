@@ -66,6 +66,7 @@ def evaluate(family: str, model, params, split: list, **settings) -> tuple[dict,
     return metrics, outputs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", rest_slow([2, 5], 1))
 def test_translation(batch_size):
     model, params = build(tiny("seq2seq"))
@@ -88,6 +89,7 @@ def test_translation(batch_size):
     assert [(output.source, output.reference) for output in outputs] == [tuple(pair.values()) for pair in PAIRS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", rest_slow([3, 1], 1))
 def test_language_model(batch_size):
     model, params = build(tiny("decoder_lm"))
@@ -129,6 +131,7 @@ def test_continuations_of_prompts_with_unknown_tokens():
     assert [output.output for output in actual.outputs] == [output.text for (output,) in expected]
 
 
+@pytest.mark.long
 def test_prompts_leave_room_for_the_prefix_of_outputs():
     """Regression test: the first evaluation ended the run."""
     model, params = build(tiny("decoder_lm"))
@@ -241,6 +244,7 @@ def test_a_limit_takes_evenly_spread_examples(limit):
     assert len({output.reference for output in actual}) > 1
 
 
+@pytest.mark.long
 def test_sources_and_outputs_that_a_limit_ended_are_remarked_on():
     model, params = build(tiny("seq2seq"))
     cfg = Config(

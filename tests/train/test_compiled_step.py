@@ -68,6 +68,7 @@ def test_an_error_of_a_compilation_ahead_is_left_to_the_first_call():
         pass
 
 
+@pytest.mark.long
 def test_compiled_metrics_are_one_array():
     cfg = settings(train=NORMS_AND_NOISE)
     model, optimizer, step = built(cfg)

@@ -96,6 +96,7 @@ def test_globs_select_kernels_and_whole_parameters():
     np.testing.assert_array_equal(actual["head/kernel"], flat(params.trainable)["head/kernel"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", rest_slow(["bfloat16", "float32"], 1))
 def test_the_model_is_unchanged_at_first(dtype):
     train = TrainConfig(lora_rank=4)
@@ -114,6 +115,7 @@ def test_the_model_is_unchanged_at_first(dtype):
             assert_close(factor, draws / len(factor.reshape(-1, 4)) ** 0.5, 1e-6)
 
 
+@pytest.mark.long
 def test_a_step_of_adamw_in_numpy():
     """Gradients by the chain rule from those of the kernels; the first update is -rate * g / (|g| + eps)."""
     optim = {"clip_norm": 0.0, "eps": 1e-3, "schedule": "constant", "learning_rate": 0.01, "warmup_steps": 1}
@@ -144,6 +146,7 @@ def test_a_step_of_adamw_in_numpy():
     assert sorted(moments) == sorted(2 * [leaf.shape for leaf in before.values()])
 
 
+@pytest.mark.long
 def test_a_step_computes_no_gradients_of_frozen_kernels():
     """Of products with the shape of a kernel, the compiled step has that of the FFN's kernel that is trained."""
     train = {"lora_kernels": ("*attention/*",), "lora_whole": ("*ffn/*/kernel",)}
@@ -183,6 +186,7 @@ def test_a_base_of_int8_is_that_of_rounded_kernels(name):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), merged, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_flops_are_those_of_the_products_of_a_step(rank):
     """Kernels without gradients have one product in the backward pass; those of the factors are small."""
@@ -240,6 +244,7 @@ def test_factors_and_their_moments_are_sharded_like_their_kernels():
     assert moments == {PartitionSpec("fsdp", None)}
 
 
+@pytest.mark.long
 def test_checkpoints_hold_the_base_and_the_factors(tmp_path):
     cfg = low_rank(lora_alpha=ALPHA)
     model, mesh = registry.build(cfg.model), make_mesh(ParallelConfig(data=1))

@@ -37,6 +37,7 @@ BY_TENSOR["adaptive_clip"] = {"optimizer": "sgd", "adaptive_clip": 0.1}
 EACH = BY_TENSOR | {name: {"optimizer": name} for name in kinds.OPTIMIZERS if name != "python"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", rest_slow(EACH, 2))
 def test_updates_of_scanned_layers_equal_those_of_a_loop(changes):
     """Stacks of different depth, and parameters outside of layers."""
@@ -66,6 +67,7 @@ def test_updates_of_scanned_layers_equal_those_of_a_loop(changes):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-6), scanned, looped)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
     rest_slow(

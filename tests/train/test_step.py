@@ -77,6 +77,7 @@ def start(model, optimizer, *, ema: float | None = None):
     return state.create(model, optimizer, cfg, make_mesh(ParallelConfig(data=1)), drawn(model))
 
 
+@pytest.mark.long
 def test_loss_is_the_mean_over_counted_labels():
     model, optimizer, step = experiment()
     initial = start(model, optimizer)
@@ -92,6 +93,7 @@ def test_loss_is_the_mean_over_counted_labels():
     assert float(metrics["nll"]) == pytest.approx(nll.mean(), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", rest_slow([4, None], 1))
 def test_labels_are_smoothed_over_the_tokens_of_the_tokenizer(chunk):
     """Although `model.vocab_size` is larger; the loss is that of the definition."""
@@ -107,6 +109,7 @@ def test_labels_are_smoothed_over_the_tokens_of_the_tokenizer(chunk):
     assert float(step(initial, data)[1]["loss"]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_frozen_parameters_do_not_count_in_the_clipping_norm():
     """A clipped SGD step has the length of the clipping norm times the learning rate, over the trainable parameters."""
     sgd = {"optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.1}
@@ -184,6 +187,7 @@ def pairs(rows: int = 32, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", rest_slow(["decoder_lm", "seq2seq"], 1))
 def test_accumulation_equals_the_whole_batch(family):
     model, optimizer, whole = experiment(family)
@@ -199,6 +203,7 @@ def test_accumulation_equals_the_whole_batch(family):
     jax.tree.map(lambda a, b: assert_close(a, b, 1e-5, proves=proves), four.params, single.params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", rest_slow([3, 8, 20], 1))
 @pytest.mark.parametrize("tied", rest_slow(["output", "none"], 1))
 def test_the_chunked_loss_equals_the_plain_one(chunk, tied):
@@ -224,6 +229,7 @@ def test_the_chunked_loss_never_stores_all_logits():
     assert "f32[8,8,97]" not in text
 
 
+@pytest.mark.long
 def test_the_chunked_loss_sums_the_gradients_of_bfloat16_parameters_in_float32():
     """Regression test: the sum over chunks was rounded to bfloat16 after each."""
     exact = tiny("decoder_lm", decoder_layers=0, output_bias=True, tie_embeddings="none", max_length=512)
@@ -242,6 +248,7 @@ def test_the_chunked_loss_sums_the_gradients_of_bfloat16_parameters_in_float32()
         assert np.linalg.norm(chunked - wanted) <= 1.5 * np.linalg.norm(plain - wanted)
 
 
+@pytest.mark.long
 def test_z_loss_is_the_mean_square_of_the_normalizer():
     model, optimizer, _ = experiment()
     cfg = settings(train={"z_loss": 0.5, "label_smoothing": 0.0}, optim={"optimizer": "sgd", "beta1": 0.0})
@@ -295,6 +302,7 @@ def poisoned(current):
     return dataclasses.replace(current, params=jax.tree.unflatten(tree, [flat[0] * jnp.nan, *flat[1:]]))
 
 
+@pytest.mark.long
 def test_a_non_finite_step_changes_only_the_counts():
     model, optimizer, step = experiment(train={"ema_decay": 0.5})
     current = start(model, optimizer, ema=0.9)
@@ -371,6 +379,7 @@ def test_overfits_one_batch(family):
     assert float(metrics["loss"]) < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("param_dtype", rest_slow(["bfloat16", "float32"], 1))
 def test_low_precision_learns_and_keeps_its_statistics_in_float32(param_dtype):
     """Parameters in bfloat16 are rounded after each step, which is computed in float32."""

@@ -57,6 +57,7 @@ def test_the_divergence_from_the_top_tokens_is_that_of_the_formula(top):
         assert_close(value, divergence(student, teacher, TEMPERATURE).sum(), 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_the_loss_mixes_labels_and_teacher(chunk):
     """The forward passes of both models, and the losses, in NumPy float64."""
@@ -75,6 +76,7 @@ def test_the_loss_mixes_labels_and_teacher(chunk):
     assert_close(sums.loss, (1 - WEIGHT) * nll.sum() + WEIGHT * expected, 1e-5)
 
 
+@pytest.mark.long
 def test_a_model_learns_nothing_from_itself():
     (model, params), data = build(STUDENT), batch()
     teacher = Teacher(model, params, 1.0, TEMPERATURE)
@@ -84,7 +86,8 @@ def test_a_model_learns_nothing_from_itself():
             jax.grad(lambda params: batch_loss(model, params, data, teacher=teacher)[0].loss)(params),
         )
     )(params)
-    assert float(sums.divergence) == float(sums.loss) == 0 < float(sums.nll)
+    assert float(sums.loss) == float(sums.divergence)
+    assert abs(float(sums.divergence)) < 1e-8 * float(sums.nll)  # nothing but rounding in float32
     assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(gradients)) < 1e-5
 
 

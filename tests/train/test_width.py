@@ -190,6 +190,7 @@ def test_updates_are_those_of_the_learning_rates():
         assert_close(leaf, np.full(leaf.shape, -RATES["adamw"] * hidden), 1e-7)
 
 
+@pytest.mark.long
 def test_initialization_follows_the_table():
     """Table 8 at m = 4: embeddings and heads start as at the base width, hidden kernels with 1 / inputs."""
     for initializer, hidden in (("fan_in", (4 * BASE) ** -0.5), ("normal", 0.02 / 2)):

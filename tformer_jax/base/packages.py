@@ -14,6 +14,11 @@ def require(what: str, modules: Sequence[str], extra: str) -> None:
         raise UserError(f'{what} needs {" and ".join(missing)}: pip install -e ".[{extra}]"')
 
 
+def require_pages(what: str) -> None:
+    """Raises `UserError`, which begins with `what`, if a package for pages of the report is not installed."""
+    require(what, ("jinja2", "plotly"), "report")
+
+
 def import_extra(what: str, module: str, extra: str) -> Any:
     """Imports a module of an extra; arguments and exceptions are those of `require`."""
     require(what, (module,), extra)

@@ -16,7 +16,6 @@ from tformer_jax.cli.common import add_number, add_seconds, add_weights, format_
 from tformer_jax.cli.embed import add_pooling
 from tformer_jax.config import Config, ModelConfig
 from tformer_jax.config.fields import flag
-from tformer_jax.report import check_pages_installed
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
@@ -56,7 +55,7 @@ def attention_renderer(run: "tj.Run") -> Callable[[Any, str], str] | str:
     from tformer_jax.inference import watch
 
     try:
-        check_pages_installed("the page of attention")
+        packages.require_pages("the page of attention")
         watch.check(run.model)
     except UserError as error:
         return str(error)

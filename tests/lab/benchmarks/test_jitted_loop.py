@@ -68,6 +68,7 @@ def next_logits(model, params, source: list[int]):
     return logits_of
 
 
+@pytest.mark.long
 def test_translation_equals_full_passes(seq2seq):
     model, params = seq2seq
     outputs = run(jitted_loop.translate, model, params, pad(SOURCES))

@@ -64,6 +64,7 @@ def test_an_assumed_number_of_classes_and_what_prepared_data_do_not_read(tmp_pat
     assert "lost.json" not in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", rest_slow([PRESETS[4], *PRESETS[:4]], 1))
 def test_reported_bytes_equal_those_of_the_state(preset):
     cfg = config("decoder_lm", preset=preset)
