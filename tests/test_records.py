@@ -3,8 +3,10 @@
 import json
 import sys
 
+import pytest
+
 from tests import commands
-from tests.programs import equivalences, mutate
+from tests.programs import equivalences, mutate, replay
 from tests.programs.mutation import changes, forks
 
 CHANGED = 0.25
@@ -48,3 +50,29 @@ def test_the_command_of_a_record_has_only_the_name_of_an_absolute_path(monkeypat
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["command"] == "python -m tests.programs.x --data data --runs 'runs/a b'"
     assert record["scores"] == [1]
+
+
+CURVE = {"step": [50, 100, 200], "tokens": [10, 20, 40], "loss": [3.0, 2.0, 1.0], "nll": [3, 2, 1]}
+COMMAND = "python scripts/sweep.py --config configs/x.py:small --config.model.dtype=bfloat16 --sweep seed=3,4"
+RESULT = {"command": COMMAND, "runs": [{"settings": ["seed=3"], "curves": {"train": CURVE}}]}
+
+
+def test_a_replay_trains_the_first_run_of_a_sweep_up_to_its_last_point():
+    flags = ["--config", "configs/x.py:small", "--config.model.dtype=bfloat16", "--config.seed=3"]
+    assert replay.train_flags(RESULT) == flags
+    expected = {"step": [50, 100], "tokens": [10, 20], "loss": [3.0, 2.0]}
+    assert replay.first_steps(RESULT, 199) == expected
+    assert replay.first_steps(RESULT, 10)["step"] == [50]
+    with pytest.raises(replay.CannotReplay, match="no curve"):
+        replay.first_steps({"runs": []}, 100)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "loss", "equal"),
+    [([10, 15, 20], 2.001, True), ([10, 15, 21], 2.001, False), ([10, 15, 20], 1.99, False)],
+)
+def test_a_replay_compares_tokens_exactly_and_losses_nearly(tokens, loss, equal):
+    actual = {"step": [50, 75, 100], "tokens": tokens, "loss": [3.0, 9.0, loss]}
+    compared = replay.compare(replay.first_steps(RESULT, 100), actual)
+    assert compared["equal"] is equal
+    assert compared["actual"] == {"step": [50, 100], "tokens": [tokens[0], tokens[2]], "loss": [3.0, loss]}

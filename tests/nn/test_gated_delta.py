@@ -30,7 +30,10 @@ def inputs():
     return tuple(jnp.asarray(x, jnp.float32) for x in (q, k, v, log_decay, beta, rng.normal(size=(B, N, H, V))))
 
 
-def recurrence(rows=slice(None), start=True):
+EVERY = slice(None)
+
+
+def recurrence(rows=EVERY, start=True):
     """Returns the outputs and last states of the tokens `rows` by the oracle."""
     *tokens, state = map(np.float64, inputs())
     out, last = np.zeros((B, T, N, V))[:, rows], np.zeros((B, N, H, V))
