@@ -27,7 +27,7 @@ from tformer_jax.special_tokens import PAD
 PROMPT_CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
-COMPACTION_LENGTH = 64
+COMPACTION_LENGTH = 32
 """Output length from which beam search compacts its cache before it uses more of it."""
 SHRINK_FACTOR = 4
 """Ratio of the length of an array to the needed length from which an empty lane reallocates it."""
