@@ -233,7 +233,7 @@ class Run:
         return list(generator.stream(self.params, requests, seed=seed, outputs=n, scores=True))
 
     def classify(self, texts: Sequence[str]) -> list[tuple[str, float]]:
-        """Returns the most probable label of each text, and its probability."""
+        """Returns the most probable label of each text, and its probability; of a blank text "" and 0."""
         return self.classifier()(self.params, check_texts(texts))
 
     def fill_mask(self, texts: Sequence[str], *, top: int = 5) -> list[list[Fill]]:

@@ -32,6 +32,26 @@ def test_lines_with_several_references(tmp_path):
     assert read() is None
 
 
+def test_examples_without_text_are_left_out_and_counted(tmp_path, caplog):
+    (tmp_path / "s").write_text("a\n \n\u200b\nb\n", encoding="utf-8")
+    (tmp_path / "r").write_text("A\n\n\u00a0\n\n", encoding="utf-8")
+    assert read("--source", tmp_path / "s", "--reference", tmp_path / "r") == [
+        Segment("a", ("A",)),
+        Segment("b", ("",)),
+    ]
+    assert "s: 2 of 4 examples are left out, because their source and references are blank" in caplog.text
+    (tmp_path / "s.tsv").write_text("source\ttarget\na\tA\n\u200b\t \n\t\n\n", encoding="utf-8")
+    assert read("--source", tmp_path / "s.tsv") == [Segment("a", ("A",))]
+    assert "s.tsv: 3 of 4 examples are left out" in caplog.text
+    (tmp_path / "s.tsv").write_text("source\ttarget\na\t \n", encoding="utf-8")
+    with pytest.raises(UserError, match="line 2: has no reference in 'target': write one, or remove the record"):
+        read("--source", tmp_path / "s.tsv")
+    (tmp_path / "s").write_text("\n\n\n\n")
+    (tmp_path / "r").write_text("\n\n\n\n")
+    with pytest.raises(UserError, match="has no text: write a source"):
+        read("--source", tmp_path / "s", "--reference", tmp_path / "r")
+
+
 @pytest.mark.parametrize(("longer", "shorter"), [("s", "r"), ("r", "s")])
 def test_a_line_without_a_partner_is_named(tmp_path, longer, shorter):
     (tmp_path / longer).write_text("a\nb\nc\n")

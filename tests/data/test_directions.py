@@ -80,7 +80,9 @@ def test_rows_are_read_in_their_own_direction_where_both_are_listed(tmp_path):
     held_out = {("en-de", "g", "h"), ("en-fr", "j", "i"), ("de-fr", "k", "l"), ("fr-de", "l", "k")}
     assert texts(corpus.validation) == held_out
     (tmp_path / "train.tsv").write_text("en\tde\ta\tb\n")
-    with pytest.raises(DataError, match="de-en: leave it out of .*, or set data.both_directions=True to read"):
+    with pytest.raises(
+        DataError, match="de-en, only en-de: leave it out of .*, or set data.both_directions=True to read"
+    ):
         load_corpus(config(directions=("en-de", "de-en")), tmp_path)
 
 
@@ -308,8 +310,20 @@ def test_languages_that_differ_only_in_case(tmp_path):
     write_table(tmp_path)
     with (tmp_path / "train.tsv").open("a") as file:
         file.write("EN\tfr\ta\tb\n")
-    with pytest.raises(DataError, match="has languages 'en' and 'EN', which differ only in case"):
+    with pytest.raises(DataError, match="has languages 'en' and 'EN', which are codes of one language"):
         load_corpus(config(directions=()), tmp_path)
+
+
+def test_two_codes_of_a_language(tmp_path):
+    for code in ("deu", "de\u200b "):
+        write_table(tmp_path)
+        with (tmp_path / "train.tsv").open("a", encoding="utf-8") as file:
+            file.write(f"en\t{code}\ta\tb\n")
+        if code == "deu":
+            with pytest.raises(DataError, match="'de' and 'deu', which are codes of one language: write one"):
+                load_corpus(config(directions=()), tmp_path)
+        else:
+            assert not any("\u200b" in name for name in load_corpus(config(directions=()), tmp_path).directions)
 
 
 def test_a_language_that_only_held_out_pairs_have(tmp_path):

@@ -97,3 +97,21 @@ def test_a_header_of_each_of_two_files(tmp_path):
 def test_filters_of_sources_without_files_are_refused():
     with pytest.raises(UserError, match="data.filters.duplicates=True: is used only by data.source="):
         DataConfig(filters=FilterConfig(duplicates=True))
+
+
+SAME = ["a b", "a  b", "a\u00a0b", " a b ", "a\u200b b"]
+"""Texts that a model cannot distinguish."""
+
+
+def test_pairs_are_compared_as_models_read_them(tmp_path):
+    pairs = [*((text, "c d") for text in SAME), ("same", "same "), ("x" + 60 * " " + "z", "u v")]
+    write(tmp_path, **{"a.tsv": "".join(f"{source}\t{target}\n" for source, target in pairs).encode()})
+    rules = FilterConfig(duplicates=True, identical_sides=True, max_length_ratio=3.0)
+    for clean, dropped, left in [
+        (None, {"duplicates": 4, "identical sides": 1}, 2),
+        (False, {"length ratio": 1}, 6),  # every text is then another
+    ]:
+        cfg = config("tsv", "a.tsv", validation="a.tsv", filters=rules, clean_whitespace=clean)
+        splits = stream_corpus(cfg, tmp_path)
+        assert len(list(splits.train)) == len(load_corpus(cfg, tmp_path).train) == left
+        assert splits.filters["train"].dropped == dropped

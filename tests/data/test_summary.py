@@ -52,6 +52,13 @@ def test_every_number_by_hand():
     assert (held_out.sides["target"].limit, held_out.sides["target"].tokens_beyond) == (15, 5)
 
 
+def test_pairs_that_differ_in_white_space_are_the_same():
+    train = [{"source": "a b", "target": "c d"}, {"source": "a\u00a0b", "target": "c  d "}]
+    held_out = [{"source": "a\u200b b", "target": "c d"}]
+    actual = summarize(CFG, Corpus(train, held_out, held_out), TOKENIZERS)
+    assert (actual["train"].duplicates, actual["validation"].in_training) == (1, 1)
+
+
 def test_what_would_spoil_a_run_is_said():
     corpus = Corpus(TRAIN, HELD_OUT, HELD_OUT)
     told = " | ".join(warnings(CFG, corpus, summarize(CFG, corpus, TOKENIZERS)))

@@ -242,6 +242,21 @@ def test_terms_beside_placeholders_and_in_scripts_without_spaces(tmp_path):
         assert change({"source": source, "target": target}, random.Random(0), 0)["source"] == expected
 
 
+def test_terms_with_other_white_space(tmp_path):
+    (tmp_path / "terms.tsv").write_text("red car\trotes Auto\nbig\u00a0dog\tgroßer  Hund\n", encoding="utf-8")
+    data = {"symbols": ("<hint>", "</hint>")}
+    sources = ["a red car", "a red  car", "a red\u00a0car", "a re\u00add car"]
+    for clean, hinted in ((None, 4), (False, 1)):
+        change = prepared(
+            "terminology", root=tmp_path, data={**data, "clean_whitespace": clean}, glossary="terms.tsv", rate=1.0
+        )
+        pairs = [{"source": source, "target": "ein rotes Auto"} for source in sources]
+        actual = [change(pair, random.Random(0), 0)["source"] for pair in pairs]
+        assert actual == ["a red car <hint> rotes Auto </hint>"] * hinted + sources[hinted:]
+    actual = change({"source": "big dog", "target": "großer Hund"}, random.Random(0), 0)["source"]
+    assert actual == "big dog <hint> großer Hund </hint>"
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -315,6 +330,12 @@ def test_a_match_is_that_of_the_source_as_it_is_read_and_never_its_own_translati
     pairs = [{"source": "a b c", "target": "1"}, {"source": "a b d", "target": "2"}, {"source": "a b c", "target": "3"}]
     change = prepared("fuzzy_matches", pairs, data={"symbols": ("<match>",)})
     assert change({"source": "A B C", "target": "1"}, Scripted(), 0)["source"] == "2 <match> A B C"
+
+
+def test_a_source_with_other_white_space_is_no_match():
+    pairs = [{"source": source, "target": "1"} for source in ("a b c", "a  b c ", "\u200ba b\u00a0c")]
+    change = prepared("fuzzy_matches", [*pairs, {"source": "a b d", "target": "2"}], data={"symbols": ("<match>",)})
+    assert [change(pair, Scripted(), index)["source"][0] for index, pair in enumerate(pairs)] == ["2", "2", "2"]
 
 
 def test_examples_are_joined_with_the_next_or_others_of_their_entry():

@@ -245,6 +245,10 @@ def test_texts_are_checked_as_a_tokenizer_normalizes_them(settings, sentence):
         with pytest.raises(UserError, match=sentence):
             check(DecodeConfig(**settings), each)
         check(DecodeConfig(prefix="The", stop=("cat",), forbidden=("ON",)), each)
+    clean = tokenizer.normalized(("whitespace",), "en")
+    check(DecodeConfig(stop=(" ", "the ", " cat")), clean)
+    with pytest.raises(UserError, match="decode.stop=.*does not occur in normalized outputs; leave it out"):
+        check(DecodeConfig(stop=("\n",)), clean)
 
 
 @pytest.mark.parametrize(("prefix", "decoded"), [("ld", "ld"), (" ld", " ld"), ("lo ld", "lo ld")])

@@ -102,11 +102,19 @@ def test_labels_have_probabilities():
     cfg = setup("classifier")
     model, params = build(cfg.model)
     actual = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])(params, TEXTS)
-    for text, (label, probability) in zip(TEXTS, actual, strict=True):
-        tokens = np.array([LETTERS.encode(text) or [PAD]])
+    for text, (label, probability) in zip(filter(None, TEXTS), (each for each in actual if each[0]), strict=True):
+        tokens = np.array([LETTERS.encode(text)])
         expected = oracles.softmax(oracles.classifier(oracles.f64(params), model.cfg, tokens, tokens != PAD))[0]
         assert label == "xyz"[expected.argmax()]
         assert probability == pytest.approx(expected.max(), rel=1e-4)
+
+
+def test_blank_texts_have_no_label():
+    cfg = setup("classifier")
+    model, params = build(cfg.model)
+    classify = LabelClassifier(cfg, model, TOKENIZERS, ["x", "y", "z"])
+    assert classify(params, ["", "ab", "\u200b "]) == [("", 0.0), *classify(params, ["ab"]), ("", 0.0)]
+    assert list(classify.stream(params, iter([" "]))) == [("", 0.0)]
 
 
 @pytest.fixture(scope="module")

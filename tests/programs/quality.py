@@ -30,8 +30,8 @@ from tformer_jax.base.cpu import COMPILATION
 from tformer_jax.cli.rerank import Metric
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import load_corpus
-from tformer_jax.data.corpora.corpus import Corpus, spread
-from tformer_jax.data.tokenizers.normalization import normalizer
+from tformer_jax.data.corpora.corpus import PAIRS, Corpus, spread
+from tformer_jax.data.tokenizers.normalization import normalizer, steps_of
 from tformer_jax.inference.reranking import NBest, choose, tune
 from tformer_jax.inference.risk import chrf_matrix, expected_utilities
 from tformer_jax.runs import provenance
@@ -128,7 +128,7 @@ def segments_of(corpus: Corpus, cfg: Config, *limits: int) -> list[list[Segment]
 
     References are as `eval.references` says.
     """
-    steps = cfg.data.normalize if cfg.eval.references == "normalized" else ()
+    steps = steps_of(cfg.data, PAIRS) if cfg.eval.references == "normalized" else ()
     normalize = normalizer(steps, cfg.data.target_language)
     if corpus.test is not corpus.validation:
         parts = [list(corpus.validation), list(corpus.test)]

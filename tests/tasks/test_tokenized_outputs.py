@@ -25,7 +25,7 @@ def parts():
     return model, tokenizers, examples
 
 
-def evaluation(parts, outputs, *, detokenize: bool = False, **settings):
+def evaluation(parts, outputs, *, detokenize: bool = False, given=REFERENCES, **settings):
     model, tokenizers, examples = parts
     cfg = Config(
         model=model.cfg,
@@ -33,7 +33,8 @@ def evaluation(parts, outputs, *, detokenize: bool = False, **settings):
         decode=DecodeConfig(detokenize=detokenize),
         eval=EvalConfig(**settings),
     )
-    evaluate = TranslationEvaluator(cfg, model, tokenizers, list(map(Segment.from_example, examples)))
+    segments = [Segment(example["source"], (target,)) for example, target in zip(examples, given, strict=True)]
+    evaluate = TranslationEvaluator(cfg, model, tokenizers, segments)
     evaluate._translate.outputs = lambda params, sources, **_: outputs
     return evaluate(None)
 
@@ -48,6 +49,14 @@ def test_tokens_compared_with_texts_are_said(parts, caplog):
     assert actual.metrics["bleu"] == pytest.approx(bleu(TOKENS, REFERENCES, "13a"))
     assert actual.signatures["bleu"].endswith("|outputs:moses")
     assert actual.signatures["references"] == "raw"
+
+
+def test_normalized_references_have_no_invisible_characters(parts):
+    marked = [text.replace(" ", " \u200b", 1) for text in REFERENCES]
+    actual = evaluation(parts, [Output(text, 0.0) for text in TOKENS], references="normalized", given=marked)
+    expected = evaluation(parts, [Output(text, 0.0) for text in TOKENS], references="normalized")
+    assert actual.metrics == expected.metrics
+    assert actual.signatures["references"].startswith("whitespace|")
 
 
 def test_tokenized_bleu_names_itself(parts, caplog):

@@ -107,7 +107,7 @@ def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
         except Exception as error:  # the library raises many types
             if "No conversion is registered" in str(error):
                 return None
-            return f"{name} {problem} ({first_line(error, 200)})"
+            return f"{name} {problem} ({first_line(error, 200)}); --format ctranslate2 writes its files instead"
     if difference > SCORE_TOLERANCE:
         return f"{name} converts it, but computes other log-probabilities (by {difference:.2g}): do not use the result"
     return f"checked with {name}: log-probabilities within {difference:.0e} (at most {SCORE_TOLERANCE:.0e})"

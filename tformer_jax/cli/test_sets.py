@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tformer_jax.cli.common import add_path
 from tformer_jax.cli.inputs import JSONL, check_text, read_record, text_in, value_in
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.fields import flag
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora.lines import COMPRESSIONS, BadLines, numbered_lines
 from tformer_jax.data.tokenizers.language_tags import find_language
 from tformer_jax.tasks.evaluators.evaluation import Segment
@@ -70,14 +72,26 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
         if options.reference:
             raise UserError("--reference names files of lines: leave it out, or name the fields by --reference-field")
         if segments := list(_segments(options, direction)):
-            return segments
+            return _without_blank(options.source, segments)
         raise UserError(f"{options.source} has only a header, no example: write one in each line after it")
     if given:
         raise UserError(f"{flag(given[0])} names a field of records: --source must be named .tsv or .jsonl")
     if not options.reference:
         raise UserError("--source needs --reference FILE, the references of its lines")
     lines = _aligned([options.source, *options.reference])
-    return [Segment(source, tuple(references), direction) for source, *references in lines]
+    segments = [Segment(source, tuple(references), direction) for source, *references in lines]
+    return _without_blank(options.source, segments)
+
+
+def _without_blank(path: Path, segments: Sequence[Segment]) -> list[Segment]:
+    """Returns the segments that have a text; says how many have none."""
+    some = [segment for segment in segments if not all(map(is_blank, (segment.source, *segment.references)))]
+    if not some:
+        raise UserError(f"{path} has no text: write a source, and its reference, in each line")
+    if blank := len(segments) - len(some):
+        message = "%s: %s of %s examples are left out, because their source and references are blank"
+        logging.getLogger(__name__).warning(message, path, f"{blank:,}", f"{len(segments):,}")
+    return some
 
 
 def with_directions_of(run: "tj.Run", segments: Sequence[Segment]) -> list[Segment]:
@@ -147,8 +161,10 @@ def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: 
     for field in options.reference_field:
         value = value_in(record, "--reference-field", field)
         references += [check_text(text, field) for text in (value if isinstance(value, list) else [value]) if text]
-    if not references:
-        raise ValueError(f"has no reference in {', '.join(map(repr, options.reference_field))}")
+    source = text_in(record, "--source-field", options.source_field)
+    if all(map(is_blank, references)) and not is_blank(source):
+        names = ", ".join(map(repr, options.reference_field))
+        raise ValueError(f"has no reference in {names}: write one, or remove the record")
     if options.language_fields:
         codes = [text_in(record, "--language-fields", field) for field in options.language_fields]
         direction = str(Direction.of_codes(*codes))
@@ -157,7 +173,7 @@ def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: 
     if options.document_field is not None:
         value = value_in(record, "--document-field", options.document_field)
         document = None if value is None else str(value)
-    return Segment(text_in(record, "--source-field", options.source_field), tuple(references), direction, document)
+    return Segment(source, tuple(references), direction, document)
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -177,7 +193,7 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _columns(line: str, header: Sequence[str]) -> dict[str, str]:
-    cells = line.split("\t")
+    cells = line.split("\t") if line.strip() else [""] * len(header)
     if len(cells) != len(header):
         raise ValueError(f"has {len(cells)} columns where the first line has {len(header)}")
     return dict(zip(header, cells, strict=True))

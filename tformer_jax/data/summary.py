@@ -12,7 +12,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, affordable, spread
-from tformer_jax.data.corpora.example import NO_TEXT
+from tformer_jax.data.corpora.example import NO_TEXT, cleaned
 from tformer_jax.data.corpora.filters import digest_of, is_blank_side, length_ratio
 from tformer_jax.data.features import IdReader, evaluation_converter, feature_converter
 from tformer_jax.data.rows import id_reader
@@ -163,7 +163,7 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
         changes = transforms if training else build_formats(cfg)
         reader = id_reader(examples, tokenizers, corpus.labels, changes)
         summary = summaries[split] = _of_tokens(cfg, examples, reader, tokenizers, training=training)
-        _compare(summary, examples, trained, training=training)
+        _compare(cfg, summary, examples, trained, training=training)
         summary.left_out = dict(corpus.left_out.get(split, {}))
     if cfg.data.stages:
         from tformer_jax.data.stages import summarize_stages
@@ -228,7 +228,9 @@ def _of_tokens(
     return summary
 
 
-def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[bytes], *, training: bool) -> None:
+def _compare(
+    cfg: Config, summary: SplitSummary, examples: Sequence[Example], trained: set[bytes], *, training: bool
+) -> None:
     """Counts duplicates, held-out examples of the training split, blank texts and what looks misaligned."""
     if isinstance(examples, Endless):
         return
@@ -237,7 +239,8 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
     summary.compared = len(chosen)
     for index in chosen:
         example = examples[index]
-        digest = digest_of(example)
+        read = cleaned(cfg.data, example)
+        digest = digest_of(read)
         summary.duplicates += digest in seen
         summary.in_training += not training and digest in trained
         seen.add(digest)
@@ -245,8 +248,8 @@ def _compare(summary: SplitSummary, examples: Sequence[Example], trained: set[by
         for key, side in summary.sides.items():
             side.blank += is_blank_side(key, example[key])
         if "source" in example:
-            summary.identical_sides += example["source"] == example["target"]
-            summary.large_ratio += length_ratio(example) > LARGE_RATIO
+            summary.identical_sides += read["source"] == read["target"]
+            summary.large_ratio += length_ratio(read) > LARGE_RATIO
 
 
 def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: "Transforms") -> list[tuple[str, float]]:

@@ -46,9 +46,10 @@ class Constraints:
             UserError: the vocabulary cannot represent a text, or normalized outputs never have a text of `stop`.
         """
         for text in cfg.stop:
-            if (written := tokenizer.normalize(text)) != text:
-                problem = f"{text!r} does not occur in normalized outputs; write {written!r} or leave it out"
-                raise cfg.error("stop", problem)
+            written = tokenizer.normalize(text)
+            if written != text and text not in tokenizer.normalize(f"x{text}x"):
+                instead = f"write {written!r} or leave it out" if written else "leave it out"
+                raise cfg.error("stop", f"{text!r} does not occur in normalized outputs; {instead}")
         ids = tokenizer.symbol_ids
         return cls(
             repetition=cfg.repetition_penalty != 1,

@@ -60,9 +60,7 @@ def are_met(constraints: Iterable[Constraint], text: str, decode: DecodeConfig) 
     return all(any(whole_words(phrases).search(text) for text in written) for phrases in constraints)
 
 
-@functools.lru_cache(4)
-def _read_glossary(path: Path) -> dict[str, tuple[str, ...]]:
-    return {clean_whitespace(term): translations for term, translations in read_glossary(path).items()}
+_read_glossary = functools.lru_cache(4)(read_glossary)
 
 
 def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:

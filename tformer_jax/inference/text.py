@@ -313,7 +313,7 @@ class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):
     def __call__(
         self, params: Any, texts: Sequence[str], *, long_texts: LongTexts | None = None
     ) -> list[tuple[str, float]]:
-        """Returns the label of each text, and its probability.
+        """Returns the label of each text, and its probability; of a blank text "" and 0.
 
         Raises:
             TextError: as in `stream`, but before anything is computed.
@@ -323,14 +323,21 @@ class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):
         return list(self._compute(params, rows))
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
-        """Returns the token ids of a text; a text that is left out is encoded as empty."""
+        """Returns the token ids of a text, () of a blank one; a text that is left out is encoded as empty."""
+        if is_blank(text):
+            return []
         tokenizer = self.tokenizers.target
         limit = self.cfg.model.max_length - tokenizer.special.added
         return tokenizer.special.wrap_text(long_texts.fit(index, tokenizer.encode(text), limit, "text") or [])
 
     def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[tuple[str, float]]:
-        for probabilities in classify_rows(self.model, params, rows, self.cfg.eval.batch_size):
-            yield self.labels[int(probabilities.argmax())], float(probabilities.max())
+        predicted = classify_rows(self.model, params, list(filter(None, rows)), self.cfg.eval.batch_size)
+        for row in rows:
+            if row:
+                probabilities = next(predicted)
+                yield self.labels[int(probabilities.argmax())], float(probabilities.max())
+            else:
+                yield "", 0.0
 
 
 def classify_rows(

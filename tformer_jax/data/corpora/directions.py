@@ -4,12 +4,15 @@ import array
 import collections
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
+from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.corpora.corpus import Joined, Part
-from tformer_jax.data.corpora.example import DataError, Example
+from tformer_jax.data.corpora.example import DataError, Example, cleaned
 from tformer_jax.data.corpora.filters import DUPLICATES, digest_of
+from tformer_jax.data.languages import read_language
 
 OTHERS = "examples of other directions"
 
@@ -26,6 +29,7 @@ class DirectionFilter:
     """
 
     def __init__(self, cfg: DataConfig, *, training: bool, dropped: collections.Counter[str]):
+        self._cfg = cfg
         zero_shot = tuple(map(Direction.parse, cfg.zero_shot))
         self._excluded = {*zero_shot} if training else set()
         self._wanted = {*cfg.wanted_directions, *(() if training else zero_shot)} if cfg.directions else None
@@ -46,7 +50,7 @@ class DirectionFilter:
                 self._dropped[OTHERS] += 1
             for each in chosen:
                 directed = example if each == direction else reversed_example(example)
-                if self._once and (digest := digest_of(directed)) in seen:
+                if self._once and (digest := digest_of(cleaned(self._cfg, directed))) in seen:
                     self._dropped[DUPLICATES] += 1
                     continue
                 if self._once:
@@ -72,7 +76,7 @@ def direction_of(source: str, target: str) -> str:
         DataError: a code is empty, or they are equal.
     """
     try:
-        return str(Direction.parse(str(Direction.of_codes(source.strip(), target.strip()))))
+        return str(Direction.parse(str(Direction.of_codes(*map(clean_whitespace, (source, target))))))
     except ValueError as error:
         raise DataError(f"the languages {source!r} and {target!r} are no direction: {error}") from error
 
@@ -83,30 +87,33 @@ def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Jo
     The order is that of `data.directions`; of all that the data has, the alphabetic one.
 
     Raises:
-        DataError: a direction has no example, or two languages differ only in case.
+        DataError: a direction has no example, or one language has two codes.
     """
     groups = {str(direction): array.array("q") for direction in cfg.wanted_directions}
     for index, example in enumerate(examples):
         groups.setdefault(example["direction"], array.array("q")).append(index)
     if missing := [name for name, group in groups.items() if not group]:
+        actual = ", ".join(sorted({example["direction"] for example in examples}))
+        others = f", only {actual}" if actual else ""
         raise DataError(
-            f"data.train has no example of direction {missing[0]}: leave it out of data.directions, or set "
-            "data.both_directions=True to read pairs the other way round"
+            f"data.train has no example of direction {missing[0]}{others}: leave it out of data.directions, or "
+            "set data.both_directions=True to read pairs the other way round"
         )
     if not groups:
         raise DataError("split train has no valid example")
-    _check_case(groups)
+    _check_codes(groups)
     order = list(groups) if cfg.directions else sorted(groups)
     return Joined([Part(examples, groups[name]) for name in order]), {name: len(groups[name]) for name in order}
 
 
-def _check_case(directions: Iterable[str]) -> None:
-    spellings: dict[str, str] = {}
-    for code in itertools.chain.from_iterable(map(Direction.parse, directions)):
-        other = spellings.setdefault(code.casefold(), code)
+def _check_codes(directions: Iterable[str]) -> None:
+    codes: dict[Any, str] = {}
+    for code in dict.fromkeys(itertools.chain.from_iterable(map(Direction.parse, directions))):
+        language = read_language(code)
+        other = codes.setdefault(language.written if language else code.casefold(), code)
         if other != code:
             raise DataError(
-                f"data.train has languages {other!r} and {code!r}, which differ only in case: "
+                f"data.train has languages {other!r} and {code!r}, which are codes of one language: "
                 "write one of them everywhere"
             )
 

@@ -1,8 +1,10 @@
 """Examples of corpora, and the error of those that cannot be read."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import DataConfig
+from tformer_jax.data.characters import clean_whitespace
 
 Example = Mapping[str, str]
 """{"source", "target"} for translation, with many languages {"source", "target", "direction"}; {"text"} for language
@@ -14,3 +16,13 @@ NO_TEXT = ("label", "direction", "answers", "links")
 
 class DataError(UserError):
     """A corpus cannot be read; the message names the file and line, and the fix."""
+
+
+def is_cleaned(cfg: DataConfig, keys: Collection[str]) -> bool:
+    """Returns whether `data.clean_whitespace` holds for examples with these keys."""
+    return not {*keys} <= {"text", "messages"} if cfg.clean_whitespace is None else cfg.clean_whitespace
+
+
+def cleaned(cfg: DataConfig, example: Example) -> Example:
+    """Returns an example whose white space is as models read it: texts that they cannot distinguish are equal."""
+    return {key: clean_whitespace(text) for key, text in example.items()} if is_cleaned(cfg, example) else example

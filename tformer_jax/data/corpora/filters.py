@@ -4,9 +4,9 @@ import collections
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 
-from tformer_jax.config.examples import FilterConfig
+from tformer_jax.config import DataConfig
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.corpora.example import NO_TEXT, Example
+from tformer_jax.data.corpora.example import NO_TEXT, Example, cleaned
 
 BLANK_LINE = "blank lines"
 HEADER = "header lines"
@@ -14,14 +14,15 @@ DUPLICATES = "duplicates"
 
 
 class Filters:
-    """Drops examples as `data.filters` says.
+    """Drops examples as `data.filters` says; texts are compared as models read them.
 
     Args:
         training: whether the examples are for training; others are only dropped for blank texts.
     """
 
-    def __init__(self, cfg: FilterConfig, *, training: bool):
-        self.cfg, self.training = cfg, training
+    def __init__(self, data: DataConfig, *, training: bool):
+        self.data, self.training = data, training
+        cfg = data.filters
         self.dropped: collections.Counter[str] = collections.Counter()
         """Number of examples by the reason for which the last pass dropped them."""
         rules: dict[str, Callable[[Example], bool]] = {}
@@ -33,6 +34,7 @@ class Filters:
             largest = cfg.max_length_ratio
             rules["length ratio"] = lambda example: "source" in example and length_ratio(example) > largest
         self._rules, self._once = rules, training and cfg.duplicates
+        self._compares = self._once or rules.keys() - {"blank texts"}
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields the examples that no filter drops; a new pass counts from zero."""
@@ -59,13 +61,10 @@ class Filters:
     def _with_reasons(self, examples: Iterable[Example]) -> Iterator[tuple[Example, str | None]]:
         seen: set[bytes] = set()
         for example in examples:
-            reason = None
-            for name, drops in self._rules.items():
-                if drops(example):
-                    reason = name
-                    break
+            read = cleaned(self.data, example) if self._compares else example
+            reason = next((name for name, drops in self._rules.items() if drops(read)), None)
             if reason is None and self._once:
-                digest = digest_of(example)
+                digest = digest_of(read)
                 reason = DUPLICATES if digest in seen else None
                 seen.add(digest)
             yield example, reason

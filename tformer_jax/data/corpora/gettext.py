@@ -95,7 +95,7 @@ class Gettext(Source):
         directions = data.wanted_directions or [each for each in _default_directions(messages) if each not in zero_shot]
         splits: dict[str, list[Example]] = {}
         for split, texts in _split_texts(messages, reader).items():
-            filters = Filters(data.filters, training=split == "train")
+            filters = Filters(data, training=split == "train")
             listed = (*directions, *(zero_shot if split != "train" else ()))
             unique = (_unique_pairs(texts, direction, reader.left_out[split]) for direction in listed)
             splits[split] = list(filters(itertools.chain.from_iterable(unique)))

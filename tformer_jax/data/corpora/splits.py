@@ -15,6 +15,7 @@ from tformer_jax.base import user_cache
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
+from tformer_jax.data import characters
 from tformer_jax.data.corpora import directions, filters, lines
 from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, DataError, Example, Joined, Part, Splits
 from tformer_jax.data.corpora.directions import DirectionFilter, fill, group_by_direction
@@ -26,7 +27,7 @@ NAMES = ("train", "validation", "test")
 SKIP = "data.on_bad_line='skip'"
 ENOUGH = 20
 """Held-out examples that do not have the same label by chance."""
-READING = ("source", "source_language", "target_language", "fields", "language_fields", "header")
+READING = ("source", "source_language", "target_language", "fields", "language_fields", "header", "clean_whitespace")
 """Settings that change what is read, of any source."""
 MANY_LABELS = 20
 """If a corpus has more labels than this, and most examples have one of their own, the labels are probably texts."""
@@ -82,7 +83,7 @@ def open_streams(source: type[Any], cfg: Config, root: Path | None) -> dict[str,
     bad = {name: BadLines(skip=skip, setting=SKIP) for name in NAMES if getattr(data, name)}
     streams = {}
     for name in bad:
-        drops = Filters(data.filters, training=name == "train")
+        drops = Filters(data, training=name == "train")
         dropped = drops.dropped
         reader = source(data, root, task_of(cfg).keys, bad[name], dropped, read_directions(data, name))
         by_direction = DirectionFilter(data, training=name == "train", dropped=dropped)
@@ -200,7 +201,8 @@ def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Str
     settings = {*READING, *source.settings} - {*FILE_SETTINGS}
 
     def key() -> list[Any]:
-        modules = [sys.modules[each.__module__] for each in source.__mro__[:-1]] + [directions, filters, lines]
+        modules = [sys.modules[each.__module__] for each in source.__mro__[:-1]]
+        modules += [characters, directions, filters, lines]
         values = {setting: str(getattr(cfg.data, setting)) for setting in settings}
         return [user_cache.source_digest(*modules), values, examples.names, task_of(cfg).keys, training]
 

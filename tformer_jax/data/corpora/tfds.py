@@ -90,7 +90,7 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     left_out: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
 
     def read(split: str, names: tuple[str, ...]) -> Sequence[Example]:
-        filters = Filters(data.filters, training=split == "train")
+        filters = Filters(data, training=split == "train")
         chosen = _filter(builder, names, _split(builder, names, fields, labels), filters)
         left_out[split] += filters.dropped
         if not chosen:
@@ -139,7 +139,8 @@ def _key(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters: Fi
     except (OSError, ValueError, KeyError, AssertionError):
         return None
     code = user_cache.source_digest(sys.modules[__name__], filtering, characters)
-    settings = dataclasses.asdict(filters.cfg) | {"training": filters.training}
+    settings = dataclasses.asdict(filters.data.filters) | {"training": filters.training}
+    settings["clean_whitespace"] = filters.data.clean_whitespace
     return {"split": names, "files": facts, "fields": records.fields, "filters": settings, "code": code}
 
 
@@ -155,7 +156,7 @@ def _load_directions(cfg: Config, builder: Any) -> Corpus:
 
     def read(split: str) -> Iterator[Example]:
         training = split == "train"
-        filters = Filters(data.filters, training=training)
+        filters = Filters(data, training=training)
         left_out[split] = filters.dropped
         return DirectionFilter(data, training=training, dropped=filters.dropped)(filters(examples(split)))
 

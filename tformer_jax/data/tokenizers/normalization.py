@@ -12,6 +12,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.packages import import_extra
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
+from tformer_jax.data.corpora.example import is_cleaned
 
 PROTECTED = "\ufffe"
 """A noncharacter of Unicode, which stands for a symbol in a text while the text is normalized."""
@@ -108,8 +109,7 @@ def detokenizer(steps: Sequence[str], language: str) -> Step:
 
 def steps_of(cfg: DataConfig, keys: Collection[str]) -> tuple[str, ...]:
     """Returns the steps that normalize the texts of examples with these keys, in order."""
-    clean = not {*keys} <= {"text", "messages"} if cfg.clean_whitespace is None else cfg.clean_whitespace
-    return (WHITESPACE, *cfg.normalize) if clean else cfg.normalize
+    return (WHITESPACE, *cfg.normalize) if is_cleaned(cfg, keys) else cfg.normalize
 
 
 def signature(steps: Sequence[str]) -> str:

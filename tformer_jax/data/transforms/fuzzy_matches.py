@@ -12,6 +12,7 @@ import numpy as np
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
+from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.corpora.corpus import PAIRS, spread
 from tformer_jax.data.transforms.base import Change, Training, check_marks, check_symbols
@@ -59,11 +60,14 @@ class MatchedSources:
 
 
 class Matches:
-    """Finds the pair with the most similar source: by Dice's coefficient of the sets of words, the first of several."""
+    """Finds the pair with the most similar source: by Dice's coefficient of the sets of words, the first of several.
+
+    Sources that differ only in white space and invisible characters are equal.
+    """
 
     def __init__(self, examples: Sequence[Example], searched: Sequence[int], threshold: float):
         self._examples, self._searched, self._threshold = examples, searched, threshold
-        sources = [examples[index]["source"] for index in searched]
+        sources = [clean_whitespace(examples[index]["source"]) for index in searched]
         words = list(map(_words_of, sources))
         places = collections.defaultdict[str, list[int]](list)
         for place, of_source in enumerate(words):
@@ -79,7 +83,7 @@ class Matches:
     def find(self, index: int) -> str | None:
         """Returns the match of an example; None if no other source is similar enough."""
         if index not in self._found:
-            self._found[index] = self._find(self._examples[index]["source"])
+            self._found[index] = self._find(clean_whitespace(self._examples[index]["source"]))
         return self._found[index]
 
     def _find(self, source: str) -> str | None:

@@ -10,9 +10,10 @@ from typing import ClassVar
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
-from tformer_jax.data.characters import LETTER, whole_words
+from tformer_jax.data.characters import LETTER, clean_whitespace, whole_words
 from tformer_jax.data.corpora import DataError, Example
 from tformer_jax.data.corpora.corpus import PAIRS
+from tformer_jax.data.corpora.example import cleaned
 from tformer_jax.data.corpora.lines import BadLines, numbered_lines
 from tformer_jax.data.transforms.base import Change, Training, check_marks, check_symbols
 from tformer_jax.data.transforms.texts import fixed_pattern
@@ -54,13 +55,15 @@ class Terminology(Transform):
         check_marks(self, "marks", self.marks, training.tokenizers)
         terms = read_glossary(Path(training.corpus.root or "") / self.glossary)
         units = max(len(UNIT.findall(term)) for term in terms)
-        return Hints(terms, units, self.rate, (self.marks[0], self.marks[1]), fixed_pattern(training.tokenizers))
+        fixed = fixed_pattern(training.tokenizers)
+        return Hints(training.data, terms, units, self.rate, (self.marks[0], self.marks[1]), fixed)
 
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
     """Writes hints into sources; `units` is the number of units of the longest term."""
 
+    data: DataConfig
     terms: Mapping[str, Sequence[str]]
     units: int
     rate: float
@@ -69,6 +72,7 @@ class Hints:
     """Symbols and placeholders, which no hint cuts."""
 
     def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
+        example = cleaned(self.data, example)
         source, parts, end = example["source"], [], 0
         for stop, translations in self.matches(source):
             hint = next((text for text in translations if whole_words((text,)).search(example["target"])), "")
@@ -97,7 +101,7 @@ def cuts_span(start: int, stop: int, fixed: Sequence[tuple[int, int]]) -> bool:
 
 
 def read_glossary(path: Path) -> dict[str, tuple[str, ...]]:
-    """Returns the translations of a glossary by term, those of all its lines.
+    """Returns the translations of a glossary by term, those of all its lines, after `clean_whitespace`.
 
     Raises:
         DataError: the file is missing or empty, or a line has no term or no translation.
@@ -106,7 +110,7 @@ def read_glossary(path: Path) -> dict[str, tuple[str, ...]]:
     for number, line in numbered_lines(path, BadLines()):
         if line is None or not line.strip():
             continue
-        term, *others = map(str.strip, line.split("\t"))
+        term, *others = map(clean_whitespace, line.split("\t"))
         translations = tuple(filter(None, others))
         if not term or not translations:
             raise DataError(f"line {number} of glossary {path} must be a term, a tab and its translation: {line!r}")

@@ -11,8 +11,9 @@ from flax import linen as nn
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.metrics import References
+from tformer_jax.data.corpora.corpus import PAIRS
 from tformer_jax.data.tokenizers import Tokenizers, normalizer, signature
-from tformer_jax.data.tokenizers.normalization import MOSES
+from tformer_jax.data.tokenizers.normalization import MOSES, steps_of
 from tformer_jax.data.tokenizers.tokens import unknown_per_word
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.outputs import Output, OutputCounts
@@ -178,5 +179,5 @@ def _languages(cfg: Config, directions: Collection[str]) -> list[str]:
 def _reference_steps(cfg: Config) -> tuple[str, ...]:
     """Returns the steps that normalize references: not `moses` if outputs are detokenized."""
     undone = (MOSES,) if cfg.decode.detokenize else ()
-    steps = cfg.data.normalize if cfg.eval.references == "normalized" else ()
+    steps = steps_of(cfg.data, PAIRS) if cfg.eval.references == "normalized" else ()
     return tuple(step for step in steps if step not in undone)
