@@ -46,10 +46,9 @@ def test_examples_without_text_are_left_out_and_counted(tmp_path, caplog):
     (tmp_path / "s.tsv").write_text("source\ttarget\na\t \n", encoding="utf-8")
     with pytest.raises(UserError, match="line 2: has no reference in 'target': write one, or remove the record"):
         read("--source", tmp_path / "s.tsv")
-    (tmp_path / "s").write_text("\n\n\n\n")
-    (tmp_path / "r").write_text("\n\n\n\n")
+    (tmp_path / "s.tsv").write_text("source\ttarget\n\t \n")
     with pytest.raises(UserError, match="has no text: write a source"):
-        read("--source", tmp_path / "s", "--reference", tmp_path / "r")
+        read("--source", tmp_path / "s.tsv")
 
 
 @pytest.mark.parametrize(("longer", "shorter"), [("s", "r"), ("r", "s")])
