@@ -115,6 +115,7 @@ def test_eight_gpus(shell, config):
     check_fits(cfg, 8, "XLA_FLAGS", environment)
 
 
+@pytest.mark.long
 def test_slurm(shell):
     job = {"SLURM_JOB_ID": "123456", "SLURM_CPUS_PER_TASK": "96", "SLURM_JOB_NODELIST": "node[7-8]"}
     job |= {"SLURM_NNODES": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}

@@ -13,6 +13,7 @@ CHANGED = 0.25
 """Maximum share of recorded mutants whose line may have changed since."""
 
 
+@pytest.mark.long
 def test_the_recorded_mutants_exist():
     recorded = set(mutate.read(mutate.RECORD))
     actual = {mutant for file in {each.file for each in recorded} for mutant in changes.of_file(forks.ROOT, file)}
@@ -28,6 +29,7 @@ def test_the_tests_that_detected_a_mutant_exist():
     assert len(gone) <= CHANGED * len(tests), f"{sorted(gone)} are gone; run python -m tests.programs.mutate"
 
 
+@pytest.mark.long
 def test_the_table_of_equivalences_has_every_test_that_compares():
     assert list(equivalences.read()) == equivalences.every(), "run python -m tests.programs.equivalences"
 

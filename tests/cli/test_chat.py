@@ -89,6 +89,7 @@ def test_a_conversation_at_the_prompt(run, monkeypatch, capsys):
     assert capsys.readouterr().out == f"{first}\n{second}\n\n{first}\n\n"
 
 
+@pytest.mark.long
 def test_scores_of_answers(run, tmp_path):
     """They are the log-probabilities of the assistant's tokens, from the logits."""
     conversation = chats.chat("Hi", "Hello!", "How are you?", "I am fine.")

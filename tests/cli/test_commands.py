@@ -53,6 +53,7 @@ def test_translate_on_several_devices(runs, capsys):
     assert capsys.readouterr().out.splitlines() == translated(runs["seq2seq"], ["abc", "b"])
 
 
+@pytest.mark.long
 def test_a_mesh_that_does_not_fit_the_model(runs):
     with pytest.raises(UserError, match="model.num_heads=2: must be a multiple of the mesh's tensor=4"):
         translate.main(["--run", str(runs["seq2seq"]), "--mesh", "tensor=4", "abc"])
@@ -111,6 +112,7 @@ def test_translate_objects_into_objects(runs, tmp_path):
     assert record["scores"] == sorted(record["scores"], reverse=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", rest_slow([0, 9, 70, 1, 40], 3))
 def test_translate_resumes_a_file(runs, tmp_path, monkeypatch, size):
     monkeypatch.setattr(batching, "ROWS_PER_CHUNK", 3)
@@ -209,6 +211,7 @@ def test_classify_objects(runs, tmp_path):
     assert second == {"text": " ", "label": None, "probability": None}
 
 
+@pytest.mark.long
 def test_classify_prints_label_probability_and_text(runs, capsys):
     classify.main(["--run", str(runs["classifier"]), "abc", "bb"])
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -272,6 +275,7 @@ def test_generate_one_line_per_sample(runs, capsys, monkeypatch, tmp_path):
     assert [record["text"] + text for record in records for text in record["outputs"]] == [line[1] for line in actual]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "run"), [(translate, "seq2seq"), (generate, "decoder_lm")])
 def test_an_interactive_prompt_answers(runs, monkeypatch, capsys, command, run):
     typed = iter(["abc", "a" * 17])

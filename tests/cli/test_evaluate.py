@@ -25,6 +25,7 @@ def test_evaluation_repeats_the_result_of_training(family, runs, tmp_path):
     assert actual["weights"] == expected["weights"]
 
 
+@pytest.mark.long
 def test_evaluation_on_data_that_changed_since_the_training(runs, tmp_path):
     pairs = (runs["seq2seq"].parent / "pairs.tsv").read_text().splitlines(keepends=True)
     (tmp_path / "pairs.tsv").write_text("".join([*pairs[:-1], "new\tNEW\n"]))
@@ -56,6 +57,7 @@ def test_metrics_are_added_to_those_of_the_run():
     assert changed == dataclasses.replace(saved, metrics=("command", "ter", "chrf++"))
 
 
+@pytest.mark.long
 def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):
     run, record = runs["classifier"], tmp_path / "record.json"
     flags = ["--run", str(run), "--data", str(run.parent), "--record", str(record)]
@@ -68,6 +70,7 @@ def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):
         evaluate.main([*flags, "--step", "5"])
 
 
+@pytest.mark.long
 def test_evaluation_of_a_test_set(runs, tmp_path, capsys):
     run = runs["seq2seq"]
     sources, references = ["abc", "cab", "bb"], [["cba", "bca", "bb"], ["abc", "acb", "b b"]]

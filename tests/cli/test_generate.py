@@ -16,6 +16,7 @@ def run(runs) -> Path:
     return runs["decoder_lm"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -53,6 +53,7 @@ def test_lines_have_languages_and_prefixes(run, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == expected[:1]
 
 
+@pytest.mark.long
 def test_pairs_have_languages(run, capsys):
     score.main(["--run", str(run), "--to", "de", "--from", "en", "--to-field", "to", "abc\tcba\t", "abc\tcba\tfr"])
     written = capsys.readouterr()
@@ -62,6 +63,7 @@ def test_pairs_have_languages(run, capsys):
     assert "tokens: 8, texts: 2" in written.err
 
 
+@pytest.mark.long
 def test_the_page_of_attention_has_the_tags(run, tmp_path):
     page = tmp_path / "page.html"
     attention.main(["--run", str(run), "--to", "fr", "--from", "en", "abc", "--output", str(page)])

@@ -159,6 +159,7 @@ def resumed(source: Path, output: Path, action: str) -> lines.Work:
     return lines.Work(given, iter, list, dict, ())
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_input(source, tmp_path):
     text = "x" * 1000
     with source.open("w") as file:

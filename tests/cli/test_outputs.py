@@ -47,6 +47,7 @@ def whole_text(name: str) -> str:
     return "".join(f"{text.upper()}\n" * 2 for text in TEXTS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rest_slow(["out.txt", "out.jsonl.gz", "out.txt.gz", "out.jsonl"], 2))
 def test_interrupted_at_any_byte_and_resumed_is_the_same_file(source, name):
     output, whole = source.with_name(name), whole_text(name)

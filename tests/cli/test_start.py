@@ -29,6 +29,7 @@ def run_without_cache_settings(program: str, cache: Path, *flags: str, **variabl
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_flags_are_read_before_jax_is_imported(tmp_path):
     """For the help, and for a flag that does not exist."""
     calls = [(script, flag) for script in SCRIPTS for flag in ("--help", "--no-such-flag")]

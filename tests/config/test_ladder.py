@@ -43,6 +43,7 @@ def parameters(task: str, rung: str) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["shakespeare", "multi30k"])
 def test_each_rung_adds_its_switch_alone(task):
     flat = {rung: config.flat(read_config(f"{LADDER}:{task}:{rung}")) for rung in SWITCHES}

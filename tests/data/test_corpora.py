@@ -93,6 +93,7 @@ def test_prices_are_whole_or_have_cents():
     assert cents == {float(number) for number in range(100)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", rest_slow([("ar", "fr"), ("en", "zh"), ("zh", "en"), ("de", "ja")], 1))
 def test_any_two_locales(pair):
     corpus = load(source_language=pair[0], target_language=pair[1], heldout_examples=5)

@@ -188,6 +188,7 @@ def test_something_must_be_left_for_training():
         config("gettext", "django", validation_fraction=0.5)
 
 
+@pytest.mark.long
 def test_django_has_what_pythons_gettext_reads():
     pytest.importorskip("django", reason="the test extra installs it")
     corpus = load_corpus(config("gettext", "django", directions=("en-de", "de-fr")), None)

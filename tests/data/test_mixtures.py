@@ -82,17 +82,20 @@ OF_A_KIND = ("pairs in buckets, many dropped", "pairs packed and truncated", "do
 """Kinds that also drop, cut or split."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", rest_slow([*OF_A_KIND, *(kind for kind in KINDS if kind not in OF_A_KIND)], 3))
 def test_weights_by_tokens_are_the_shares_in_tokens(kind):
     assert share(drawn(mixed(kind))["tokens"]) == pytest.approx(0.5, abs=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", rest_slow([(3, 1), (1, 4)], 1))
 def test_unequal_weights_by_tokens(weights):
     counts = drawn(mixed("pairs in buckets", weights=weights), 120)
     assert share(counts["tokens"]) == pytest.approx(weights[0] / sum(weights), abs=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -138,6 +141,7 @@ def test_weighted_by_tokens_it_is_restored_exactly(kind):
     assert_restored_exactly(mixed(kind), batches=12, points=4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["pairs in buckets", "documents packed and split"])
 def test_weighted_by_tokens_processes_have_the_same_global_batches(kind):
     assert_shards_of(mixed(kind), take(train_batches(*mixed(kind)), 12))

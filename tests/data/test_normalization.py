@@ -92,7 +92,7 @@ def test_references_are_compared_as_the_setting_says(references, matches):
     evaluate._translate.outputs = lambda params, sources, **_: [Output("b c", 0.0)]
     actual = evaluate(params)
     assert actual.metrics["exact_match"] == matches
-    assert actual.signatures["references"] == ("lowercase" if references == "normalized" else "raw")
+    assert actual.signatures["references"] == ("whitespace|lowercase" if references == "normalized" else "raw")
 
 
 def test_refused_settings():

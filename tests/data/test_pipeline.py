@@ -303,6 +303,7 @@ def test_packed_evaluation_scores_every_token_and_every_end(kind):
     assert sorted(labels[labels != IGNORED]) == sorted(expected)
 
 
+@pytest.mark.long
 def test_every_window_is_reachable():
     stream = np.arange(20, dtype=np.int32)
     windows = Windows(stream, 7)

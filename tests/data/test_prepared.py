@@ -325,6 +325,7 @@ def test_the_weights_of_a_mixture_are_not_dropped(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_corpus_without_end_is_not_prepared(tmp_path):
     cfg = Config(data=DataConfig(heldout_examples=1))
     with pytest.raises(DataError, match="data.source='cldr_translation' is generated on the fly and endless"):

@@ -61,6 +61,7 @@ def test_saved_and_loaded(tokenizers, tmp_path):
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram"])
 def test_any_text_has_a_round_trip(kind):
     tokenizer = trained(kind, clean_whitespace=False).source

@@ -135,6 +135,7 @@ def test_rows_are_independent(seq2seq):
     assert (others.tokens[3] == PAD).all()
 
 
+@pytest.mark.long
 def test_finished_rows_do_not_change():
     """If a finished row continued with the others, its beams would find better hypotheses than its first ones."""
     model, params = build(tiny("decoder_lm", vocab_size=VOCAB), seed=5)

@@ -94,6 +94,7 @@ def test_a_wide_beam_equals_exhaustive_search():
             assert_close(score, scores[ids], 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beams", rest_slow([1, 3, 8], 1))
 def test_phrases_are_in_every_output_that_has_room_for_them(beams):
     """Whatever the model prefers; a row has the outputs of a step compiled for its width."""

@@ -102,6 +102,7 @@ def test_prompts_in_chunks_and_in_shared_pages(changes, monkeypatch):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", rest_slow(["abcdefgabcdefgabcd", "abc"], 1))
 @pytest.mark.parametrize("trained", rest_slow(["decoder_lm", "seq2seq"], 1), indirect=True)
 def test_samples_of_one_prompt_share_it(trained, text):
@@ -300,6 +301,7 @@ def test_pages_limit_concurrent_requests():
         submit(served, "abc", dataclasses.replace(GREEDY, max_new_tokens=36))
 
 
+@pytest.mark.long
 def test_requests_that_need_pages_in_use_do_not_end_a_call():
     """A row is free for the second request, but its pages are not: the first one gets all of its 20 tokens."""
     trained, _ = endless()

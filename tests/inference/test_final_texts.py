@@ -175,6 +175,7 @@ def test_what_cannot_be_copied_or_detokenized_is_refused(model):
         Translator(cfg, model[0], TOKENIZERS)(model[1], ["a"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", rest_slow([*DECODINGS], 1))
 def test_markup_is_taken_out_and_put_back(model, strategy):
     decode = dataclasses.replace(DECODINGS[strategy], unknown="omit")

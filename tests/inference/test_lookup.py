@@ -70,6 +70,7 @@ def test_outputs_are_those_of_single_tokens(case):
     np.testing.assert_allclose([score for _, score, _ in actual], [score for _, score, _ in expected], rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grows", rest_slow([False, True], 1))
 def test_repeated_texts_take_fewer_steps_and_fill_all_slots(grows, monkeypatch):
     trained, _ = endless()

@@ -101,6 +101,7 @@ def test_beam_search_prefers_outputs_with_exactly_the_placeholders_of_their_sour
     assert moved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decode", [SAMPLE, BEAM, {}], ids=["sample", "beam", "greedy"])
 def test_no_output_has_a_symbol_that_its_source_lacks(model, decode):
     """Although the bias of the symbols is the largest of all tokens."""

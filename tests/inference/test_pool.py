@@ -110,6 +110,7 @@ def test_a_pool_grows_with_outputs_that_have_no_limit(case, monkeypatch):
     assert {event.tokens + len(ids) for ids in filter(None, PROMPTS) for _, event in actual[True].values()} >= {LONG}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", rest_slow([(2, None, 40), (3, 1, 7), (2, 4, 32), (2, 1, 8)], 2))
 def test_an_output_without_a_limit_ends_where_its_share_of_a_fixed_pool_does(sizes, monkeypatch):
     """With its prompt, it has the 40 tokens of the model, or a share of the pages, or at least four new tokens."""

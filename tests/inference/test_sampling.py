@@ -63,6 +63,7 @@ def test_ties_select_the_first_token():
     np.testing.assert_array_equal(sampling.most_probable(jnp.asarray(logits)), logits.argmax(-1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow([(1300, 30), (1, 1), (600, 1), (31, 31), (5000, 5), (40_000, 2)], 1))
 def test_top_k_equals_a_stable_sort(case):
     size, k = case

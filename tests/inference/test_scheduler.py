@@ -2,6 +2,7 @@
 
 import collections
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def test_without_groups_one_free_row_is_enough():
     assert admit(requests, {"a": Vacancy(1, 8, 3)}, empty=EMPTY, most_lanes=4) == [0]
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_every_request_starts_in_the_order_of_its_kind(data):

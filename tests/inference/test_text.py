@@ -68,6 +68,7 @@ def test_translations_are_in_order_for_any_batch_size(translations, batch_size):
     assert translate(params, []) == []
 
 
+@pytest.mark.long
 def test_a_blank_text_has_a_blank_translation(translations):
     model, params, expected = translations
     translate = Translator(setup("seq2seq"), model, TOKENIZERS)
@@ -238,6 +239,7 @@ def streamed(generator, params, texts, **options) -> list[list]:
     return list(generator.stream(params, iter(texts), **options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunk", [2, 1024])
 def test_a_stream_equals_a_call(translations, language_model, monkeypatch, chunk):
     monkeypatch.setattr(batching, "ROWS_PER_CHUNK", chunk)

@@ -217,6 +217,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(TRAINED, 1))
 def test_the_train_step_is_the_same_program_as_without_hooks(case, monkeypatch):
     """XLA compiles the same text, so that hooks cost nothing when they are off."""

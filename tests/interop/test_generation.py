@@ -54,6 +54,7 @@ def test_an_export_asks_for_no_more_tokens_than_the_model_has_positions(family, 
     assert (fields.get("max_length"), fields.get("max_new_tokens")) == (None, 15)
 
 
+@pytest.mark.long
 def test_the_export_holds_the_decoding_settings(tmp_path, capsys):
     cfg = Config(
         model=tiny("decoder_lm", **GPT2),

@@ -40,6 +40,7 @@ def test_tokens_are_those_of_the_run(computed):
     assert example.target == ("b", "c", "a")
 
 
+@pytest.mark.long
 def test_attention_is_that_of_the_last_layer(run, computed):
     (actual,) = run.watch([("abc", "bca")])
     name = run.path.name

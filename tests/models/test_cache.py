@@ -101,6 +101,7 @@ PATHS = {
 FAST = {key: case for key, case in EACH.items() if case[0] in PATHS.get(case[1:], ())}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(FAST | EACH, len(FAST)))
 def test_decoder_lm(case):
     name, kind, chunks = case
@@ -132,6 +133,7 @@ STORED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow(STORED, 1))
 @pytest.mark.parametrize("make", rest_slow({"paged": paged, "dense": empty_cache}, 1))
 def test_low_precision_caches_change_logits_little(make, case):
@@ -149,6 +151,7 @@ PLACED = ("learned, post", "ALiBi, soft-cap", "relative, gated", "experts", "lat
 """Variants in which padding could shift a position, an expert's share or a state."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", rest_slow([*PLACED, *(name for name in VARIANTS if name not in PLACED)], len(PLACED)))
 @pytest.mark.parametrize("kind", rest_slow(["rows", "paged", "dense"], 1))
 def test_left_padding_changes_nothing(name, kind):
@@ -162,6 +165,7 @@ def test_left_padding_changes_nothing(name, kind):
     np.testing.assert_array_equal(cache.lengths, [4, 6])
 
 
+@pytest.mark.long
 def test_prompts_of_a_prefix_lm_are_bidirectional():
     model, params = build(tiny("decoder_lm", decoder_layers=2, prefix_lm=True))
     padded = np.array([[PAD, PAD, 5, 6, 7, 8], [4, 10, 4, 6, 8, 7]], np.int32)

@@ -27,6 +27,7 @@ def test_equals_the_definition(smoothing):
     assert int(sums.labels) == 5
 
 
+@pytest.mark.long
 def test_rows_that_pad_the_vocabulary_get_no_smoothing():
     """But they count in the normalizer, as in published models: without smoothing, nothing changes."""
     smoothing, tokens, labels = 0.1, 5, np.minimum(LABELS, 4)

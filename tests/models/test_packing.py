@@ -37,6 +37,7 @@ def test_language_models(name):
     assert_close(packed[0], np.concatenate([first[:3], second]), proves=("packed segments", "separate documents"))
 
 
+@pytest.mark.long
 def test_windows_end_at_a_document():
     settings = {"layer_pattern": ("window", "full"), "window": 2, "position": "rotary", "head_dim": 4}
     model, params = build(tiny("decoder_lm", decoder_layers=2, **settings))

@@ -41,6 +41,7 @@ def test_logits_are_causal():
     np.testing.assert_array_equal(influence(model, params, "target_embedding", tokens, SOURCE[:1], tokens) > 0, lower)
 
 
+@pytest.mark.long
 def test_each_real_source_token_reaches_each_target_position():
     model, params = build(tiny("seq2seq"))
     source = np.array([[9, 8, 7, 4]])

@@ -17,6 +17,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_values_and_gradients(counts, dtype):

@@ -34,6 +34,7 @@ def test_layer_with_cross_attention(placement, norm):
     assert_close(out, expected, proves=([f"norm_placement={placement}", f"norm={norm}"], "NumPy float64"))
 
 
+@pytest.mark.long
 def test_stacks_have_their_own_depths():
     cfg = tiny("seq2seq", encoder_layers=2, decoder_layers=3)
     encoder, decoder = Encoder(cfg, 2), Decoder(cfg, 3, cross=True)

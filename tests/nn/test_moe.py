@@ -115,6 +115,7 @@ def test_packed_documents_have_separate_capacities():
     assert np.abs(packed - run(module, params, x, segments=jnp.ones((1, 20), int))).max() > 1e-3
 
 
+@pytest.mark.long
 def test_capacities_of_documents_in_a_long_row():
     """Regression test: from token 32,537 of a row of 33,000 on, 32-bit sums overflowed."""
     cfg = mixture(moe={"expert_capacity": 0.9, "experts_per_token": 1}).cfg

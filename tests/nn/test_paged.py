@@ -40,6 +40,7 @@ def written(slots, pool, places, keys):
     return slots, slots.extend(pool, keys)[0], seen.positions
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(data=st.data())
 def test_rows_read_their_own_tokens(data):

@@ -29,6 +29,7 @@ def to_grid(x: np.ndarray, axis: int | tuple[int, ...]) -> np.ndarray:
     return np.round(x / scale) * scale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["int8_weights", "int8"])
 def test_products_and_gradients_are_those_of_rounded_arrays(kind):
     """In training and with stored int8; gradients are those of a product with the rounded arrays."""

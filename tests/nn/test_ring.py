@@ -206,6 +206,7 @@ def test_an_explicit_mask():
 PADDED = {"padding_mask": jnp.arange(8)[None] < jnp.array([[8], [5]])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", rest_slow([{"data": 2, "tensor": 2}, {}], 1))
 def test_without_a_sequence_axis_it_equals_blockwise_bit_for_bit(sizes):
     arguments = (*inputs(8, 8), ALIBI, PADDED)

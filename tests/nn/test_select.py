@@ -106,6 +106,7 @@ def test_a_prompt_of_4096_tokens_is_read_without_all_weights():
     assert compiled.memory_analysis().temp_size_in_bytes < N * T * T * 4 / 10
 
 
+@pytest.mark.long
 def test_prompts_read_by_blockwise_and_by_reference_agree(monkeypatch):
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 5, (1, 40)), jnp.int32)
     expected, params = prompt_read(40, "reference")

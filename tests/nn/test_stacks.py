@@ -102,6 +102,7 @@ def test_checkpointing_saves_memory():
     assert temporary_bytes("nothing_saveable") < temporary_bytes("dots_saveable") < 0.8 * temporary_bytes("none")
 
 
+@pytest.mark.long
 def test_dropout_differs_from_layer_to_layer_of_a_scan():
     model, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=True, dropout=0.5))
     twice = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[:1], 2, axis=0), params["decoder"]["periods"])
@@ -155,6 +156,7 @@ def test_a_scanned_model_generates_as_its_loop():
     np.testing.assert_array_equal(*texts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     rest_slow(

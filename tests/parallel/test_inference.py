@@ -79,6 +79,7 @@ def test_rows_and_heads_of_a_cache_are_sharded():
     assert cache.lengths.sharding.spec[0] == ("data", "fsdp")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", rest_slow(MESHES, 1))
 def test_the_likelihood_of_uneven_batches(mesh):
     _, model, params = built("decoder_lm")

@@ -61,6 +61,7 @@ def test_one_process_by_flag(started):
     assert started(SLURM, processes=1) == started(SLURM, processes=1, process=0) == []
 
 
+@pytest.mark.long
 def test_no_cluster():
     """Without a cluster, JAX itself reports that there is none."""
     program = """

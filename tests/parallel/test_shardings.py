@@ -24,11 +24,13 @@ from tformer_jax.train import optimizers, state
 FIRST = ("latents and states", "widths that no mesh divides", "experts", "seq2seq")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", rest_slow([*FIRST, *(kind for kind in MODELS if kind not in FIRST)], len(FIRST)))
 def test_shardings_equal_the_record(kind):
     assert json.loads(shardings.PATH.read_text(encoding="utf-8"))[kind] == shardings.snapshot(kind)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow([("fsdp+tp", 8), ("zero1", 1), ("fsdp", 8), ("tp", 8)], 1))
 def test_each_device_has_its_part_of_each_matrix(case):
     preset, parts = case
@@ -51,6 +53,7 @@ def test_moments_of_fused_projections_are_sharded_like_them(optimizer):
     assert all(math.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size for leaf in moments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", rest_slow(["fsdp", "tp"], 1))
 def test_initialization_is_sharded(preset):
     cfg = config("decoder_lm", preset=preset)

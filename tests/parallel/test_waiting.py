@@ -78,6 +78,7 @@ def losses(cfg: Config, devices: int) -> list[float]:
     return values
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow({"-".join(case): case for case in CASES}, 1))
 def test_steps_call_no_library(case):
     cfg = config(*case)

@@ -16,6 +16,7 @@ from tformer_jax.parallel import xla_flags
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_jaxlib_knows_the_flags_of_gpus_and_has_other_defaults(tmp_path):
     """XLA dumps the flags that differ from their defaults with each compiled program."""
     flags = xla_flags.choose_flags("gpu", MESH_AXES)

@@ -233,6 +233,7 @@ def test_texts_are_shown_unchanged(capsys):
     assert capsys.readouterr().out.count(text) == 2
 
 
+@pytest.mark.long
 def test_as_text(tmp_path, capsys):
     folders = [str(run.folder) for run in pair(tmp_path, label_smoothing=0.1)]
     path = tmp_path / "both.html"

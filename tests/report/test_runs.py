@@ -52,6 +52,7 @@ def drawn(*folders: Path) -> dict[str, dict]:
     return {chart["key"]: chart for chart in json.loads(data)["charts"]}
 
 
+@pytest.mark.long
 def test_a_finished_run(tmp_path):
     run = write_run(tmp_path / "run", examples=30, events=[(7, "spike", "loss 9 is far above")], label_smoothing=0.1)
     (single,) = load_all([run])

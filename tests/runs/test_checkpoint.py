@@ -156,6 +156,7 @@ def test_a_checkpoint_that_another_process_cannot_read_is_quarantined(copied, ca
     assert (copied.parent / "damaged" / "3").is_dir()
 
 
+@pytest.mark.long
 def test_corrupted_checkpoints_are_always_detected(original, tmp_path):
     """Changes three bytes of a file of step 3: either step 3 is restored exactly, or step 2."""
     draw, outcomes = random.Random(0), set()

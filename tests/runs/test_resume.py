@@ -108,6 +108,7 @@ def test_what_may_not_change_is_refused_by_name(settings, first, corpus_folder):
         experiment.build(cfg, first, data_root=corpus_folder, resume=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

@@ -256,6 +256,7 @@ def test_a_damaged_result_is_written_again(content, uninterrupted, corpus_folder
         experiment.build(two_shapes(), folder, data_root=corpus_folder, resume=True)
 
 
+@pytest.mark.long
 def test_resuming_records_changed_settings(uninterrupted, corpus_folder, tmp_path):
     folder = Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     changed = two_shapes(log_every=3)

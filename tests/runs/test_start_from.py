@@ -58,6 +58,7 @@ def test_matching_parameters_of_another_run_are_loaded(first, corpus_folder, tmp
 LAYOUTS = [UNTIED, {"scan_layers": True}, {"attention_projections": "fused_qkv"}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", rest_slow(LAYOUTS, 1))
 def test_parameters_in_another_layout_are_converted(first, layout):
     """The logits are those of the other run; regression test: such parameters were newly initialized."""
@@ -168,6 +169,7 @@ def with_letters(other, letters: str) -> tuple[Tokenizers, ModelConfig]:
 SPLIT = [("none", {"tensor": 2}), ("output", {"fsdp": 2}), ("none", {}), ("none", {"fsdp": 2})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", rest_slow([*SPLIT, ("output", {}), ("output", {"tensor": 2})], 2))
 def test_the_rows_of_tokens_that_both_know_are_loaded(first, case):
     """Regression test: a larger vocabulary lost all embeddings."""
@@ -221,6 +223,7 @@ class OtherFails(ProcessGroup):
         raise UserError("process 1 (host b): checkpoints/1 is damaged")
 
 
+@pytest.mark.long
 def test_all_processes_load_the_same_checkpoint_of_another_run(first, tmp_path):
     other = Path(shutil.copytree(first, tmp_path / "other"))
     (other / "weights.json").unlink()

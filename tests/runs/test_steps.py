@@ -84,6 +84,7 @@ def with_train(cfg: Config, **changes) -> Config:
     return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, **changes))
 
 
+@pytest.mark.long
 def test_a_run_starts_from_the_checkpoint_of_a_step(several, corpus_folder, tmp_path):
     cfg = with_train(small_config(steps=1), start_from=str(several), start_from_step=2)
     built = experiment.build(cfg, tmp_path / "tuned", data_root=corpus_folder)

@@ -104,6 +104,7 @@ def test_means_by_hand():
     np.testing.assert_array_equal(vocabulary.take_rows(table, 1, [(5,), (0, 2), (1, 2, 3)]), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tie", rest_slow(["none", "all", "output", "inputs"], 2))
 def test_tables_of_every_kind_of_tying(trimmed, tie):
     """The logits of the changed model are those of the kept tokens."""

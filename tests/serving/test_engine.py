@@ -123,6 +123,7 @@ def test_samples_are_those_of_the_command_with_the_same_seed(lm):
     assert whole == expected
 
 
+@pytest.mark.long
 def test_translations_and_their_scores(translator):
     cfg, model, params, server = translator
     cfg = dataclasses.replace(cfg, decode=dataclasses.replace(cfg.decode, strategy="beam", beams=3))
@@ -226,6 +227,7 @@ def test_requests_that_the_engine_refuses(lm, translator):
         assert sentence in answer.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_an_empty_prompt_is_the_token_that_starts_texts(lm):
     asked = {"max_tokens": 3, "temperature": 0, "logprobs": 1}
     empty, ids = (lm[-1].post("/v1/completions", prompt=prompt, **asked).json() for prompt in ("", [EOS]))
@@ -272,6 +274,7 @@ def as_lm_eval_reads(choice, context: int) -> tuple[float, bool]:
     return sum(values), all(value == max(top.values()) for value, top in zip(values, best, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("as_text", [False, True])
 def test_what_lm_evaluation_harness_asks(lm, as_text):
     """The request of its model `local-completions`, for continuations of contexts, some of them greedy."""

@@ -274,6 +274,7 @@ def test_a_body_that_was_answered_unread_ends_the_connection():
         assert client.recv(100) == b""
 
 
+@pytest.mark.long
 def test_headers_in_two_parts_and_a_second_request():
     head = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     with live(body_timeout=1) as server, server.raw() as client:

@@ -216,6 +216,7 @@ def test_losses_and_translations_of_directions_are_those_of_the_pairs_alone(batc
     }
 
 
+@pytest.mark.long
 def test_outputs_in_another_language_than_the_target():
     pytest.importorskip("lingua")
     rows = [

@@ -39,6 +39,7 @@ def test_outputs_of_an_evaluation_say_how_they_ended():
     assert [sample.finish_reason for sample in actual.outputs] == ["stop", "stop"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("split", "test", "said"), [("test", PAIRS, True), ("test", [*PAIRS], False)])
 def test_a_test_split_that_is_the_validation_split_is_remarked_on(split, test, said):
     remarks = translation(test, split, DecodeConfig()).remarks

@@ -145,6 +145,7 @@ def test_prompts_leave_room_for_the_prefix_of_outputs():
     assert (sample.source, sample.output) == ("gf", prefix)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "objective"), [("masked_lm", "masked_tokens"), ("seq2seq", "span_corruption")])
 def test_pre_training_objectives(family, objective):
     """The mean negative log-likelihood and the accuracy of the labels of corrupted windows, in NumPy."""
@@ -204,6 +205,7 @@ def test_the_labels_of_long_texts_are_those_that_the_accuracy_counts():
     assert actual.remarks == ("49 of 49 texts were longer than model.max_length=16 and were truncated",)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "batching",
     [

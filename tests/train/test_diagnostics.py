@@ -87,6 +87,7 @@ class Bigram(nn.Module, Family):
         return jnp.sqrt(root) * table[tokens]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("root", "label", "expected"),
     [

@@ -130,6 +130,7 @@ def test_frozen_parameters_do_not_count_in_the_clipping_norm():
     assert not np.asarray(moved["embedding"]["embedding"]).any()
 
 
+@pytest.mark.long
 def test_padding_rows_and_columns_change_nothing():
     model, optimizer, step = experiment()
     data = batch()
@@ -220,6 +221,7 @@ def test_the_chunked_loss_equals_the_plain_one(chunk, tied):
     jax.tree.map(lambda x, y: assert_close(x, y, 1e-5, proves=proves), b.params, a.params)
 
 
+@pytest.mark.long
 def test_the_chunked_loss_never_stores_all_logits():
     model, optimizer, _ = experiment(vocab_size=97)
     cfg = settings(vocab_size=97, train={"loss_chunk": 2})

@@ -33,6 +33,7 @@ def test_the_record(monkeypatch, tmp_path, capsys):
     assert " ms per step, 8 MiB of keys and values\n" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_other_logits_are_not_compared(monkeypatch):
     monkeypatch.setattr(paged, "decode_steps", lambda model, params, cache, steps: lambda: np.ones(2) * cache.nbytes)
     monkeypatch.setattr(paged, "fill_cache", lambda cache, lengths: cache.layers[0].self_attention.k)

@@ -165,6 +165,7 @@ def test_other_runs_are_no_problem_without_a_config(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().out.endswith("No problems found.\n")
 
 
+@pytest.mark.long
 def test_flags_that_are_known_pass(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
     assert list(machine_checks.check_unknown_flags()) == []
