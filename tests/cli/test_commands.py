@@ -20,7 +20,6 @@ from tformer_jax.inference.scores import Scorer
 from tformer_jax.inference.text import Translator
 from tformer_jax.runs.trained import load_trained
 
-
 FAMILIES = ("seq2seq", "classifier", "decoder_lm")
 
 
