@@ -107,8 +107,8 @@ def test_parquet_adds_no_null_arguments(checkpoint, tmp_path):
     write(tmp_path, *records)
     lines = load_corpus(config(checkpoint), tmp_path).train
     rows = load_corpus(config(checkpoint, source="parquet", train="a.parquet", validation="a.parquet"), tmp_path).train
-    texts = ([json.loads(example["messages"]) for example in examples] for examples in (rows, lines))
-    assert next(texts) == next(texts)  # Parquet orders the keys
+    actual, expected = ([json.loads(example["messages"]) for example in examples] for examples in (rows, lines))
+    assert actual == expected  # but for the order of keys, which is Parquet's
 
 
 def test_conversations_in_a_field_of_an_object():

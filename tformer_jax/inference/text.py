@@ -323,7 +323,7 @@ class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):
         return list(self._compute(params, rows))
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
-        """Returns the token ids of a text, () of a blank one; a text that is left out is encoded as empty."""
+        """Returns the token ids of a text; none of a blank text. A text that is left out is encoded as empty."""
         if is_blank(text):
             return []
         tokenizer = self.tokenizers.target

@@ -28,7 +28,11 @@ PROMPT_CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
 COMPACTION_LENGTH = 32
-"""Output length from which beam search compacts its cache before it uses more of it."""
+"""Output length from which beam search compacts its cache before it uses more of it.
+
+Attention reads all positions in each step: 32 translates Multi30k 16 to 24 % faster than 64 on two AMD EPYC cores, and
+16 as fast as 32.
+"""
 SHRINK_FACTOR = 4
 """Ratio of the length of an array to the needed length from which an empty lane reallocates it."""
 
