@@ -118,7 +118,7 @@ def test_a_folder_is_created_and_replaced(run, monkeypatch):
         raise OSError(403, "Forbidden")
 
     monkeypatch.setattr(Tokenizers, "save", full)
-    with pytest.raises(UserError, match=r"/bucket/run cannot be written \(Forbidden\); choose another --run"):
+    with pytest.raises(UserError, match=r"/bucket/run cannot be written \(Forbidden\); choose another run folder"):
         create(run)
     assert not (run / "config.json").exists()
 

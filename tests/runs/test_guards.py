@@ -38,7 +38,7 @@ def test_the_first_interrupt_is_answered(capfd):
 def test_one_process_per_folder(tmp_path):
     run = tmp_path / "run"
     lock = FolderLock(run)
-    with pytest.raises(UserError, match=r"run is in use by process \d+: wait for it to end, or choose another --run"):
+    with pytest.raises(UserError, match=r"run is in use by process \d+: wait for it to end, or choose another"):
         FolderLock(run)
     run.mkdir()
     (tmp_path / "link").symlink_to("run")

@@ -1,7 +1,9 @@
 """The errors that commands report in one sentence, and the causes of failed computations and writes."""
 
+import contextlib
 import errno
 import re
+from collections.abc import Iterator
 
 LESS_MEMORY = "model.remat='nothing_saveable' or train.loss_chunk"
 """Settings with which a train step needs less device memory, and which a resumed run may change."""
@@ -15,6 +17,16 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """A command cannot continue; the message gives the cause and a remedy."""
+
+
+@contextlib.contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Adds a note to an error of the block, which its traceback shows."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
 
 
 def first_line(error: BaseException | str, longest: int = 300) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tformer_jax.base import packages
+from tformer_jax.base.arguments import check_type
 from tformer_jax.base.errors import UserError
 
 
@@ -19,13 +20,14 @@ def as_path(location: str | Path) -> Path:
     """Returns the path of a run folder; for `gs://`, an `epath.Path`, which has most methods of `Path`.
 
     A local path such as `.` or `..`, which lacks the folder's name, is resolved: locks and temporary folders beside a
-    run have names with that of its folder.
+    run have names with that of its folder. A leading `~` is the home folder.
 
     Raises:
-        UserError: the URL has another scheme, or gcsfs is not installed.
+        UserError: it is no path, the URL has another scheme, or gcsfs is not installed.
     """
     if not isinstance(location, str) or "://" not in location:
-        path = Path(location) if isinstance(location, str) else location
+        check_type("the run folder", location, (str, os.PathLike), "its path, such as 'runs/NAME'")
+        path = home_expanded(Path(location) if isinstance(location, str) else location)
         return resolved(path) if path.name in ("", "..") else path
     if not location.startswith("gs://"):
         raise UserError(f"{location} is not supported: a run folder is a local folder or gs://BUCKET/FOLDER")
@@ -33,6 +35,18 @@ def as_path(location: str | Path) -> Path:
     from etils import epath  # local paths do not need it
 
     return cast(Path, epath.Path(location))
+
+
+def home_expanded(path: Path) -> Path:
+    """Returns a path with the home folder in place of a leading `~`; a path in a bucket is unchanged.
+
+    Raises:
+        UserError: there is no such home folder.
+    """
+    try:
+        return path if is_remote(path) else path.expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path}: {error} Write the whole path.") from error
 
 
 def is_remote(path: Path) -> bool:

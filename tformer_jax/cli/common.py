@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import difflib
 import errno
 import gc
 import hashlib
@@ -9,9 +10,10 @@ import io
 import logging
 import math
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -121,6 +123,33 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any):
         super().__init__(allow_abbrev=False, **settings)
         self.register("action", None, _Once)
+        self._given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parses the flags; returns settings, `--config.SECTION.SETTING`, and other arguments as unknown ones.
+
+        Raises:
+            UserError: another flag is unknown; the message names the nearest one.
+        """
+        self._given = sys.argv[1:] if args is None else args
+        options, others = super().parse_known_args(args, namespace)
+        for argument in others:
+            if (flag := re.match(r"--[a-z][\w-]*(?![\w.-])|-[a-z]\b", argument)) and flag[0] != "--import":
+                hint = self._nearest(flag[0]) or f"; {self.prog} --help lists the flags"
+                raise UserError(f"unknown flag {flag[0]!r}{hint}")
+        return options, others
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with the usage and a message, which names the nearest flag to an unknown one."""
+        flags = {argument.partition("=")[0] for argument in self._given if argument.startswith("--")}
+        hints = [f"{flag!r} is unknown{hint}" for flag in sorted(flags) if (hint := self._nearest(flag))]
+        super().error("; ".join([message, *hints]))
+
+    def _nearest(self, flag: str) -> str:
+        """Returns a hint for an unknown flag: `; did you mean '--beams'?`; "" for a known flag or if none is close."""
+        known = set(re.findall(r"--[\w.-]+", self.format_usage()))
+        close = [] if flag in known else difflib.get_close_matches(flag, known, n=1)
+        return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def new_parser(command: str, description: str, epilog: str | None = None) -> argparse.ArgumentParser:

@@ -39,17 +39,21 @@ def read_config(location: str, overrides: Sequence[str] = ()) -> Config:
     `--import MODULE` among the overrides imports a module that registers kinds, and adds it to `imports`.
 
     Raises:
-        UserError: the file is missing, a setting or flag is unknown, a value is invalid, or no module is recorded that
-            registers a kind of other code.
+        UserError: the file is missing, a setting or flag is unknown or written twice, a value is invalid, or no module
+            is recorded that registers a kind of other code.
     """
     name, colon, variant = location.partition(":")
     path = config_path(name)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_imports(parser)
     options, overrides = parser.parse_known_args(overrides)
+    given: set[str] = set()
     for override in overrides:
         if setting := re.match(r"--?(no)?config\.(?P<name>[^=]*)", override):
             Config.check_name(setting["name"])
+            if setting["name"] in given:
+                raise UserError(f"--config.{setting['name']} is written twice; write it once")
+            given.add(setting["name"])
             if _is_section(setting["name"]):
                 raise UserError(f"{setting['name']} is a section: write --config.{setting['name']}.SETTING=VALUE")
         elif flag := re.match(r"--?([a-z]\w*)", override):
@@ -94,7 +98,7 @@ def _is_section(name: str) -> bool:
 def _split_off_none(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the overrides with values, and the settings that `--config.SECTION.SETTING=None` sets to None.
 
-    absl has no syntax for None. The last override of a setting counts.
+    absl has no syntax for None.
     """
     joined: list[str] = []
     for override in overrides:
@@ -102,9 +106,9 @@ def _split_off_none(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
             joined[-1] += "=None"
         else:
             joined.append(override)
-    last = {override.partition("=")[0]: override for override in joined}
-    unset = [name.removeprefix("--config.") for name, override in last.items() if override == f"{name}=None"]
-    return [override for override in joined if override != f"{override.partition('=')[0]}=None"], unset
+    nones = [override for override in joined if override.endswith("=None") and override.count("=") == 1]
+    unset = [override.removesuffix("=None").removeprefix("--config.") for override in nones]
+    return [override for override in joined if override not in nones], unset
 
 
 def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:

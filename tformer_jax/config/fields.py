@@ -9,6 +9,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
+from tformer_jax.base.arguments import plain_value_hint
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 
@@ -364,7 +365,8 @@ class Section:
         is_section = isinstance(value, Section) and isinstance(value, admitted)
         if type(value) not in admitted and not is_section:
             expected = " or ".join(map(_type_name, admitted))
-            hint = "; write ()" if value is None and tuple in admitted else ""
+            plain = plain_value_hint(value, field.metadata.get("choices"))
+            hint = "; write ()" if value is None and tuple in admitted else plain
             raise self.error(field.name, f"must be {expected}, not {_type_name(type(value))}{hint}")
         if value is None or isinstance(value, Section):
             return

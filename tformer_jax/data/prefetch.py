@@ -61,9 +61,13 @@ class Prefetched(Iterator[Batch]):
         self._state, self._peeked = self._batches.get_state(), None
 
     def close(self) -> None:
-        """Stops the thread and closes the data loader."""
-        self._batches.close()
-        self._loader.close()
+        """Stops the thread and closes the data loader.
+
+        Grain's iterators are deleted, since they fail with a message if that is done after the end of its modules.
+        """
+        for name in ("_batches", "_loader"):
+            if iterator := vars(self).pop(name, None):
+                iterator.close()
 
     def _get(self) -> tuple[Batch | None, Exception | None]:
         start = time.perf_counter()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.arguments import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
@@ -118,4 +119,5 @@ def several_texts(texts: Iterable[Any]) -> Iterable[Any]:
     """Returns the texts; raises `UserError` if they are a single text."""
     if isinstance(texts, str):
         raise UserError(f"{texts!r} is a single text: write a list of texts")
+    check_type("texts", texts, Iterable, "a list of texts")
     return texts

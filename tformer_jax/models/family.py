@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import errors
 
+from tformer_jax.base.arguments import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.models import Batch
 from tformer_jax.nn.masks import check_padding_mask
@@ -64,6 +65,7 @@ def mistakes_explained(model: Any, variables: Any, args: Sequence[Any], options:
         UserError: token ids or masks have another type, rank or size than the model reads, ids are outside of its
             vocabulary (only outside of compiled functions), or parameters or the key of dropout are missing.
     """
+    check_type("variables", variables, Mapping, "a dictionary of collections, {'params': params}")
     if options.get("method") in (None, "__call__", "features"):
         _check_arguments(model, args, options)
     try:
@@ -76,9 +78,6 @@ def mistakes_explained(model: Any, variables: Any, args: Sequence[Any], options:
     except (errors.ScopeParamNotFoundError, errors.ScopeParamShapeError) as error:
         reason = str(error).partition(". (")[0].partition(" (http")[0]
         raise UserError(f"params are not those of this model: {reason}") from error
-    except errors.InvalidRngError as error:
-        problem = "train=True draws dropout masks: pass rngs={'dropout': jax.random.key(0)}, or set the rates to 0"
-        raise UserError(problem) from error
 
 
 def _check_arguments(model: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -108,8 +107,7 @@ def _own(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_ids(name: str, ids: Any, cfg: Any, *, source: bool) -> None:
     """Raises `UserError` for token ids, called `name`, that a model does not read; `source` selects the vocabulary."""
-    if not hasattr(ids, "dtype"):
-        raise UserError(f"{name} is a {type(ids).__name__}: pass an integer array [batch, tokens]")
+    check_type(name, ids, (np.ndarray, jax.Array), "an integer array [batch, tokens], of NumPy or JAX")
     if not np.issubdtype(ids.dtype, np.integer):
         raise UserError(f"{name} has the dtype {ids.dtype}: token ids are integers, such as int32")
     if ids.ndim != 2:

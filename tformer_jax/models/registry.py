@@ -11,6 +11,8 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from tformer_jax.base.arguments import check_type
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models import Batch
 from tformer_jax.nn import attention_ops, attention_positions
@@ -28,6 +30,7 @@ def build(cfg: ModelConfig, *, train: bool = False) -> nn.Module:
         UserError: `cfg.attention_backend` does not support this platform or what the model needs (for training if
             `train`), or a package is missing.
     """
+    check_type("cfg", cfg, ModelConfig, "a ModelConfig, such as cfg.model")
     check_installed(cfg)
     for needs in attention_needs(cfg, train=train).values():
         attention_ops.get_backend(cfg.attention_backend, needs)
@@ -189,6 +192,8 @@ def watched_forward(
         method: name of the model's method to call.
     """
     rngs = None if dropout_key is None else {"dropout": dropout_key}
+    if missing := [name for name in model.inputs if name not in batch]:
+        raise UserError(f"the batch lacks {missing[0]!r}: the model reads a dictionary of {', '.join(model.inputs)}")
     values, collected = model.apply(
         {"params": params, LOW_RANK: low_rank or {}},
         **model.arguments(batch),

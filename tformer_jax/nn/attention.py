@@ -16,7 +16,7 @@ from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import KeyValues, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask
-from tformer_jax.nn.module import Module
+from tformer_jax.nn.module import Module, check_vectors
 from tformer_jax.nn.norms import Norm, make_norm
 from tformer_jax.nn.sharding import constrain, named
 from tformer_jax.nn.slots import Slots
@@ -107,8 +107,12 @@ class Attention(Module):
             [B, T, D], and the keys and values as a cache for the next call.
 
         Raises:
-            UserError: a separate `key` or `value` is given, but a fused projection takes one input.
+            UserError: an input has another shape; or a separate `key` or `value` is given, but a fused projection
+                takes one input.
         """
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if x is not None:
+                check_vectors(name, x, self.cfg.dim)
         if self.cross and cache is not None:
             q, new = self.query(query), cache
         elif self._fused("fused_qkv"):
@@ -128,7 +132,7 @@ class Attention(Module):
             backend=self.cfg.attention_backend,
             watched=self,
             dropout_rate=self.cfg.attention_dropout,
-            dropout_key=self.make_rng("dropout") if train and self.cfg.attention_dropout > 0 else None,
+            dropout_key=self.dropout_key() if train and self.cfg.attention_dropout > 0 else None,
             scale=self.cfg.score_scale,
             softcap=self.cfg.attention_softcap,
             bias=None if position is None else position.bias,

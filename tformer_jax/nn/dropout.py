@@ -2,7 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
+
+from tformer_jax.nn.module import Module
 
 STEPS = 2**16
 """Rates are rounded to multiples of 1 / STEPS, so that one 32-bit random number serves two elements."""
@@ -29,7 +30,7 @@ def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return halves[..., :size].reshape(shape)
 
 
-class Dropout(nn.Module):
+class Dropout(Module):
     """`dropout` with a key from the "dropout" stream; identity outside training."""
 
     rate: float
@@ -40,5 +41,5 @@ class Dropout(nn.Module):
         if not (train and self.rate):
             return x
         if self.whole_vectors:
-            return x * dropout(jnp.ones((*x.shape[:-1], 1), x.dtype), self.rate, self.make_rng("dropout"))
-        return dropout(x, self.rate, self.make_rng("dropout"))
+            return x * dropout(jnp.ones((*x.shape[:-1], 1), x.dtype), self.rate, self.dropout_key())
+        return dropout(x, self.rate, self.dropout_key())

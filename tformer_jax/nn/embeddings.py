@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax import axes
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.gathered import with_gathered
@@ -43,7 +44,12 @@ class TokenEmbedding(Module):
 
         PAD is embedded as token 0. Another id outside [0, V) gives NaN, because compiled code cannot raise; the data
         pipeline checks ids on the host.
+
+        Raises:
+            UserError: tokens are no integers.
         """
+        if not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise UserError(f"tokens have the dtype {tokens.dtype}: token ids are integers, such as int32")
         tokens = jnp.where(tokens == PAD, 0, tokens)
         table, names = self.embedding.astype(jnp.float32), (axes.VOCAB, axes.EMBED)
         vectors = with_gathered(_vectors, tokens, table, names, dtype=self.embedding.dtype).astype(self.cfg.dtype)

@@ -17,7 +17,7 @@ from tformer_jax.config.kinds import Limit
 from tformer_jax.nn import delta_rule
 from tformer_jax.nn.kv_cache import RowState
 from tformer_jax.nn.linear import Linear, broadcast_like
-from tformer_jax.nn.module import Module
+from tformer_jax.nn.module import Module, check_vectors
 from tformer_jax.nn.norms import rms_norm
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.sharding import constrain, named
@@ -171,6 +171,7 @@ class GatedDelta(Module):
         Returns:
             [B, T, D], and the state after x: of each beam, or in column 0; None without a cache.
         """
+        check_vectors("x", x, self.cfg.dim)
         B, T, _ = x.shape
         real = jnp.ones((B, T), bool) if padding_mask is None else padding_mask
         if cache is None:

@@ -16,6 +16,7 @@ from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import Stored, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
+from tformer_jax.nn.module import check_vectors
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
@@ -111,6 +112,9 @@ class LatentAttention(nn.Module):
         train: bool = False,
     ) -> tuple[jax.Array, Latents]:
         """Attends from `query` [B, T, D] to `key` [B, S, D] (None: `query`); see `Attention.__call__`."""
+        for name, x in (("query", query), ("key", key)):
+            if x is not None:
+                check_vectors(name, x, self.cfg.dim)
         q = self._queries(query, position)
         mask, bias = as_mask(mask), None if position is None else position.bias
         scale = self.cfg.score_scale or self.cfg.score_size**-0.5
@@ -158,7 +162,7 @@ class LatentAttention(nn.Module):
             **scoring,
             backend=cfg.attention_backend,
             dropout_rate=cfg.attention_dropout,
-            dropout_key=self.make_rng("dropout") if drop else None,
+            dropout_key=self.dropout_key() if drop else None,
         )
         return self.output(out[..., : cfg.value_size])
 

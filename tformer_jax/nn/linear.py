@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer_jax import axes
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn import quantized
 from tformer_jax.nn.gathered import Names, with_gathered
@@ -177,9 +178,11 @@ class Linear(Module):
         """Applies the layer: [..., *input sizes] -> [..., *output sizes] in the computation dtype.
 
         Raises:
-            TypeError: the last axes of x do not have the input sizes.
+            UserError: the last axes of x do not have the input sizes.
         """
         (in_names, in_shape), (out_names, out_shape) = zip(*self.inputs, strict=True), zip(*self.outputs, strict=True)
+        if x.shape[-len(in_shape) :] != in_shape:
+            raise UserError(f"{'/'.join(self.path)}: x has the shape {x.shape}, but its last axes must be {in_shape}")
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
         param_dtype = jnp.dtype(self.cfg.param_dtype)
         factor = self.factor * hidden_factor(self.cfg)

@@ -10,7 +10,7 @@ def lookup(table: jax.Array, indices: jax.Array) -> jax.Array:
 
     Contributions to the gradient of a row are added in float32 and rounded once: a sum of ones in bfloat16 ends at 256.
     """
-    return table.at[indices].get(mode="fill", wrap_negative_indices=False)
+    return jnp.asarray(table).at[indices].get(mode="fill", wrap_negative_indices=False)
 
 
 def _forward(table: jax.Array, indices: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

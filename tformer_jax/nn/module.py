@@ -6,6 +6,14 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from tformer_jax.base.arguments import check_type
+from tformer_jax.base.errors import UserError
+from tformer_jax.config import ModelConfig
+
+NO_DROPOUT_KEY = (
+    "train=True draws dropout masks: pass rngs={'dropout': jax.random.key(0)}, or set the rates of dropout to 0"
+)
+
 
 def parameter_name(path: Any) -> str:
     """Returns the name of a leaf, such as `encoder/layers_0/ffn/expand/kernel`, given its path in a tree."""
@@ -18,11 +26,37 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
         yield parameter_name(path), leaf
 
 
+def check_vectors(name: str, x: jax.Array, size: int) -> None:
+    """Raises `UserError` if x is not [batch, tokens, size]."""
+    if x.ndim != 3 or x.shape[-1] != size:
+        hint = f", as {name}[None]" if x.ndim == 2 and x.shape[-1] == size else ""
+        raise UserError(f"{name} has the shape {x.shape}: pass [batch, tokens, {size}]{hint}")
+
+
 class Module(nn.Module):
     """A Linen module whose `param` does not trace the initializer of a parameter that exists.
 
     Flax traces it in every call, to compare the shapes, which takes about a tenth of the tracing of a model.
+
+    Raises:
+        UserError: the field `cfg` of a subclass is no `ModelConfig`.
     """
+
+    def __post_init__(self) -> None:
+        if "cfg" in type(self).__dataclass_fields__:
+            check_type(f"cfg of {type(self).__name__}", self.cfg, ModelConfig, "a ModelConfig")
+        super().__post_init__()
+
+    @nn.nowrap
+    def dropout_key(self) -> jax.Array:
+        """Returns a new key of the "dropout" stream.
+
+        Raises:
+            UserError: `apply` was called without that stream.
+        """
+        if not self.has_rng("dropout"):
+            raise UserError(NO_DROPOUT_KEY)
+        return self.make_rng("dropout")
 
     @nn.nowrap
     def param(self, name: str, init_fn: Callable[..., Any], shape: tuple[int, ...], *init_args: Any) -> Any:  # type: ignore[override]

@@ -15,6 +15,7 @@ from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.linear import LOW_RANK
 from tformer_jax.nn.masks import Mask, check_padding_mask, lookahead_mask
+from tformer_jax.nn.module import check_vectors
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.slots import Tokens
@@ -137,8 +138,9 @@ class Encoder(Stack):
             segments: int [B, S], segment ids of documents packed into a row; tokens attend to their own document.
 
         Raises:
-            UserError: the padding mask is not bool [B, S].
+            UserError: x is not [B, S, D], or the padding mask not bool [B, S].
         """
+        check_vectors("x", x, self.cfg.dim)
         check_padding_mask("padding_mask", padding_mask, x.shape[:2])
         S, lookahead = x.shape[1], self.cfg.lookahead
         mask = Mask(
@@ -181,12 +183,13 @@ class Decoder(Stack):
                 cross-attention stay within a document.
 
         Raises:
-            UserError: `memory` is given without `cross`, or missing with it; a padding mask is not bool [B, length]; or
-                with `cross`, only one of `segments` and `memory_segments` is given.
+            UserError: x is not [B, T, D]; `memory` is given without `cross`, or missing with it; a padding mask is not
+                bool [B, length]; or with `cross`, only one of `segments` and `memory_segments` is given.
         """
         if self.cross != (memory is not None):
             needed = "needs memory, the output of an encoder" if self.cross else "has no cross-attention to memory"
             raise UserError(f"Decoder(cross={self.cross}) {needed}")
+        check_vectors("x", x, self.cfg.dim)
         check_padding_mask("padding_mask", padding_mask, x.shape[:2])
         if memory is not None:
             check_padding_mask("memory_padding_mask", memory_padding_mask, memory.shape[:2])

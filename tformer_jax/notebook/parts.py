@@ -10,11 +10,13 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
+from jax.sharding import Mesh
 
+from tformer_jax.base.arguments import check_type, type_with_article
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
 from tformer_jax.config import Config, ModelConfig, ParallelConfig
-from tformer_jax.data.corpora.python import python_corpus
+from tformer_jax.data.corpora.python import python_examples
 from tformer_jax.data.pipeline import check_predictable, train_batches, without_refused
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.tokenizers import Tokenizers
@@ -26,12 +28,16 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.experiment import with_data_sizes
 from tformer_jax.runs.guards import locked
-from tformer_jax.train import optimizers, state
-from tformer_jax.train.state import TrainState
+from tformer_jax.special_tokens import PAD
+from tformer_jax.train import optimizers
+from tformer_jax.train.state import TrainState, create, initializer
 from tformer_jax.train.step import make_train_step
 
+NO_LABELS = (PAD, -100)
+"""What positions without a label have here and in PyTorch."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Batches(Iterator[Batch]):
     """Endless batches of int32 arrays by name, shuffled by `config.seed` in each epoch."""
 
@@ -45,6 +51,9 @@ class Batches(Iterator[Batch]):
     def __next__(self) -> Batch:
         return next(self.batches)
 
+    def __repr__(self) -> str:
+        return f"Batches of a {self.config.model.family}: {self.config.data!r}"
+
 
 def with_python_data(cfg: Config) -> Config:
     """Returns a config whose data is given in Python, in place of generated data.
@@ -52,7 +61,25 @@ def with_python_data(cfg: Config) -> Config:
     Raises:
         UserError: a setting of another source, such as `data.train`, has then no effect.
     """
+    check_config(cfg)
     return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, source="python"))
+
+
+def check_config(cfg: Any) -> None:
+    """Raises `UserError` if `cfg` is no config."""
+    check_type("cfg", cfg, Config, "a Config, such as tj.configs.load('translate_cldr')")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises `UserError` if `optimizer` is neither None nor an Optax transformation."""
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        called = ", called with its learning rate" if callable(optimizer) else ""
+        raise UserError(f"optimizer is {type_with_article(optimizer)}: pass an Optax transformation{called}")
+
+
+def _check_tokenizers(tokenizers: Any) -> None:
+    expected = "Tokenizers(source, target), such as those of tj.batches or of a run"
+    check_type("tokenizers", tokenizers, Tokenizers, expected)
 
 
 def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> Batches:
@@ -66,8 +93,9 @@ def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> 
         UserError: an example has another form, or settings do not fit the data.
     """
     cfg = with_python_data(cfg)
-    examples = [*data]
-    corpus = python_corpus(cfg, {"train": examples, "validation": examples})
+    if tokenizers is not None:
+        _check_tokenizers(tokenizers)
+    corpus = python_examples(cfg, data)
     tokenizers = tokenizers or train_tokenizers(cfg.data, corpus.train, None)
     corpus = without_refused(cfg, corpus, tokenizers)
     cfg = with_data_sizes(cfg, tokenizers, corpus.labels)
@@ -79,15 +107,25 @@ def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> 
 
 
 def _optimizer(cfg: Config, model: nn.Module, optimizer: Any) -> optax.GradientTransformation:
+    check_optimizer(optimizer)
     return optimizer or optimizers.build(cfg, registry.shapes(model))
 
 
+def _mesh() -> Mesh:
+    return make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
+
+
 def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = None, params: Any = None) -> TrainState:
-    """Returns the state before the first step, on the first device: new parameters by `cfg.seed`, or `params`."""
-    model, mesh = registry.build(cfg.model, train=True), make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
+    """Returns the state before the first step, on the first device: new parameters by `cfg.seed`, or `params`.
+
+    Raises:
+        UserError: cfg lacks the sizes of the vocabulary, or `params` are not those of its model.
+    """
+    check_config(cfg)
+    model = registry.build(cfg.model, train=True)
     if params is not None:
         check_params(cfg, params)
-    return state.create(model, _optimizer(cfg, model, optimizer), cfg, mesh, params)
+    return create(model, _optimizer(cfg, model, optimizer), cfg, _mesh(), params)
 
 
 def train_step(
@@ -101,14 +139,27 @@ def train_step(
         optimizer: an Optax transformation, with its learning rate; None: that of `cfg.optim`.
 
     Raises:
-        UserError: by the step, for a batch without a key of the model, or with arrays of another type, shape or range.
+        UserError: by the step, for a batch without a key of the model, or with arrays of another type, shape or range,
+            or a state that an earlier step has used or another optimizer made.
     """
+    check_config(cfg)
     model = registry.build(cfg.model, train=True)
-    step = jax.jit(make_train_step(model, _optimizer(cfg, model, optimizer), cfg), donate_argnums=0)
+    chosen = _optimizer(cfg, model, optimizer)
+    step = jax.jit(make_train_step(model, chosen, cfg), donate_argnums=0)
 
     def checked(state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, dict[str, jax.Array]]:
+        check_type("the state", state, TrainState, "step(state, batch), with the state of tj.init_state")
+        if not isinstance(state.step, jax.core.Tracer) and getattr(state.step, "is_deleted", bool)():
+            raise UserError("an earlier step has freed this state: write state, metrics = step(state, batch)")
         _check_batch(cfg, batch)
-        return step(state, batch)
+        try:
+            return step(state, batch)
+        except (AttributeError, TypeError, ValueError) as error:
+            init, _ = initializer(model, chosen, cfg, _mesh())
+            if str(jax.tree.structure(state)) == str(jax.tree.structure(jax.eval_shape(init))):
+                raise
+            problem = "the state is of another optimizer or model: pass the same to tj.init_state and tj.train_step"
+            raise UserError(problem) from error
 
     return checked
 
@@ -117,7 +168,7 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     family = cfg.model.model_class
     needed = (*family.inputs, family.labels)
     if not isinstance(batch, Mapping) or (missing := [name for name in needed if name not in batch]):
-        lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
+        lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is {type_with_article(batch)}"
         raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")
     for name in family.inputs:
         check_ids(f"the batch's {name}", batch[name], cfg.model, source=name == "source")
@@ -128,18 +179,24 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
 
 
 def _check_labels(name: str, labels: Any, cfg: ModelConfig, shape: tuple[int, ...]) -> None:
-    dtype = getattr(labels, "dtype", None)
-    if dtype is None or not np.issubdtype(dtype, np.integer):
-        raise UserError(f"{name} has the dtype {dtype}: labels are integers, such as int32")
+    check_type(name, labels, (np.ndarray, jax.Array), "an integer array, of NumPy or JAX")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{name} has the dtype {labels.dtype}: labels are integers, such as int32")
     if labels.shape != shape:
         raise UserError(f"{name} has the shape {labels.shape}, but its inputs need {shape}")
     size = cfg.num_classes if cfg.model_class.classifies else cfg.vocab_size
-    if size is not None and labels.size and (highest := int(np.max(labels))) >= size:
+    if size is None or not labels.size or isinstance(labels, jax.core.Tracer):
+        return
+    if (highest := int(np.max(labels))) >= size:
         raise UserError(f"{name} has the label {highest}, but the model has {size}, from 0")
+    negative = np.unique(np.asarray(labels)[np.asarray(labels) < 0])
+    if wrong := [int(label) for label in negative if label not in NO_LABELS]:
+        raise UserError(f"{name} has the label {wrong[0]}: a position without a label has {NO_LABELS[0]}")
 
 
 def check_params(cfg: Config, params: Any) -> None:
     """Raises `UserError` if a parameter of the model is missing, unknown, or of another shape or dtype."""
+    check_type("params", params, Mapping, "the dictionary of parameters, such as state.params or run.params")
     expected, given = (
         {parameter_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
         for tree in (nn.unbox(registry.shapes(registry.build(cfg.model))), nn.unbox(params))
@@ -173,6 +230,8 @@ def save_run(
     Raises:
         UserError: the folder holds a run, or parameters, tokenizers or labels do not fit the model.
     """
+    check_config(cfg)
+    _check_tokenizers(tokenizers)
     run = as_path(path)
     if run_folder.holds_run(run) and not overwrite:
         raise UserError(f"{run} already holds a run: choose another path, or overwrite=True")

@@ -1,6 +1,7 @@
 """Trains a config in Python, on data of one's own or that of the config."""
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,14 +11,14 @@ import optax
 
 from tformer_jax import api
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import as_path
+from tformer_jax.base.paths import as_path, home_expanded
 from tformer_jax.config import Config, OptimConfig, kinds
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.python import python_corpus
-from tformer_jax.notebook.parts import with_python_data
+from tformer_jax.notebook.parts import check_config, check_optimizer, with_python_data
 from tformer_jax.report.charts import TITLES
 from tformer_jax.report.history_plot import plot_history
-from tformer_jax.runs import curves, experiment, training
+from tformer_jax.runs import curves, experiment, run_folder, training
 
 RESERVED = ("step", "group")
 """Keys of the records of metrics."""
@@ -54,8 +55,7 @@ def train(
         UserError: settings, data, optimizer or metrics do not fit each other, or the folder holds another run.
         RunError: the run cannot continue.
     """
-    if not isinstance(cfg, Config):
-        raise UserError(f"cfg is a {type(cfg).__name__}: pass a Config, such as tj.configs.load('translate_cldr')")
+    check_config(cfg)
     given = None
     if data is not None:
         cfg = with_python_data(cfg)
@@ -68,7 +68,8 @@ def train(
         raise UserError("optim.optimizer='python': pass optimizer=, an Optax transformation")
     _check_functions(cfg, metrics or {}, callbacks)
     folder = as_path(run) if run is not None else Path("runs") / cfg.name
-    root = None if data_root is None else Path(data_root)
+    _check_folder(folder, resume=resume, overwrite=overwrite)
+    root = None if data_root is None else home_expanded(Path(data_root))
     options: dict[str, Any] = {"data_root": root, "resume": resume, "overwrite": overwrite}
     built = experiment.build(cfg, folder, given=given, optimizer=optimizer, **options)
     drawn = [LiveCurves()] if in_notebook() else []
@@ -76,10 +77,17 @@ def train(
     return api.load(folder)
 
 
+def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise UserError("resume=True continues a run and overwrite=True replaces it: pass one of them")
+    if not (resume or overwrite) and run_folder.holds_run(folder):
+        how = "resume=True to continue it, overwrite=True to replace it"
+        raise UserError(f"{folder} already holds a run: pass {how}, or another folder as run=")
+
+
 def _with_optimizer(cfg: Config, optimizer: Any) -> Config:
     """Returns the config of a run with an optimizer of Python; says which settings it replaces."""
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise UserError(f"optimizer is a {type(optimizer).__name__}: pass an Optax transformation")
+    check_optimizer(optimizer)
     if replaced := [name for name in cfg.optim.changed_settings() if cfg.optim.optimizer != "python"]:
         print(f"optimizer= replaces {', '.join(f'optim.{name}' for name in replaced)}")
     return dataclasses.replace(cfg, optim=OptimConfig(optimizer="python"))
@@ -89,13 +97,29 @@ def _check_functions(cfg: Config, metrics: Any, callbacks: Any) -> None:
     if not isinstance(metrics, Mapping) or not all(isinstance(x, str) and callable(f) for x, f in metrics.items()):
         raise UserError("metrics must be functions of (outputs, references) by name: {'length': function}")
     for name in metrics:
-        if name in {*RESERVED, *TITLES, *task_of(cfg).metrics, *kinds.METRICS} or ":" in name:
-            raise UserError(f"metrics[{name!r}]: this name is taken, or has a colon; choose another")
+        if name in {"", *RESERVED, *TITLES, *task_of(cfg).metrics, *kinds.METRICS} or ":" in name:
+            raise UserError(f"metrics[{name!r}]: this name is taken, empty, or has a colon; choose another")
     if metrics and task_of(cfg).references is None:
         by = task_of(cfg).named_by(cfg)
         raise UserError(f"metrics compare outputs with references, which {by} does not have: write a callback")
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError("callbacks must be a list of functions of (step, state, metrics)")
+    for name, function in metrics.items():
+        _check_call(f"metrics[{name!r}]", function, "(outputs, references)")
+    for number, function in enumerate(callbacks):
+        _check_call(f"callbacks[{number}]", function, "(step, state, metrics)")
+
+
+def _check_call(name: str, function: Any, arguments: str) -> None:
+    """Raises `UserError` if a function cannot be called with `arguments`, as far as Python knows its signature."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of some functions in C
+        return
+    try:
+        signature.bind(*arguments.split(","))
+    except TypeError:
+        raise UserError(f"{name} takes {signature}: it is called with {arguments}") from None
 
 
 def in_notebook() -> bool:

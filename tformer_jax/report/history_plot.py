@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.base import packages
+from tformer_jax.base.arguments import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.config.fields import nearest
 from tformer_jax.report.charts import LOGARITHMIC, TITLES, order_metrics
@@ -45,6 +46,8 @@ def plot_history(history: Mapping[str, np.ndarray], names: Sequence[str] = ()) -
     packages.require("a plot", ("matplotlib",), "report")
     from matplotlib.figure import Figure
 
+    for name in names:
+        check_type("a name", name, str, "names of metrics, as in plot('loss', 'bleu')")
     names = list(dict.fromkeys(name.removeprefix(EVALUATED) for name in names))
     if not any(map(len, history.values())):
         raise UserError("the history is empty: no metrics of this run were recorded")

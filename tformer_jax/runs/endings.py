@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -17,6 +18,8 @@ ADVICE = b"\nStopping after this step, with a checkpoint; press Ctrl-C again to 
 class GracefulStop:
     """Context in which the first SIGINT or SIGTERM sets `requested`, says so and restores the previous handlers.
 
+    In another thread than the main one, which alone has handlers, it does nothing.
+
     With `several` processes, JAX handles SIGTERM (`multihost_utils.reached_preemption_sync_point`), and SIGINT is
     re-raised as SIGTERM.
     """
@@ -28,6 +31,8 @@ class GracefulStop:
 
     def __enter__(self) -> "GracefulStop":
         signals = [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]
+        if threading.current_thread() is not threading.main_thread():
+            signals = []
         self._previous = {number: signal.signal(number, self._request) for number in signals}
         return self
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.base.errors import UserError
+from tformer_jax.base.errors import UserError, noted
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.guards import Watchdog
@@ -94,14 +94,16 @@ class Evaluations:
 
 
 def own_metrics(functions: Mapping[str, Callable[..., float]], samples: Sequence[Sample]) -> dict[str, float]:
-    """Returns metrics that were given in Python: functions of all outputs and their references.
+    """Returns metrics that were given in Python: functions of all outputs and their references, in lists of their own.
 
     Raises:
         UserError: one does not return a finite number.
     """
-    outputs, references = [sample.output for sample in samples], [sample.reference for sample in samples]
-    values = {name: function(outputs, references) for name, function in functions.items()}
-    for name, value in values.items():
+    values = {}
+    for name, function in functions.items():
+        outputs, references = [sample.output for sample in samples], [sample.reference for sample in samples]
+        with noted(f"in metrics[{name!r}]"):
+            values[name] = value = function(outputs, references)
         if np.shape(value) or not np.issubdtype(np.asarray(value).dtype, np.number) or not np.isfinite(value):
             raise UserError(f"metrics[{name!r}] returned {value!r}: it must return a finite number")
     return {name: float(value) for name, value in values.items()}

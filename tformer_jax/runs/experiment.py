@@ -210,7 +210,7 @@ def _continues(cfg: Config, folder: Path, group: ProcessGroup, *, resume: bool, 
     if exists and not (resume or overwrite):
         raise UserError(
             f"{folder} already holds a run: add --resume to continue it, --overwrite to replace it, "
-            "or choose another --run"
+            "or choose another run folder"
         )
     return resume and exists
 
@@ -233,7 +233,9 @@ def _check(built: Experiment, *, resume: bool) -> None:
 
             other_run.check(cfg.train, cfg.model, built.tokenizers, start_from, labels=built.corpus.labels)
         if not resume and resolved(start_from) == resolved(folder):
-            raise cfg.train.error("start_from", "is the run folder, which this run would replace: choose another --run")
+            raise cfg.train.error(
+                "start_from", "is the run folder, which this run would replace: choose another run folder"
+            )
     if cfg.train.teacher is not None and built.finished is None:
         from tformer_jax.runs import teacher
 

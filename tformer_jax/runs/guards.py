@@ -38,7 +38,7 @@ def lock_path(run: Path) -> Path:
 class FolderLock:
     """An exclusive `flock` for a folder, released by the operating system when the process ends."""
 
-    def __init__(self, run: Path, flag: str = "--run"):
+    def __init__(self, run: Path, flag: str = "run folder"):
         """Acquires the lock of the folder that `flag` names.
 
         Raises:
@@ -70,7 +70,7 @@ class FolderLock:
 
 
 @contextlib.contextmanager
-def locked(run: Path, flag: str = "--run") -> Iterator[None]:
+def locked(run: Path, flag: str = "run folder") -> Iterator[None]:
     """Context that holds a `FolderLock`, except in a bucket, which has none."""
     with contextlib.ExitStack() as on_exit:
         if not is_remote(run):

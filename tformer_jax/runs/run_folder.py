@@ -92,7 +92,7 @@ def holds_run(run: Path) -> bool:
     if (run / "config.json").exists():
         return True
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise UserError(f"{run} is not a run folder (it has no config.json); choose another --run")
+        raise UserError(f"{run} is not a run folder (it has no config.json); choose another run folder")
     return False
 
 
@@ -160,7 +160,7 @@ def creating(
             yield folder
             config.save(cfg, folder / "config.json")
     except OSError as error:
-        raise UserError(f"{run} cannot be written ({error.strerror or error}); choose another --run") from error
+        raise UserError(f"{run} cannot be written ({error.strerror or error}); choose another run folder") from error
 
 
 def create(run: Path, *contents: Any) -> None:
@@ -181,25 +181,25 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
     unfinished = bool(differences) or not (run / "result.json").exists()
     if unfinished and weights_json(run).exists() and not holds_checkpoint(run):
         raise UserError(
-            f"{run} has its final weights but no checkpoint to continue from; start another run from them with "
-            f"--run DIR --config.train.start_from={run}"
+            f"{run} has its final weights but no checkpoint to continue from; start another run from them, with "
+            f"train.start_from={str(run)!r} and another run folder"
         )
     refused = [text for text in differences if Config.resume_effect(text.partition(":")[0]) is None]
     if refused:
         shown = "; ".join(refused[:8]) + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
         raise UserError(
             f"{run} is a run of another config ({shown}); restore these settings, or start another run from its "
-            f"weights: --run DIR --config.train.start_from={run}"
+            f"weights, with train.start_from={str(run)!r} and another run folder"
         )
     last = latest_step(run) or 0
     if cfg.train.steps < last and cfg.train.steps != before.train.steps:
         raise cfg.train.error(
-            "steps", f"{run} is already at step {last}; write at least {last}, or choose another --run"
+            "steps", f"{run} is already at step {last}; write at least {last}, or choose another run folder"
         )
     if mixed := _of_other_scores(run, before, cfg, differences):
         raise UserError(
             f"earlier evaluations of {run} used another setting ({mixed[0]}), so that train.keep_best and "
-            "train.patience cannot compare their scores with new ones; restore this setting, or choose another --run"
+            "train.patience cannot compare their scores with new ones; restore it, or choose another run folder"
         )
     check_corpus(run, corpus)
     recorded = read_json(run / CORPUS) if (run / CORPUS).exists() else EARLIER
@@ -207,7 +207,7 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
         if unfinished and fact in corpus and fact not in recorded:
             raise UserError(
                 f"{run} is of an earlier version, which {difference}: finish it with revision {revision}, or choose "
-                "another --run"
+                "another run folder"
             )
     return before
 
@@ -245,7 +245,7 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
             what = "the optimizer" if "optimizer" in name else "the data"
             raise UserError(
                 f"{what} of {run} changed ({name} is {value} and was {known[name]}); restore {what}, or choose "
-                "another --run"
+                "another run folder"
             )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from rich.console import Console
 
-from tformer_jax.base.errors import RunError
+from tformer_jax.base.errors import RunError, noted
 from tformer_jax.config import Config
 from tformer_jax.data.columns import jsonable
 from tformer_jax.models.losses import Teacher
@@ -226,8 +226,9 @@ class Training:
         if self._validates(step):
             metrics |= {f"validation/{name}": value for name, value in self.evaluations.last.items()}
         with self.watchdog.paused():
-            for callback in self.callbacks:
-                callback(step, self.trainer.state, metrics)
+            for number, callback in enumerate(self.callbacks):
+                with noted(f"in callbacks[{number}], after step {step}"):
+                    callback(step, self.trainer.state, dict(metrics))
         self.trainer.meter.restart()
 
     def _profile(self) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.arguments import type_with_article
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, Corpus, DataError, Example, Source
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.data.corpora.records import with_direction
 
 SPLITS = ("train", "validation", "test")
@@ -44,7 +46,7 @@ def python_corpus(cfg: Config, data: Any) -> Corpus:
         DataError: a split is missing, empty or endless, or an example does not have the keys of the task.
     """
     if not isinstance(data, Mapping) or not {"train", "validation"} <= data.keys() <= set(SPLITS):
-        given = sorted(data) if isinstance(data, Mapping) else type(data).__name__
+        given = sorted(data) if isinstance(data, Mapping) else type_with_article(data)
         raise DataError(f"data is {given}: write {{'train': texts, 'validation': others}}, and 'test' if there is one")
     keys = task_of(cfg).keys
     splits = {name: _read_split(name, examples, keys) for name, examples in data.items()}
@@ -55,9 +57,17 @@ def python_corpus(cfg: Config, data: Any) -> Corpus:
     return Corpus(splits["train"], splits["validation"], splits.get("test", splits["validation"]), labels)
 
 
+def python_examples(cfg: Config, examples: Any) -> Corpus:
+    """Returns the corpus whose splits all are `examples`, as for `python_corpus`; raises as it does."""
+    if isinstance(examples, Mapping):
+        raise DataError(f"data is a dictionary of {', '.join(map(str, examples))}: pass the examples of one split")
+    split = _read_split("train", examples, task_of(cfg).keys)
+    return python_corpus(cfg, dict.fromkeys(("train", "validation"), split))
+
+
 def _read_split(name: str, examples: Iterable[Any], keys: tuple[str, ...]) -> Sequence[Example]:
     if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable):
-        raise DataError(f"data[{name!r}] is a {type(examples).__name__}: pass a sequence of examples")
+        raise DataError(f"data[{name!r}] is {type_with_article(examples)}: pass a sequence of examples")
     numbered = enumerate(itertools.islice(examples, MAX_READ + 1))
     split = [read_example(example, keys, f"{name} example {number}") for number, example in numbered]
     if len(split) > MAX_READ:
@@ -84,8 +94,11 @@ def read_example(example: Any, keys: tuple[str, ...], where: str) -> Example:
         parts = [example] if isinstance(example, str) else [*example] if isinstance(example, Sequence) else []
         parts = example.tolist() if isinstance(example, np.ndarray) and example.ndim else parts
     if len(parts) != len(keys) or not all(isinstance(part, str) for part in parts):
-        shown = f"array of {example.dtype}" if isinstance(example, np.ndarray) else type(example).__name__
-        form = "a text" if len(keys) == 1 else f"({', '.join(keys)})"
-        raise DataError(f"{where} is a {shown} {str(example)[:40]!r}: this task reads {form}, all of them str")
+        shown = f"an array of {example.dtype}" if isinstance(example, np.ndarray) else type_with_article(example)
+        form = "a text (str)" if len(keys) == 1 else f"({', '.join(keys)}), all of them str"
+        raise DataError(f"{where} is {shown}, {str(example)[:40]!r}: this task reads {form}")
+    texts = [str(part) for part in parts]
+    if wrong := [text for text in texts if not is_unicode(text)]:
+        raise DataError(f"{where}: {wrong[0][:40]!r} {NOT_A_CHARACTER}")
     extra = {"direction": example["direction"]} if isinstance(example, Mapping) and "direction" in example else {}
-    return {**with_direction({key: str(part) for key, part in zip(keys, parts, strict=True)}), **extra}
+    return {**with_direction(dict(zip(keys, texts, strict=True))), **extra}
