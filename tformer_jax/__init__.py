@@ -17,6 +17,7 @@ _MODULES = {
     **dict.fromkeys(("DecodeConfig", "EvalConfig", "EmbedConfig", "ParallelConfig"), _CONFIG),
     **dict.fromkeys(("batches", "init_state", "save_run", "train_step"), _PARTS),
     "configs": "tformer_jax.notebook.configs",
+    "export": "tformer_jax.notebook.exports",
     "help": "tformer_jax.notebook.configs",
     "models": "tformer_jax.models",
     "nn": "tformer_jax.nn",

@@ -19,6 +19,7 @@ from tformer_jax.config import ParallelConfig as ParallelConfig
 from tformer_jax.config import TrainConfig as TrainConfig
 from tformer_jax.notebook import configs as configs
 from tformer_jax.notebook.configs import help as help
+from tformer_jax.notebook.exports import export as export
 from tformer_jax.notebook.parts import batches as batches
 from tformer_jax.notebook.parts import init_state as init_state
 from tformer_jax.notebook.parts import save_run as save_run

@@ -13,7 +13,6 @@ from tformer_jax import config
 from tformer_jax.cli import import_hf
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import OptimConfig
-from tformer_jax.runs import experiment, training
 
 
 def main(runs: Path, checkpoint: str, *changes: str) -> None:
@@ -29,10 +28,10 @@ def main(runs: Path, checkpoint: str, *changes: str) -> None:
         optim=OptimConfig(schedule="linear", learning_rate=1e-4, warmup_steps=50, weight_decay=0.01),
         train=dataclasses.replace(cfg.train, start_from=str(encoder)),
     )
-    result = training.run(experiment.build(cfg, runs / "tuned", overwrite=True))
-    print(f"accuracy {result['test']['accuracy']:.2f} on the test split")
+    run = tj.train(cfg, run=runs / "tuned", overwrite=True)
+    print(f"accuracy {run.history['test/accuracy'][-1]:.2f} on the test split")
     texts = ["Dienstag, 3. März 2026", "mardi 3 mars 2026"]
-    for text, (label, probability) in zip(texts, tj.load(runs / "tuned").classify(texts), strict=True):
+    for text, (label, probability) in zip(texts, run.classify(texts), strict=True):
         print(f"{label} ({probability:.2f}): {text}")
 
 

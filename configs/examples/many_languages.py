@@ -13,7 +13,6 @@ from babel.dates import format_date
 import tformer_jax as tj
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import DataConfig
-from tformer_jax.runs import experiment, training
 
 LANGUAGES = ("en", "de", "fr")
 
@@ -41,9 +40,8 @@ def main(runs: Path, *changes: str) -> None:
         batch_tokens=4096,
     )
     cfg = dataclasses.replace(read_config("translate_cldr", changes), data=data)
-    folder = runs / "many_languages"
-    training.run(experiment.build(cfg, folder, data_root=runs, overwrite=True))
-    date, run = datetime.date(2026, 3, 3), tj.load(folder)
+    run = tj.train(cfg, run=runs / "many_languages", data_root=runs, overwrite=True)
+    date = datetime.date(2026, 3, 3)
     texts = {language: format_date(date, "full", locale=language) for language in LANGUAGES}
     for source, target in ((a, b) for a in LANGUAGES for b in LANGUAGES if a != b):
         print(

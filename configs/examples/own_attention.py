@@ -15,7 +15,6 @@ from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import kinds
 from tformer_jax.nn import sharding
 from tformer_jax.nn.attention import Attention
-from tformer_jax.runs import experiment, training
 
 
 class WeightedHeads(Attention):
@@ -40,10 +39,9 @@ def main(runs: Path, *changes: str) -> None:
     """Trains both attentions in the folder `runs`, and prints their losses and the weights of the heads."""
     for attention in ("multi_head", "weighted_heads"):
         flags = ["--import", "own_attention", f"--config.model.attention={attention}", *changes]
-        folder = runs / f"attention_{attention}"
-        result = training.run(experiment.build(read_config("translate_cldr", flags), folder, overwrite=True))
-        print(f"{attention}: loss {result['test']['loss']:.4f} on the test split")
-    for path, value in jax.tree_util.tree_leaves_with_path(tj.load(folder).params):
+        run = tj.train(read_config("translate_cldr", flags), run=runs / f"attention_{attention}", overwrite=True)
+        print(f"{attention}: loss {run.history['test/loss'][-1]:.4f} on the test split")
+    for path, value in jax.tree_util.tree_leaves_with_path(run.params):
         if "head_weights" in (name := jax.tree_util.keystr(path, simple=True, separator="/")):
             print(name, value.round(2))
 

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import tformer_jax as tj
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.runs import experiment, training
 
 
 def train(folder: Path, *changes: str) -> tj.Run:
     """Trains the config `translate_cldr` in `folder`, which is replaced, and returns the run."""
-    cfg = read_config("translate_cldr:en-de", changes)
-    training.run(experiment.build(cfg, folder, overwrite=True))
-    return tj.load(folder)
+    return tj.train(read_config("translate_cldr:en-de", changes), run=folder, overwrite=True)
 
 
 def main(runs: Path, *changes: str) -> None:

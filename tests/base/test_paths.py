@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import replacing, replacing_folder, resolved, write_text
+from tformer_jax.base.paths import as_path, replacing, replacing_folder, resolved, write_text
 
 
 def test_the_target_of_a_link_is_replaced(tmp_path):
@@ -44,3 +44,10 @@ def test_a_loop_of_links_is_named(tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(UserError, match="a cannot be resolved .*: name another path"):
         resolved(tmp_path / "a")
+
+
+def test_a_leading_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """Regression test: a folder named ~ was made."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_path("~/runs/a") == tmp_path / "runs" / "a" == as_path(tmp_path / "runs" / "a")
+    assert str(as_path("a/~")) == "a/~"

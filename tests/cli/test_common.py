@@ -40,6 +40,32 @@ def test_a_flag_that_is_written_twice_is_refused(arguments, flag, capsys):
     assert f"{flag}: is written twice; write it once" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["translate", "--run", "A", "--beems", "4", "x"], "unknown flag '--beems'; did you mean '--beams'"),
+        (["train", "--config", "translate_cldr", "--rnu=x"], "unknown flag '--rnu'; did you mean '--run'"),
+        (["train", "--config", "translate_cldr", "-x"], "unknown flag '-x'; .* --help lists the flags"),
+        (["evaluate", "--run", "A", "--zzz"], "unknown flag '--zzz'; .* --help lists the flags"),
+        (
+            ["train", "--config", "translate_cldr", "--config.seed=1", "--config.seed", "2"],
+            "--config.seed is written tw",
+        ),
+    ],
+)
+def test_an_unknown_flag_or_a_setting_written_twice_is_named(arguments, problem):
+    with pytest.raises(UserError, match=problem):
+        tformer.main(arguments)
+
+
+def test_an_unknown_flag_is_named_where_a_needed_one_is_missing(capsys):
+    with pytest.raises(SystemExit) as ended:
+        tformer.main(["train", "--confg", "translate_cldr"])
+    assert ended.value.code == 2
+    needed = "the following arguments are required: --config"
+    assert f"{needed}; '--confg' is unknown; did you mean '--config'?" in capsys.readouterr().err
+
+
 def test_flags_that_may_be_repeated(capsys):
     from tformer_jax.cli import generation
 

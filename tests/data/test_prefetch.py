@@ -1,8 +1,10 @@
 """Prefetched batches: their order, the state of the batches returned, and the measured waiting time."""
 
+import gc
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -107,6 +109,18 @@ def test_closing_ends_the_thread_and_the_loader():
     batches.close()
     assert loader.closed
     assert not thread.is_alive()
+
+
+def test_closing_deletes_the_loader():
+    """Regression test: Grain's iterators failed when they were deleted after the modules of Python, at its exit."""
+    loader = Numbers()
+    batches, alive = Prefetched(loader, 2), weakref.ref(loader)
+    del loader
+    assert numbers(batches, 3) == [0, 1, 2] and alive() is not None
+    batches.close()
+    batches.close()
+    gc.collect()
+    assert alive() is None and batches.get_state() == {"next": 3}
 
 
 @pytest.mark.parametrize(("niceness", "expected"), [(0, 10), (15, 15)])

@@ -16,7 +16,18 @@ TYPES = {"ctranslate2": ctranslate2_models.QUANTIZATIONS, "run": QUANTIZATIONS}
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes the model, its decoding settings, the tokenizer's files and a model card to a new folder."""
-    options = parser().parse_args(argv)
+    export(parser().parse_args(argv))
+
+
+def export(options: argparse.Namespace) -> None:
+    """Does what `main` does, with the flags that were parsed.
+
+    Raises:
+        UserError: a flag has another value than the format allows, or as `checkpoint_export.save_run`.
+    """
+    for flag, value, choices in (("format", options.format, FORMATS), ("model-type", options.model_type, DEFAULTS)):
+        if value is not None and value not in choices:
+            raise UserError(f"--{flag} {value}: must be {', '.join(sorted(choices))}")
     if options.base and options.format != FORMATS[2]:
         raise UserError(f"--base is for --format {FORMATS[2]}: add it, or leave --base out")
     if options.quantization and options.format not in TYPES:
