@@ -151,12 +151,12 @@ def test_a_resumed_run_is_exact_or_refused(tmp_path):
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (PAIRS, "data is list: write {'train': texts, 'validation': others}"),
+        (PAIRS, "data is a list: write {'train': texts, 'validation': others}"),
         ({"train": PAIRS}, r"data is \['train'\]: write"),
         ({**DATA, "train": "one"}, r"data\['train'\] is a str: pass a sequence"),
         ({**DATA, "train": iter(())}, r"data\['train'\] is empty; an iterator can be read only once: pass a list"),
-        ({**DATA, "train": ["one"]}, r"train example 0 is a str 'one': this task reads \(source, target\)"),
-        ({**DATA, "train": [np.arange(3)]}, r"train example 0 is a array of int64 '\[0 1 2\]'"),
+        ({**DATA, "train": ["one"]}, r"train example 0 is a str, 'one': this task reads \(source, target\)"),
+        ({**DATA, "train": [np.arange(3)]}, r"train example 0 is an array of int64, '\[0 1 2\]'"),
     ],
 )
 def test_data_of_another_form_is_refused(data, problem):
@@ -334,7 +334,7 @@ def test_functions_that_do_not_fit_are_refused(tmp_path):
     )
     for cfg, options, problem in (
         (config(), {"metrics": [equal_lengths]}, "metrics must be functions"),
-        (config(), {"metrics": {"bleu": equal_lengths}}, "metrics.'bleu'.: this name is taken, or has a colon"),
+        (config(), {"metrics": {"bleu": equal_lengths}}, "metrics.'bleu'.: this name is taken, empty, or has a colon"),
         (config(), {"metrics": {"loss": equal_lengths}}, "metrics.'loss'.: this name is taken"),
         (config(), {"metrics": {"ter": equal_lengths}}, "metrics.'ter'.: this name is taken"),
         (config(), {"metrics": {"step": equal_lengths}}, "metrics.'step'.: this name is taken"),

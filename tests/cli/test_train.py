@@ -31,12 +31,19 @@ def test_overrides_reach_the_config():
 
 
 def test_none_unsets_a_setting():
-    """The last override of a setting counts."""
-    numbers = ["--config.model.head_dim=16", "--config.model.num_kv_heads=1"]
-    model = read_config(CLDR, [*numbers, "--config.model.head_dim=None"]).model
-    assert (model.head_dim, model.num_kv_heads) == (None, 1)
-    assert read_config(CLDR, [*numbers, "--config.model.head_dim", "None"]).model.head_dim is None
-    assert read_config(CLDR, ["--config.model.head_dim=None", *numbers]).model.head_dim == 16
+    assert read_config(CLDR).optim.learning_rate is not None
+    for unset in (["--config.optim.learning_rate=None"], ["--config.optim.learning_rate", "None"]):
+        cfg = read_config(CLDR, ["--config.optim.schedule=inverse_sqrt", "--config.optim.final_fraction=0.1", *unset])
+        assert (cfg.optim.learning_rate, cfg.optim.schedule) == (None, "inverse_sqrt")
+
+
+@pytest.mark.parametrize(
+    "second", [["--config.seed=2"], ["--config.seed", "2"], ["--config.seed=None"], ["-config.seed=1"]]
+)
+def test_a_setting_is_written_once(second):
+    """Regression test: the last one counted, without a word."""
+    with pytest.raises(UserError, match="--config.seed is written twice; write it once"):
+        read_config(CLDR, ["--config.seed=1", *second])
 
 
 @pytest.mark.parametrize(

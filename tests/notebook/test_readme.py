@@ -17,5 +17,10 @@ def test_the_examples_of_training(tmp_path, monkeypatch):
     scope: dict = {}
     for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
         exec(block, scope)
-    assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == {"experiment", "lm", "classifier", "own"}
+    assert {path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()} == {
+        "experiment",
+        "lm",
+        "classifier",
+        "own",
+    }
     assert scope["module"](scope["tokens"]).shape == (*scope["tokens"].shape, 99)

@@ -199,7 +199,7 @@ def test_locations_from_python_and_configs_are_in_the_bucket(gcsfs, monkeypatch)
     build = mock.Mock(side_effect=InterruptedError)
     monkeypatch.setattr(notebook_training.experiment, "build", build)
     with pytest.raises(InterruptedError):
-        notebook_training.train(small_config(), run="gs://bucket/run")
+        notebook_training.train(small_config(), run="gs://bucket/run", overwrite=True)
     assert is_remote(folder := build.call_args.args[1]) and str(folder) == "gs://bucket/run"
     data = DataConfig(tokenizer="file", tokenizer_file="gs://bucket/run")
     assert str(tokenizer_path(data, Path("data"))) == "gs://bucket/run"

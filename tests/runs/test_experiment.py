@@ -99,7 +99,7 @@ def test_final_weights_without_a_checkpoint_are_not_trained_from_the_start(tmp_p
     for name in remaining:
         (tmp_path / name).write_text("{}")
     cfg = small_config(**changes)
-    with pytest.raises(UserError, match=f"no checkpoint to continue from; .*train.start_from={tmp_path}$"):
+    with pytest.raises(UserError, match=f"no checkpoint to continue from; .*train.start_from='{tmp_path}'"):
         run_folder.check_resumable(tmp_path, cfg, {})
     assert config.load(tmp_path / "config.json") == small_config()
     assert all((tmp_path / name).exists() for name in remaining)

@@ -104,7 +104,7 @@ def test_a_diverged_run_trains_on_as_its_message_advises(corpus_folder, tmp_path
 def test_what_may_not_change_is_refused_by_name(settings, first, corpus_folder):
     cfg = changed(small_config(steps=1), settings)
     (name,) = settings
-    with pytest.raises(UserError, match=rf"another config \({name}: .*restore .* --config.train.start_from="):
+    with pytest.raises(UserError, match=rf"another config \({name}: .*restore .* train.start_from="):
         experiment.build(cfg, first, data_root=corpus_folder, resume=True)
 
 
