@@ -56,6 +56,8 @@ class Output(NamedTuple):
     """Number of marks that the model wrote, and that `decode.markup="align"` leaves out."""
     lacking_context: int = 0
     """Number of sentences before which the model read fewer than `decode.context`, though the text has them."""
+    unknown_read: int = 0
+    """Number of unknown tokens of the source or prompt."""
 
     @property
     def finish_reason(self) -> str:
@@ -93,6 +95,8 @@ class OutputCounts:
     """Number of outputs that each limit ended."""
     unknown: int = 0
     """Number of outputs with unknown tokens."""
+    unknown_read: int = 0
+    """Number of texts with unknown tokens."""
     other_placeholders: int = 0
     """Number of outputs with other placeholders than their source."""
     lacking: int = 0
@@ -119,6 +123,7 @@ class OutputCounts:
         self.lacking_context += outputs[0].lacking_context
         self.limits += count_limits(outputs)
         self.unknown += sum(output.unknown > 0 for output in outputs)
+        self.unknown_read += outputs[0].unknown_read > 0
         self.other_placeholders += sum(output.placeholders_kept is False for output in outputs)
         self.lacking += sum(output.constraints_met is False for output in outputs)
         self.recased += sum(output.recased > 0 for output in outputs)
@@ -130,6 +135,9 @@ class OutputCounts:
         unknown = cfg.decode.unknown
         done = {"show": "shown by name", "copy": "replaced by words of the source", "omit": "left out"}[unknown]
         yield from self._of_all(self.unknown, f"unknown tokens, {done} (decode.unknown={unknown!r})")
+        if self.unknown_read:
+            have = "text has" if self.texts == 1 else "texts have"
+            yield f"{self.unknown_read:,} of {self.texts:,} {have} unknown tokens, which the model cannot tell apart"
         yield from self._of_all(self.other_placeholders, "other placeholders or markup than the source")
         yield from self._of_all(self.lacking, "not all phrases of their constraints, for lack of room or of a token")
         yield from self._of_all(self.recased, f"words in the case of the source (decode.casing={cfg.decode.casing!r})")
@@ -151,6 +159,7 @@ class RowDecoder:
 
     def __init__(self, cfg: Config, model: nn.Module, params: Any, tokenizers: Tokenizers):
         self._cfg, self._parts, self._special = cfg, (model, params, tokenizers), tokenizers.target.special
+        self._read = tokenizers.source if cfg.model.model_class.reads_source else tokenizers.target
 
     def __call__(
         self, rows: Sequence[EncodedRequest], *, seed: int = 0, outputs: int = 1, scores: bool = False
@@ -255,6 +264,7 @@ class RowDecoder:
             constraints_met=self._meets_constraints(row, text),
             recased=last.recased,
             invented=self._invented(tokens),
+            unknown_read=self._read.special.count_unknown(row.ids),
         )
 
     def _blank(self, text: str) -> Output:
@@ -371,6 +381,7 @@ class Parts(NamedTuple):
             recased=sum(output.recased for output in sentences),
             invented=sum(output.invented for output in sentences),
             lacking_context=sum(output.lacking_context for output in sentences),
+            unknown_read=sum(output.unknown_read for output in sentences),
         )
 
 
