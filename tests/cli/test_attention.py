@@ -104,6 +104,8 @@ def test_the_server_says_that_a_recurrent_layer_has_no_attention_weights(setting
 def test_a_text_of_a_prefix_lm_is_a_prompt():
     prefix_lm = types.SimpleNamespace(config=Config(model=tiny("decoder_lm", prefix_lm=True), data=DATA["decoder_lm"]))
     assert attention_page.complete_examples(prefix_lm, ["ab", "a\tbc"]) == [("ab", ""), ("a", "bc")]
+    with pytest.raises(UserError, match="text 2 has 3 columns: write at most two, with a tab between them"):
+        attention_page.complete_examples(prefix_lm, ["ab", "a\tb\tc"])
 
 
 def test_arrays_of_a_file_equal_those_of_the_api(run, tmp_path, monkeypatch):

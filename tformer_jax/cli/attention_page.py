@@ -74,12 +74,19 @@ def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[
     """Returns examples for `run.watch`: texts, or pairs of source and target or translation.
 
     The texts of a prefix LM are prompts, or prompt<tab>continuation. `make_request` adds languages to a source.
+
+    Raises:
+        UserError: a pair has more than two columns.
     """
-    pairs = [text.split("\t", 1) for text in texts]
+    if not (run.model.reads_source or run.config.model.prefix_lm):
+        return list(texts)
+    pairs = [text.split("\t") for text in texts]
+    if wide := [number for number, columns in enumerate(pairs, start=1) if len(columns) > 2]:
+        raise UserError(
+            f"text {wide[0]} has {len(pairs[wide[0] - 1])} columns: write at most two, with a tab between them"
+        )
     if run.config.model.prefix_lm:
         return [(prompt, "".join(continuation)) for prompt, *continuation in pairs]
-    if not run.model.reads_source:
-        return list(texts)
     sources = [make_request(source) for source, *target in pairs if not target]
     translations = iter(run.translate(sources) if sources else [])
     return [(make_request(source), target[0] if target else next(translations)) for source, *target in pairs]
