@@ -78,7 +78,7 @@ def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[
     Raises:
         UserError: a pair has more than two columns.
     """
-    if not (run.model.reads_source or run.config.model.prefix_lm):
+    if not (run.config.model.prefix_lm or run.model.reads_source):
         return list(texts)
     pairs = [text.split("\t") for text in texts]
     if wide := [number for number, columns in enumerate(pairs, start=1) if len(columns) > 2]:
