@@ -21,8 +21,6 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import eflomal
-
 import tformer_jax as tj
 from tests import commands
 from tformer_jax.cli import train
@@ -123,6 +121,8 @@ def _order(first: list[Any], second: list[Any]) -> list[int]:
 
 def estimated_links(folder: Path) -> list[str]:
     """Returns the links in which the forward and the backward alignment of eflomal agree, by training pair."""
+    import eflomal  # only a program of this file needs it
+
     forward, backward = folder / "forward", folder / "backward"
     with (folder / "train.xx").open() as source, (folder / "train.yy").open() as target:
         eflomal.Aligner().align(source, target, str(forward), str(backward))
