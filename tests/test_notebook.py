@@ -16,7 +16,7 @@ from flax import nnx
 import tformer_jax as tj
 from tests.helpers import assert_close, build, tiny
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import export_hf, import_hf
+from tformer_jax.cli import import_hf
 from tformer_jax.cli import train as train_command
 from tformer_jax.config import ConfigError, kinds
 from tformer_jax.config.help import explain
@@ -96,7 +96,7 @@ def test_a_notebook_from_data_to_a_saved_run(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is already at step 4|has finished|optimizer"):
         tj.train(cfg, DATA, resume=True, optimizer=optax.adam(0.02))
 
-    export_hf.main(["--run", "saved", "--model-type", "marian", "exported"])
+    tj.export("saved", "exported", model_type="marian")
     import_hf.main(["exported", "--run", "imported"])
     imported = tj.load("imported")
     jax.tree.map(np.testing.assert_array_equal, imported.params, run.params)

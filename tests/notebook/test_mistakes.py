@@ -199,3 +199,15 @@ def test_a_config_is_loaded_by_its_path():
 def test_batches_say_what_they_are():
     batches = tj.batches(CONFIG, ["abcdefg"] * 9, tokenizers=Tokenizers(LETTERS, LETTERS))
     assert repr(batches).startswith("Batches of a decoder_lm: DataConfig(source='python'")
+
+
+def test_options_of_an_export_are_those_of_the_command(tmp_path):
+    for options, problem in (
+        ({"model_typ": "marian"}, "unknown option 'model_typ'; did you mean 'model_type'"),
+        ({"model_type": "gpt9"}, "--model-type gpt9: must be albert, "),
+        ({"format": "onnx"}, "--format onnx: must be ctranslate2, huggingface, peft, run"),
+        ({"quantization": "int8"}, "--quantization is for --format ctranslate2 or run"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            tj.export(tmp_path / "run", tmp_path / "new", **options)
+    assert not [*tmp_path.iterdir()]

@@ -58,12 +58,10 @@ def help(name: str = "") -> None:
 def _changed(values: dict[str, Any], changes: Mapping[str, Any]) -> Config:
     changed: set[str] = set()
     for name, value in _by_full_name(values, changes, ""):
-        if any(
-            name == other or f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}.")
-            for other in changed
-        ):
+        prefix = f"{name}."
+        if any(prefix.startswith(other) or other.startswith(prefix) for other in changed):
             raise UserError(f"{name} is given twice: write it once")
-        changed.add(name)
+        changed.add(prefix)
         *sections, last = name.split(".")
         functools.reduce(operator.getitem, sections, values)[last] = value
     return Config.from_dict(values)

@@ -6,6 +6,7 @@ from typing import Any
 from tformer_jax.api import Run
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
+from tformer_jax.cli import export_hf
 from tformer_jax.config.fields import nearest
 
 
@@ -20,8 +21,6 @@ def export(run: Run | str | Path, folder: str | Path, **options: Any) -> None:
     Raises:
         UserError: an option is unknown, the folder exists, or no architecture computes the same as the model.
     """
-    from tformer_jax.cli import export_hf  # reads the flags of a command
-
     if isinstance(run, Run) and run.ensemble:
         raise UserError("an ensemble cannot be exported: export each of its runs")
     path, step = (run.path, run.step) if isinstance(run, Run) else (as_path(run), None)
