@@ -108,6 +108,7 @@ def test_each_metric_has_lists_of_its_own_and_is_named_if_it_fails():
     assert failed.value.__notes__ == ["in metrics['mine']"]
 
 
+@pytest.mark.long
 def test_a_step_names_a_state_that_does_not_fit_and_labels_out_of_range():
     cfg, optimizer = CONFIG, optax.adam(0.01)
     state, step = tj.init_state(cfg, optimizer), tj.train_step(cfg, optimizer)
@@ -127,6 +128,7 @@ def test_a_step_names_a_state_that_does_not_fit_and_labels_out_of_range():
         step(state, BATCH)
 
 
+@pytest.mark.long
 def test_a_step_within_a_scan_equals_steps_one_by_one():
     """Regression test: its checks of values failed for traced batches."""
     optimizer = optax.sgd(0.1)
@@ -139,6 +141,7 @@ def test_a_step_within_a_scan_equals_steps_one_by_one():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), scanned.params, second.params)
 
 
+@pytest.mark.long
 def test_parameters_of_numpy_are_applied_as_those_of_jax():
     """Regression test: the embedding failed outside of jit."""
     model, params = build(tiny("decoder_lm"))
