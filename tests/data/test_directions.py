@@ -18,6 +18,7 @@ from tformer_jax.data.mixtures import direction_shares
 from tformer_jax.data.pipeline import evaluation_batches, train_batches
 from tformer_jax.data.prepare import prepare
 from tformer_jax.data.summary import summarize
+from tformer_jax.data.summary_warnings import warnings
 from tformer_jax.data.tags import tag_ids
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.language_tags import find_language, languages_of
@@ -281,6 +282,8 @@ def test_the_summary_shows_directions(tmp_path):
         ({"target_language": "fr"}, "is not used with several directions; leave it out"),
         ({"validation": ()}, "must name data, because many languages have no common last part to hold out"),
         ({"normalize": ("moses",)}, "cannot have moses or punctuation with several languages"),
+        ({"weights": (1.0,)}, "needs data.directions, whose order the weights have"),
+        ({"directions": ("(en-de",)}, "must be two different codes, joined by a hyphen"),
         ({"directions": ("en-de", "en-fr"), "weights": (1.0,)}, "must have one number for each of the 2 directions"),
     ],
 )
@@ -294,6 +297,11 @@ def test_settings_that_do_not_fit(changes, sentence):
     [
         ("en\ten\ta\tb", "line 1: the languages 'en' and 'en' are no direction"),
         ("en\t\ta\tb", "line 1: the languages 'en' and '' are no direction"),
+        ("A dog runs\tEin Hund läuft\ten\tde", "line 1: the languages 'A dog runs' and 'Ein Hund läuft' are no direction"),
+        ("source_language\ttarget_language\ta\tb", "line 1: the language 'source_language' looks like the name of a col"),
+        ("src\ttgt\ta\tb", "line 1: the language 'src' looks like the name of a column: set data.header=True"),
+        ("en\tdeu\ta\tb", "data.train has the language 'deu', which is 'de' in another place: write one code"),
+        ("en\tde\ta\tb\nen\tde\tc\td\te", "line 2: has 5 columns where 4 columns are expected"),
         ("en\tfr\ta\tb", "data.train has no example of direction en-de: leave it out of data.directions"),
     ],
 )
@@ -308,8 +316,29 @@ def test_languages_that_differ_only_in_case(tmp_path):
     write_table(tmp_path)
     with (tmp_path / "train.tsv").open("a") as file:
         file.write("EN\tfr\ta\tb\n")
-    with pytest.raises(DataError, match="has languages 'en' and 'EN', which are codes of one language"):
+    with pytest.raises(DataError, match="data.train has the language 'EN', which is 'en' in another place"):
         load_corpus(config(directions=()), tmp_path)
+
+
+def test_another_code_in_held_out_data_is_refused(tmp_path):
+    """Regression test: a direction that is trained was evaluated as one that is not."""
+    write_table(tmp_path)
+    (tmp_path / "dev.tsv").write_text("eng\tde\ta\tb\n")
+    for directions in ((), ("en-de",)):
+        with pytest.raises(DataError, match="the language 'eng', which is 'en' in another place: write one code"):
+            load_corpus(config(directions=directions), tmp_path)
+
+
+def test_what_is_said_of_languages(tmp_path):
+    cfg, corpus, tokenizers = experiment(tmp_path)
+    assert "language" not in " ".join(warnings(cfg, corpus, summarize(cfg, corpus, tokenizers)))
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write("en\txx\ta\tb\n")
+    cfg = config(source_tags=(), target_tags=())
+    corpus = load_corpus(cfg, tmp_path)
+    told = list(warnings(cfg, corpus, summarize(cfg, corpus, train_tokenizers(cfg.data, corpus.train, tmp_path))))
+    assert any(text.startswith("no standard names the languages 'xx': if they are none, correct") for text in told)
+    assert "no tag tells the model into which language to translate: set data.source_tags=('target',)" in told
 
 
 def test_two_codes_of_a_language(tmp_path):
@@ -318,7 +347,7 @@ def test_two_codes_of_a_language(tmp_path):
         with (tmp_path / "train.tsv").open("a", encoding="utf-8") as file:
             file.write(f"en\t{code}\ta\tb\n")
         if code == "deu":
-            with pytest.raises(DataError, match="'de' and 'deu', which are codes of one language: write one"):
+            with pytest.raises(DataError, match="data.train has the language 'deu', which is 'de' in another place: write one"):
                 load_corpus(config(directions=()), tmp_path)
         else:
             assert not any("\u200b" in name for name in load_corpus(config(directions=()), tmp_path).directions)

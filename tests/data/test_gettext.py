@@ -1,5 +1,6 @@
 """Catalogues: pairs through equal messages, splits by message, and Django's messages as Python's gettext reads them."""
 
+import codecs
 import gettext
 import itertools
 import json
@@ -151,6 +152,14 @@ def test_malformed_lines_are_counted_if_they_are_skipped(folder, caplog):
         load_corpus(config("gettext", "a", **cfg), folder)
 
 
+def test_a_mark_of_utf8_is_no_text(folder):
+    """Regression test: Babel could not read the catalogue."""
+    path = folder / "a/locale/de/LC_MESSAGES/app.po"
+    before = pairs(load_corpus(config("gettext", "a", directions=("en-de",)), folder))
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert pairs(load_corpus(config("gettext", "a", directions=("en-de",)), folder)) == before
+
+
 @pytest.mark.parametrize(
     ("train", "changes", "sentence"),
     [
@@ -164,6 +173,7 @@ def test_malformed_lines_are_counted_if_they_are_skipped(folder, caplog):
         ("a", {"directions": ("en-ja",)}, "has no catalogue of language 'ja', only de, en, fr, pt_BR$"),
         ("a", {}, "has no message for the train split: name more catalogues"),
         ("bad", {"directions": ("en-de",)}, r"de.po, line 1: missing msgstr .*; data.on_bad_line='skip' skips"),
+        ("cut", {"directions": ("en-de",)}, "de.po, line 2: has a quote that is not closed; data.on_bad_line='skip'"),
         (
             "odd",
             {"directions": ("en-de",)},
@@ -175,6 +185,8 @@ def test_malformed_lines_are_counted_if_they_are_skipped(folder, caplog):
 def test_mistakes(folder, train, changes, sentence):
     (folder / "bad").mkdir()
     (folder / "bad/de.po").write_text('msgid "a"\n\nmsgid "b"\nmsgstr "c"\n')
+    (folder / "cut").mkdir()
+    (folder / "cut/de.po").write_text('msgid "a"\nmsgstr "b 9\n')
     write(folder / "odd/messages.po", {"a": "b"})
     write(folder / "damaged/de/LC_MESSAGES/app.mo", {"a": "b"})
     path = folder / "damaged/de/LC_MESSAGES/app.mo"

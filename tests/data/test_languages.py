@@ -49,3 +49,10 @@ def test_other_names_are_no_languages(name):
 )
 def test_names_in_english(code, name):
     assert english_name(code) == name
+
+
+@pytest.mark.parametrize("code", ["de", "pt_BR", "zh_Hans", "zh_Hant_TW", "sr_Latn", "es_419", "he"])
+def test_names_in_english_are_read(code):
+    """Regression test: a name with a region or a script, as the server lists it, was refused."""
+    assert read_language(english_name(code)).written == code
+    assert read_language(f"{english_name(code)} (Nowhere)") is None

@@ -125,11 +125,11 @@ def test_tables_of_every_kind_of_tying(trimmed, tie):
 def test_an_extended_run_has_the_same_outputs_for_texts_without_new_tokens(folder, trimmed):
     before, _ = trimmed
     (folder / "words.txt").write_text("hgfedcba\n")
-    options = ["--tokens", str(folder / "words.txt"), "--symbols", "<<A>>", "--languages", "de"]
+    options = ["--tokens", str(folder / "words.txt"), "--symbols", "<<A>>", "--languages", "de", "pt-PT"]
     command.main(["extend", str(folder / "seq2seq"), "--output", str(folder / "extended"), *options])
     after = tj.load(folder / "extended")
     new = after.tokenizers.target
-    assert new.symbols == ("<<A>>",) and new.extension == ("<2de>",)
+    assert new.symbols == ("<<A>>",) and new.extension == ("<2de>", "<2pt_PT>")
     pieces = before.tokenizers.target.encode("a hgfedcba")[1:]
     table = np.asarray(before.params["target_embedding"]["embedding"])
     _, i = new.encode("a hgfedcba")

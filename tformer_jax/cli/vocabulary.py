@@ -101,7 +101,7 @@ def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str,
     for both in [vocabulary.SIDES] if shared else [(side,) for side in vocabulary.SIDES]:
         tokenizer = getattr(run.tokenizers, both[-1])
         pieces |= dict.fromkeys(both, _new_pieces(options, tokenizer, functools.partial(_joined, texts, both)))
-    symbols, languages = options.symbols, options.languages
+    symbols, languages = options.symbols, [code.replace("-", "_") for code in options.languages]
     sides = {side: extend(getattr(run.tokenizers, side), pieces[side], symbols, languages) for side in vocabulary.SIDES}
     if shared and sides["source"].rows != sides["target"].rows:
         raise UserError(f"{run.path} has two tokenizers with the ids of one vocabulary, which cannot be extended")

@@ -1,5 +1,6 @@
 """Directions of translation, from a source to a target language; checks of these and of mixtures of data."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,10 @@ MULTILINGUAL = (
     "tokenizer_temperature",
 )
 """Settings of data of many languages."""
+
+
+LANGUAGE = re.compile(r"[^\W_][\w@.]*")
+"""A code of a language, such as `pt_BR` or `ca@valencia`."""
 
 
 class Direction(NamedTuple):
@@ -29,7 +34,8 @@ class Direction(NamedTuple):
             ValueError: the text is not two different codes, joined by a hyphen.
         """
         source, *targets = text.split("-")
-        if len(targets) != 1 or not source or not targets[0] or source == targets[0]:
+        named = all(map(LANGUAGE.fullmatch, (source, *targets)))
+        if len(targets) != 1 or not named or source == targets[0]:
             raise ValueError(f"{text!r} must be two different codes, joined by a hyphen: 'en-de' or 'en-pt_BR'")
         return cls(source, targets[0])
 
@@ -80,6 +86,8 @@ def check_mixture(data: Any) -> None:
     parts, what = len(data.train), "entries of data.train"
     if data.multilingual:
         parts, what = len(data.wanted_directions), "directions of data.directions"
+    if data.weights and data.multilingual and not data.directions:
+        raise data.error("weights", "needs data.directions, whose order the weights have")
     if data.weights and len(data.weights) != parts:
         raise data.error("weights", f"must have one number for each of the {parts} {what}")
     splits_files = data.source != "prepared" and data.source in kinds.Users(kinds.CORPORA, "validation")

@@ -28,14 +28,16 @@ class Language(NamedTuple):
 
 @functools.cache
 def read_language(name: str) -> Language | None:
-    """Reads a code such as `zh`, `zho_Hans`, `pt-BR` or `deu`, or an English name; None for anything else.
+    """Reads a code such as `zh`, `zho_Hans`, `pt-BR` or `deu`, or a name of `english_name`; None for anything else.
 
     A code that CLDR does not name counts only with its script.
     """
     match = None if name.lower() in SIDES else CODE.fullmatch(name)
     if match is None:
-        code = _names().get(name.lower())
-        return read_language(code) if code else None
+        language, _, details = name.lower().removesuffix(")").partition(" (")
+        code = _names().get(name.lower()) or _names().get(language)
+        parts = [_details().get(part) for part in details.split(", ")] if details else []
+        return read_language("_".join((code, *filter(None, parts)))) if code and all(parts) else None
     code, script, region = match[1].lower(), match[2] and match[2].title(), match[3] and match[3].upper()
     alias = get_global("language_aliases").get(code, code).split("_")[0]
     if alias not in babel.Locale("en").languages and script is None:
@@ -64,3 +66,9 @@ def english_name(code: str) -> str:
 @functools.cache
 def _names() -> dict[str, str]:
     return {name.lower(): code for code, name in babel.Locale("en").languages.items()}
+
+
+@functools.cache
+def _details() -> dict[str, str]:
+    english = babel.Locale("en")
+    return {name.lower(): code for code, name in (*english.scripts.items(), *english.territories.items())}

@@ -2,9 +2,9 @@
 
 import array
 import collections
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
@@ -15,6 +15,8 @@ from tformer_jax.data.corpora.filters import DUPLICATES, digest_of
 from tformer_jax.data.languages import read_language
 
 OTHERS = "examples of other directions"
+COLUMNS = {f"{side}{word}" for side in ("source", "target", "src", "tgt", "trg") for word in ("", "_language", "_lang")}
+"""Names of the columns of languages in headers."""
 
 
 class DirectionFilter:
@@ -35,7 +37,7 @@ class DirectionFilter:
         self._wanted = {*cfg.wanted_directions, *(() if training else zero_shot)} if cfg.directions else None
         self._listed, self._by_name = {*cfg.wanted_directions}, bool(cfg.language_fields)
         self._always, self._once = cfg.both_directions, training and cfg.filters.duplicates
-        self._dropped = dropped
+        self._dropped, self._split = dropped, "data.train" if training else "held-out data"
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields examples with a direction; one without is yielded as it is."""
@@ -47,6 +49,7 @@ class DirectionFilter:
             direction = Direction.parse(example["direction"])
             chosen = [each for each in self._candidates(direction) if each not in self._excluded]
             if not chosen:
+                _check_codes(map(str, (*(self._wanted or ()), direction)), self._split)
                 self._dropped[OTHERS] += 1
             for each in chosen:
                 directed = example if each == direction else reversed_example(example)
@@ -73,12 +76,16 @@ def direction_of(source: str, target: str) -> str:
     """Returns the direction of an example between two codes of data.
 
     Raises:
-        DataError: a code is empty, or they are equal.
+        DataError: a code is empty, is none or is the name of a column, or they are equal.
     """
+    if named := [name for name in (source, target) if name.casefold() in COLUMNS]:
+        raise DataError(f"the language {named[0]!r} looks like the name of a column: set data.header=True")
     try:
         return str(Direction.parse(str(Direction.of_codes(*map(clean_whitespace, (source, target))))))
     except ValueError as error:
-        raise DataError(f"the languages {source!r} and {target!r} are no direction: {error}") from error
+        shown = " and ".join(repr(name[:40]) for name in (source, target))
+        problem = "must be two different codes, such as 'en' and 'pt_BR', in the columns of data.language_fields"
+        raise DataError(f"the languages {shown} are no direction: {problem}") from error
 
 
 def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Joined, dict[str, int]]:
@@ -101,20 +108,29 @@ def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Jo
         )
     if not groups:
         raise DataError("split train has no valid example")
-    _check_codes(groups)
+    _check_codes(groups, "data.train")
     order = list(groups) if cfg.directions else sorted(groups)
     return Joined([Part(examples, groups[name]) for name in order]), {name: len(groups[name]) for name in order}
 
 
-def _check_codes(directions: Iterable[str]) -> None:
-    codes: dict[Any, str] = {}
+def check_held_out(train: Iterable[str], split: str, examples: Iterable[Example]) -> None:
+    """Raises `DataError` if a held-out split has another code of a language of the directions `train`."""
+    _check_codes((*train, *dict.fromkeys(example["direction"] for example in examples)), split)
+
+
+@functools.lru_cache(maxsize=4096)
+def _language_of(code: str) -> str:
+    language = read_language(code)
+    return language.written if language else code.casefold()
+
+
+def _check_codes(directions: Iterable[str], where: str) -> None:
+    codes: dict[str, str] = {}
     for code in dict.fromkeys(itertools.chain.from_iterable(map(Direction.parse, directions))):
-        language = read_language(code)
-        other = codes.setdefault(language.written if language else code.casefold(), code)
+        other = codes.setdefault(_language_of(code), code)
         if other != code:
             raise DataError(
-                f"data.train has languages {other!r} and {code!r}, which are codes of one language: "
-                "write one of them everywhere"
+                f"{where} has the language {code!r}, which is {other!r} in another place: write one code everywhere"
             )
 
 

@@ -1,5 +1,6 @@
 """Messages of software in many languages: the gettext catalogues of Python packages and of folders."""
 
+import codecs
 import collections
 import contextlib
 import importlib.util
@@ -163,11 +164,18 @@ class CatalogueReader:
     def _catalogue(self, path: Path) -> Catalog:
         self.bad.start(path)
         try:
-            with path.open("rb") as file, contextlib.redirect_stdout(io.StringIO()) as printed:
+            content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+            file = io.BytesIO(content)
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
                 catalogue = read_mo(file) if path.suffix == ".mo" else read_po(file, ignore_obsolete=True)
         except DAMAGED as error:
             self.bad.reject(path, 1, f"is no catalogue that Babel can read ({error})")
             return Catalog()
+        if path.suffix == ".po":
+            lines = enumerate(map(bytes.strip, content.split(b"\n")), start=1)
+            for number, line in lines:  # Babel drops the last letter of such a line
+                if line and not line.startswith(b"#") and not line.endswith(b'"'):
+                    self.bad.reject(path, number, "has a quote that is not closed")
         for problem, line in WARNING.findall(printed.getvalue()):
             if "num_plurals" not in problem:
                 self.bad.reject(path, int(line), problem)

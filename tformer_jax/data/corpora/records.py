@@ -20,7 +20,10 @@ LANGUAGES = ("source_language", "target_language")
 
 
 class Tsv(FileSource):
-    """Tab-separated columns, without quotes: source and target, or label and text; blank lines are no examples."""
+    """Tab-separated columns, without quotes: source and target, or label and text; blank lines are no examples.
+
+    With `data.fields`, all lines of a file have as many columns as its first one, so that a tab within a text cuts none.
+    """
 
     settings = (*FileSource.settings, "fields", "language_fields", "header")
     examples = (PAIRS, LABELED)
@@ -29,12 +32,13 @@ class Tsv(FileSource):
     def read_file(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file."""
         columns = self._columns(path)
-        expected = f"{max(columns.values()) + 1} columns" if self.cfg.fields else "<tab>".join(columns)
+        width = 0 if self.cfg.fields else len(columns)
         for number, line in self.filled_lines(path):
             cells = line.split("\t")
-            if len(cells) <= max(columns.values()) or (not self.cfg.fields and len(cells) != len(columns)):
-                actual = f"{len(cells)} column{'s' * (len(cells) != 1)}"
-                self.bad.reject(path, number, f"has {actual} where {expected} is expected")
+            width = width or max(len(cells), *(column + 1 for column in columns.values()))
+            if len(cells) != width:
+                expected = f"{width} columns are expected" if self.cfg.fields else f"{'<tab>'.join(columns)} is expected"
+                self.bad.reject(path, number, f"has {len(cells)} column{'s' * (len(cells) != 1)} where {expected}")
                 continue
             try:
                 yield with_direction({key: cells[column] for key, column in columns.items()})

@@ -18,7 +18,7 @@ from tformer_jax.config.task import task_of
 from tformer_jax.data import characters
 from tformer_jax.data.corpora import directions, filters, lines
 from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, DataError, Example, Joined, Part, Splits
-from tformer_jax.data.corpora.directions import DirectionFilter, fill, group_by_direction
+from tformer_jax.data.corpora.directions import DirectionFilter, check_held_out, fill, group_by_direction
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.corpora.locations import locate
@@ -146,6 +146,8 @@ def load(source: type[Any], cfg: Config, root: Path | None) -> Corpus:
     sizes = None
     if cfg.data.multilingual:
         train, sizes = group_by_direction(cfg.data, train)
+        for name, examples in (("data.validation", validation), ("data.test", test)):
+            check_held_out(sizes, name, examples)
     for name, examples in zip(NAMES, (train, validation, test), strict=True):
         if not examples:
             raise no_example(name, streams.get(name, streams["train"]))

@@ -22,7 +22,7 @@ from tformer_jax.config.task import task_of
 from tformer_jax.data import characters
 from tformer_jax.data.corpora import filters as filtering
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part
-from tformer_jax.data.corpora.directions import DirectionFilter, group_by_direction
+from tformer_jax.data.corpora.directions import DirectionFilter, check_held_out, group_by_direction
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import NOT_UTF8
 from tformer_jax.data.corpora.records import field_names, with_direction
@@ -162,7 +162,10 @@ def _load_directions(cfg: Config, builder: Any) -> Corpus:
 
     train, sizes = group_by_direction(data, list(read("train")))
     validation = list(read("validation"))
-    return Corpus(train, validation, list(read("test")) if data.test else validation, None, sizes, left_out=left_out)
+    test = list(read("test")) if data.test else validation
+    for name, split in (("data.validation", validation), ("data.test", test)):
+        check_held_out(sizes, name, split)
+    return Corpus(train, validation, test, None, sizes, left_out=left_out)
 
 
 def find(cfg: Config, root: Path | None) -> Any:
