@@ -3,17 +3,20 @@
 import dataclasses
 import json
 import re
+import types
 
 import numpy as np
 import pytest
 
 import tformer_jax as tj
+from tests.data.test_directions import experiment
 from tests.helpers import rest_slow
 from tests.parity import own_runs
 from tests.report.folders import SIGNATURES, write_run
 from tformer_jax import config
 from tformer_jax.cli import export_hf, model_card
 from tformer_jax.config import DecodeConfig
+from tformer_jax.inference.languages import Languages
 
 
 def test_it_has_languages_scores_data_and_the_command(tmp_path):
@@ -74,3 +77,24 @@ def test_its_program_writes_what_the_run_writes(case, tmp_path, monkeypatch, cap
     expected = loaded.translate(["the cat sat"]) if name == "marian" else loaded.generate(["the cat sat"])
     written = capsys.readouterr().out.removesuffix("\n")
     assert expected[0].strip() and written.removeprefix("the cat sat") == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("tags", "lines"),
+    [
+        ({}, ['tags = tokenizer.convert_tokens_to_ids(["<2en>"])']),
+        (
+            {"source_tags": ("source",), "target_tags": ("target",)},
+            ['convert_tokens_to_ids(["<2de>"])', '*tokenizer.convert_tokens_to_ids(["<2en>"])]'],
+        ),
+        ({"source_tags": (), "target_tags": ()}, ["convert_tokens_to_ids([])"]),
+    ],
+)
+def test_its_program_has_the_tags_of_languages(tmp_path, tags, lines):
+    """Regression test: no model of many languages was told into which to translate."""
+    cfg, _, tokenizers = experiment(tmp_path, both_directions=True, **tags)
+    run = types.SimpleNamespace(config=cfg, tokenizers=tokenizers, languages=Languages(cfg.data, tokenizers))
+    program = model_card._program("out", run, "AutoModelForSeq2SeqLM", "huggingface", "")
+    compile(program, "README.md", "exec")
+    assert all(line in program for line in lines)
+    assert ("decoder_input_ids" in program) == bool(tags.get("target_tags"))

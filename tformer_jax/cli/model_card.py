@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 import tformer_jax as tj
 from tformer_jax.config.task import task_of
+from tformer_jax.data.tokenizers.huggingface import CHECKPOINT
 from tformer_jax.inference.languages import own_direction
 from tformer_jax.interop import generation
 from tformer_jax.report import sections
@@ -34,7 +35,14 @@ TRANSFORMERS = """from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{base}")
 model = {auto}.from_pretrained("{base}")
-{adapter}inputs = tokenizer("TEXT", return_tensors="pt")
+{adapter}"""
+INPUTS = """inputs = tokenizer("TEXT", return_tensors="pt")
+"""
+TAGGED_INPUTS = """tags = tokenizer.convert_tokens_to_ids({source})
+inputs = {{"input_ids": torch.tensor([tags + tokenizer("TEXT")["input_ids"]])}}
+"""
+TAGGED_OUTPUTS = """start = [model.config.decoder_start_token_id, *tokenizer.convert_tokens_to_ids({target})]
+inputs["decoder_input_ids"] = torch.tensor([start])
 """
 ADAPTER = """model = PeftModel.from_pretrained(model, "{folder}")
 """
@@ -46,7 +54,7 @@ from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
 model = ctranslate2.{kind}("{folder}")
-tokens = tokenizer.convert_ids_to_tokens(tokenizer("TEXT")["input_ids"])
+tokens = {tags}tokenizer.convert_ids_to_tokens(tokenizer("TEXT")["input_ids"])
 output = model.{method}([tokens], {options})[0].{field}[0]
 print(tokenizer.decode(tokenizer.convert_tokens_to_ids(output), skip_special_tokens=True))
 """
@@ -148,9 +156,15 @@ def _scores(loaded: RunFiles) -> list[str]:
 
 def _program(folder: str, run: tj.Run, auto: str, kind: str, base: str) -> str:
     """Returns a Python program that uses the exported folder."""
+    tags = _tags(run)
     if kind != "ctranslate2":
         adapter = ADAPTER.format(folder=folder) if kind == "peft" else ""
         text = TRANSFORMERS.format(base=base if adapter else folder, auto=auto, adapter=adapter)
+        if tags:
+            text = f"import torch\n{text}{TAGGED_INPUTS.format(source=json.dumps(tags.source))}"
+        else:
+            text += INPUTS
+        text += TAGGED_OUTPUTS.format(target=json.dumps(tags.target)) if tags and tags.target else ""
         text += GENERATION if run.config.model.model_class.decodes else "print(model(**inputs))\n"
         return ("from peft import PeftModel\n" if adapter else "") + text
     cfg, target, pair = run.config.decode, run.tokenizers.target, run.config.model.model_class.reads_source
@@ -161,15 +175,36 @@ def _program(folder: str, run: tj.Run, auto: str, kind: str, base: str) -> str:
     options: dict[str, Any] = {"beam_size": cfg.width, "max_decoding_length" if pair else "max_length": longest}
     options |= {"length_penalty": cfg.length_alpha} if cfg.width > 1 else {}
     options |= {"suppress_sequences": names} if names else {}
+    options |= {"target_prefix": [tags.target]} if tags and tags.target else {}
     if not pair:
         ends = [target.special.name(token) for token in target.special.eos]
         options |= {"include_prompt_in_result": False, "end_token": ends}
     return CTRANSLATE2.format(
         folder=folder,
+        tags=f"{json.dumps(tags.source)} + " if tags and tags.source else "",
         kind="Translator" if pair else "Generator",
         method="translate_batch" if pair else "generate_batch",
         field="hypotheses" if pair else "sequences",
         options=", ".join(f"{name}={value!r}" for name, value in options.items()),
+    )
+
+
+class Tags(NamedTuple):
+    """The names of the tags with which a source and its output start."""
+
+    source: list[str]
+    target: list[str]
+
+
+def _tags(run: tj.Run) -> Tags | None:
+    """Returns the tags of the first direction; None if the model reads none, or if its own tokenizer adds them."""
+    if not run.config.data.multilingual or CHECKPOINT in (run.tokenizers.source.kind, run.tokenizers.target.kind):
+        return None
+    source, targets = run.languages.sources[0], run.languages.targets
+    read, written = run.languages.tags(next((name for name in targets if name != source), targets[0]), source)
+    return Tags(
+        [str(run.tokenizers.source.special.name(i)) for i in read],
+        [str(run.tokenizers.target.special.name(i)) for i in written],
     )
 
 
