@@ -44,7 +44,7 @@ def results_table() -> str:
 
 
 def _result_row(result: dict[str, Any]) -> tuple[str, ...]:
-    if "split" in result:  # of evaluate.py
+    if {"split", "test_set"} & result.keys():  # of evaluate.py
         flags = result["command"].partition("evaluate.py ")[2].partition(" --record")[0]
         minutes = f"{result['seconds'] / 60:.1f} min"
         return f"`evaluate.py {flags}`", _hardware(result), "", "", minutes, _metrics(result["metrics"])
