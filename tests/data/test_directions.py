@@ -297,8 +297,14 @@ def test_settings_that_do_not_fit(changes, sentence):
     [
         ("en\ten\ta\tb", "line 1: the languages 'en' and 'en' are no direction"),
         ("en\t\ta\tb", "line 1: the languages 'en' and '' are no direction"),
-        ("A dog runs\tEin Hund läuft\ten\tde", "line 1: the languages 'A dog runs' and 'Ein Hund läuft' are no direction"),
-        ("source_language\ttarget_language\ta\tb", "line 1: the language 'source_language' looks like the name of a col"),
+        (
+            "A dog runs\tEin Hund läuft\ten\tde",
+            "line 1: the languages 'A dog runs' and 'Ein Hund läuft' are no direction",
+        ),
+        (
+            "source_language\ttarget_language\ta\tb",
+            "line 1: the language 'source_language' looks like the name of a col",
+        ),
         ("src\ttgt\ta\tb", "line 1: the language 'src' looks like the name of a column: set data.header=True"),
         ("en\tdeu\ta\tb", "data.train has the language 'deu', which is 'de' in another place: write one code"),
         ("en\tde\ta\tb\nen\tde\tc\td\te", "line 2: has 5 columns where 4 columns are expected"),
@@ -347,7 +353,9 @@ def test_two_codes_of_a_language(tmp_path):
         with (tmp_path / "train.tsv").open("a", encoding="utf-8") as file:
             file.write(f"en\t{code}\ta\tb\n")
         if code == "deu":
-            with pytest.raises(DataError, match="data.train has the language 'deu', which is 'de' in another place: write one"):
+            with pytest.raises(
+                DataError, match="data.train has the language 'deu', which is 'de' in another place: write one"
+            ):
                 load_corpus(config(directions=()), tmp_path)
         else:
             assert not any("\u200b" in name for name in load_corpus(config(directions=()), tmp_path).directions)

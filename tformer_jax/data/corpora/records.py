@@ -22,7 +22,7 @@ LANGUAGES = ("source_language", "target_language")
 class Tsv(FileSource):
     """Tab-separated columns, without quotes: source and target, or label and text; blank lines are no examples.
 
-    With `data.fields`, all lines of a file have as many columns as its first one, so that a tab within a text cuts none.
+    With `data.fields`, all lines of a file have as many columns as its first one: a tab within a text cuts none.
     """
 
     settings = (*FileSource.settings, "fields", "language_fields", "header")
@@ -37,8 +37,10 @@ class Tsv(FileSource):
             cells = line.split("\t")
             width = width or max(len(cells), *(column + 1 for column in columns.values()))
             if len(cells) != width:
-                expected = f"{width} columns are expected" if self.cfg.fields else f"{'<tab>'.join(columns)} is expected"
-                self.bad.reject(path, number, f"has {len(cells)} column{'s' * (len(cells) != 1)} where {expected}")
+                named = f"{width} columns are" if self.cfg.fields else f"{'<tab>'.join(columns)} is"
+                self.bad.reject(
+                    path, number, f"has {len(cells)} column{'s' * (len(cells) != 1)} where {named} expected"
+                )
                 continue
             try:
                 yield with_direction({key: cells[column] for key, column in columns.items()})
