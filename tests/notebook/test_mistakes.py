@@ -172,12 +172,17 @@ def test_a_shape_that_a_module_does_not_read_is_named(call, problem):
         module.init(jax.random.key(0), x)
 
 
-def test_a_module_alone_names_the_key_of_dropout():
-    module = tj.nn.Attention(tiny("decoder_lm", dim=16, num_heads=2, attention_dropout=0.5))
-    x = jnp.ones((1, 8, 16))
+@pytest.mark.parametrize("kind", ["Attention", "LatentAttention"])
+def test_a_module_alone_draws_dropout_or_names_its_key(kind):
+    attention = "mla" if kind == "LatentAttention" else "multi_head"
+    settings = {"dim": 16, "num_heads": 2, "attention": attention, "attention_dropout": 0.5}
+    module = getattr(tj.nn, kind)(tiny("decoder_lm", **settings, position="rotary"))
+    x = jax.random.normal(jax.random.key(1), (1, 8, 16))
     variables = module.init(jax.random.key(0), x)
     with pytest.raises(UserError, match="train=True draws dropout masks: pass rngs="):
         module.apply(variables, x, train=True)
+    one, other = (module.apply(variables, x, train=True, rngs={"dropout": jax.random.key(i)})[0] for i in range(2))
+    assert np.abs(one - other).max() > 1e-3
 
 
 def test_a_run_in_another_thread_leaves_the_handlers_of_signals():

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 import flax
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
@@ -16,7 +15,7 @@ from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import Stored, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
-from tformer_jax.nn.module import check_vectors
+from tformer_jax.nn.module import Module, check_vectors
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
@@ -43,7 +42,7 @@ class Latents(TokenCache):
         return entries, entries
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(Module):
     """Attention whose keys and values are projections of one latent per token, `c = norm(x W_c)` of size C.
 
     The key of head n is `[c W_k[n], r]`, where the R features of r, which all heads share, are the only ones that are

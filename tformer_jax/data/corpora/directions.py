@@ -40,8 +40,13 @@ class DirectionFilter:
         self._dropped, self._split = dropped, "data.train" if training else "held-out data"
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yields examples with a direction; one without is yielded as it is."""
+        """Yields examples with a direction; one without is yielded as it is.
+
+        Raises:
+            DataError: a direction that is not read has another code of a language of one that is.
+        """
         seen: set[bytes] = set()
+        others: set[Direction] = set()
         for example in examples:
             if "direction" not in example:
                 yield example
@@ -49,7 +54,9 @@ class DirectionFilter:
             direction = Direction.parse(example["direction"])
             chosen = [each for each in self._candidates(direction) if each not in self._excluded]
             if not chosen:
-                _check_codes(map(str, (*(self._wanted or ()), direction)), self._split)
+                if direction not in others:
+                    _check_codes(map(str, (*(self._wanted or ()), direction)), self._split)
+                others.add(direction)
                 self._dropped[OTHERS] += 1
             for each in chosen:
                 directed = example if each == direction else reversed_example(example)
