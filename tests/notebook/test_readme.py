@@ -21,6 +21,7 @@ def test_the_examples_of_training(tmp_path, monkeypatch):
         "experiment",
         "lm",
         "classifier",
+        "ids",
         "own",
     }
     assert scope["module"](scope["tokens"]).shape == (*scope["tokens"].shape, 99)

@@ -183,7 +183,8 @@ class DataConfig(Section):
     )
     tokenizer: str = setting(
         "bpe",
-        "kind of tokenizer; file: load tokenizer_file; training unigram again gives slightly different scores",
+        "kind of tokenizer; file: load tokenizer_file; ids: texts are numbers, token ids of your own; training unigram "
+        "again gives slightly different scores",
         choices=kinds.TOKENIZERS,
     )
     source_tokenizer: str | None = setting(

@@ -123,6 +123,7 @@ TOKENIZERS = Kinds(
     bytes="tformer_jax.data.tokenizers.simple:ByteTokenizer",
     characters="tformer_jax.data.tokenizers.simple:CharacterTokenizer",
     words="tformer_jax.data.tokenizers.simple:WordTokenizer",
+    ids="tformer_jax.data.tokenizers.simple:IdTokenizer",
     bpe="tformer_jax.data.tokenizers.huggingface:BPE",
     unigram="tformer_jax.data.tokenizers.huggingface:Unigram",
     wordpiece="tformer_jax.data.tokenizers.huggingface:WordPiece",

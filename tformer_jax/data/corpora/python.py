@@ -37,7 +37,8 @@ class PythonData(Source):
 def python_corpus(cfg: Config, data: Any) -> Corpus:
     """Returns the corpus of examples of `cfg`'s task, each a text, a tuple of texts or a dictionary.
 
-    They are read into memory, so that a resumed run, whose examples must be equal, continues exactly.
+    With `data.tokenizer="ids"`, a text may be a sequence or an array of integers, and a split of texts such an array.
+    Examples are read into memory, so that a resumed run, whose examples must be equal, continues exactly.
 
     Args:
         data: `{"train": ..., "validation": ..., "test": ...}`; without "test", the validation split is tested.
@@ -49,7 +50,7 @@ def python_corpus(cfg: Config, data: Any) -> Corpus:
         given = sorted(data) if isinstance(data, Mapping) else type_with_article(data)
         raise DataError(f"data is {given}: write {{'train': texts, 'validation': others}}, and 'test' if there is one")
     keys = task_of(cfg).keys
-    splits = {name: _read_split(name, examples, keys) for name, examples in data.items()}
+    splits = {name: _read_split(name, examples, cfg) for name, examples in data.items()}
     labels = tuple(sorted({example["label"] for example in splits["train"]})) if "label" in keys else None
     for name, examples in splits.items():
         if labels and (unknown := {example["label"] for example in examples} - {*labels}):
@@ -61,15 +62,18 @@ def python_examples(cfg: Config, examples: Any) -> Corpus:
     """Returns the corpus whose splits all are `examples`, as for `python_corpus`; raises as it does."""
     if isinstance(examples, Mapping):
         raise DataError(f"data is a dictionary of {', '.join(map(str, examples))}: pass the examples of one split")
-    split = _read_split("train", examples, task_of(cfg).keys)
+    split = _read_split("train", examples, cfg)
     return python_corpus(cfg, dict.fromkeys(("train", "validation"), split))
 
 
-def _read_split(name: str, examples: Iterable[Any], keys: tuple[str, ...]) -> Sequence[Example]:
+def _read_split(name: str, examples: Iterable[Any], cfg: Config) -> Sequence[Example]:
+    keys, ids = task_of(cfg).keys, "ids" in cfg.data.tokenizer_kinds
+    if ids and len(keys) == 1 and _as_ids(examples) is not None:
+        examples = [examples]
     if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable):
         raise DataError(f"data[{name!r}] is {type_with_article(examples)}: pass a sequence of examples")
     numbered = enumerate(itertools.islice(examples, MAX_READ + 1))
-    split = [read_example(example, keys, f"{name} example {number}") for number, example in numbered]
+    split = [read_example(example, keys, f"{name} example {number}", ids=ids) for number, example in numbered]
     if len(split) > MAX_READ:
         raise DataError(f"data[{name!r}] has more than {MAX_READ:,} examples: write them to files, see data.source")
     if not split:
@@ -77,8 +81,11 @@ def _read_split(name: str, examples: Iterable[Any], keys: tuple[str, ...]) -> Se
     return split
 
 
-def read_example(example: Any, keys: tuple[str, ...], where: str) -> Example:
+def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: bool = False) -> Example:
     """Returns an example as a dictionary with the keys of its task; a conversation may also be a list of messages.
+
+    Args:
+        ids: whether a part may also be a sequence or an array of integers, which is written as a text of numbers.
 
     Raises:
         DataError: it is of another form; the message begins with `where`.
@@ -88,17 +95,38 @@ def read_example(example: Any, keys: tuple[str, ...], where: str) -> Example:
             return read_chat(example if isinstance(example, Mapping) else {"messages": example})
         except DataError as error:
             raise DataError(f"{where} {error}") from None
-    if isinstance(example, Mapping):
-        parts = [example.get(key) for key in keys]
-    else:
-        parts = [example] if isinstance(example, str) else [*example] if isinstance(example, Sequence) else []
-        parts = example.tolist() if isinstance(example, np.ndarray) and example.ndim else parts
+    parts = _parts_of(example, keys)
+    if ids:
+        given = [None if key == "label" else _as_ids(part) for key, part in zip(keys, parts, strict=False)]
+        parts = [part if text is None else text for part, text in zip(parts, given, strict=False)]
     if len(parts) != len(keys) or not all(isinstance(part, str) for part in parts):
-        shown = f"an array of {example.dtype}" if isinstance(example, np.ndarray) else type_with_article(example)
+        array = isinstance(example, np.ndarray)
+        shown = f"an array of {example.dtype}" if array else type_with_article(example)
         form = "a text (str)" if len(keys) == 1 else f"({', '.join(keys)}), all of them str"
-        raise DataError(f"{where} is {shown}, {str(example)[:40]!r}: this task reads {form}")
+        hint = "" if ids or not any(_as_ids(part) for part in parts) else "; of token ids with data.tokenizer='ids'"
+        raise DataError(f"{where} is {shown}, {str(example)[:40]!r}: this task reads {form}{hint}")
     texts = [str(part) for part in parts]
     if wrong := [text for text in texts if not is_unicode(text)]:
         raise DataError(f"{where}: {wrong[0][:40]!r} {NOT_A_CHARACTER}")
     extra = {"direction": example["direction"]} if isinstance(example, Mapping) and "direction" in example else {}
     return {**with_direction(dict(zip(keys, texts, strict=True))), **extra}
+
+
+def _parts_of(example: Any, keys: tuple[str, ...]) -> list[Any]:
+    if isinstance(example, Mapping):
+        return [example.get(key) for key in keys]
+    if len(keys) == 1 and (isinstance(example, str) or _as_ids(example) is not None):
+        return [example]
+    if isinstance(example, np.ndarray) and example.ndim == 1:
+        return example.tolist()
+    is_sequence = isinstance(example, Sequence) and not isinstance(example, str)
+    return [*example] if is_sequence or getattr(example, "ndim", None) else [example]
+
+
+def _as_ids(part: Any) -> str | None:
+    """Returns a sequence or an array of integers as a text of numbers; None: it is something else."""
+    if not (isinstance(part, list | tuple | range) or getattr(part, "ndim", None) == 1):
+        return None
+    values = np.asarray(part).tolist() if hasattr(part, "ndim") else part
+    is_ids = all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values)
+    return " ".join(map(str, map(int, values))) if is_ids else None

@@ -1,4 +1,4 @@
-"""Tokenizers by bytes, characters and words."""
+"""Tokenizers by bytes, characters and words, and of token ids."""
 
 import collections
 import re
@@ -144,6 +144,24 @@ class WordTokenizer(PieceTokenizer):
         library.normalizer = hf.normalizers.Replace(hf.Regex(words), unknown)
         library.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(f"[{WHITESPACE}]+"), "removed")
         return library  # without a decoder, the library joins tokens with spaces
+
+
+class IdTokenizer(WordTokenizer):
+    """Texts are token ids of one's own, from 0: decimal numbers between spaces; the special tokens come before them."""
+
+    kind = "ids"
+    settings = ("vocab_size",)
+
+    @classmethod
+    def train(cls, cfg: DataConfig, texts: Iterable[str], all_texts: Iterable[str]) -> Self:
+        """Builds the vocabulary of the ids below `cfg.vocab_size` - FIRST; raises `UserError` for other words."""
+        result = cls(list(map(str, range(cfg.vocab_size - FIRST))))
+        for word in (word for text in all_texts for word in cls.split(text) if word not in result._ids):
+            is_id = word.isdecimal() and len(word) < 10 and word == str(int(word))
+            needed = f"write at least {int(word) + 1 + FIRST}" if is_id else "write each id as a number from 0"
+            held = f"{cfg.vocab_size} holds the ids 0 to {cfg.vocab_size - FIRST - 1} for data.tokenizer='ids'"
+            raise cfg.error("vocab_size", f"{held}, but the training split has {word!r}; {needed}")
+        return result
 
 
 def _vocabulary(pieces: list[str]) -> dict[str, int]:
