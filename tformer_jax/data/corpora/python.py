@@ -96,9 +96,9 @@ def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: bool =
         except DataError as error:
             raise DataError(f"{where} {error}") from None
     parts = _parts_of(example, keys)
-    if ids:
-        given = [None if key == "label" else _as_ids(part) for key, part in zip(keys, parts, strict=False)]
-        parts = [part if text is None else text for part, text in zip(parts, given, strict=False)]
+    if ids and len(parts) == len(keys):
+        given = [None if key == "label" else _as_ids(part) for key, part in zip(keys, parts, strict=True)]
+        parts = [part if text is None else text for part, text in zip(parts, given, strict=True)]
     if len(parts) != len(keys) or not all(isinstance(part, str) for part in parts):
         array = isinstance(example, np.ndarray)
         shown = f"an array of {example.dtype}" if array else type_with_article(example)
