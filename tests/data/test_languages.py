@@ -25,6 +25,12 @@ from tformer_jax.data.languages import english_name, read_language
         ("es_419", "es", "Latn", "es_419"),
         ("zsm_Latn", "ms", "Latn", "ms_Latn"),
         ("acm_Arab", "acm", "Arab", "acm_Arab"),
+        ("sh", "sr", "Latn", "sr_Latn"),
+        ("sr@latin", "sr", "Latn", "sr_Latn"),
+        ("sr_RS@latin", "sr", "Latn", "sr_Latn_RS"),
+        ("uz@Cyrillic", "uz", "Cyrl", "uz_Cyrl"),
+        ("prs_Arab", "fa", "Arab", "fa_Arab_AF"),
+        ("pes_Arab", "fa", "Arab", "fa_Arab"),
     ],
 )
 def test_codes_of_different_standards(name, code, script, written):
@@ -32,7 +38,7 @@ def test_codes_of_different_standards(name, code, script, written):
     assert (language.code, language.script, language.written) == (code, script, written)
 
 
-@pytest.mark.parametrize("name", ["src", "tgt", "trg", "a", "source", "x-y-z", ""])
+@pytest.mark.parametrize("name", ["src", "tgt", "trg", "a", "source", "x-y-z", "ca@valencia", "@latin", ""])
 def test_other_names_are_no_languages(name):
     assert read_language(name) is None
 

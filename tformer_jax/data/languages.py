@@ -9,6 +9,8 @@ from babel.core import get_global
 
 CODE = re.compile(r"([a-z]{2,3})(?:[-_]([a-z]{4}))?(?:[-_]([a-z]{2}|[0-9]{3}))?", re.IGNORECASE)
 """Language, script and region."""
+SCRIPTS = {"latin": "Latn", "iqtelif": "Latn", "cyrillic": "Cyrl", "devanagari": "Deva"}
+"""Scripts by the modifiers of locales of gettext, such as `sr@latin`."""
 SIDES = {"src", "trg", "tgt"}
 """Names of the sides of corpora; `src` is also a rare code of ISO 639-3."""
 
@@ -32,6 +34,9 @@ def read_language(name: str) -> Language | None:
 
     A code that CLDR does not name counts only with its script.
     """
+    written, _, modifier = name.lower().partition("@")
+    if modifier in SCRIPTS:
+        name = re.sub("^[a-z]+", rf"\g<0>_{SCRIPTS[modifier]}", written)
     match = None if name.lower() in SIDES else CODE.fullmatch(name)
     if match is None:
         language, _, details = name.lower().removesuffix(")").partition(" (")
@@ -39,7 +44,9 @@ def read_language(name: str) -> Language | None:
         parts = [_details().get(part) for part in details.split(", ")] if details else []
         return read_language("_".join((code, *filter(None, parts)))) if code and all(parts) else None
     code, script, region = match[1].lower(), match[2] and match[2].title(), match[3] and match[3].upper()
-    alias = get_global("language_aliases").get(code, code).split("_")[0]
+    alias, *details = get_global("language_aliases").get(code, code).split("_")
+    for part in details:  # of `sh`, `sr_Latn`, and of `prs`, `fa_AF`
+        script, region = (script or part, region) if len(part) == 4 else (script, region or part)
     if alias not in babel.Locale("en").languages and script is None:
         return None
     written = "_".join(filter(None, (alias, script, region)))
