@@ -172,6 +172,8 @@ def test_one_request_has_many_languages_and_prefixes():
                 {"target_language": None, "source_language": None},
                 "text 1: the target language is missing: name one of de, pt_BR, en",
             ),
+            ({"target_language": 5}, "must be a text or a list, not an integer"),
+            ({"target_language": ["de"]}, "must be a text, or a list with a text or null for each of the 3 texts"),
             ({"target_language": ["de"] * 2}, "must be a text, or a list with a text or null for each of the 3 texts"),
             ({"source_language": "Klingon"}, "text 1: the model has no language 'Klingon'; it has de, en, pt_BR"),
             ({"prefix": "Ω"}, "text 1: decode.prefix='Ω': cannot be encoded with this vocabulary; choose other words"),

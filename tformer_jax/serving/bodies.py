@@ -22,15 +22,14 @@ from tformer_jax.serving.worker import Empty
 MAX_OUTPUTS = 64
 MAX_BEAMS = 16
 """Maximum beam width: each width has its own cache, whose size grows with it."""
-MAX_LOGPROBS = 5
-STOPS, STOP_LENGTH = 16, 200
+MAX_LOGPROBS, STOPS, STOP_LENGTH = 5, 16, 200
 WRONG_TYPE = re.compile(r"must be [\w ]+, not \w+")
 JSON_WORDS = {
     "str": "a text",
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",
-    "tuple": "a text or a list",
+    **dict.fromkeys(("tuple", "str or tuple"), "a text or a list"),
     "list": "a list",
     **dict.fromkeys(("dict", "StreamOptions"), "an object"),
     **dict.fromkeys(("None", "NoneType"), "null"),
@@ -65,7 +64,7 @@ class Body(Section):
     def error(self, name: str, problem: str) -> UserError:
         """Returns the error for a field, with JSON's names of types."""
         if WRONG_TYPE.fullmatch(problem):
-            problem = re.sub(r"\w+", lambda word: JSON_WORDS.get(word[0], word[0]), problem)
+            problem = re.sub(r"str or tuple|\w+", lambda word: JSON_WORDS.get(word[0], word[0]), problem)
         return RequestError(f"{name}: {problem}", param=name)
 
     def texts(self, name: str) -> list[Text]:
@@ -87,9 +86,9 @@ class Body(Section):
 class DirectedBody(Body):
     """Fields of routes that generate outputs: each is a text for all texts, or a list of one (or null) for each."""
 
-    target_language: tuple[Any, ...] = setting((), "language to translate into, a code or an English name")
-    source_language: tuple[Any, ...] = setting((), "language of the text, a code or an English name")
-    prefix: tuple[Any, ...] = setting((), "text that the output starts with (default: the run's)")
+    target_language: str | tuple[Any, ...] = setting((), "language to translate into, a code or an English name")
+    source_language: str | tuple[Any, ...] = setting((), "language of the text, a code or an English name")
+    prefix: str | tuple[Any, ...] = setting((), "text that the output starts with (default: the run's)")
     constraints: tuple[Any, ...] = setting(
         (), "phrases that all outputs of beam search must contain: texts, or lists of alternatives"
     )
@@ -107,10 +106,11 @@ class DirectedBody(Body):
         Raises:
             RequestError: the field has another number of values, or a value that is not a text.
         """
-        values = getattr(self, name)
-        if not all(isinstance(value, str | None) for value in values) or len(values) not in (0, 1, count):
+        given = getattr(self, name)
+        values = [given] * count if isinstance(given, str) else list(given) or [None] * count
+        if not all(isinstance(value, str | None) for value in values) or len(values) != count:
             raise self.error(name, f"must be a text, or a list with a text or null for each of the {count} texts")
-        return list(values) if len(values) == count else [*values, None][:1] * count
+        return values
 
     def tags(self, served: ServedModel, count: int) -> list[TagIds]:
         """Returns the language tags of each of `count` texts, and of its output; see `ServedModel.tags`."""
