@@ -184,6 +184,33 @@ def test_mistakes(cfg, sentence, data_dir):
     assert "\n" not in str(caught.value)
 
 
+class HeldOutCodes(tfds.core.GeneratorBasedBuilder):
+    """Pairs of English and German, whose held-out ones have the codes of ISO 639-3."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        texts = {name: tfds.features.Text() for name in ("source", "target", "from", "to")}
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(texts), disable_shuffling=True)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples("en", "de"), "test": self._generate_examples("eng", "deu")}
+
+    def _generate_examples(self, source_language, target_language):
+        languages = {"from": source_language, "to": target_language}
+        for number, (source_text, target_text) in enumerate(PAIRS[:4]):
+            yield number, {"source": source_text, "target": target_text, **languages}
+
+
+def test_other_codes_of_held_out_pairs_are_refused(tmp_path):
+    columns = {"fields": ("source", "target"), "language_fields": ("from", "to")}
+    source.download(config("held_out_codes", validation="train", **columns), tmp_path)
+    load_corpus(config("held_out_codes", validation="train", **columns), tmp_path)
+    for split in ({"validation": "test"}, {"validation": "train", "test": "test"}):
+        with pytest.raises(DataError, match=r"data\.(validation|test) has the language 'eng', which is 'en' in another"):
+            load_corpus(config("held_out_codes", **columns, **split), tmp_path)
+
+
 def test_fields_of_several_directions_are_refused():
     """Regression test: each direction got the same source and target."""
     with pytest.raises(UserError, match="data.fields=.*: names one pair of fields for several directions"):
