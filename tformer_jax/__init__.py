@@ -5,6 +5,7 @@ settings; `configs`, `models`, `nn`, `batches`, `train_step` and `save_run` are 
 """
 
 import importlib
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,6 +44,10 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 
 class CallablePackage(types.ModuleType):
     """The package `train`, which is also the function `tformer_jax.notebook.training.train`."""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(importlib.import_module("tformer_jax.notebook.training").train)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return importlib.import_module("tformer_jax.notebook.training").train(*args, **options)

@@ -123,7 +123,7 @@ def _joined(runs: Sequence["Run"], mean: str) -> "Run":
     return dataclasses.replace(first, model=model, params=params, ensemble=tuple(run.path for run in others))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
     """A trained model with its config and tokenizers.
 

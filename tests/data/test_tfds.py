@@ -207,7 +207,9 @@ def test_other_codes_of_held_out_pairs_are_refused(tmp_path):
     source.download(config("held_out_codes", validation="train", **columns), tmp_path)
     load_corpus(config("held_out_codes", validation="train", **columns), tmp_path)
     for split in ({"validation": "test"}, {"validation": "train", "test": "test"}):
-        with pytest.raises(DataError, match=r"data\.(validation|test) has the language 'eng', which is 'en' in another"):
+        with pytest.raises(
+            DataError, match=r"data\.(validation|test) has the language 'eng', which is 'en' in another"
+        ):
             load_corpus(config("held_out_codes", **columns, **split), tmp_path)
 
 

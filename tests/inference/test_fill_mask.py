@@ -13,7 +13,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.inference.batching import pad_rows
-from tformer_jax.inference.encoding import LongTexts, TextError
+from tformer_jax.inference.encoding import LongTexts, TextError, encode_with_masks
 from tformer_jax.inference.fill_mask import MaskFiller
 
 TOKENIZER = CharacterTokenizer("abcde ").extended(["<mask>"])
@@ -75,15 +75,10 @@ def test_a_mask_includes_the_space_before_it_as_the_tokens_of_training_do(kind):
     data = dataclasses.replace(CFG.data, tokenizer=kind)
     words = train_tokenizers(dataclasses.replace(data, vocab_size=300), texts).target
     tokenizer = words.extended(["<mask>"])
-    cfg = dataclasses.replace(CFG, model=tiny("masked_lm", vocab_size=tokenizer.vocab_size), data=data)
-    model, _ = build(cfg.model)
-    encode, mask = (
-        MaskFiller(cfg, model, Tokenizers(tokenizer, tokenizer), top=1)._encode_with_masks,
-        tokenizer.id_of("<mask>"),
-    )
+    mask = tokenizer.id_of("<mask>")
     first, last = tokenizer.encode("import os")
-    assert encode("import <mask>") == [first, mask]
-    assert encode("<mask> os") == [mask, last]
+    assert encode_with_masks(tokenizer, "import <mask>") == [first, mask]
+    assert encode_with_masks(tokenizer, "<mask> os") == [mask, last]
 
 
 def test_texts_that_cannot_be_filled(filler):

@@ -24,4 +24,4 @@ def test_the_examples_of_training(tmp_path, monkeypatch):
         "ids",
         "own",
     }
-    assert scope["module"](scope["tokens"]).shape == (*scope["tokens"].shape, 99)
+    assert scope["module"](scope["tokens"], scope["tokens"] != -1).shape == (*scope["tokens"].shape, 99)

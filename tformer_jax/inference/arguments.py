@@ -117,7 +117,7 @@ def example_parts(number: int, example: Any) -> Sequence[Any]:
 
 def several_texts(texts: Iterable[Any]) -> Iterable[Any]:
     """Returns the texts; raises `UserError` if they are a single text."""
-    if isinstance(texts, str):
-        raise UserError(f"{texts!r} is a single text: write a list of texts")
+    if isinstance(texts, str) or getattr(texts, "ndim", None) == 0:
+        raise UserError(f"{str(texts)!r} is a single text: write a list of texts")
     check_type("texts", texts, Iterable, "a list of texts")
     return texts

@@ -80,13 +80,24 @@ class LongTexts:
         return too_long
 
 
-def encode_one(tokenizer: Tokenizer, text: str, limit: int, name: str) -> list[int]:
-    """Returns the token ids of a text, which errors call `name`.
+def encode_with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encodes a text in which the name of the mask token, if there is one, is that token, for any tokenizer.
 
-    Raises:
-        UserError: the text has more than `limit` tokens.
+    The space before a mask belongs to the token that it stands for, if the tokenizer joins spaces to words.
     """
     ids = tokenizer.encode(text)
+    mask, name = tokenizer.mask or (None, "")
+    if mask is None or mask in ids or name not in text:
+        return ids
+    *before, last = text.split(name)
+    if len(tokenizer.encode("a a")) == 2:
+        before = [part.removesuffix(" ") for part in before]
+    first, *others = map(tokenizer.encode, (*before, last))
+    return first + [token for part in others for token in (mask, *part)]
+
+
+def check_length(ids: list[int], limit: int, name: str) -> list[int]:
+    """Returns the token ids of a text, which errors call `name`; raises `UserError` for more than `limit`."""
     if len(ids) > limit:
         raise UserError(too_long(name, len(ids), limit))
     return ids
@@ -166,9 +177,12 @@ def too_long(name: str, tokens: int, limit: int) -> str:
 def text_inputs(model: ModelConfig, tokenizer: Tokenizer, number: int, example: Sequence[str]) -> dict[str, list[int]]:
     """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.
 
+    A masked language model reads the name of the mask token as that token.
     All rows of a prefix LM have `prefix`; that of a text is 0.
     """
-    text = encode_one(tokenizer, "".join(example), model.max_length - tokenizer.special.added, f"text {number + 1}")
+    encode = encode_with_masks if model.model_class.fills_masks else Tokenizer.encode
+    limit, name = model.max_length - tokenizer.special.added, f"text {number + 1}"
+    text = check_length(encode(tokenizer, "".join(example)), limit, name)
     ids = tokenizer.special.wrap_text(text)
     if not model.prefix_lm:
         return {"tokens": ids}

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.base.arguments import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.batching import TextProcessor, pad_rows, power_of_two, run_in_batches
-from tformer_jax.inference.encoding import LongTexts, TextError
+from tformer_jax.inference.encoding import LongTexts, TextError, encode_with_masks
 from tformer_jax.nn.sharding import replicate
 from tformer_jax.parallel.placement import mesh_of, shard_batch, use_whole_mesh
 from tformer_jax.special_tokens import PAD
@@ -49,6 +50,7 @@ class MaskFiller(TextProcessor[str, list[int], list[Fill]]):
         mask = self._tokenizer.mask
         if mask is None:
             raise UserError("the tokenizer of this run has no mask token")
+        check_type("top", top, (int, np.integer), "a number of fills per text, such as top=5")
         if not 1 <= top <= self._tokenizer.vocab_size:
             raise UserError(f"top={top}: must be from 1 to {self._tokenizer.vocab_size}, the vocabulary size")
         self._mask, self._name = mask
@@ -56,26 +58,12 @@ class MaskFiller(TextProcessor[str, list[int], list[Fill]]):
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
         special = self._tokenizer.special
         limit = self.cfg.model.max_length - special.added
-        ids = self._encode_with_masks(text) if not is_blank(text) else []
+        ids = encode_with_masks(self._tokenizer, text) if not is_blank(text) else []
         fitting = long_texts.fit(index, ids, limit, "text") or []
         if fitting and self._mask not in fitting:
             among = f" within the {limit} tokens to which it is truncated" if self._mask in ids else ""
             raise TextError(index, f"the text has no mask{among}: write {self._name} where a token is to be predicted")
         return special.wrap_text(fitting) if fitting else []
-
-    def _encode_with_masks(self, text: str) -> list[int]:
-        """Encodes a text in which the name of the mask token is that token, for any tokenizer.
-
-        The space before a mask belongs to the token that it stands for, if the tokenizer joins spaces to words.
-        """
-        ids = self._tokenizer.encode(text)
-        if self._mask in ids or self._name not in text:
-            return ids
-        *before, last = text.split(self._name)
-        if len(self._tokenizer.encode("a a")) == 2:
-            before = [part.removesuffix(" ") for part in before]
-        first, *others = map(self._tokenizer.encode, (*before, last))
-        return first + [token for part in others for token in (self._mask, *part)]
 
     def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[list[Fill]]:
         mesh = mesh_of(params)

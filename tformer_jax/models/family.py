@@ -37,6 +37,8 @@ class Family:
     """Whether outputs continue the text that the model reads."""
     example: ClassVar[tuple[tuple[int, ...], str]] = ((1,), "one text")
     """Numbers of texts of an example for scores and logits, and what they are."""
+    fills_masks: ClassVar[bool] = False
+    """Whether it predicts masked tokens; the name of the mask token in a text is that token."""
     classifies: ClassVar[bool] = False
     """Whether it has one label per row, of `num_classes`."""
 
@@ -88,6 +90,7 @@ def _check_arguments(model: Any, args: Sequence[Any], options: Mapping[str, Any]
         for name in ("tokens", "source", "target"):
             if name in given:
                 check_ids(name, given[name], model.cfg, source=name == "source")
+                _check_padding(name, given, causal=name == "target" or model.continues)
         for name, mask in given.items():
             if name.endswith("padding_mask") and mask is not None:
                 tokens = given.get(name.removesuffix("padding_mask").rstrip("_") or "tokens")
@@ -124,6 +127,17 @@ def check_ids(name: str, ids: Any, cfg: Any, *, source: bool) -> None:
         raise UserError(
             f"{name} has the id {wrong}, but the model's vocabulary has the ids 0 to {size - 1}, and {PAD} for padding"
         )
+
+
+def _check_padding(name: str, given: Mapping[str, Any], *, causal: bool) -> None:
+    """Raises `UserError` for padding that tokens attend to, because there is no mask; not in compiled functions."""
+    stem, ids = "" if name == "tokens" else f"{name}_", given[name]
+    masked = any(given.get(f"{stem}{end}") is not None for end in ("padding_mask", "segments"))
+    if masked or isinstance(ids, jax.core.Tracer):
+        return
+    padding = np.asarray(ids) == PAD
+    if (padding[:, :-1] & ~padding[:, 1:] if causal else padding).any():
+        raise UserError(f"{name} has padding, {PAD}: pass {stem}padding_mask={name} != {PAD}")
 
 
 def _check_segments(name: str, segments: Any, tokens: Any) -> None:

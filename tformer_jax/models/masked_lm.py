@@ -12,6 +12,8 @@ from tformer_jax.nn.embeddings import OutputHead
 class MaskedLM(TokenEncoder):
     """Predicts the token at each position from the tokens on both sides."""
 
+    fills_masks = True
+
     def setup(self) -> None:
         super().setup()
         cfg = self.cfg

@@ -1,12 +1,14 @@
 """The parts of training, for a loop of one's own."""
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
@@ -29,7 +31,7 @@ from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.experiment import with_data_sizes
 from tformer_jax.runs.guards import locked
 from tformer_jax.special_tokens import PAD
-from tformer_jax.train import optimizers
+from tformer_jax.train import lora, optimizers
 from tformer_jax.train.state import TrainState, create, initializer
 from tformer_jax.train.step import make_train_step
 
@@ -119,17 +121,30 @@ def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = Non
     """Returns the state before the first step, on the first device: new parameters by `cfg.seed`, or `params`.
 
     Raises:
-        UserError: cfg lacks the sizes of the vocabulary, or `params` are not those of its model.
+        UserError: cfg lacks the sizes of the vocabulary, names another run without `params`, or names a teacher, or
+            `params` are not those of its model.
     """
-    check_config(cfg)
+    _check_parts(cfg)
     model = registry.build(cfg.model, train=True)
     if params is not None:
         check_params(cfg, params)
-    return create(model, _optimizer(cfg, model, optimizer), cfg, _mesh(), params)
+    elif cfg.train.start_from is not None:
+        raise cfg.train.error("start_from", "is read by tj.train alone: pass params=tj.load(...).params")
+    chosen, mesh = _optimizer(cfg, model, optimizer), _mesh()
+    if isinstance(jnp.zeros(()), jax.core.Tracer):  # `create` compiles with options of its own, which JAX cannot nest
+        return initializer(model, chosen, cfg, mesh)[0](params)
+    return create(model, chosen, cfg, mesh, params)
+
+
+def _check_parts(cfg: Config) -> None:
+    """Raises `UserError` if `cfg` is no config, or has a teacher, which only a whole training loads."""
+    check_config(cfg)
+    if cfg.train.teacher is not None:
+        raise cfg.train.error("teacher", "is for tj.train, whose steps get the teacher's parameters: write None")
 
 
 def train_step(
-    cfg: Config, optimizer: optax.GradientTransformation | None = None
+    cfg: Config, optimizer: optax.GradientTransformation | None = None, *, tokenizers: Tokenizers | None = None
 ) -> Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the compiled step `(state, batch) -> (state, metrics)`; it donates the old state.
 
@@ -137,31 +152,50 @@ def train_step(
 
     Args:
         optimizer: an Optax transformation, with its learning rate; None: that of `cfg.optim`.
+        tokenizers: those of the batches, over whose tokens label smoothing spreads; None: over all `model.vocab_size`.
 
     Raises:
-        UserError: by the step, for a batch without a key of the model, or with arrays of another type, shape or range,
-            or a state that an earlier step has used or another optimizer made.
+        UserError: by the step, for a batch without a key of the model, or with arrays of another type, shape, range or
+            device, or a state that an earlier step has used or another optimizer made.
     """
-    check_config(cfg)
+    _check_parts(cfg)
     model = registry.build(cfg.model, train=True)
     chosen = _optimizer(cfg, model, optimizer)
-    step = jax.jit(make_train_step(model, chosen, cfg), donate_argnums=0)
+    if tokenizers is not None:
+        _check_tokenizers(tokenizers)
+    smoothed = None if tokenizers is None else tokenizers.target.vocab_size
+    step = jax.jit(make_train_step(model, chosen, cfg, smoothed=smoothed), donate_argnums=0)
+    check_state = _state_check(lambda: initializer(model, chosen, cfg, _mesh())[0])
 
     def checked(state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, dict[str, jax.Array]]:
-        check_type("the state", state, TrainState, "step(state, batch), with the state of tj.init_state")
-        if not isinstance(state.step, jax.core.Tracer) and getattr(state.step, "is_deleted", bool)():
-            raise UserError("an earlier step has freed this state: write state, metrics = step(state, batch)")
+        check_state(state)
         _check_batch(cfg, batch)
         try:
             return step(state, batch)
-        except (AttributeError, TypeError, ValueError) as error:
-            init, _ = initializer(model, chosen, cfg, _mesh())
-            if str(jax.tree.structure(state)) == str(jax.tree.structure(jax.eval_shape(init))):
+        except ValueError as error:
+            if "incompatible devices" not in str(error):
                 raise
-            problem = "the state is of another optimizer or model: pass the same to tj.init_state and tj.train_step"
-            raise UserError(problem) from error
+            raise UserError("the state and the batch are on different devices: use jax.device_put") from error
 
     return checked
+
+
+def _state_check(build: Callable[[], Callable[[], TrainState]]) -> Callable[[Any], None]:
+    """Returns a check of the states of a step; the function that `build` returns creates the initial one."""
+    alike: set[Any] = set()
+    expected = functools.cache(lambda: str(jax.tree.structure(jax.eval_shape(build()))))
+
+    def check(state: Any) -> None:
+        check_type("the state", state, TrainState, "step(state, batch), with the state of tj.init_state")
+        if not isinstance(state.step, jax.core.Tracer) and getattr(state.step, "is_deleted", bool)():
+            raise UserError("an earlier step has freed this state: write state, metrics = step(state, batch)")
+        structure = jax.tree.structure(state)
+        if structure not in alike and str(structure) != expected():
+            problem = "the state is of another optimizer or model"
+            raise UserError(f"{problem}: pass the same to tj.init_state and tj.train_step")
+        alike.add(structure)
+
+    return check
 
 
 def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
@@ -170,9 +204,14 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     if not isinstance(batch, Mapping) or (missing := [name for name in needed if name not in batch]):
         lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is {type_with_article(batch)}"
         raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")
+    for name, array in batch.items():
+        check_type(f"the batch's {name}", array, (np.ndarray, jax.Array), "an integer array, of NumPy or JAX")
     for name in family.inputs:
         check_ids(f"the batch's {name}", batch[name], cfg.model, source=name == "source")
     rows, last = batch[family.inputs[0]].shape[:1], batch[family.inputs[-1]].shape
+    if rows[0] % cfg.train.accumulate:
+        problem = f"which train.accumulate={cfg.train.accumulate} does not divide"
+        raise UserError(f"the batch's {family.inputs[0]} has {rows[0]} rows, {problem}")
     if last[:1] != rows:
         raise UserError(f"the batch's {family.inputs[-1]} has {last[0]} rows, but {family.inputs[0]} has {rows[0]}")
     _check_labels(f"the batch's {family.labels}", batch[family.labels], cfg.model, rows if family.classifies else last)
@@ -224,6 +263,7 @@ def save_run(
     """Writes a run folder with final weights, which every command and `tj.load` read.
 
     Args:
+        params: those of a state, into which updates of LoRA are merged, or a dictionary.
         cfg: with the sizes of the vocabulary, as `Batches.config`.
         labels: the classes of a classifier, in the order of its logits.
 
@@ -235,6 +275,7 @@ def save_run(
     run = as_path(path)
     if run_folder.holds_run(run) and not overwrite:
         raise UserError(f"{run} already holds a run: choose another path, or overwrite=True")
+    params = lora.merged(params)
     check_params(cfg, params)
     if (needed := cfg.model.num_classes if cfg.model.model_class.classifies else None) != (labels and len(labels)):
         raise UserError(f"labels must be {f'the {needed} classes' if needed else 'None'}, and are {labels}")

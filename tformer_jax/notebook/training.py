@@ -1,9 +1,11 @@
 """Trains a config in Python, on data of one's own or that of the config."""
 
+import contextlib
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from tformer_jax.runs import curves, experiment, run_folder, training
 
 RESERVED = ("step", "group")
 """Keys of the records of metrics."""
+_TRAINS = threading.RLock()
+"""Held by the thread that trains; a callback may train another run."""
 
 
 def train(
@@ -71,10 +75,22 @@ def train(
     _check_folder(folder, resume=resume, overwrite=overwrite)
     root = None if data_root is None else home_expanded(Path(data_root))
     options: dict[str, Any] = {"data_root": root, "resume": resume, "overwrite": overwrite}
-    built = experiment.build(cfg, folder, given=given, optimizer=optimizer, **options)
     drawn = [LiveCurves()] if in_notebook() else []
-    training.run(built, callbacks=[*callbacks, *drawn], metrics=metrics or {})
+    with _in_one_thread():
+        built = experiment.build(cfg, folder, given=given, optimizer=optimizer, **options)
+        training.run(built, callbacks=[*callbacks, *drawn], metrics=metrics or {})
     return api.load(folder)
+
+
+@contextlib.contextmanager
+def _in_one_thread() -> Iterator[None]:
+    """Context of a training: Orbax 0.12 numbers the saves of a process, and those of two threads disturb each other."""
+    if not _TRAINS.acquire(blocking=False):
+        raise UserError("another thread of this process trains: wait until it ends, or train in another process")
+    try:
+        yield
+    finally:
+        _TRAINS.release()
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:

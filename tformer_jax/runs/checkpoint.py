@@ -1,6 +1,7 @@
 """Saves checkpoints of the sharded state and the host's state, atomically, with Orbax."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -123,7 +124,8 @@ class Checkpointer:
         sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": _checksums(state)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(sealed))
         try:
-            self._manager.save(step, args=args, metrics=metrics, force=True)
+            with silenced_orbax():  # it warns about checkpoints without a score
+                self._manager.save(step, args=args, metrics=metrics, force=True)
         except Exception as error:
             raise self._not_saved(error) from error
 
@@ -212,13 +214,19 @@ class Checkpointer:
 def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
     """Reads the shards of this process and the sealed host data of a checkpoint.
 
-    Waits for no other process: one that cannot read its shards would leave the others in Orbax's barriers.
+    Waits for no other process: one that cannot read its shards would leave the others in Orbax's barriers. If
+    `abstract` has no state of an optimizer (`optimizers.build_readable`), that of the checkpoint is left out.
 
     Raises:
-        UserError: the checkpoint is damaged, or its arrays have other shapes than `abstract`.
+        UserError: the checkpoint is damaged, its arrays have other shapes than `abstract`, or averages that are left
+            out are the parameters to evaluate.
     """
-    types = jax.tree.map(_restore_args, abstract)
-    args = ocp.args.Composite(state=ocp.args.PyTreeRestore(abstract, restore_args=types), host=ocp.args.JsonRestore())
+    partial, wanted = not jax.tree.leaves(abstract.opt_state), vars(abstract)
+    if partial:
+        wanted = {name: part for name, part in wanted.items() if {*jax.tree.leaves(part)} - {ocp.PLACEHOLDER}}
+    tree = wanted if partial else abstract
+    state = ocp.args.PyTreeRestore(tree, jax.tree.map(_restore_args, tree), partial_restore=partial)
+    args = ocp.args.Composite(state=state, host=ocp.args.JsonRestore())
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
     handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
     try:
@@ -229,7 +237,10 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
         raise UserError(f"{path} is damaged, or not of this config's model: {reason}") from error
     if not _is_intact(sealed := restored.host):
         raise UserError(f"{path} is damaged: the checksum of its host data does not match")
-    return restored.state, sealed
+    if partial and any(name.endswith(".weight_sum") for name in sealed["checksums"]):
+        reader = "tformer_jax.train(cfg, data=..., optimizer=..., resume=True)"
+        raise UserError(f"{path} has the averages of a schedule-free optimizer of Python: only {reader} reads them")
+    return dataclasses.replace(abstract, **restored.state) if partial else restored.state, sealed
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:

@@ -104,7 +104,7 @@ def own_metrics(functions: Mapping[str, Callable[..., float]], samples: Sequence
         outputs, references = [sample.output for sample in samples], [sample.reference for sample in samples]
         with noted(f"in metrics[{name!r}]"):
             values[name] = value = function(outputs, references)
-        if np.shape(value) or not np.issubdtype(np.asarray(value).dtype, np.number) or not np.isfinite(value):
+        if np.shape(value) or np.asarray(value).dtype.kind not in "iuf" or not np.isfinite(value):
             raise UserError(f"metrics[{name!r}] returned {value!r}: it must return a finite number")
     return {name: float(value) for name, value in values.items()}
 

@@ -76,7 +76,7 @@ def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: Process
         params = weights.load(run, abstract, checkpointer.latest_step()) if step is None else None
         if params is not None:
             return params
-        optimizer = optimizers.build(cfg, registry.shapes(model))
+        optimizer = optimizers.build_readable(cfg, registry.shapes(model))
         return weights.restored(cfg, checkpointer, state.abstract(model, optimizer, cfg, mesh), step)
 
 
@@ -95,7 +95,8 @@ def load_adapted(run: Path, cfg: Config, mesh: Mesh | None = None, step: int | N
     run_folder.check_step(run, facts["steps"][0])
     with contextlib.closing(Checkpointer(run_folder.checkpoints(run))) as checkpointer:
         model = registry.build(cfg.model)
-        abstract = state.abstract(model, optimizers.build(cfg, registry.shapes(model)), cfg, mesh or _first_device())
+        optimizer = optimizers.build_readable(cfg, registry.shapes(model))
+        abstract = state.abstract(model, optimizer, cfg, mesh or _first_device())
         adapted: lora.Adapted = weights.restored(
             cfg, checkpointer, abstract, facts["steps"][0], weights.adapted_to_evaluate
         )

@@ -356,10 +356,8 @@ class Training:
         with self.watchdog.paused():
             first = non_finite.origin(self.experiment.model, params, batch, key, self.cfg, taught)
         saved = self.checkpointer.latest_step()
-        return RunError(
-            f"{error} ({first}; last checkpoint: {f'step {saved}' if saved else 'none'}); repeat the command with "
-            f"--resume and such settings as {non_finite.milder_flags(self.cfg)}"
-        )
+        last = f"last checkpoint: {f'step {saved}' if saved else 'none'}"
+        return RunError(f"{error} ({first}; {last}); {non_finite.advice(self.cfg)}")
 
     def close(self) -> None:
         """Stops the watchdog and the profiler, and waits for pending writes."""

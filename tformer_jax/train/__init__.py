@@ -1,6 +1,7 @@
 """Training: schedules, optimizers, the train step, checkpoints and the loop.
 
-Called as a function, `tformer_jax.train(cfg, data)` is `tformer_jax.notebook.training.train`.
+Called as a function, `tformer_jax.train(cfg, data)` is `tformer_jax.notebook.training.train`, whose arguments
+`help(tformer_jax.notebook.training.train)` explains.
 """
 
 import sys

@@ -18,13 +18,13 @@ from tformer_jax.train import lora, schedules
 from tformer_jax.train.step import accumulated_gradients
 
 
-def milder_flags(cfg: Config) -> str:
-    """Returns flags of `train.py` with settings that make divergence less likely, and that a resume accepts."""
+def advice(cfg: Config) -> str:
+    """Returns what makes divergence less likely: flags that a resume accepts, or another optimizer of Python."""
+    if cfg.optim.optimizer == "python":
+        return "train another run with a milder optimizer=, which train.start_from lets start from this one"
     rate, warmup, clip = schedules.peak(cfg) / 10, 10 * cfg.optim.warmup_steps, cfg.optim.clip_norm / 10 or 1.0
-    return (
-        f"--config.optim.learning_rate={rate:.3g}, --config.optim.warmup_steps={warmup} or "
-        f"--config.optim.clip_norm={clip:.3g}"
-    )
+    flags = f"--config.optim.learning_rate={rate:.3g}, --config.optim.warmup_steps={warmup}"
+    return f"repeat the command with --resume and such settings as {flags} or --config.optim.clip_norm={clip:.3g}"
 
 
 def origin(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config, *teacher: Any) -> str:

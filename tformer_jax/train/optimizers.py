@@ -152,6 +152,11 @@ def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
     return params
 
 
+def build_readable(cfg: Config, shapes: Any) -> optax.GradientTransformation:
+    """Returns the optimizer whose state checkpoints have, or for one that was given in Python, one without a state."""
+    return optax.identity() if cfg.optim.optimizer == "python" else build(cfg, shapes)
+
+
 def needed_to_evaluate(opt_state: optax.OptState, other: Any) -> optax.OptState:
     """Returns the optimizer state with every leaf that `evaluation_params` does not use replaced by `other`."""
 
