@@ -80,6 +80,35 @@ def test_its_program_writes_what_the_run_writes(case, tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
+    ("decode", "options"),
+    [
+        (
+            {"min_new_tokens": 3, "repetition_penalty": 2.0, "no_repeat_ngram": 1},
+            ["min_decoding_length=3", "repetition_penalty=2.0", "no_repeat_ngram_size=1"],
+        ),
+        ({"strategy": "sample", "top_k": 5}, ["sampling_topk=5", "sampling_topp=1.0", "sampling_temperature=1.0"]),
+        ({}, ["beam_size=1"]),
+    ],
+)
+def test_its_program_has_the_settings_of_decoding(tmp_path, decode, options):
+    """Regression test: the program for CTranslate2 lost them, and that for transformers failed with stop texts."""
+    cfg, _, tokenizers = experiment(tmp_path)
+    cfg = tj.configs.change(cfg, decode=decode, model={"vocab_size": tokenizers.target.vocab_size})
+    languages = Languages(cfg.data, tokenizers)
+    run = types.SimpleNamespace(config=cfg, tokenizers=tokenizers, languages=languages)
+    program = model_card._program("out", run, "AutoModelForSeq2SeqLM", "ctranslate2", "")
+    given = re.findall(r"(\w+=[\w.]+)", program.partition("translate_batch")[2])
+    optional = {"min_decoding_length", "repetition_penalty", "no_repeat_ngram_size", "sampling_topk"}
+    assert {*options} <= {*given}
+    assert {text.partition("=")[0] for text in given} & optional == {
+        text.partition("=")[0] for text in options
+    } & optional
+    run.config = tj.configs.change(cfg, decode={"stop": ("q",)})
+    program = model_card._program("out", run, "AutoModelForSeq2SeqLM", "huggingface", "")
+    assert "model.generate(**inputs, tokenizer=tokenizer)" in program
+
+
+@pytest.mark.parametrize(
     ("tags", "lines"),
     [
         ({}, ['tags = tokenizer.convert_tokens_to_ids(["<2en>"])']),

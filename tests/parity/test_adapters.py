@@ -36,6 +36,7 @@ CASES = {
         "alpha_pattern": {"layers.1.self_attn.q_proj": 9},
         "modules_to_save": ["lm_head"],
     },
+    "llama, head": {"target_modules": ["v_proj", "lm_head"], "task_type": "CAUSAL_LM"},
     "gpt2": {"target_modules": ["c_attn", "attn.c_proj"], "fan_in_fan_out": True},
 }
 
@@ -53,7 +54,7 @@ def save_adapter(model, folder, **options) -> torch.nn.Module:
 
 @pytest.mark.parametrize("kind", rest_slow([*CASES], 1))
 def test_logits_are_those_of_peft(kind, imported, tmp_path):
-    folder, _, model = imported(kind)
+    folder, _, model = imported(kind.partition(",")[0])
     model = type(model).from_pretrained(folder)
     before = model(torch.tensor(TOKENS)).logits.detach().numpy()
     adapted = save_adapter(model, tmp_path / "adapter", **CASES[kind])
@@ -217,3 +218,31 @@ def test_a_classifier_of_a_base_without_a_head(tmp_path):
     assert run.labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
     expected = adapted(torch.tensor(tokens)).logits.detach().numpy()
     assert_close(run.model.apply({"params": run.params}, jnp.asarray(tokens)), expected, 1e-4)
+
+
+def test_an_adapter_of_a_classifier_with_a_layer_before_its_head(tmp_path):
+    """Regression test: `pre_classifier`, which PEFT saves with the head, was asked of a base for masked tokens."""
+    (tmp_path / "base").mkdir()
+    size = checkpoints.word_pieces(tmp_path / "base")["vocab_size"]
+    sizes = {"dim": 8, "hidden_dim": 12, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 32, "pad_token_id": 1}
+    checkpoints.save(tmp_path / "base", "DistilBertForMaskedLM", {"vocab_size": size, **sizes})
+    model = transformers.DistilBertForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3).eval()
+    adapted = save_adapter(model, tmp_path / "adapter", task_type="SEQ_CLS", target_modules=["q_lin", "v_lin"])
+    flags = ["--adapter", str(tmp_path / "adapter"), "--family", "classifier", "--run", str(tmp_path / "run")]
+    import_hf.main([str(tmp_path / "base"), *flags])
+    run, tokens = tj.load(tmp_path / "run"), np.array([[2, 7, 9, 3]])
+    expected = adapted(torch.tensor(tokens)).logits.detach().numpy()
+    assert_close(run.model.apply({"params": run.params}, jnp.asarray(tokens)), expected, 1e-4)
+
+
+def test_an_adapter_of_a_base_model_has_names_without_its_prefix(tmp_path):
+    """Regression test: adapters of embedders, which PEFT wraps around `AutoModel`, were refused."""
+    (tmp_path / "base").mkdir()
+    base = checkpoints.llama(tmp_path / "base").model
+    adapted = save_adapter(base, tmp_path / "adapter", task_type="FEATURE_EXTRACTION", target_modules=["q_proj"])
+    flags = ["--adapter", str(tmp_path / "adapter"), "--run", str(tmp_path / "run")]
+    import_hf.main([str(tmp_path / "base"), *flags])
+    run = tj.load(tmp_path / "run")
+    expected = adapted(torch.tensor(TOKENS)).last_hidden_state.detach().numpy()
+    actual = run.model.apply({"params": run.params}, jnp.asarray(TOKENS), method="features")
+    assert_close(actual, expected, 1e-4)

@@ -158,7 +158,9 @@ def _save_converted(place: Path, options: argparse.Namespace, run: tj.Run, origi
     for path in checkpoint.iterdir():
         if path.name not in ONLY_HUGGINGFACE:
             path.replace(converted / path.name)
-    return model_type, reports, notes
+    decode = run.config.decode
+    unwritten = [f"decode.{name}={getattr(decode, name)!r}" for name in ("stop", "min_p") if getattr(decode, name)]
+    return model_type, reports, [*notes, *(f"CTranslate2 does not have {setting}" for setting in unwritten)]
 
 
 WRITERS = {"huggingface": _save_checkpoint, "ctranslate2": _save_converted, "peft": _save_adapter}

@@ -46,7 +46,7 @@ inputs["decoder_input_ids"] = torch.tensor([start])
 """
 ADAPTER = """model = PeftModel.from_pretrained(model, "{folder}")
 """
-GENERATION = """output = model.generate(**inputs)[0]
+GENERATION = """output = model.generate(**inputs{stops})[0]
 print(tokenizer.decode(output, skip_special_tokens=True))
 """
 CTRANSLATE2 = """import ctranslate2
@@ -165,8 +165,15 @@ def _program(folder: str, run: tj.Run, auto: str, kind: str, base: str) -> str:
         else:
             text += INPUTS
         text += TAGGED_OUTPUTS.format(target=json.dumps(tags.target)) if tags and tags.target else ""
-        text += GENERATION if run.config.model.model_class.decodes else "print(model(**inputs))\n"
+        stops = ", tokenizer=tokenizer" if run.config.decode.stop else ""
+        decodes = run.config.model.model_class.decodes
+        text += GENERATION.format(stops=stops) if decodes else "print(model(**inputs))\n"
         return ("from peft import PeftModel\n" if adapter else "") + text
+    return _converted_program(folder, run, tags)
+
+
+def _converted_program(folder: str, run: tj.Run, tags: "Tags | None") -> str:
+    """Returns a Python program that uses the exported folder in CTranslate2."""
     cfg, target, pair = run.config.decode, run.tokenizers.target, run.config.model.model_class.reads_source
     V = run.config.model.size("vocab_size")
     never = generation.suppressed_fields(target.special, target.vocab_size, V).get("bad_words_ids", [])
@@ -174,6 +181,12 @@ def _program(folder: str, run: tj.Run, auto: str, kind: str, base: str) -> str:
     longest = cfg.max_new_tokens or run.config.model.max_length
     options: dict[str, Any] = {"beam_size": cfg.width, "max_decoding_length" if pair else "max_length": longest}
     options |= {"length_penalty": cfg.length_alpha} if cfg.width > 1 else {}
+    options |= {"min_decoding_length" if pair else "min_length": cfg.min_new_tokens} if cfg.min_new_tokens else {}
+    options |= {"repetition_penalty": cfg.repetition_penalty} if cfg.repetition_penalty != 1 else {}
+    options |= {"no_repeat_ngram_size": cfg.no_repeat_ngram} if cfg.no_repeat_ngram else {}
+    if cfg.strategy == "sample":
+        top = {"sampling_topk": cfg.top_k or 0, "sampling_topp": 1.0 if cfg.top_p is None else cfg.top_p}
+        options |= {**top, "sampling_temperature": cfg.temperature}
     options |= {"suppress_sequences": names} if names else {}
     options |= {"target_prefix": [tags.target]} if tags and tags.target else {}
     if not pair:

@@ -8,7 +8,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, Settings
+from tformer_jax.interop.array_names import with_prefix
 from tformer_jax.interop.files import ADAPTER, StoredArrays, read_arrays
 from tformer_jax.interop.mapping import Layout, their_rule
 from tformer_jax.models import conversions
@@ -37,14 +38,15 @@ UNREAD = (
 """Fields of adapter_config.json that are about training, or that the arrays determine."""
 
 
-def merge(base: StoredArrays, folder: Path, tied: Collection[str], classifier: str = "classifier") -> StoredArrays:
+def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture: Architecture) -> StoredArrays:
     """Returns the arrays of a checkpoint with an adapter: W + s B A, computed in float32 as an array is read.
 
-    The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`.
+    The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`. An adapter of a base model, such as those of
+    embedders, has names without the prefix of the architecture.
 
     Args:
         tied: names of arrays of the base that the model uses twice, which an adapter may not change.
-        classifier: name of the head of a classifier, which the base need not have.
+        architecture: of the base, which need not have the heads of classifiers.
 
     Raises:
         UserError: the folder is not an adapter of this checkpoint, or is of another kind.
@@ -52,14 +54,16 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], classifier: s
     config = _read_config(folder)
     arrays = read_arrays(folder)
     names = {name: name.removeprefix(STEM).replace(".base_layer.", ".") for name in arrays}
-    arrays = arrays.renamed(names)
-    modules = sorted({match[1] for name in arrays if (match := FACTOR.fullmatch(name))})
+    prefixed = with_prefix(arrays := arrays.renamed(names), architecture)
+    arrays = prefixed if any(f"{module}.weight" in base for module in _adapted_modules(prefixed)) else arrays
+    modules = _adapted_modules(arrays)
     factors = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
     merged = {f"{module}.weight": functools.partial(_add_product, base, arrays, module, config) for module in modules}
-    whole = {name: functools.partial(arrays.__getitem__, name) for name in arrays if name not in factors}
+    own = [name for name in arrays if name not in factors and name not in merged]
+    whole = {name: functools.partial(arrays.__getitem__, name) for name in own}
     if not arrays:
         raise UserError(f"{folder} has no arrays of an adapter")
-    present = {name for name in whole if not name.startswith(f"{classifier.partition('.')[0]}.")}
+    present = {name for name in whole if not _is_of_classifier(name, architecture)}
     for place, needed, held in (("adapter", factors, arrays), ("checkpoint", {*merged, *present}, base)):
         if absent := sorted(set(needed) - held.keys()):
             raise UserError(f"{folder}: the {place} has no array {absent[0]}: they do not fit together")
@@ -67,6 +71,16 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], classifier: s
         raise UserError(f"{folder} changes {changed[0]}, which the model also uses as its output head: not supported")
     readers = {name: functools.partial(base.__getitem__, name) for name in base}
     return StoredArrays(readers | merged | whole)
+
+
+def _adapted_modules(names: Iterable[str]) -> list[str]:
+    return sorted({match[1] for name in names if (match := FACTOR.fullmatch(name))})
+
+
+def _is_of_classifier(name: str, architecture: Architecture) -> bool:
+    """Returns whether an array is of a classifier's head, such as DistilBERT's `pre_classifier`, as PEFT names it."""
+    parts = name.split(".")[:-1]
+    return any(part.endswith(("classifier", architecture.classifier.partition(".")[0])) for part in parts)
 
 
 def _read_config(folder: Path) -> Settings:

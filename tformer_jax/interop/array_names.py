@@ -17,15 +17,19 @@ def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredAr
     """Renames gamma and beta of early checkpoints, adds the prefix that checkpoints of a base model omit, and removes
     that of a language model beside a model of images.
     """
-    wrapped, base = _wrapper_length(arrays), is_base_model(arrays, architecture)
+    wrapped = _wrapper_length(arrays)
     names = {name: LANGUAGE_MODEL.sub(r"\1", name[wrapped:]) for name in arrays}
     for early, modern in (("gamma", "weight"), ("beta", "bias")):
         names = {old: re.sub(rf"LayerNorm\.{early}$", f"LayerNorm.{modern}", new) for old, new in names.items()}
-    if base:
-        names = {
-            old: new if new.startswith(architecture.heads) else architecture.prefix + new for old, new in names.items()
-        }
-    return arrays.renamed(names)
+    return with_prefix(arrays.renamed(names), architecture)
+
+
+def with_prefix(arrays: StoredArrays, architecture: Architecture) -> StoredArrays:
+    """Adds the prefix that the names of a base model's arrays lack."""
+    if not is_base_model(arrays, architecture):
+        return arrays
+    heads, prefix = architecture.heads, architecture.prefix
+    return arrays.renamed({name: name if name.startswith(heads) else prefix + name for name in arrays})
 
 
 def is_base_model(names: Collection[str], architecture: Architecture) -> bool:

@@ -119,6 +119,8 @@ def _strategy_settings(given: Settings) -> tuple[Settings, list[str]]:
         penalty = {"length_penalty": given.get("length_penalty", 1.0)}
         refused = penalty if penalty["length_penalty"] < 0 else {}
         left = [f"{name}={value!r}" for name, value in refused.items()]
+        if "forced_eos_token_id" in given:  # here the last token of such outputs has no score, and no beam waits for it
+            left.append(f"forced_eos_token_id={given['forced_eos_token_id']!r} (only outputs at the limit may differ)")
         return _beam_settings(given | dict.fromkeys(refused, 0.0)), left + (sampling if given.get("do_sample") else [])
     if not given.get("do_sample"):
         return {}, []
@@ -175,6 +177,10 @@ def suppressed_fields(special: SpecialTokens, tokens: int, V: int) -> Settings:
     return ({"bad_words_ids": words} if words else {}) | ({"suppress_tokens": padding} if padding else {})
 
 
+WORKFLOW = ("candidates", "glossary", "split_sentences", "context", "markup", "casing")
+"""Settings of what surrounds the decoding of a text, which only this package has."""
+
+
 def generation_fields(cfg: DecodeConfig, model: ModelConfig) -> tuple[Settings, list[str]]:
     """Returns the fields of `generation_config.json`, and the settings that it cannot hold, as `decode.name=value`.
 
@@ -194,7 +200,7 @@ def generation_fields(cfg: DecodeConfig, model: ModelConfig) -> tuple[Settings, 
     }
     if cfg.stop:
         fields["stop_strings"] = list(cfg.stop)
-    lacking = ["forbidden", "prefix", "unknown", "detokenize"]
+    lacking = ["forbidden", "prefix", "unknown", "detokenize", *WORKFLOW]
     if cfg.strategy == "beam":
         early = next(theirs for theirs, ours in STOPPING.items() if ours == cfg.early_stopping)
         fields |= {"length_penalty": cfg.length_alpha, "early_stopping": early}

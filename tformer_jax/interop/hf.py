@@ -109,7 +109,7 @@ def load(
         shared = (architecture.shared, head) if tied or head not in arrays else ()
         classifier = f"{architecture.classifier}.weight"
         lacking = classifier not in arrays
-        arrays = adapters.merge(arrays, adapter, shared, architecture.classifier)
+        arrays = adapters.merge(arrays, adapter, shared, architecture)
         if lacking and classifier in arrays:
             hf |= {"architectures": [architecture.name], "num_labels": len(arrays[classifier])}
     base = is_base_model(stored, architecture)
