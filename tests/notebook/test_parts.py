@@ -74,6 +74,8 @@ def test_batches_and_states_that_do_not_fit():
         step(state, BATCH | {"note": "first"})
     with pytest.raises(UserError, match="the state is of another optimizer or model"):
         step(tj.init_state(CONFIG, optax.adam(0.1)), BATCH)
+    with pytest.raises(UserError, match="the state and the batch are on different devices: use jax.device_put"):
+        step(state, jax.device_put(BATCH, jax.devices()[1]))
     step(state, BATCH)
 
 
