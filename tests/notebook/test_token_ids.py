@@ -47,6 +47,16 @@ def test_labels_are_no_ids():
             python_corpus(config("classifier"), {"train": [wrong], "validation": labeled})
 
 
+def test_only_the_side_whose_tokenizer_reads_ids_has_them():
+    """Regression test: ids of the other side became a text of numbers, which its tokenizer split into digits."""
+    cfg = config("seq2seq", tokenizer="words", source_tokenizer="ids", shared_vocab=False)
+    split = [([1, 2], "one two")]
+    corpus = python_corpus(cfg, {"train": split, "validation": split})
+    assert corpus.train == [{"source": "1 2", "target": "one two"}]
+    with pytest.raises(DataError, match=r"all of them str; of token ids with data.tokenizer='ids'"):
+        python_corpus(cfg, {"train": [([1, 2], [3])], "validation": split})
+
+
 @pytest.mark.parametrize(
     ("changes", "ids", "problem"),
     [

@@ -221,10 +221,9 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
         UserError: the checkpoint is damaged, its arrays have other shapes than `abstract`, or averages that are left
             out are the parameters to evaluate.
     """
-    partial, wanted = not jax.tree.leaves(abstract.opt_state), vars(abstract)
-    if partial:
-        wanted = {name: part for name, part in wanted.items() if {*jax.tree.leaves(part)} - {ocp.PLACEHOLDER}}
-    tree = wanted if partial else abstract
+    tree: Any = abstract
+    if partial := not jax.tree.leaves(abstract.opt_state):
+        tree = {name: part for name, part in vars(abstract).items() if {*jax.tree.leaves(part)} - {ocp.PLACEHOLDER}}
     state = ocp.args.PyTreeRestore(tree, jax.tree.map(_restore_args, tree), partial_restore=partial)
     args = ocp.args.Composite(state=state, host=ocp.args.JsonRestore())
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})

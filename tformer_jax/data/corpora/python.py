@@ -1,7 +1,7 @@
 """Examples that `tformer_jax.train` and `tformer_jax.batches` are given in Python."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def python_examples(cfg: Config, examples: Any) -> Corpus:
 
 
 def _read_split(name: str, examples: Iterable[Any], cfg: Config) -> Sequence[Example]:
-    keys, ids = task_of(cfg).keys, "ids" in cfg.data.tokenizer_kinds
-    if ids and len(keys) == 1 and _as_ids(examples) is not None:
+    keys, ids = task_of(cfg).keys, _keys_of_ids(cfg)
+    if keys == ids and len(keys) == 1 and _ids_as_text(examples) is not None:
         examples = [examples]
     if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable):
         raise DataError(f"data[{name!r}] is {type_with_article(examples)}: pass a sequence of examples")
@@ -81,11 +81,11 @@ def _read_split(name: str, examples: Iterable[Any], cfg: Config) -> Sequence[Exa
     return split
 
 
-def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: bool = False) -> Example:
+def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: Collection[str] = ()) -> Example:
     """Returns an example as a dictionary with the keys of its task; a conversation may also be a list of messages.
 
     Args:
-        ids: whether a part may also be a sequence or an array of integers, which is written as a text of numbers.
+        ids: keys of texts that may also be a sequence or an array of integers, which is written as numbers.
 
     Raises:
         DataError: it is of another form; the message begins with `where`.
@@ -96,14 +96,18 @@ def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: bool =
         except DataError as error:
             raise DataError(f"{where} {error}") from None
     parts = _parts_of(example, keys)
-    if ids and len(parts) == len(keys):
-        given = [None if key == "label" else _as_ids(part) for key, part in zip(keys, parts, strict=True)]
+    if len(parts) == len(keys):
+        given = [_ids_as_text(part) if key in ids else None for key, part in zip(keys, parts, strict=True)]
         parts = [part if text is None else text for part, text in zip(parts, given, strict=True)]
     if len(parts) != len(keys) or not all(isinstance(part, str) for part in parts):
         array = isinstance(example, np.ndarray)
         shown = f"an array of {example.dtype}" if array else type_with_article(example)
         form = "a text (str)" if len(keys) == 1 else f"({', '.join(keys)}), all of them str"
-        hint = "" if ids or not any(_as_ids(part) for part in parts) else "; of token ids with data.tokenizer='ids'"
+        hint = (
+            ""
+            if keys == ids or not any(_ids_as_text(part) for part in parts)
+            else "; of token ids with data.tokenizer='ids'"
+        )
         raise DataError(f"{where} is {shown}, {str(example)[:40]!r}: this task reads {form}{hint}")
     texts = [str(part) for part in parts]
     if wrong := [text for text in texts if not is_unicode(text)]:
@@ -112,10 +116,17 @@ def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: bool =
     return {**with_direction(dict(zip(keys, texts, strict=True))), **extra}
 
 
+def _keys_of_ids(cfg: Config) -> tuple[str, ...]:
+    """Returns the keys of the texts whose tokenizer reads token ids."""
+    source, target = cfg.data.tokenizer_kinds
+    kinds = {"source": source, "target": target, "text": target}
+    return tuple(key for key in task_of(cfg).keys if kinds.get(key) == "ids")
+
+
 def _parts_of(example: Any, keys: tuple[str, ...]) -> list[Any]:
     if isinstance(example, Mapping):
         return [example.get(key) for key in keys]
-    if len(keys) == 1 and (isinstance(example, str) or _as_ids(example) is not None):
+    if len(keys) == 1 and (isinstance(example, str) or _ids_as_text(example) is not None):
         return [example]
     if isinstance(example, np.ndarray) and example.ndim == 1:
         return example.tolist()
@@ -123,7 +134,7 @@ def _parts_of(example: Any, keys: tuple[str, ...]) -> list[Any]:
     return [*example] if is_sequence or getattr(example, "ndim", None) else [example]
 
 
-def _as_ids(part: Any) -> str | None:
+def _ids_as_text(part: Any) -> str | None:
     """Returns a sequence or an array of integers as a text of numbers; None: it is something else."""
     if not (isinstance(part, list | tuple | range) or getattr(part, "ndim", None) == 1):
         return None
