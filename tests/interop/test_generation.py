@@ -40,7 +40,8 @@ def test_what_is_written_is_read_as_the_same_settings(name, family, tmp_path):
 
 
 def test_all_tokens_are_sampled_from_unless_a_limit_is_set():
-    fields, _ = generation.generation_fields(DecodeConfig(strategy="sample"), tiny("decoder_lm"))
+    fields, left = generation.generation_fields(DecodeConfig(strategy="sample", candidates=4), tiny("decoder_lm"))
+    assert left == ["decode.candidates=4"]
     assert (fields["top_k"], fields["top_p"]) == (0, 1.0)
 
 

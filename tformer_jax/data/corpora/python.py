@@ -103,12 +103,9 @@ def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: Collec
         array = isinstance(example, np.ndarray)
         shown = f"an array of {example.dtype}" if array else type_with_article(example)
         form = "a text (str)" if len(keys) == 1 else f"({', '.join(keys)}), all of them str"
-        hint = (
-            ""
-            if keys == ids or not any(_ids_as_text(part) for part in parts)
-            else "; of token ids with data.tokenizer='ids'"
-        )
-        raise DataError(f"{where} is {shown}, {str(example)[:40]!r}: this task reads {form}{hint}")
+        if {*keys} - {*ids, "label"} and any(_ids_as_text(part) for part in parts):
+            form += "; of token ids with data.tokenizer='ids'"
+        raise DataError(f"{where} is {shown}, {str(example)[:40]!r}: this task reads {form}")
     texts = [str(part) for part in parts]
     if wrong := [text for text in texts if not is_unicode(text)]:
         raise DataError(f"{where}: {wrong[0][:40]!r} {NOT_A_CHARACTER}")
