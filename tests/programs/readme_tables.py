@@ -75,7 +75,8 @@ def _hardware(result: dict[str, Any]) -> str:
     hardware = result["hardware"]
     if not hardware["devices"].endswith(" cpu"):
         return hardware["devices"]
-    return f"{hardware['cores']} cores{PROCESSORS.get(hardware['processor'], '')}"
+    cores = hardware["cores"]
+    return f"{cores} {'core' if cores == 1 else 'cores'}{PROCESSORS.get(hardware['processor'], '')}"
 
 
 def _metrics(values: dict[str, float], spread: dict[str, float] | None = None) -> str:
