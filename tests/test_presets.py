@@ -31,6 +31,8 @@ RELEASED = {
     "t5_v1_1_xxl": 11_135_332_352,
     "bart_base": 139_420_416,
     "bart_large": 406_291_456,
+    "m2m_100_418m": 483_905_536,
+    "nllb_200_600m": 615_073_792,
     "opus_mt": 74_410_496 - 2 * 512 * 512 + 58_101,  # theirs counts two tables of positions, and not the output bias
     "llama2_7b": 6_738_415_616,
     "llama2_13b": 13_015_864_320,

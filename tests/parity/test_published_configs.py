@@ -165,6 +165,8 @@ PRESETS = {
     "google/flan-t5-small": "t5_v1_1_small",
     "facebook/bart-base": "bart_base",
     "Helsinki-NLP/opus-mt-en-de": "opus_mt",
+    "facebook/m2m100_418M": "m2m_100_418m",
+    "facebook/nllb-200-distilled-600M": "nllb_200_600m",
 }
 NOT_TIED = (
     "Llama-2",

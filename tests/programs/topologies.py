@@ -19,6 +19,7 @@ from typing import Any
 
 from tformer_jax.config import ParallelConfig
 from tformer_jax.lab.commands.describe import preset_config
+from tformer_jax.runs.hardware import CHIPS
 from tformer_jax.runs.run_folder import write_json
 
 LARGE = {"dtype": "bfloat16", "scan_layers": True, "remat": "nothing_saveable"}
@@ -46,6 +47,8 @@ CASES = {
     "llama3_8b fsdp+tp v5e:16x16": Case("llama3_8b", "v5e:16x16", {"preset": "fsdp+tp"}, LARGE, 4096),
     "t5_v1_1_base v5e:4x4": Case("t5_v1_1_base", "v5e:4x4", {"preset": "fsdp"}, LARGE, 512),
     "t5_v1_1_base v5e:16x16": Case("t5_v1_1_base", "v5e:16x16", {"preset": "fsdp"}, LARGE, 512),
+    "nllb_200_600m v5e:4x4": Case("nllb_200_600m", "v5e:4x4", {"preset": "fsdp"}, LARGE, 512),
+    "nllb_200_600m v5e:16x16": Case("nllb_200_600m", "v5e:16x16", {"preset": "fsdp"}, LARGE, 512),
     "experts v6e:4x4": Case("mixtral_8x7b", "v6e:4x4", {"data": 1, "fsdp": 2, "expert": 8}, EXPERTS, 2048),
     "experts v5e:16x16": Case("mixtral_8x7b", "v5e:16x16", {"data": 1, "fsdp": 32, "expert": 8}, EXPERTS, 2048),
     "ring v5e:4x4": Case("gpt2", "v5e:4x4", {"data": 1, "fsdp": 4, "sequence": 4}, RING, 8192),
@@ -63,6 +66,7 @@ def compiled(name: str) -> dict[str, Any]:
     cfg = dataclasses.replace(
         cfg, model=dataclasses.replace(cfg.model, **case.model), parallel=ParallelConfig(**case.parallel)
     )
+    chip = CHIPS[case.topology.partition(":")[0]]
     actual, _ = programs.train_step(cfg, topology.slice_devices(case.topology), None, case.length)
     return {
         "case": name,
@@ -78,6 +82,14 @@ def compiled(name: str) -> dict[str, Any]:
         },
         "collectives": [each._asdict() | {"sent": round(each.bytes_sent)} for each in actual.collectives],
         "flops": actual.flops,
+        "least_seconds": {
+            "computing": actual.seconds_computing(chip),
+            "moving": actual.seconds_moving(chip),
+            "sending": actual.seconds_sending(chip),
+            "step": actual.seconds(chip, overlap=True),
+            "step_without_overlap": actual.seconds(chip, overlap=False),
+        },
+        "largest_mfu": actual.utilization_bound(chip, overlap=True),
     }
 
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders: the 2017 Transformer, T5, BART and Marian."""
+"""Encoder-decoders: the 2017 Transformer, T5, BART, Marian, M2M-100 and NLLB."""
 
 from tformer_jax.presets.types import Settings
 
@@ -85,6 +85,25 @@ def bart(dim: int, layers: int, heads: int) -> Settings:
     }
 
 
+def m2m_100(vocab_size: int) -> Settings:
+    """ "Beyond English-Centric Multilingual Machine Translation" (2021); positions start after padding's id of 1."""
+    return {
+        "vocab_size": vocab_size,
+        "source_vocab_size": vocab_size,
+        "max_length": 1024,
+        "dim": 1024,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "num_heads": 16,
+        "ffn_dim": 4096,
+        "position": "sinusoidal_fairseq",
+        "position_offset": 2,
+        "tie_embeddings": "all",
+        "attention_dropout": 0.1,
+        "initializer": "normal",
+    }
+
+
 _RMS_POST = {
     "vocab_size": 10_000,
     "source_vocab_size": 10_000,
@@ -156,4 +175,7 @@ PRESETS: dict[str, Settings] = {
     "t5_v1_1_xxl": t5_v1_1(4096, 24, 64, 64, 10_240),
     "bart_base": bart(768, 6, 12),
     "bart_large": bart(1024, 12, 16),
+    "m2m_100_418m": m2m_100(128_112),
+    # "No Language Left Behind: Scaling Human-Centered Machine Translation" (2022), distilled
+    "nllb_200_600m": m2m_100(256_206),
 }

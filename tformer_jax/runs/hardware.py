@@ -23,6 +23,8 @@ class Chip:
     """Peak dense bfloat16 FLOP/s."""
     memory: int = 0
     """HBM in bytes (TPUs only)."""
+    hbm: float = 0
+    """HBM bandwidth in bytes/s (TPUs only)."""
     ici: float = 0
     """ICI bandwidth over all links in one direction, in bytes/s (TPUs only)."""
 
@@ -36,10 +38,10 @@ CHIPS = {
     "h200_nvl": Chip("NVIDIA H200 NVL", 835e12),
     "gh200": Chip("NVIDIA GH200", 989e12),
     "b200": Chip("NVIDIA B200", 2250e12),
-    "v4": Chip("TPU v4", 275e12, 32 * GIB, ici=300 * GB),
-    "v5e": Chip("TPU v5 lite", 197e12, 16 * GIB, ici=200 * GB),
-    "v5p": Chip("TPU v5", 459e12, 95 * GIB, ici=600 * GB),
-    "v6e": Chip("TPU v6 lite", 918e12, 32 * GIB, ici=400 * GB),
+    "v4": Chip("TPU v4", 275e12, 32 * GIB, hbm=1200 * GB, ici=300 * GB),
+    "v5e": Chip("TPU v5 lite", 197e12, 16 * GIB, hbm=800 * GB, ici=200 * GB),
+    "v5p": Chip("TPU v5", 459e12, 95 * GIB, hbm=2765 * GB, ici=600 * GB),
+    "v6e": Chip("TPU v6 lite", 918e12, 32 * GIB, hbm=1600 * GB, ici=400 * GB),
 }
 """Chips by short name; for TPUs, the kind in a topology such as v5e:4x4."""
 

@@ -88,11 +88,16 @@ def test_a_decoding_step_holds_its_cache():
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_bound_on_utilization(overlap):
-    chip = dataclasses.replace(CHIPS["v5e"], flops=100.0, ici=10.0)
+    chip = dataclasses.replace(CHIPS["v5e"], flops=100.0, hbm=50.0, ici=10.0)
     sent = (programs.Collective("collective-permute", "", 20, 2, 2),)
-    actual = programs.Program({}, 1, 1, 0, 0, 0, 0, sent, useful_flops=300.0, flops=600.0)
-    assert (actual.seconds_computing(chip), actual.seconds_sending(chip)) == (6, 4)
+    actual = programs.Program(
+        {}, 1, 1, arguments=100, outputs=10, results=60, temporaries=20, code=0, collectives=sent,
+        useful_flops=300.0, flops=600.0,
+    )  # fmt: skip
+    assert (actual.seconds_computing(chip), actual.seconds_moving(chip), actual.seconds_sending(chip)) == (6, 4, 4)
     assert actual.utilization_bound(chip, overlap=overlap) == (3 / 6 if overlap else 3 / 10)
+    slow = dataclasses.replace(chip, hbm=20.0)
+    assert actual.seconds(slow, overlap=overlap) == (10 if overlap else 14)
 
 
 def test_a_program_that_does_not_fit():

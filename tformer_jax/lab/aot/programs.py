@@ -35,6 +35,8 @@ class Program:
     """Size of the state and the batch."""
     outputs: int
     """Size of the results that do not reuse the memory of arguments."""
+    results: int
+    """Size of all results."""
     temporaries: int
     """Peak size of temporary buffers: activations, gradients, gathered parameters, fragmentation."""
     code: int
@@ -56,18 +58,26 @@ class Program:
         """Returns the time to compute at the chip's peak bfloat16 rate, in seconds."""
         return self.flops / chip.flops
 
+    def seconds_moving(self, chip: Chip) -> float:
+        """Returns the time to read arguments, write results, and write and read temporaries, once each, in seconds."""
+        return (self.arguments + self.results + 2 * self.temporaries) / chip.hbm
+
     def seconds_sending(self, chip: Chip) -> float:
         """Returns the time to communicate with all ICI links of the chip saturated, in seconds."""
         return sum(collective.bytes_sent for collective in self.collectives) / chip.ici
 
     def utilization_bound(self, chip: Chip, *, overlap: bool) -> float:
-        """Returns an upper bound on the model FLOPs utilization (MFU), by computation and communication alone.
+        """Returns the upper bound on the model FLOPs utilization (MFU) that follows from `seconds`."""
+        return self.useful_flops / chip.flops / self.seconds(chip, overlap=overlap)
+
+    def seconds(self, chip: Chip, *, overlap: bool) -> float:
+        """Returns a lower bound on the time of a call, in which computation hides the traffic of memory, in seconds.
 
         Args:
-            overlap: whether communication is hidden by computation instead of following it.
+            overlap: whether communication is hidden, too, instead of following.
         """
-        parts = self.seconds_computing(chip), self.seconds_sending(chip)
-        return self.useful_flops / chip.flops / (max(parts) if overlap else sum(parts))
+        parts = max(self.seconds_computing(chip), self.seconds_moving(chip)), self.seconds_sending(chip)
+        return max(parts) if overlap else sum(parts)
 
 
 def train_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, length: int) -> tuple[Program, Any]:
@@ -165,6 +175,7 @@ def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, ex
         length=length,
         arguments=planned.argument_size_in_bytes,
         outputs=planned.output_size_in_bytes - planned.alias_size_in_bytes,
+        results=planned.output_size_in_bytes,
         temporaries=planned.temp_size_in_bytes,
         code=planned.generated_code_size_in_bytes,
         collectives=tuple(collectives(program.as_text(), mesh.size)),

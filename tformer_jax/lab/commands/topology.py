@@ -62,12 +62,17 @@ def collectives_table(program: Program) -> Table:
 
 
 def bound_table(name: str, program: Program, chip: Chip) -> Table:
-    """Returns a table of times at the chip's peak rates, and of the utilization that they allow."""
-    rows = {
-        "FLOPs of a device (estimated by tracing)": f"{program.flops:.4g}",
-        "compute time": f"{1e3 * program.seconds_computing(chip):.4g} ms",
-        "communication time, over all links": f"{1e3 * program.seconds_sending(chip):.4g} ms",
-        "MFU without overlap": f"{program.utilization_bound(chip, overlap=False):.1%}",
-        "MFU with full overlap": f"{program.utilization_bound(chip, overlap=True):.1%}",
+    """Returns a table of lower bounds on the time of a step, at peak rates of the chip, and of the MFU they allow."""
+    parts = {
+        f"computation, {program.flops:.4g} FLOPs (estimated by tracing)": program.seconds_computing(chip),
+        "arguments, results and temporaries, once through HBM": program.seconds_moving(chip),
+        "communication, over all links": program.seconds_sending(chip),
     }
-    return make_table((f"upper bounds on {name}", "one step"), rows.items())
+    total = sum(parts.values())
+    rows = [(part, f"{1e3 * seconds:.4g} ms", f"{seconds / total:.0%}") for part, seconds in parts.items()]
+    table = make_table((f"lower bounds on {name}", "one step", "share"), rows)
+    table.add_section()
+    for overlap, how in ((False, "communication follows"), (True, "communication is hidden")):
+        mfu = f"MFU {program.utilization_bound(chip, overlap=overlap):.1%}"
+        table.add_row(f"step, if {how}", f"{1e3 * program.seconds(chip, overlap=overlap):.4g} ms", mfu)
+    return table
