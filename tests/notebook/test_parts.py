@@ -15,6 +15,7 @@ from tests.helpers import build, tiny
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.notebook import parts
 from tformer_jax.runs.evaluations import own_metrics
 from tformer_jax.tasks.evaluators.evaluation import Sample
 
@@ -62,6 +63,17 @@ def test_a_state_is_created_within_compiled_functions():
     shapes = jax.eval_shape(lambda: tj.init_state(CONFIG))
     assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), expected, compiled))
     assert jax.tree.map(jnp.shape, expected) == jax.tree.map(lambda leaf: leaf.shape, shapes)
+
+
+def test_a_step_has_the_options_of_commands_except_within_compiled_functions(monkeypatch):
+    """Regression test: `model.remat` saved no memory on CPUs, whose option of the compiler was missing."""
+    monkeypatch.setattr(parts, "train_step_options", lambda platform: {"no_such_option": True})
+    step, state = tj.train_step(CONFIG), tj.init_state(CONFIG)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        step(state, BATCH)
+    within = jax.jit(step)(state, BATCH)[1]
+    monkeypatch.undo()
+    assert float(tj.train_step(CONFIG)(state, BATCH)[1]["loss"]) == pytest.approx(float(within["loss"]), rel=1e-5)
 
 
 def test_batches_and_states_that_do_not_fit():

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 LESS_MEMORY = "model.remat='nothing_saveable' or train.loss_chunk"
 """Settings with which a train step needs less device memory, and which a resumed run may change."""
@@ -37,6 +37,12 @@ def first_line(error: BaseException | str, longest: int = 300) -> str:
 def one_line(error: BaseException | str, longest: int | None = 300) -> str:
     """Returns an error's message as one line, up to `longest` characters; None: whatever its length."""
     return " ".join(str(error).split())[:longest]
+
+
+def list_names(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Returns the first names for a message, and the number of those after `most`: "a, b and 3 more"."""
+    rest = len(names) - most
+    return separator.join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def out_of_memory(error: Exception) -> str | None:

@@ -9,6 +9,9 @@ from tformer_jax.config.fields import ConfigError
 Config = Any
 """A `config.schema.Config`, whose module imports this one."""
 
+NO_MOSES = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
+"""What is wrong with `decode.detokenize` where outputs are no such tokens."""
+
 
 class Task:
     """What a model is trained for: its data, metrics, evaluators and the verb that uses the trained model.
@@ -121,8 +124,7 @@ class Task:
         if cfg.decode.split_sentences:
             raise cfg.decode.error("split_sentences", f"must be False for {by}: only texts to translate are split")
         if cfg.decode.detokenize:
-            problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
-            raise cfg.decode.error("detokenize", problem)
+            raise cfg.decode.error("detokenize", NO_MOSES)
 
     def without_effect(self, cfg: Config) -> Iterator[str]:
         """Yields a sentence for each setting of data and generation that has no effect, or an unwanted one."""

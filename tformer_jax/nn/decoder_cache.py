@@ -1,6 +1,7 @@
 """The cache of a decoder: the caches of its layers, and the slots, positions and lengths that they share."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -274,9 +275,9 @@ def _cache(
             return state
         return empty_entries(cfg, attention, *sizes[mask_kind(layer)]).stored(dtype)
 
-    def layer_cache(number: int) -> LayerCache:
+    def layer_cache(number: int, layer: str) -> LayerCache:
         cross = None if cross_attention is None else cross_attention[number].stored(dtype)
-        return LayerCache(self_attention(cfg.layer_pattern[number % len(cfg.layer_pattern)]), cross)
+        return LayerCache(self_attention(layer), cross)
 
-    layers = tuple(layer_cache(number) for number in range(cfg.decoder_layers))
+    layers = tuple(itertools.starmap(layer_cache, enumerate(cfg.layer_kinds(cfg.decoder_layers))))
     return DecoderCache(layers, slots, memory_padding_mask, jnp.zeros((batch,), jnp.int32), prefix)

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jax.sharding import Mesh
 
 from tformer_jax.base.arguments import check_type, type_with_article
+from tformer_jax.base.cpu import train_step_options
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path
-from tformer_jax.config import Config, ModelConfig, ParallelConfig
+from tformer_jax.config import Config, ModelConfig
 from tformer_jax.data.corpora.python import python_examples
 from tformer_jax.data.pipeline import check_predictable, train_batches, without_refused
 from tformer_jax.data.prefetch import Batch
@@ -26,7 +26,7 @@ from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.models import registry
 from tformer_jax.models.family import check_ids
 from tformer_jax.nn.module import parameter_name
-from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.parallel.mesh import first_device_mesh
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.experiment import with_data_sizes
 from tformer_jax.runs.guards import locked
@@ -113,10 +113,6 @@ def _optimizer(cfg: Config, model: nn.Module, optimizer: Any) -> optax.GradientT
     return optimizer or optimizers.build(cfg, registry.shapes(model))
 
 
-def _mesh() -> Mesh:
-    return make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
-
-
 def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = None, params: Any = None) -> TrainState:
     """Returns the state before the first step, on the first device: new parameters by `cfg.seed`, or `params`.
 
@@ -130,7 +126,7 @@ def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = Non
         check_params(cfg, params)
     elif cfg.train.start_from is not None:
         raise cfg.train.error("start_from", "is read by tj.train alone: pass params=tj.load(...).params")
-    chosen, mesh = _optimizer(cfg, model, optimizer), _mesh()
+    chosen, mesh = _optimizer(cfg, model, optimizer), first_device_mesh()
     if isinstance(jnp.zeros(()), jax.core.Tracer):  # `create` compiles with options of its own, which JAX cannot nest
         return initializer(model, chosen, cfg, mesh)[0](params)
     return create(model, chosen, cfg, mesh, params)
@@ -164,14 +160,18 @@ def train_step(
     if tokenizers is not None:
         _check_tokenizers(tokenizers)
     smoothed = None if tokenizers is None else tokenizers.target.vocab_size
-    step = jax.jit(make_train_step(model, chosen, cfg, smoothed=smoothed), donate_argnums=0)
-    check_state = _state_check(lambda: initializer(model, chosen, cfg, _mesh())[0])
+    step = make_train_step(model, chosen, cfg, smoothed=smoothed)
+    options = train_step_options(jax.local_devices()[0].platform)
+    compiled = jax.jit(step, donate_argnums=0, compiler_options=options)  # JAX cannot nest such options
+    check_state = _state_check(lambda: initializer(model, chosen, cfg, first_device_mesh())[0])
 
     def checked(state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, dict[str, jax.Array]]:
         check_state(state)
         _check_batch(cfg, batch)
-        try:
+        if isinstance(state.step, jax.core.Tracer):
             return step(state, batch)
+        try:
+            return compiled(state, batch)
         except ValueError as error:
             if "incompatible devices" not in str(error):
                 raise

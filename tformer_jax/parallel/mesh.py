@@ -64,6 +64,11 @@ def make_mesh(cfg: ParallelConfig, devices: Sequence[jax.Device] | None = None) 
         ) from error
 
 
+def first_device_mesh() -> Mesh:
+    """Returns the mesh of the first device of this process."""
+    return make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
+
+
 def arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     """Returns the devices as an array of shape `sizes`, with the fastest links along the last axes.
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from tformer_jax.base.errors import UserError, one_line
+from tformer_jax.base.errors import UserError, list_names, one_line
 from tformer_jax.base.paths import is_remote
 from tformer_jax.base.workarounds import port_problem
 from tformer_jax.config import ParallelConfig
@@ -226,7 +226,7 @@ def _describe_missing(markers: Path, index: int, count: int, seconds: int) -> st
     started = {int(file.name): file for file in markers.glob("[0-9]*") if now - file.stat().st_mtime < STALE_SECONDS}
     absent = [str(number) for number in range(count) if number not in started]
     hosts = ", ".join(f"{number} on {file.read_text(encoding='utf-8')}" for number, file in sorted(started.items()))
-    shown = ", ".join(absent[:20]) + (f" and {len(absent) - 20} more" if len(absent) > 20 else "")
+    shown = list_names(absent, 20)
     if not absent:
         return (
             f"all {count} processes have started, but could not connect within {seconds} s (parallel.start_seconds); "

@@ -120,7 +120,7 @@ def build(
         facts[run_folder.TRANSFORMS] = 1
     if optimizer is not None:
         shapes = registry.shapes(registry.build(cfg.model))
-        facts["the digest of the optimizer"] = optimizers.digest(optimizer, cfg, shapes)
+        facts[run_folder.OPTIMIZER] = optimizers.digest(optimizer, cfg, shapes)
     group.check_equal(config.flat(cfg) | facts)
     finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
     built = assemble(cfg, folder, mesh, corpus, tokenizers, group=group, finished=finished)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax import config
-from tformer_jax.base.errors import UserError
+from tformer_jax.base.errors import UserError, list_names
 from tformer_jax.base.paths import finite, replacing_folder, write_text
 from tformer_jax.config import Config, DecodeConfig, kinds
 from tformer_jax.config.convert import flat_values
@@ -45,6 +45,8 @@ QUANTIZED = "quantized.json"
 """File of a run with kernels of int8 that names the run from which it was exported."""
 MIXTURE, TRANSFORMS = "the order of the mixture", "the draws of transforms"
 """Names of facts of corpora that are mixed unequally, and of transformed ones."""
+OPTIMIZER = "the digest of the optimizer"
+"""Name of a fact of runs with an optimizer of Python."""
 EARLIER = {
     MIXTURE: ("mixes data.weights in another order", "bc1b2c8"),
     TRANSFORMS: ("draws BPE-dropout in another way", "f3bf8a7"),
@@ -186,7 +188,7 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
         )
     refused = [text for text in differences if Config.resume_effect(text.partition(":")[0]) is None]
     if refused:
-        shown = "; ".join(refused[:8]) + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
+        shown = list_names(refused, 8, "; ")
         raise UserError(
             f"{run} is a run of another config ({shown}); restore these settings, or start another run from its "
             f"weights, with train.start_from={str(run)!r} and another run folder"
@@ -242,7 +244,7 @@ def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
     known = read_json(run / CORPUS)
     for name, value in corpus.items():
         if name in known and known[name] != value:
-            what = "the optimizer" if "optimizer" in name else "the data"
+            what = "the optimizer" if name == OPTIMIZER else "the data"
             raise UserError(
                 f"{what} of {run} changed ({name} is {value} and was {known[name]}); restore {what}, or choose "
                 "another run folder"

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from tformer_jax import axes, config
-from tformer_jax.base.errors import UserError
+from tformer_jax.base.errors import UserError, list_names
 from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.config import ModelConfig, TrainConfig, flat
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
@@ -66,8 +66,7 @@ class Report:
             ("not used", self.unused),
         ):
             if names:
-                shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-                parts.append(f"{len(names)} {title}: {shown}")
+                parts.append(f"{len(names)} {title}: {list_names(names, 4)}")
         return "; ".join(parts)
 
 
@@ -149,7 +148,7 @@ def check(train: TrainConfig, model: ModelConfig, tokenizers: Tokenizers, run: P
         trainable = _unrolled_shapes(model, lora.trainable_shapes(train, boxed))
         frozen = [name for name in report.new if name not in trainable]
         if frozen:
-            names = ", ".join(map(repr, frozen[:4])) + (f" and {len(frozen) - 4} more" if len(frozen) > 4 else "")
+            names = list_names([*map(repr, frozen)], 4)
             remedy = "; set model.scan_layers=False to name single layers" if model.scan_layers else ""
             raise train.error(
                 "lora_whole",

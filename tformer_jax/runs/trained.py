@@ -5,16 +5,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import jax
 from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, ParallelConfig
+from tformer_jax.config import Config
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.models import registry
-from tformer_jax.parallel.mesh import make_mesh
+from tformer_jax.parallel.mesh import first_device_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.checkpoint import Checkpointer
@@ -61,11 +60,7 @@ def load_trained(
         raise UserError(
             f"{run}/labels.json has {len(labels)} classes, not {cfg.model.num_classes}: restore it from a copy"
         )
-    return Trained(cfg, model, _params(run, cfg, model, mesh or _first_device(), group, step), tokenizers, labels)
-
-
-def _first_device() -> Mesh:
-    return make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
+    return Trained(cfg, model, _params(run, cfg, model, mesh or first_device_mesh(), group, step), tokenizers, labels)
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup, step: int | None) -> Any:
@@ -96,7 +91,7 @@ def load_adapted(run: Path, cfg: Config, mesh: Mesh | None = None, step: int | N
     with contextlib.closing(Checkpointer(run_folder.checkpoints(run))) as checkpointer:
         model = registry.build(cfg.model)
         optimizer = optimizers.build_readable(cfg, registry.shapes(model))
-        abstract = state.abstract(model, optimizer, cfg, mesh or _first_device())
+        abstract = state.abstract(model, optimizer, cfg, mesh or first_device_mesh())
         adapted: lora.Adapted = weights.restored(
             cfg, checkpointer, abstract, facts["steps"][0], weights.adapted_to_evaluate
         )

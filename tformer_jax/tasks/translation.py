@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tformer_jax.config import Config, DataConfig
+from tformer_jax.config.task import NO_MOSES
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
@@ -39,8 +40,7 @@ class Translation(TokenPrediction):
             problem = f"is used only by language models, not {self.named_by(cfg)}; write 'split'"
             raise cfg.data.error("long_documents", problem)
         if cfg.decode.detokenize and "moses" not in cfg.data.normalize and "file" not in cfg.data.tokenizer_kinds:
-            problem = "needs outputs in tokens of Moses, which translation with data.normalize=('moses',) writes"
-            raise cfg.decode.error("detokenize", problem)
+            raise cfg.decode.error("detokenize", NO_MOSES)
         cfg.decode.check_alignment(cfg.model.decoder_layers, cfg.model.num_heads)
         if bool(cfg.train.guided_alignment) != (cfg.data.links is not None):
             raise cfg.train.error("guided_alignment", "and data.links are used only together: set both, or neither")

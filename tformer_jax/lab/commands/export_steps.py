@@ -134,17 +134,15 @@ def _write_train_step(folder: Path, run: Any, batch: dict[str, Any], platforms: 
 
     The state has the run's parameters, and new moments of the optimizer.
     """
-    import jax
 
-    from tformer_jax.config import ParallelConfig
     from tformer_jax.models import registry
-    from tformer_jax.parallel.mesh import make_mesh
+    from tformer_jax.parallel.mesh import first_device_mesh
     from tformer_jax.train import optimizers, state
     from tformer_jax.train.step import make_train_step
 
     cfg, model = run.config, registry.build(run.config.model, train=True)
     optimizer = optimizers.build(cfg, registry.shapes(model))
-    mesh = make_mesh(ParallelConfig(data=1), jax.local_devices()[:1])
+    mesh = first_device_mesh()
     start = state.initializer(model, optimizer, cfg, mesh)[0](run.params)
     step = make_train_step(model, optimizer, cfg)
 
