@@ -18,6 +18,7 @@ from tests.programs.many_languages import SYSTEMS
 from tests.programs.many_languages import table as languages_table
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import flat
+from tformer_jax.lab.benchmarks.growth import HEADINGS, growth_cells
 from tformer_jax.report.sweeps import format_mean
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,18 +187,11 @@ def growth_table() -> str:
     """One row per size of `benchmark.py growth`."""
     record = _read(BENCHMARKS / "growth.json")
     rows = [
-        (
-            f"{name} {case[name]:,}",
-            f"{case['rows']} x {case['length']:,}",
-            f"{case['milliseconds']:,.0f} ms",
-            f"{case['milliseconds_per_layer']:.1f} ms",
-            f"{case['tokens_per_second']:,.0f}",
-            f"{case['peak_bytes'] / 2**20:,.0f} MiB",
-        )
+        (f"{name} {value}", *cells)
         for name, cases in record["growths"].items()
-        for case in cases
+        for value, *cells in growth_cells(name, cases)
     ]
-    titles = ("size", "rows x tokens", "step", "per layer", "tokens/s", "memory of the process")
+    titles = ("size", *HEADINGS)
     cpu = f"{record['hardware']['cores']} cores of an {record['hardware']['processor']}"
     return f"{_table(titles, rows)}\n\nRecorded on {cpu}: {_link('growth.json', record, '../configs/')}."
 

@@ -205,18 +205,28 @@ def test_systems_alternate(monkeypatch):
     assert seconds == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
+def test_exponents_of_growth():
+    """Time per token grows with the size, and memory per token as its square root, while tokens grow as well."""
+    rows = [
+        {"context": size, "tokens": tokens, "milliseconds": 3.0 * size * tokens, "peak_bytes": 5 * size**0.5 * tokens}
+        for size, tokens in ((4, 8), (16, 8), (64, 64))
+    ]
+    first, *others = growth.exponents("context", rows)
+    assert first is None
+    assert others == [pytest.approx((1.0, 0.5))] * 2
+
+
 @pytest.mark.parametrize("name", rest_slow(growth.GROWTHS.keys(), 1))
 def test_only_one_size_grows(name):
     grown = growth.GROWTHS[name]
     cases = dict(grown.cases(name))
     assert tuple(cases) == grown.values
-    assert {case.rows * case.length for case in cases.values()} == {grown.tokens}
+    assert all(case.rows * case.length == max(grown.tokens, case.length) for case in cases.values())
     setting = {
         "depth": "model.decoder_layers",
         "vocabulary": "model.vocab_size",
         "experts": "model.moe.num_experts",
-        "context": None,
-    }[name]
+    }.get(name)
     if setting is None:
         assert [case.length for case in cases.values()] == list(grown.values)
     else:
