@@ -86,7 +86,7 @@ def setting(
 
 
 def section(kind: type["Section"], *, used_by: UsedBy | str | None = None) -> Any:
-    """Declares a section within another one; `used_by` is that of `setting`."""
+    """Declares a section within another one; `used_by` is as for `setting`."""
     return dataclasses.field(default_factory=kind, metadata={"used_by": used_by or {}})
 
 

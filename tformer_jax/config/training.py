@@ -166,8 +166,8 @@ class TrainConfig(Section):
     )
     weights: str = setting(
         "last",
-        "weights to evaluate on the test split and to save: those of the last step, the exponential moving average, "
-        "the best checkpoint, or the mean of the last or best checkpoints",
+        "weights to evaluate on the test split and to save: the weights of the last step, the exponential moving "
+        "average, the best checkpoint, or the mean of the last or best checkpoints",
         choices=("last", "ema", "best", "average_last", "average_best"),
         resumable=SAME_TRAINING,
     )
