@@ -109,7 +109,7 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
         documents = spread(len(reader), min(limit or 3, 3))  # three have two separators
         tokens = len(token_stream(reader, end, documents))
         if tokens < 2:
-            raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
+            raise DataError(f"evaluation needs at least 2 tokens, and split {split} has {tokens}: hold out more text")
 
 
 def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:

@@ -29,7 +29,7 @@ TOKENIZED_BY_LANGUAGE = 300
 
 @dataclasses.dataclass
 class LanguageSummary:
-    """The training texts in one language, as sources and as targets; all but `texts` are of those that were read."""
+    """The training texts in one language, as sources and as targets; all fields but `texts` count only texts read."""
 
     texts: int = 0
     read: int = 0

@@ -87,7 +87,7 @@ class Source:
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
-    """Settings of `data` that it uses, of those that depend on the source."""
+    """The settings of `data` that depend on the source and that this source uses."""
     examples: ClassVar[tuple[tuple[str, ...], ...] | None]
     """Keys of the examples that it may have; None: any, named by `data.fields`."""
     reads_chats: ClassVar[bool] = False

@@ -98,7 +98,7 @@ def direction_of(source: str, target: str) -> str:
 def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Joined, dict[str, int]]:
     """Returns the training examples by direction, and the number in each.
 
-    The order is that of `data.directions`; of all that the data has, the alphabetic one.
+    Directions are in the order of `data.directions`, or if it is (), in alphabetic order.
 
     Raises:
         DataError: a direction has no example, or one language has two codes.

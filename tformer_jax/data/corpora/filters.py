@@ -77,7 +77,7 @@ def digest_of(example: Example) -> bytes:
 
 
 def length_ratio(pair: Example) -> float:
-    """Returns the number of characters of a pair's longer side, divided by that of the other."""
+    """Returns the number of characters of a pair's longer side, divided by the number of the shorter side."""
     sizes = sorted(len(pair[side].strip()) for side in ("source", "target"))
     return sizes[1] / max(sizes[0], 1)
 

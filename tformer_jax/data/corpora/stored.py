@@ -20,7 +20,7 @@ from tformer_jax.base.user_cache import VARIABLE
 from tformer_jax.data.corpora.example import Example
 
 LARGE = 2**26
-"""Bytes of files from which on their examples are stored; those of smaller files are held in memory."""
+"""Size of files, in bytes, from which on their examples are stored; smaller files are held in memory."""
 ROWS = 2**14
 """Number of examples in a record batch."""
 MAX_FOLDERS = 8

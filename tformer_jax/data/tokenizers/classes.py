@@ -76,9 +76,9 @@ def complete_tokenizer(
 ) -> tuple[hf.Tokenizer, Settings]:
     """Completes a tokenizer as a class of transformers does: its parts, added tokens, and the tokens around a text.
 
-    The tokens are those of tokenizer_config.json, or if it has no `added_tokens_decoder`, also those of
-    added_tokens.json and special_tokens_map.json. Those that the tokenizer lacks are appended in the order of their
-    ids, which need not be those that the files give.
+    The added tokens are listed in tokenizer_config.json; if it has no `added_tokens_decoder`, also in added_tokens.json
+    and special_tokens_map.json. Tokens that the tokenizer lacks are appended in the order of the ids in these files,
+    but may get other ids.
 
     Args:
         options: settings of tokenizer_config.json.
@@ -113,7 +113,7 @@ def complete_tokenizer(
 
 
 def _default_roles(library: hf.Tokenizer, kind: str) -> Settings:
-    """Returns the special tokens by role unless others are given: those of a class, or with which a file pads."""
+    """Returns the default special tokens by role: the tokens of a class, and the token with which a file pads."""
     roles = CLASS_ROLES.get(kind, {})
     if kind in ("", *LLAMAS) and library.padding is not None:
         roles = roles | {"pad": library.padding["pad_token"]}

@@ -36,10 +36,10 @@ class Transforms(NamedTuple):
     texts: tuple[tuple[float, Change], ...]
     ids: tuple[tuple[float, IdChange], ...]
     stages: "tuple[Transforms, ...]" = ()
-    """Those of each stage of `data.stages`; (): the same in all."""
+    """The transforms of each stage of `data.stages`; (): the same in all."""
 
     def at_epoch(self, epoch: int) -> "tuple[Transforms, int]":
-        """Returns the transforms of an epoch, whose number has that of its stage, and the number without it."""
+        """Returns the transforms of the stage in an epoch number (see `EPOCHS`), and the number without the stage."""
         if not self.stages:
             return self, epoch
         stage, epoch = divmod(epoch, EPOCHS)
