@@ -14,7 +14,7 @@ class Segment(NamedTuple):
     source: str
     references: tuple[str, ...]
     direction: str | None = None
-    """Such as `en-de`; None: that of the settings."""
+    """Such as `en-de`; None: the direction of the settings."""
     document: str | None = None
     """Name of the document that the text is from."""
 
