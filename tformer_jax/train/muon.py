@@ -16,7 +16,7 @@ from tformer_jax.train.optimizer_kinds import adamw
 from tformer_jax.train.parameters import matrix_axes
 
 MUON_RMS = 0.2
-"""RMS of Muon's updates: that of AdamW's, so that both use the same learning rate ("Muon is Scalable", 2025)."""
+"""RMS of Muon's updates, chosen to match AdamW so that one learning rate fits both ("Muon is Scalable", 2025)."""
 
 
 @declares(

@@ -32,7 +32,7 @@ from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     """Builds gradient clipping followed by the optimizer of `cfg.optim`; all of it computes in float32.
 
-    With `cfg.train.lora_rank`, the optimizer is that of the trainable parameters (`lora.trainable_shapes`).
+    With `cfg.train.lora_rank`, it takes only the trainable parameters (`lora.trainable_shapes`).
 
     Args:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
@@ -223,7 +223,7 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
 
 
 def _with_kernels(names: list[str]) -> list[str]:
-    """Returns the names, and those of the kernels of LoRA's factors."""
+    """Returns the names, and the kernel names of LoRA's factors."""
     return list(dict.fromkeys([*names, *map(lora.kernel_name, names)]))
 
 
