@@ -305,7 +305,7 @@ class EmbedConfig(Section):
     )
     normalize: bool = setting(False, "scale embeddings to length 1")
     max_length: int | None = setting(
-        None, "maximum length of a text, in tokens with those around it; None: model.max_length", low=1
+        None, "maximum length of a text, in tokens, special tokens included; None: model.max_length", low=1
     )
     prompts: tuple[str, ...] = setting((), "texts that can be put before a text, each as NAME=TEXT")
     prompt: str = setting("", "name of the prompt of texts for which none is given; '': none")

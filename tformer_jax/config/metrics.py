@@ -134,7 +134,7 @@ def base_metric(name: str) -> str:
 
 
 def group_of_metric(name: str) -> str:
-    """Returns the direction or group of a metric; "" if it is the one of all directions."""
+    """Returns the direction or group of a metric; "" if it is over all directions."""
     return name.partition(":")[2]
 
 

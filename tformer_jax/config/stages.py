@@ -44,7 +44,7 @@ class Stage(NamedTuple):
     weights: tuple[Weight, ...]
     """Weights by source; or one entry named `TEMPERATURE`, whose numbers are temperatures."""
     from_previous: bool
-    """Whether weights change linearly from those at the end of the previous stage."""
+    """Whether weights change linearly from the weights at the end of the previous stage."""
     end: End | None
     """None: at the end of training."""
     transforms: tuple[str, ...] | None
@@ -55,7 +55,7 @@ class Stage(NamedTuple):
         """Reads a text such as `general 4, domain 1 until step 2000`.
 
         Raises:
-            ValueError: it has another form, or a number that is none; or weights or an end that make no sense.
+            ValueError: it has another form or an invalid number, or its weights or its end make no sense.
         """
         parts = STAGE.fullmatch(text.strip())
         if parts is None:
