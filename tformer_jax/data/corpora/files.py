@@ -43,7 +43,7 @@ class FileSource(Source):
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Number of lines without an example, by kind."""
     directions: tuple[Direction, ...] = ()
-    """The directions for which each entry is read; (): the one of `source_language` and `target_language`."""
+    """The directions for which each entry is read; (): from `source_language` to `target_language`."""
 
     @staticmethod
     def check(data: DataConfig) -> None:

@@ -47,7 +47,7 @@ TOKENIZER_SETTINGS = (
 """Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
 LANGUAGE_SETTINGS = ("source_language", "target_language", "directions", "both_directions", "language_fields")
 STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields", "header", "filters", "zero_shot")
-"""Settings whose effect is stored; other values than those or the defaults would have none."""
+"""Settings whose effect is stored; values other than the stored ones or the defaults have no effect."""
 
 
 def id_dtype(vocab_size: int) -> np.dtype:

@@ -45,7 +45,7 @@ GENERIC = ("", "PreTrainedTokenizer", "TokenizersBackend", "SentencePieceBackend
 """Names of classes of any model."""
 PIECE_CLASSES = {"m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 PIECE_CLASSES |= dict.fromkeys(T5S, "T5Tokenizer") | {"albert": "AlbertTokenizer"}
-"""Classes of SentencePiece models by model types that name none; of others, it is Llama's."""
+"""Classes of SentencePiece models by the model types that name none; the default is Llama's."""
 VOCAB_CLASSES = dict.fromkeys(("bert", "distilbert"), "BertTokenizer")
 """Classes of `vocab.txt` by model types that name none."""
 PLAIN = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenizer", "AlbertTokenizer")
@@ -186,9 +186,9 @@ def wrap_library(
 
 
 def _find_context(tokenizer: HFTokenizer) -> int | None:
-    """Returns a token after which others are decoded as within a text; None: they are always decoded alike.
+    """Returns a token after which other tokens are decoded as within a text; None: they are always decoded alike.
 
-    Some decoders leave out the space before the first word, also if it is the text of a token alone.
+    Some decoders leave out the space before the first word, even when they decode a single token.
     """
     ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special.used]
     texts = dict(zip(ids, tokenizer.backend_tokenizer.decode_batch([[i] for i in ids]), strict=True))

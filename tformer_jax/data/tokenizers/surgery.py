@@ -171,7 +171,7 @@ def _check_ids(before: Tokenizer, after: Tokenizer, ids: Ids) -> None:
     expected |= {piece: i for piece, i in ids.items() if isinstance(piece, str)}
     if after.vocab_size != len(ids) or any(new.get(piece) != i for piece, i in expected.items()):
         raise UserError(
-            "the ids of its added tokens are not those after its other tokens, so that it cannot be changed"
+            "its added tokens do not have the ids after its other tokens, so its vocabulary cannot be changed"
         )
 
 

@@ -201,7 +201,7 @@ def _train_kind(
 
 
 def _text_of_side(example: Example, side: str) -> str:
-    """Returns the text of a side; of a conversation, what its messages say."""
+    """Returns the text of a side; for a conversation, the text of its messages."""
     if side != "messages":
         return example[side]
     from tformer_jax.data.chat.messages import contents
