@@ -102,7 +102,7 @@ def holds_weights(run: Path) -> bool:
 
 
 def holds_checkpoint(run: Path) -> bool:
-    """Returns whether a run has a complete checkpoint; those in progress have names that are not numbers."""
+    """Returns whether a run has a complete checkpoint; a checkpoint in progress has a name that is no number."""
     return latest_step(run) is not None
 
 
