@@ -77,7 +77,7 @@ def with_means(parts: Mapping[str, Mapping[str, float]], trained: Collection[str
 
 
 def group_directions(directions: Sequence[str], trained: Collection[str]) -> dict[str, list[str]]:
-    """Returns the directions into and from the hub, and those without training examples, as far as there are any.
+    """Returns the groups that have directions: into the hub, from the hub, and without training examples.
 
     The name of the first group is `into-en` where `to-en` is a direction, from Tongan.
     """
