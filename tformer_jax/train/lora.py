@@ -153,7 +153,7 @@ def merged(params: Any) -> Any:
 
 
 def _updated(params: Adapted) -> Any:
-    """Returns the base with its updates; kernels without one keep how they are stored."""
+    """Returns the base with its updates; kernels without an update stay as they are stored."""
     leaves, new = flatten_dict(params.base), flatten_dict(params.trainable)
     for path, leaf in new.items():
         if path in leaves:
@@ -167,13 +167,14 @@ def _updated(params: Adapted) -> Any:
 
 
 def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
-    """Returns the parameters of the adapted model but for the updates of `kernels`, and these updates.
+    """Returns the parameters of the adapted model without the updates of `kernels`, and these updates.
 
     Args:
         kernels: paths of kernels that a model updates itself (`registry.linear_kernels`).
 
     Returns:
-        As `merged` but for int8, and as `registry.forward` takes `low_rank`.
+        The parameters, as `merged` returns them except that int8 kernels may stay int8; the updates, as
+        `registry.forward` takes `low_rank`.
     """
     if not isinstance(params, Adapted):
         return params, None

@@ -218,7 +218,7 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
 
     factors = jax.tree.map(factor, names)
     if not any(jax.tree.leaves(factors)):
-        raise optim.error("learning_rate_factors", "freezes all parameters; leave out the globs of those to train")
+        raise optim.error("learning_rate_factors", "freezes all parameters; leave out the globs of parameters to train")
     return factors
 
 
