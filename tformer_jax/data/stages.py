@@ -222,8 +222,8 @@ def plan_stages(cfg: Config, names: Sequence[str], draw: DrawSizes) -> list[Plan
     """Returns the stages of a config for sources with these names.
 
     Raises:
-        UserError: a stage names another source, ends with epochs of one that it does not draw, or probably ends before
-            it begins.
+        UserError: a stage names an unknown source, ends with epochs of a source that it does not draw, or probably ends
+            before it begins.
     """
     planned: list[PlannedStage] = []
     step = 0.0

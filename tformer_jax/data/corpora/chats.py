@@ -11,7 +11,7 @@ from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 
 LAYOUTS = (("messages",), ("conversations",), ("prompt", "response"), ("prompt", "completion"))
-"""Fields of each layout; a record is read by the first one whose fields it has."""
+"""Fields of each layout; a record is read by the first layout whose fields it has."""
 ASIDE = ("system", "tools")
 """Fields that a record may have besides."""
 SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}

@@ -60,15 +60,15 @@ _BERTS = ("DistilBert", "Electra", "LayoutLM", "Lxmert", "MobileBert", "SqueezeB
 SYNONYMS = {f"{name}Tokenizer": "BertTokenizer" for name in _BERTS}
 SYNONYMS |= {"MT5Tokenizer": "T5Tokenizer"}
 SYNONYMS |= dict.fromkeys(("LEDTokenizer", "LongformerTokenizer"), "RobertaTokenizer")
-"""Classes that build what another one builds."""
+"""Classes that build the same tokenizer as another class."""
 REBUILT = {"qwen2": "Qwen2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer"}
-"""Classes by model types that have them whatever tokenizer_config.json says, unless it names remote code."""
+"""Classes by model type; they override tokenizer_config.json unless it names remote code."""
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Pre-tokenization pattern of Qwen2Tokenizer."""
 QWEN3_5_PATTERN = QWEN2_PATTERN.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
-"""That of Qwen3_5Tokenizer, for which combining marks are letters."""
+"""Pre-tokenization pattern of Qwen3_5Tokenizer, for which combining marks are letters."""
 
 
 def complete_tokenizer(

@@ -1,6 +1,7 @@
 """How algorithms of subwords segment a word, written as a vocabulary writes it: "▁the", "Ġthe" or "##s".
 
-The libraries segment texts; this is for changes of a vocabulary, which must know the pieces that others are made of.
+The libraries segment texts; this module serves changes of a vocabulary, which need the pieces that each piece is made
+of.
 """
 
 import itertools
