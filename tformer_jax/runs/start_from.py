@@ -182,7 +182,7 @@ def _check_run(train: TrainConfig, setting: str, run: Path) -> None:
 
 
 def check_weights(train: TrainConfig, setting: str, run: Path) -> None:
-    """Checks that a run that `train` names has the weights of the step that it names.
+    """Checks that the run of `train.SETTING` has weights, and a checkpoint of `train.SETTING_step` if that is set.
 
     Args:
         setting: "start_from" or "teacher".
