@@ -45,7 +45,7 @@ def _orthogonal(momentum: Any, numbers: Any) -> Any:
     """Orthogonalizes the momentum by Newton-Schulz iteration and scales it to the size of AdamW's updates.
 
     Matrices of one shape are stacked, so that compilation takes no longer for many layers than for one. Optax's Muon
-    runs without its own momentum, which weighs the first gradients differently from the published one.
+    runs without its own momentum, which weighs the first gradients differently than the published momentum does.
     """
     matrices, structure = jax.tree.flatten(jax.tree.map(_as_matrices, momentum, numbers))
     members: dict[tuple[int, int], list[int]] = {}

@@ -153,7 +153,7 @@ def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
 
 
 def build_readable(cfg: Config, shapes: Any) -> optax.GradientTransformation:
-    """Returns the optimizer whose state checkpoints have, or for one that was given in Python, one without a state."""
+    """Returns the optimizer whose state checkpoints have; for an optimizer given in Python, one without a state."""
     return optax.identity() if cfg.optim.optimizer == "python" else build(cfg, shapes)
 
 
