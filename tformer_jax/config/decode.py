@@ -124,8 +124,8 @@ class DecodeConfig(Section):
     )
     context: int = setting(
         0,
-        "number of sentences of a text that the model reads before each, with decode.split_sentences; its output starts "
-        "with their translations, which are left out. For models trained with the transform concatenation and a "
+        "number of sentences of a text that the model reads before each, with decode.split_sentences; its output "
+        "starts with their translations, which are left out. For models trained with the transform concatenation and a "
         "separator",
         low=0,
         high=1000,
