@@ -239,5 +239,5 @@ def test_fields_that_do_not_fit(tmp_path, source, fields, sentence):
 
 def test_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.tsv")
-    with pytest.raises(DataError, match=r"pipe\.tsv is not a regular file, which is read more than once: write its"):
+    with pytest.raises(DataError, match=r"pipe\.tsv is not a regular file, and it must be read more than once: copy"):
         load_corpus(config("tsv", "pipe.tsv"), tmp_path)

@@ -349,4 +349,4 @@ def test_the_test_split_is_that_of_the_folders_which_have_one(tmp_path, caplog):
     corpus = load_corpus(prepared(config("seq2seq", tokenizer="bytes"), tmp_path / "a", tmp_path / "b"), None)
     sources = [[example["source"] for example in split] for split in (corpus.train, corpus.validation, corpus.test)]
     assert sources == [["train"] * 18, ["held"] * 18, ["test"] * 9]
-    assert f"no test split: {tmp_path / 'a'}; the test examples are those of the others" in caplog.text
+    assert f"no test split: {tmp_path / 'a'}; the test examples are from the others" in caplog.text

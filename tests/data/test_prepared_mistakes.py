@@ -84,7 +84,7 @@ def test_a_split_of_one_empty_document(tmp_path):
     corpus = load_corpus(cfg, None)
     tokenizers = Tokenizers.load(corpus.tokenizers)
     assert list(evaluation_batches(cfg, corpus.validation, tokenizers)) == []
-    with pytest.raises(DataError, match="split validation has fewer than 2 tokens"):
+    with pytest.raises(DataError, match="needs at least 2 tokens, and split validation has"):
         check_predictable(cfg, corpus, tokenizers)
 
 

@@ -304,7 +304,7 @@ def test_a_stage_names_its_transforms():
     ("stages", "transforms", "sentence"),
     [
         (("long with cose until step 9", "short"), (UPPER,), r"data.transforms has no 'cose'; did you mean 'case'\?"),
-        (("long without transforms until step 9", "short"), (), "data.transforms has none: list those of all stages"),
+        (("long without transforms until step 9", "short"), (), "data.transforms is empty: list the transforms"),
     ],
 )
 def test_unknown_transforms_of_a_stage(stages, transforms, sentence):

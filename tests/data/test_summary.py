@@ -228,4 +228,4 @@ def test_quotes_of_csv_are_said(tmp_path):
         actual = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
         assert actual["train"].quoted == quoted
         told = " | ".join(warnings(cfg, corpus, actual))
-        assert ("50 % of the examples of train have texts in double quotes" in told) == bool(quoted)
+        assert ("50 % of the examples of train have quoted texts" in told) == bool(quoted)

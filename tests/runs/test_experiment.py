@@ -211,16 +211,14 @@ def test_loaded_embeddings_of_other_tokens_are_reported(corpus_folder, other_let
     cfg, same = built.cfg, built.tokenizers
     (first / "checkpoints" / "1").mkdir(parents=True)
     remedy = f"set data.tokenizer='file' and data.tokenizer_file='{first}'"
-    sentence = (
-        f"source_embedding/embedding is for another vocabulary than that of this run, and train.lora_.*: {remedy}"
-    )
+    sentence = f"source_embedding/embedding is for another vocabulary than this run's, and train.lora_.*: {remedy}"
     with pytest.raises(UserError, match=sentence):
         experiment.build(small_config(start_from=str(first), lora_rank=2), folder, data_root=other_letters)
     assert not folder.exists()
     other = train_tokenizers(cfg.data, load_corpus(cfg, other_letters).train)
     assert check_tokenizers(cfg.train, cfg.model, same, first) is None
     names = "source_embedding/embedding, target_embedding/embedding"
-    expected = f"{names} of {first} are for another vocabulary than that of this run: {remedy}"
+    expected = f"{names} of {first} are for another vocabulary than this run's: {remedy}"
     assert check_tokenizers(cfg.train, cfg.model, other, first) == expected
     lora = small_config(start_from=str(first), lora_rank=2, lora_whole=("*_embedding/*",)).train
     assert "are for another vocabulary" in check_tokenizers(lora, cfg.model, other, first)
@@ -349,7 +347,7 @@ def test_a_held_out_text_of_one_token_is_refused_before_training(tmp_path, split
     data = DataConfig(source="text", **files, tokenizer="bytes", batching="windows", window=8, batch_size=2)
     cfg = Config(model=tiny("decoder_lm"), data=data, parallel=ParallelConfig(data=1))
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=None))
-    with pytest.raises(DataError, match=f"split {split} has fewer than 2 tokens"):
+    with pytest.raises(DataError, match=f"needs at least 2 tokens, and split {split} has"):
         experiment.build(cfg, tmp_path / "run", data_root=tmp_path)
     assert not (tmp_path / "run").exists()
 

@@ -20,7 +20,7 @@ def require_pages(what: str) -> None:
 
 
 def import_extra(what: str, module: str, extra: str) -> Any:
-    """Imports a module of an extra; arguments and exceptions are those of `require`."""
+    """Imports a module of an extra; arguments and exceptions are as for `require`."""
     require(what, (module,), extra)
     return importlib.import_module(module)
 

@@ -19,8 +19,8 @@ from tformer_jax.base.errors import UserError
 def as_path(location: str | Path) -> Path:
     """Returns the path of a run folder; for `gs://`, an `epath.Path`, which has most methods of `Path`.
 
-    A local path such as `.` or `..`, which lacks the folder's name, is resolved: locks and temporary folders beside a
-    run have names with that of its folder. A leading `~` is the home folder.
+    A local path such as `.` or `..`, which lacks the folder's name, is resolved: the names of locks and temporary
+    folders beside a run include it. A leading `~` is the home folder.
 
     Raises:
         UserError: it is no path, the URL has another scheme, or gcsfs is not installed.
@@ -78,9 +78,9 @@ def check_replaceable(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path beside `path`, whose file replaces that of `path`, or is removed if the block fails.
+    """Yields a path beside `path`; the file written there replaces `path`, or is removed if the block fails.
 
-    The target of a symbolic link is replaced. A device or a pipe is not: it is yielded itself.
+    If `path` is a symbolic link, its target is replaced. If it is a device or a pipe, `path` itself is yielded.
     """
     path = resolved(path)
     if path.exists() and not path.is_file():
@@ -98,7 +98,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder beside `path` that replaces it, or is removed if the block fails; in a bucket, `path`.
 
-    If `path` is a symbolic link, its target is replaced. A folder with the working directory is not (`UserError`).
+    If `path` is a symbolic link, its target is replaced. A folder that contains the working directory cannot be
+    replaced (`UserError`).
     """
     if is_remote(path):
         remote: Any = path

@@ -1,6 +1,7 @@
 """Workarounds of faults of libraries: what each library does, and the version in which it was seen.
 
-Those of XLA, which need JAX, are in `nn.xla`. One that its library no longer needs can be removed with its calls.
+Workarounds of XLA, which need JAX, are in `nn.xla`. When a library no longer needs a workaround, remove it and its
+calls.
 """
 
 import contextlib

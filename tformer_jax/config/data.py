@@ -126,15 +126,15 @@ class DataConfig(Section):
     )
     fields: tuple[str, ...] = setting(
         (),
-        "tsv, jsonl, parquet, tfds: names (tsv: numbers from 1, as in ('2', '1')) of the fields that hold source and "
-        "target, or text, or text and label; of conversations the one of messages, or those of prompt and response; "
-        "(): the default names (tsv: the first two columns, label before text)",
+        "tsv, jsonl, parquet, tfds: names (tsv: numbers from 1, as in ('2', '1')) of the fields: source and target, or "
+        "text, or text and label; for conversations, messages, or prompt and response; (): the default names (tsv: the "
+        "first two columns, label before text)",
         used_by="source",
     )
     chat_template: str | None = setting(
         None,
         "conversations: file of a Jinja template, or the folder or tokenizer_config.json of a checkpoint that has one, "
-        "below the data folder; None: that of the tokenizer, or a plain one",
+        "below the data folder; None: the tokenizer's template, or a plain one",
     )
     validation_fraction: float = setting(
         0.1,
@@ -178,8 +178,8 @@ class DataConfig(Section):
     clean_whitespace: bool | None = setting(
         None,
         "before data.normalize, make a text one line of words with single spaces, without control characters and "
-        "zero-width spaces; None: True, but False for language models and pre-training, whose texts are documents, and "
-        "for tokenizers of runs and checkpoints, which clean texts as before",
+        "zero-width spaces; None: False for language models and pre-training, whose texts are documents; tokenizers of "
+        "runs and checkpoints keep their own setting; else True",
     )
     tokenizer: str = setting(
         "bpe",
@@ -207,9 +207,8 @@ class DataConfig(Section):
     split_digits: bool = setting(False, "bpe and unigram: one token per digit (characters and bytes: always)")
     character_coverage: float | None = setting(
         None,
-        "bpe, unigram, characters: fraction of the characters of the tokenizer's examples that the vocabulary has, "
-        "those of the rarest characters left out, which are unknown, or bytes with byte_fallback; None: bpe and "
-        "unigram of bytes, all characters",
+        "bpe, unigram, characters: fraction of the examples' characters that the vocabulary covers; rarer ones become "
+        "unknown, or bytes with byte_fallback; None: bpe and unigram are byte-level, characters covers all",
         above=0,
         high=1,
     )
@@ -236,7 +235,7 @@ class DataConfig(Section):
     tokenizer_examples: int = setting(
         100_000,
         "maximum number of training examples for the tokenizer, spread over all; alphabets (characters, wordpiece) are "
-        "read from all examples, except those of generated data",
+        "read from all examples, except for generated data",
         low=1,
         used_by="tokenizer",
     )

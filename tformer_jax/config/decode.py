@@ -75,8 +75,8 @@ class DecodeConfig(Section):
     )
     candidates: int = setting(
         1,
-        "number of samples, or of outputs of beam search, of which minimum Bayes risk decoding chooses the output that "
-        "is most similar to all of them, by decode.utility; 1 disables it",
+        "number of samples or beam search outputs for minimum Bayes risk decoding, which returns the one that is most "
+        "similar to all of them, by decode.utility; 1 disables it",
         low=1,
         high=1024,
     )
@@ -93,7 +93,7 @@ class DecodeConfig(Section):
     lookup_tokens: int = setting(
         0,
         "language models: maximum number of tokens that a step tries besides the next, looked up where the prompt or "
-        "the output has its newest tokens; outputs do not depend on it, and those that repeat texts are faster",
+        "the output has its newest tokens; outputs stay the same, and repeated texts are written faster",
         low=0,
         high=64,
         used_by={"strategy": ("greedy", "sample")},
@@ -125,7 +125,8 @@ class DecodeConfig(Section):
     context: int = setting(
         0,
         "number of sentences of a text that the model reads before each, with decode.split_sentences; its output "
-        "starts with theirs, which is left out. For models trained with the transform concatenation and a separator",
+        "starts with their translations, which are left out. For models trained with the transform concatenation and a "
+        "separator",
         low=0,
         high=1000,
     )
@@ -148,15 +149,14 @@ class DecodeConfig(Section):
     )
     casing: str = setting(
         "keep",
-        "translation: case of the words of outputs: keep it, or let words follow those of the source that they are "
-        "aligned with, if these are in capitals (capitals), or also if they begin with one (titles); outputs then "
-        "appear only when they are complete",
+        "translation: keep the case of output words, or copy the case of aligned source words: all-capitals words only "
+        "(capitals), or also initial capitals (titles); outputs with copied case appear only when they are complete",
         choices=("keep", "capitals", "titles"),
     )
-    alignments: bool = setting(False, "translation: align the words of outputs with those of their sources")
+    alignments: bool = setting(False, "translation: align the words of each output with the words of its source")
     alignment_layer: int | None = setting(
         None,
-        "decoder layer, from 0, whose cross-attention aligns words; None: the last, or that of attention.py --links",
+        "decoder layer, from 0, whose cross-attention aligns words; None: the last, or chosen by attention.py --links",
         low=0,
         resumable=OTHER_TRAINING,
     )
@@ -243,7 +243,7 @@ class DecodeConfig(Section):
 
     @property
     def aligns(self) -> bool:
-        """Whether words of outputs are aligned with those of their sources."""
+        """Whether the words of each output are aligned with the words of its source."""
         return self.alignments or self.markup == "align" or self.unknown == "copy" or self.casing != "keep"
 
     @property
@@ -306,7 +306,7 @@ class EmbedConfig(Section):
     )
     normalize: bool = setting(False, "scale embeddings to length 1")
     max_length: int | None = setting(
-        None, "maximum length of a text, in tokens with those around it; None: model.max_length", low=1
+        None, "maximum length of a text, in tokens, special tokens included; None: model.max_length", low=1
     )
     prompts: tuple[str, ...] = setting((), "texts that can be put before a text, each as NAME=TEXT")
     prompt: str = setting("", "name of the prompt of texts for which none is given; '': none")

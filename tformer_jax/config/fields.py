@@ -76,8 +76,8 @@ def setting(
         low, high: smallest and largest allowed number.
         above, below: exclusive bounds.
         used_by: values of another setting that use this one, such as `{"scaling": ("yarn",)}`; or only the name of a
-            setting with kinds, which declare what they use; None: all do. The other setting is one of this section or
-            of the section that holds it.
+            setting with kinds, which declare what they use; None: all do. The other setting is in this section or in
+            the section that holds it.
         resumable: `SAME_TRAINING` or `OTHER_TRAINING` if a resumed run may change it; None: as `Section.resumable`.
     """
     metadata = {"meaning": meaning, "choices": choices, "bounds": Bounds(low, high, above, below)}
@@ -86,7 +86,7 @@ def setting(
 
 
 def section(kind: type["Section"], *, used_by: UsedBy | str | None = None) -> Any:
-    """Declares a section within another one; `used_by` is that of `setting`."""
+    """Declares a section within another one; `used_by` is as for `setting`."""
     return dataclasses.field(default_factory=kind, metadata={"used_by": used_by or {}})
 
 

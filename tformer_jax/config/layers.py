@@ -25,7 +25,7 @@ MEANS = ("probabilities", "log_probabilities")
 
 @dataclasses.dataclass(frozen=True)
 class MLAConfig(Section):
-    """Multi-head latent attention (DeepSeek-V2). The head size H is that of keys and queries without positions."""
+    """Multi-head latent attention (DeepSeek-V2). H is the size of a query or key head without its rotary part."""
 
     path: ClassVar[str] = "model.mla"
 
@@ -51,8 +51,8 @@ class GatedDeltaConfig(Section):
     num_key_heads: int | None = setting(
         None, "query and key heads, shared by groups of value heads; None: num_heads", low=1
     )
-    key_head_dim: int | None = setting(None, "size of one query or key head; None: that of the model's heads", low=1)
-    value_head_dim: int | None = setting(None, "size of one value head; None: that of the model's heads", low=1)
+    key_head_dim: int | None = setting(None, "size of one query or key head; None: the model's head size", low=1)
+    value_head_dim: int | None = setting(None, "size of one value head; None: the model's head size", low=1)
     conv_kernel_size: int = setting(
         4, "kernel size, in tokens, of the causal convolutions of queries, keys and values", low=1
     )
@@ -85,7 +85,7 @@ class MoEConfig(Section):
         choices=("none", "logits", "choice"),
     )
     router_factor: float = setting(1.0, "multiply the weights of the chosen experts by this number", above=0.0)
-    groups: int = setting(1, "groups of experts, some of which a token may use (DeepSeek-V2)", low=1)
+    groups: int = setting(1, "groups of experts; a token uses experts of groups_per_token groups (DeepSeek-V2)", low=1)
     groups_per_token: int = setting(1, "groups with the highest scores that a token may use", low=1)
     group_top: int = setting(
         1, "highest scores of experts whose sum is the score of a group; DeepSeek-V2: 1, DeepSeek-V3: 2", low=1

@@ -14,7 +14,7 @@ PER_TOKEN = ("loss", "perplexity", "token_accuracy")
 PER_TEXT_SIZE = ("bits_per_byte", "bits_per_character")
 """Metrics of predicted texts that compare across tokenizers."""
 LOWER_IS_BETTER = ("loss", "perplexity", *PER_TEXT_SIZE, "unknown_outputs")
-"""Metrics that are no kinds, and of which lower values are better."""
+"""Metrics for which lower is better, except kinds, which set `Metric.lower_is_better`."""
 DEFAULT = ("bleu", "chrf", "exact_match")
 """Metrics of all translations."""
 PROGRAMS = frozenset(("command", "command_error"))
@@ -31,7 +31,7 @@ class Metric:
 
     Args:
         evaluation: the settings `eval`.
-        languages: those of all directions that are evaluated.
+        languages: all languages of the evaluated directions.
     """
 
     name: str = ""
@@ -59,7 +59,7 @@ class Metric:
         return [self.score_alone(row) for row in self.statistics(sources, outputs, references)]
 
     def statistics(self, sources: Sequence[str], outputs: Sequence[str], references: References) -> "np.ndarray":
-        """Returns numbers of each output, whose sums over texts determine the score of these: float64 [N, S]."""
+        """Returns numbers for each output, float64 [N, S]; their sums over texts determine the score of these texts."""
         import numpy as np
 
         scores = self.checked_scores(sources, outputs, references)
@@ -134,7 +134,7 @@ def base_metric(name: str) -> str:
 
 
 def group_of_metric(name: str) -> str:
-    """Returns the direction or group of a metric; "" if it is the one of all directions."""
+    """Returns the direction or group of a metric; "" if it is over all directions."""
     return name.partition(":")[2]
 
 

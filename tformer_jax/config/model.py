@@ -24,7 +24,7 @@ from tformer_jax.config.layers import (
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Section):
-    """The architecture. Letters in brackets are those of `axes.py`; kinds are those of `config/kinds.py`."""
+    """The architecture. `axes.py` explains the letters in brackets; `config/kinds.py` lists the kinds."""
 
     path: ClassVar[str] = "model"
 
@@ -132,7 +132,7 @@ class ModelConfig(Section):
     relative: RelativeConfig = section(RelativeConfig, used_by="position")
 
     ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
-    ffn_dim: int = setting(2048, "[F] FFN width; for moe, that of one expert", low=1)
+    ffn_dim: int = setting(2048, "[F] FFN width; for moe, the width of one expert", low=1)
     activation: str = setting("relu", "FFN activation; with a gated FFN, of the gate", choices=kinds.ACTIVATIONS)
     ffn_bias: bool = setting(True, "biases in the FFN")
     moe: MoEConfig = section(MoEConfig, used_by="ffn")
@@ -210,7 +210,7 @@ class ModelConfig(Section):
         choices=("xavier", "fan_in", "normal"),
     )
     init_std: float = setting(
-        0.02, "standard deviation of `normal` kernels, and of all embeddings except those of tokens", low=0.0
+        0.02, "standard deviation of `normal` kernels, and of all embeddings except token embeddings", low=0.0
     )
     embedding_std: float | None = setting(
         None,

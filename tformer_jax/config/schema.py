@@ -1,4 +1,4 @@
-"""The settings of an experiment; those of its larger sections are declared in the other modules of this package."""
+"""The settings of an experiment; the other modules of this package declare its larger sections."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class EvalConfig(Section):
     )
     samples: int = setting(
         5,
-        "outputs to print at each evaluation; those of language models have at most 128 new tokens unless "
+        "outputs to print at each evaluation; language models write at most 128 new tokens unless "
         "decode.max_new_tokens says otherwise",
         low=0,
     )

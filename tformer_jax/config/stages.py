@@ -42,9 +42,9 @@ class Stage(NamedTuple):
 
     text: str
     weights: tuple[Weight, ...]
-    """Weights by source; those of `TEMPERATURE` alone are temperatures."""
+    """Weights by source; or one entry named `TEMPERATURE`, whose numbers are temperatures."""
     from_previous: bool
-    """Whether weights change linearly from those at the end of the previous stage."""
+    """Whether weights change linearly from the weights at the end of the previous stage."""
     end: End | None
     """None: at the end of training."""
     transforms: tuple[str, ...] | None
@@ -55,7 +55,7 @@ class Stage(NamedTuple):
         """Reads a text such as `general 4, domain 1 until step 2000`.
 
         Raises:
-            ValueError: it has another form, or a number that is none; or weights or an end that make no sense.
+            ValueError: it has another form or an invalid number, or its weights or its end make no sense.
         """
         parts = STAGE.fullmatch(text.strip())
         if parts is None:
@@ -116,8 +116,9 @@ def _read_number(text: str) -> float:
 
 
 def find_source(name: str, names: Sequence[str]) -> int:
-    """Returns the place of a source: a direction or an entry of `data.train`, or the part of an entry's file name
-    before the first dot if no other entry has it.
+    """Returns the index of a source by its full name or, if unique, its file name up to the first dot.
+
+    A source is a direction or an entry of `data.train`.
 
     Raises:
         ValueError: there is no such source; the message names the nearest.
@@ -167,11 +168,11 @@ def _problems_of_sources(stage: Stage, names: Sequence[str]) -> Iterator[str]:
 
 
 def _problems(data: Any, stage: Stage, number: int, last_step: int) -> Iterator[str]:
-    """Yields what is wrong with a stage among the others, the first of which ended at `last_step` at the earliest."""
+    """Yields what is wrong with a stage; the stages before it end at step `last_step` or later."""
     is_last, end = number == len(data.stages) - 1, stage.end
     kinds_of_transforms = [transform.kind for transform in data.transforms]
     if not kinds_of_transforms and stage.transforms is not None:
-        yield "data.transforms has none: list those of all stages there"
+        yield "data.transforms is empty: list the transforms of all stages there"
     for name in stage.transforms or ():
         if name not in kinds_of_transforms:
             yield f"data.transforms has no {name!r}{nearest(name, kinds_of_transforms)}"

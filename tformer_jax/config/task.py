@@ -33,7 +33,7 @@ class Task:
     verb: ClassVar[str | None] = None
     """Method of `Run` and command that use a trained model."""
     verbs: ClassVar[tuple[str, ...]] = ()
-    """Methods of `Run` that the task supports, besides those of every model."""
+    """Methods of `Run` that the task supports, besides the methods that every model has."""
     route: ClassVar[str] = "/v1/embeddings"
     """Main route of the server."""
     generates: ClassVar[bool] = False
@@ -138,9 +138,12 @@ class Task:
                 yield f"eval.samples={cfg.eval.samples} has no effect with {by}"
 
     def features(self, block: Any) -> Any:
-        """Returns the batch keys and columns of this task, given those of pairs, documents or labeled texts.
+        """Returns the batch keys and columns of this task.
 
         See `data.features.FeatureConverter`; loader processes call it.
+
+        Args:
+            block: the batch keys and columns of pairs, documents or labeled texts.
         """
         return block
 
@@ -193,7 +196,9 @@ def task_of(cfg: Config) -> Task:
 
 
 def task_of_settings(settings: Mapping[str, Any]) -> Task:
-    """Returns the task of settings by full name, such as those of an earlier version, which have no `task`.
+    """Returns the task of settings, which are given by their full names.
+
+    Settings of earlier versions have no `task`; `model.family` and `data.objective` then select the task.
 
     Raises:
         ConfigError: the settings name another task, or modules that cannot be imported.

@@ -11,7 +11,7 @@ WITH_AN_END = ("cosine", "linear", "warmup_stable_decay")
 """Schedules that decay from the peak to `final_fraction` of it."""
 
 PREFIXES = {"start_from": "start_from_", "lora_rank": "lora_", "teacher": "teacher_"}
-"""Settings of `train`, and with what the names of the others that need them start."""
+"""Settings of `train`, and the prefix of the names of all settings that need them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +166,8 @@ class TrainConfig(Section):
     )
     weights: str = setting(
         "last",
-        "weights to evaluate on the test split and to save: those of the last step, the exponential moving average, "
-        "the best checkpoint, or the mean of the last or best checkpoints",
+        "weights to evaluate on the test split and to save: the weights of the last step, the exponential moving "
+        "average, the best checkpoint, or the mean of the last or best checkpoints",
         choices=("last", "ema", "best", "average_last", "average_best"),
         resumable=SAME_TRAINING,
     )

@@ -35,7 +35,7 @@ JOINED: Ranges = (
     *((0xA800, 0xABFF), (0xFB50, 0xFDFF), (0xFE70, 0xFEFC), (0x10A00, 0x11FFF), (0x1E900, 0x1E95F)),
     *((0x2190, 0x2BFF), (0x3030, 0x303D), (0x3297, 0x3299), (0x1F000, 0x1FAFF)),
 )
-"""Scripts whose spelling needs joiners (Arabic, Syriac, N'Ko, those of India and Southeast Asia), symbols and emoji."""
+"""Scripts whose spelling needs joiners (Arabic, Syriac, N'Ko, scripts of India and Southeast Asia), symbols, emoji."""
 EMOJI_STYLE: Ranges = ((0xFE0F, 0xFE0F),)
 VIRAMAS: Ranges = tuple(
     (code, code)

@@ -84,7 +84,7 @@ def facts_of_data(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[s
 
 
 def check_facts(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises `UserError` that names the first fact in which stored distributions differ from those that are wanted."""
+    """Raises `UserError` if stored distributions have other facts than `wanted`; it names the first difference."""
     for name, value in wanted.items():
         if stored.get(name) != value:
             there = f"{folder} has distributions for another value of {name}, {stored.get(name)} instead of {value}"
@@ -117,7 +117,7 @@ class Distributions:
             raise UserError(f"{folder} is damaged: write the distributions again")
 
     def with_lengths(self, lengths: dict[str, int]) -> dict[str, int]:
-        """Returns the lengths of the features of an example, with that of `TAUGHT`."""
+        """Adds the length of `TAUGHT` to the lengths of the features of an example."""
         return {**lengths, TAUGHT: lengths[self._label]}
 
     def with_places(self, example: PendingExample, ids: TokenIds, piece_length: int) -> TokenIds:
@@ -154,7 +154,7 @@ def write(
 
     Args:
         facts: `top`, `teacher` and `data` (`facts_of_data`).
-        compute: yields those of examples; the results may depend on all examples of a call.
+        compute: yields the distributions of examples; the results may depend on all examples of a call.
         progress: called with numbers of examples that are complete.
 
     Raises:

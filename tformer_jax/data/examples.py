@@ -51,7 +51,7 @@ class ExampleBatches(grain.IterDataset):
     No example is dropped: the state of the iterator has the pending ones.
 
     Args:
-        iterator: makes the iterator of batches from that of the lists of examples.
+        iterator: makes the iterator of batches from the iterator of the lists of examples.
     """
 
     def __init__(self, examples: TrainingExamples, iterator: Callable[[grain.DatasetIterator], grain.DatasetIterator]):

@@ -20,7 +20,7 @@ PREFETCHED_BLOCKS = 8
 class LoadedBlocks(grain.IterDataset):
     """The blocks in order, read on demand or ahead of time by `workers` processes, which preserve the order.
 
-    With `stages`, the blocks are theirs; those read ahead of the end of a stage are read again.
+    With `stages`, they are the blocks of the stages; blocks read ahead beyond the end of a stage are read again.
     """
 
     def __init__(self, blocks: grain.MapDataset, workers: int, stages: "StagedOrder | None" = None):

@@ -143,9 +143,9 @@ def unit_spans(text: str) -> list[tuple[int, int]]:
 def put_back(segment: Segment, output: str, links: Sequence[tuple[int, int]]) -> str:
     """Returns the translation of a segment with its markup, each mark once and pairs of tags well nested.
 
-    A pair of tags goes around the units that are aligned with those between its tags in the source: around all of them
-    and what is between them, or where most of that belongs elsewhere or to another pair, around the longest run.
-    Another mark goes next to the unit that is aligned with its neighbor.
+    A pair of tags encloses all units that are aligned with the source units between its tags, and the units in between.
+    If more than half of these are not so aligned, or the range of another pair overlaps, it encloses only the longest
+    run of aligned units. A single mark goes next to the unit that is aligned with its neighbor.
 
     Args:
         links: pairs of a unit of the plain text and a unit of the output.
@@ -165,7 +165,7 @@ class _Places(NamedTuple):
     aligned: Mapping[int, set[int]]
 
     def inside(self, mark: Mark, low: int, high: int) -> set[int]:
-        """Returns the units of the output in [low, high) that are aligned with those between two tags."""
+        """Returns the units of the output in [low, high) that are aligned with source units between two tags."""
         units = (n for n, (start, stop) in enumerate(self.spans) if start < mark.stop and mark.start < stop)
         return {t for n in units for t in self.aligned.get(n, ()) if low <= t < high}
 

@@ -80,7 +80,7 @@ def _drawn_shares(cfg: Config, corpus: Corpus) -> tuple[float, ...]:
 def shares(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Shares:
     """Returns the share of each entry or direction in the examples of training, and in its tokens.
 
-    Windows of several entries have equal numbers of tokens; their share in examples is that of the texts in them.
+    All windows have equal numbers of tokens; the share of an entry in the examples counts the texts in its windows.
     """
     weights = np.array(_drawn_shares(cfg, corpus) or corpus.sizes, float)
     means = mean_sizes(cfg, corpus, tokenizers)
@@ -104,8 +104,8 @@ class MeanSizes(NamedTuple):
 def mean_sizes(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> MeanSizes:
     """Returns the mean sizes of evenly spread examples.
 
-    Special tokens are counted; what is dropped or truncated is not. Transforms are not applied. With windows, the means
-    are those of whole texts.
+    Special tokens are counted, dropped and truncated ones are not. Transforms are not applied. With windows, the means
+    are over whole texts.
     """
     reader = id_reader(corpus.train, tokenizers, corpus.labels)
     limit = max(TOKENIZED // len(corpus.directions), LEAST) if corpus.directions else TOKENIZED

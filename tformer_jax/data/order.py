@@ -71,8 +71,8 @@ class Shuffled:
 class Mixture:
     """Draws from sources by weights: after any number of draws, each source has its share, up to about one draw.
 
-    Draw i of a source, counted from 0, is due when its share of all draws reaches i + 1/2; draws are made in the order
-    in which they are due, those of earlier sources first.
+    Draw i of a source, counted from 0, is due when the source's share of all draws reaches i + 1/2. Draws are made in
+    the order in which they are due; if several are due at once, earlier sources come first.
     """
 
     begin: tuple[float, ...]

@@ -46,7 +46,7 @@ class Packed(Batching):
 
 
 def choose_row(lengths: np.ndarray, capacity: np.ndarray) -> list[int]:
-    """Chooses the pending examples of a row: the oldest, then those that leave the fewest tokens free.
+    """Chooses the pending examples of a row: the oldest, then examples that leave the fewest tokens free.
 
     Most of a row is filled in order. Near its end, the search prefers an example that fills the row on all sides, then
     one that leaves exactly the length of another, then the oldest that fits.
@@ -102,9 +102,10 @@ class _Search:
 def pack_rows(
     rows: Sequence[Sequence[TokenIds]], capacity: dict[str, int], keys: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Concatenates the examples of each row: int32 [rows, length] for each of `keys`, and the segments of `SEGMENTS`.
+    """Lays the examples of each row end to end: int32 [rows, length] for each of `keys`, and the segment numbers.
 
-    Labels have the length of their tokens; a row without examples is padding.
+    The keys of segment numbers are in `SEGMENTS`. Labels have the length of their tokens; a row without examples is
+    padding.
     """
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     segments = np.concatenate([np.arange(1, len(row) + 1, dtype=np.int32) for row in rows])

@@ -36,7 +36,7 @@ def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, *, shards
     prepared data stores, so that only the rows of `shards.own` are read; text is tokenized in every process.
 
     Args:
-        shards: the shards of a global batch, and those whose rows the returned batches have.
+        shards: the shards of a global batch; the returned batches have the rows of `shards.own`.
 
     Raises:
         UserError: a batch does not divide into the shards, the data is shorter than one window, or a transform does
@@ -59,7 +59,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yields every example once, in batches of `cfg.eval.batch_size` rows rounded up to a multiple of the shards.
 
-    Batches have the rows of `shards.own` only, and only those are read from prepared data.
+    Batches have only the rows of `shards.own`, and only these rows are read from prepared data.
 
     Texts are evaluated completely, whatever the length of rows in training: documents longer than a packed row continue
     in further rows, and pairs and labeled texts are truncated only where the model cannot read more.
@@ -109,7 +109,7 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
         documents = spread(len(reader), min(limit or 3, 3))  # three have two separators
         tokens = len(token_stream(reader, end, documents))
         if tokens < 2:
-            raise DataError(f"split {split} has fewer than 2 tokens, which evaluation needs: hold out more text")
+            raise DataError(f"evaluation needs at least 2 tokens, and split {split} has {tokens}: hold out more text")
 
 
 def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:

@@ -43,9 +43,9 @@ UNMASKED = Masked("", None)
 
 
 def mask(placeholders: Placeholders, text: str) -> Masked:
-    """Replaces the placeholders of a source by symbols, except those after the first `len(NUMBERED)` different ones.
+    """Replaces the placeholders of a source by symbols, up to `len(NUMBERED)` different placeholders.
 
-    A symbol in `NUMBERED` that the text has is a placeholder, too; one that gets no number is left out.
+    A symbol in `NUMBERED` that the text has is also a placeholder; it is left out if it gets no number.
     """
     if not placeholders or not text:
         return Masked(text, None)

@@ -89,7 +89,7 @@ def prepare(
 
     Args:
         root: the data folder, for sources in files.
-        tokenizers: tokenizers of source and target; None: those that `cfg.data` describes, which may be trained.
+        tokenizers: tokenizers of source and target; None: load or train them as `cfg.data` describes.
         shards: number of array_record files per split; a split smaller than a chunk has one.
 
     Raises:
@@ -201,7 +201,7 @@ def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def stored_origin(folder: Path) -> dict[str, Any]:
-    """Returns the `origin` of prepared data; that of earlier versions has only settings."""
+    """Returns the `origin` of prepared data; earlier versions stored only its settings."""
     metadata = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
     metadata["data"] = {name: value for name, value in metadata["data"].items() if name not in OF_BATCHES}
     return {topic: metadata[topic] for topic in ("options", "files", "data") if topic in metadata}

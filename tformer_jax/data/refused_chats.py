@@ -53,7 +53,7 @@ class Check:
 
 
 def leave_out_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Corpus:
-    """Returns a corpus of conversations without those that the template of its tokenizer refuses, which are counted.
+    """Returns a corpus without the conversations that the chat template of its tokenizer refuses, and counts these.
 
     Raises:
         DataError: a conversation is refused and `data.on_bad_line` is "stop", or a split has no other.

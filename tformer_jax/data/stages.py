@@ -99,9 +99,9 @@ class Begun(NamedTuple):
 class StagedOrder:
     """The order of examples over stages, with the state of the one iterator that reads it.
 
-    A stage that ends at a step or with tokens ends with the block of examples that is drawn last when the batch is made
-    that reaches them; one that ends with epochs ends with their last draw. Because the next stage begins only then,
-    blocks beyond the end, which workers may read ahead of time, are read again.
+    A stage that ends at a step, or after a number of tokens, ends with a block of examples: the last block drawn when
+    the batch that reaches the end is made. A stage that ends with epochs ends with their last draw. Because the next
+    stage begins only then, blocks beyond the end, which workers may read ahead of time, are read again.
 
     Args:
         stages: all stages.
@@ -206,7 +206,10 @@ def stages_begun(state: Any) -> list[Begun]:
 
 
 def example_stages(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, block: int) -> StagedOrder:
-    """Returns the order of a corpus whose examples are assigned to batches whole, `block` of which are read together.
+    """Returns the order of a corpus whose examples are assigned to batches whole.
+
+    Args:
+        block: number of examples that are read together.
 
     Raises:
         UserError: see `plan_stages`.
@@ -219,8 +222,8 @@ def plan_stages(cfg: Config, names: Sequence[str], draw: DrawSizes) -> list[Plan
     """Returns the stages of a config for sources with these names.
 
     Raises:
-        UserError: a stage names another source, ends with epochs of one that it does not draw, or probably ends before
-            it begins.
+        UserError: a stage names an unknown source, ends with epochs of a source that it does not draw, or probably ends
+            before it begins.
     """
     planned: list[PlannedStage] = []
     step = 0.0

@@ -29,7 +29,7 @@ TOKENIZED_BY_LANGUAGE = 300
 
 @dataclasses.dataclass
 class LanguageSummary:
-    """The training texts in one language, as sources and as targets; all but `texts` are of those that were read."""
+    """The training texts in one language, as sources and as targets; all fields but `texts` count only texts read."""
 
     texts: int = 0
     read: int = 0
@@ -132,9 +132,9 @@ class SplitSummary:
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     """Number of malformed lines and of examples that filters dropped, by reason."""
     parts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Of each entry of a mixture, or direction: its size, shares in the examples and tokens of training, and epochs."""
+    """For each entry of a mixture, or direction: its size, shares of the training examples and tokens, and epochs."""
     stages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Of each stage: its text, the steps after which it is expected to begin and end, and by source its shares then.
+    """For each stage: its text, the steps after which it probably begins and ends, and the shares of each source there.
 
     The end is None for a stage after the end of training.
     """
@@ -253,7 +253,7 @@ def _compare(
 
 
 def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: "Transforms") -> list[tuple[str, float]]:
-    """Returns the name of each transform, and the share of the examples that it changes; of ids, may change."""
+    """Returns the name of each transform and the share of examples it changes; for ids, its probability."""
     chosen = range(TRACED) if isinstance(examples, Endless) else spread(len(examples), TRACED)
     traces = [transforms.trace(examples[index], index) for index in chosen]
     names = [transform.kind for transform in cfg.data.transforms if not transform.on_ids]

@@ -104,8 +104,8 @@ def _quoted(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     share = _share(summary.quoted, summary.compared)
     if cfg.data.source == "tsv" and share >= 5:
         yield (
-            f"{two_digits(share)} % of the examples of {split} have texts in double quotes, which are read as text, "
-            "unlike those of CSV: write the file without them, or as .jsonl"
+            f"{two_digits(share)} % of the examples of {split} have quoted texts; the quotes are kept, because TSV has "
+            "no quoting: write the file without them, or as .jsonl"
         )
 
 

@@ -37,7 +37,7 @@ def direction_column(tokenizers: Tokenizers, directions: Sequence[str]) -> Colum
 
 
 class Tags(NamedTuple):
-    """The tags of sides: those of the languages that `source` and `target` name."""
+    """The language tags of sources and targets; `source` and `target` name their languages, "source" or "target"."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]

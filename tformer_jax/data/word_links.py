@@ -1,4 +1,4 @@
-"""Links between the words of a source and those of its target."""
+"""Links between the words of a source and the words of its target."""
 
 import itertools
 import re
@@ -104,9 +104,8 @@ def check_words(links: Iterable[tuple[int, int]], source: str, target: str) -> N
 def linked_places(tokenizers: Tokenizers, pair: Example, count: int) -> list[int]:
     """Returns for each of the `count` tokens of a target the place of a token of the source; IGNORED without a link.
 
-    The tokens of a word get those of the words that it is linked with, in order, and again from the first.
-
-    The links are of words that the pair has (`check_words`).
+    Each token of a target word is linked to one token of its source words, in order, starting over when they run out.
+    The pair must have all words that its links name (`check_words`).
     """
     sources, targets = word_ranges(tokenizers, pair["source"], pair["target"])
     tokens: dict[int, list[int]] = {}

@@ -15,7 +15,10 @@ from tformer_jax.train import lora
 
 
 def first_line(experiment: Experiment, params: Any, step: int) -> str:
-    """Returns the number of parameters, the devices, the attention backends and the run folder, as text."""
+    """Returns a line with the name, parameters, devices, classes, attention backends and folder of a run.
+
+    If `step` is not 0, it ends with the step that the run continues from.
+    """
     backends = sorted(set(attention_backends(experiment).values()))
     return (
         f"{experiment.cfg.name}: {_counted_parameters(experiment, params)} on {devices(experiment)}, "

@@ -52,7 +52,7 @@ class Checkpointer:
 
         Args:
             keep: number of newest scheduled checkpoints to keep; the latest one is kept in any case.
-            every: steps between scheduled checkpoints; others are those of interruptions, evaluations and the end.
+            every: steps between scheduled checkpoints; interruptions, evaluations and the end save further ones.
             keep_best: number of best-scored checkpoints to keep as well.
             permanent_every: checkpoints at multiples of this many steps are never deleted; 0: none.
             seconds: age of the newest checkpoint at which another is `overdue`; 0: never.
@@ -215,7 +215,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     """Reads the shards of this process and the sealed host data of a checkpoint.
 
     Waits for no other process: one that cannot read its shards would leave the others in Orbax's barriers. If
-    `abstract` has no state of an optimizer (`optimizers.build_readable`), that of the checkpoint is left out.
+    `abstract` has no optimizer state (`optimizers.build_readable`), the optimizer state is not read.
 
     Raises:
         UserError: the checkpoint is damaged, its arrays have other shapes than `abstract`, or averages that are left

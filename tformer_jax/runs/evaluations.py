@@ -94,7 +94,7 @@ class Evaluations:
 
 
 def own_metrics(functions: Mapping[str, Callable[..., float]], samples: Sequence[Sample]) -> dict[str, float]:
-    """Returns metrics that were given in Python: functions of all outputs and their references, in lists of their own.
+    """Returns metrics that were given in Python: functions of a list of all outputs and a list of their references.
 
     Raises:
         UserError: one does not return a finite number.
@@ -110,7 +110,7 @@ def own_metrics(functions: Mapping[str, Callable[..., float]], samples: Sequence
 
 
 def shown_samples(outputs: Sequence[Sample], count: int) -> Sequence[Sample]:
-    """Returns the first `count` outputs; of several directions, evenly spread ones."""
+    """Returns the first `count` outputs; with several directions, evenly spread outputs."""
     if not count or not outputs or outputs[0].direction is None:
         return outputs[:count]
     return [outputs[place] for place in spread(len(outputs), count)]

@@ -54,7 +54,7 @@ class Experiment:
     batches: Prefetched
     """Training batches, endless, from the first one; they have only the rows that this process's devices hold."""
     shards: Shards
-    """The shards of a global batch, and those that this process holds."""
+    """The shards of a global batch, and which of them this process holds."""
     lock: FolderLock | None
     """Keeps other runs from writing to `folder`; None for a bucket, and in other processes than process 0."""
     group: ProcessGroup
@@ -66,7 +66,7 @@ class Experiment:
     finished: dict[str, Any] | None = None
     """Result of a resumed run that has finished with the same settings, else None."""
     optimizer: optax.GradientTransformation | None = None
-    """An optimizer that was given in Python, in place of that of `cfg.optim`."""
+    """An optimizer that was given in Python; replaces the optimizer of `cfg.optim`."""
 
     @property
     def smoothed_tokens(self) -> int | None:
@@ -98,7 +98,7 @@ def build(
         resume: continue the run in `folder`; start it if there is none.
         overwrite: replace the run in `folder`.
         group: all processes of the run; each builds the same experiment, and process 0 writes.
-        given: a corpus that was given in Python; None: load that of `cfg.data`.
+        given: a corpus that was given in Python; None: load the corpus of `cfg.data`.
         optimizer: as `Experiment.optimizer`.
 
     Raises:

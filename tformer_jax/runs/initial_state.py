@@ -1,4 +1,4 @@
-"""The state that a run starts from: new parameters, those of another run, or a checkpoint."""
+"""The state that a run starts from: new parameters, the parameters of another run, or a checkpoint."""
 
 import functools
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from tformer_jax.train.step import compiling, jitted, make_train_step, training_
 def start_or_restore(
     experiment: Experiment, checkpointer: Checkpointer, say: Callable[[str], None], teacher: Teacher | None = None
 ) -> tuple[Callable[..., Any], TrainState, dict[str, Any]]:
-    """Returns the jitted step, the state of the newest checkpoint, or a new one, and the host data beside it.
+    """Returns the jitted step, the state of the newest checkpoint (or a new state), and its host data.
 
-    Prefetching of batches starts. A new state is computed while the step compiles, and `say` shows where its
-    parameters come from.
+    Starts to prefetch batches. A new state is computed while the step compiles, and `say` shows where its parameters
+    come from.
 
     Args:
         teacher: its parameters are the third argument of the step.
@@ -63,7 +63,7 @@ def _new_state(
 
 
 def load_initial(experiment: Experiment, say: Callable[[str], None]) -> Any:
-    """Returns the parameters of `train.start_from` that match, beside new ones, and reports which."""
+    """Returns the matching parameters of `train.start_from`, initializes the others, and reports which match."""
     from tformer_jax.runs.start_from import find_mismatches, initial_params, load_matching
 
     cfg, run, mesh, group = experiment.cfg, experiment.start_from, experiment.mesh, experiment.group

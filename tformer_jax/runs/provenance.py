@@ -51,7 +51,7 @@ def program() -> list[str] | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of this package, unless it runs without being installed, and of those it depends on."""
+    """Returns the versions of this package (if it is installed) and of its dependencies."""
     return {name: number for name in PACKAGES if (number := version(name))}
 
 

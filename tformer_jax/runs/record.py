@@ -56,7 +56,7 @@ class EventLog:
 
 @dataclasses.dataclass(frozen=True)
 class SettingChanges:
-    """The changes of a resume, after those that the checkpoint records."""
+    """The settings that a resume changes, after the changes that the checkpoint records."""
 
     from_step: int
     """Step of the checkpoint that the run continues from."""

@@ -63,7 +63,7 @@ FOLDERS = ("tokenizers", "tensorboard", "checkpoints", "weights", "outputs")
 
 
 def owner(path: Path) -> Path | None:
-    """Returns the run folder of which `path` is, by its name, one of the `FILES` or in one of the `FOLDERS`."""
+    """Returns the run folder that `path` belongs to, as one of its `FILES` or within one of its `FOLDERS`, or None."""
     folders = [folder.parent for folder in path.parents if folder.name in FOLDERS]
     folders += [path.parent] if path.name in FILES else []
     needed = ("config.json", "provenance.json")
@@ -104,7 +104,7 @@ def holds_weights(run: Path) -> bool:
 
 
 def holds_checkpoint(run: Path) -> bool:
-    """Returns whether a run has a complete checkpoint; those in progress have names that are not numbers."""
+    """Returns whether a run has a complete checkpoint; a checkpoint in progress has a name that is no number."""
     return latest_step(run) is not None
 
 
@@ -128,7 +128,7 @@ def check_step(run: Path, step: int) -> None:
     """Raises `UserError` if a run has no complete checkpoint of `step`; the message names the steps that it has."""
     steps = steps_in(checkpoints(run))
     if step not in steps:
-        others = f"its checkpoints are those of steps {', '.join(map(str, steps))}" if steps else "it has none"
+        others = f"its checkpoints are of steps {', '.join(map(str, steps))}" if steps else "it has none"
         raise UserError(f"{run} has no checkpoint of step {step}: {others}")
 
 
@@ -238,7 +238,7 @@ def adopt(run: Path, cfg: Config) -> None:
 
 
 def check_corpus(run: Path, corpus: dict[str, Any]) -> None:
-    """Raises `UserError` if the facts that identify a corpus differ from those that a run was trained on."""
+    """Raises `UserError` if the facts that identify a corpus differ from the recorded facts of a run."""
     if not (run / CORPUS).exists():
         return
     known = read_json(run / CORPUS)
@@ -349,7 +349,7 @@ def load_labels(run: Path) -> tuple[str, ...] | None:
 
 
 def write_outputs(run: Path, split: str, evaluation: Mapping[str, Any]) -> None:
-    """Writes the outputs and losses of an evaluation, replacing those of an earlier one."""
+    """Writes the outputs and losses of an evaluation, replacing the file of an earlier evaluation."""
     (run / "outputs").mkdir(exist_ok=True)
     write_json(run / "outputs" / f"{split}.json", evaluation)
 

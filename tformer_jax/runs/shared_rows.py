@@ -64,9 +64,9 @@ def shared_rows(
 
     Args:
         theirs: shapes of the other run's parameters, in the layout of `model`.
-        tokenizers: those of the new run.
-        others: returns those of the other run, if a parameter needs them.
-        labels: those of the new run and of the other one.
+        tokenizers: tokenizers of the new run.
+        others: returns the tokenizers of the other run; called only if a parameter needs them.
+        labels: labels of the new run and of the other run.
     """
     shared = {}
     for name, (shape, axis, kind) in comparable(model, theirs).items():
@@ -81,10 +81,7 @@ def shared_rows(
 
 
 def comparable(model: ModelConfig, theirs: Shapes) -> dict[str, tuple[tuple[int, ...], int, str]]:
-    """Returns shape, axis and its name of the parameters along the vocabulary or the classes, by their names.
-
-    They are those that the other run has with the same sizes of the other axes.
-    """
+    """Returns `tables` without the parameters that the other run lacks, or has with other sizes of the other axes."""
     return {
         name: (shape, axis, kind)
         for name, (shape, axis, kind) in tables(model).items()
@@ -93,7 +90,7 @@ def comparable(model: ModelConfig, theirs: Shapes) -> dict[str, tuple[tuple[int,
 
 
 def tables(model: ModelConfig) -> dict[str, tuple[tuple[int, ...], int, str]]:
-    """Returns shape, axis and its name of all parameters along the vocabulary or the classes, by their names."""
+    """Returns shape, axis and axis name of each parameter along the vocabulary or the classes, by parameter name."""
     boxes = flatten_dict(registry.shapes(registry.build(model)), sep="/")
     named = {name: (box.value.shape, tuple(getattr(box, "names", ()))) for name, box in boxes.items()}
     return {

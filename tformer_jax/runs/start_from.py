@@ -39,7 +39,7 @@ FREE_SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Names of the parameters that were loaded, and of those that were not."""
+    """Names of the loaded parameters, and of the parameters that were not loaded."""
 
     loaded: tuple[str, ...]
     other_shape: tuple[str, ...]
@@ -98,19 +98,20 @@ def load_matching(
     step: int | None = None,
     tokenizers: Tokenizers | None = None,
 ) -> tuple[Any, Report]:
-    """Returns parameters of `model`: those of `run` with the same name and shape, in its layout, and new ones.
+    """Returns parameters in the layout of `model`: loaded where `run` has the same name and shape, new elsewhere.
 
-    Layers correspond by number, scanned or not; the report names their parameters as those of unrolled layers. Of
-    embeddings and output heads of another vocabulary than that of `tokenizers`, and of a classifier's head of other
-    classes than `labels`, the rows are loaded that both runs have; the others are new.
+    Layers correspond by number, scanned or not; the report uses the names of unrolled layers. If the vocabularies or
+    classes differ, embeddings and heads are loaded row by row, for the tokens or classes that both runs have; the other
+    rows are new.
 
     Args:
         initial: returns newly initialized parameters by their names with unrolled layers (`initial_params`);
-            called for those that are not loaded as a whole.
+            called for the parameters that are not loaded as a whole.
         mesh: mesh that holds the parameters.
         group: all processes of the mesh.
+        labels: the classes of `model`.
         step: step of the checkpoint to load, as for `load_trained`.
-        tokenizers: those of `model`; None: parameters along the vocabulary correspond by id.
+        tokenizers: tokenizers of `model`; None: parameters along the vocabulary correspond by id.
 
     Raises:
         UserError: `run` holds no trained model, or no parameter matches.
@@ -180,7 +181,7 @@ def _check_run(train: TrainConfig, setting: str, run: Path) -> None:
 
 
 def check_weights(train: TrainConfig, setting: str, run: Path) -> None:
-    """Checks that a run that `train` names has the weights of the step that it names.
+    """Checks that the run of `train.SETTING` has weights, and a checkpoint of `train.SETTING_step` if that is set.
 
     Args:
         setting: "start_from" or "teacher".
@@ -241,7 +242,7 @@ def _compare(
     run: Path,
     rows: Mapping[str, SharedRows],
 ) -> Report:
-    """Compares the shapes of the parameters of a new run with those of `run`.
+    """Compares the parameter shapes of a new run (`mine`) with the shapes in `run` (`theirs`).
 
     Raises:
         UserError: none matches.
@@ -288,7 +289,7 @@ def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokeniz
     if not names:
         return None
     frozen = [name for name in names if not any(fnmatch.fnmatch(name, glob) for glob in train.lora_whole)]
-    other = "for another vocabulary than that of this run"
+    other = "for another vocabulary than this run's"
     remedy = f"set data.tokenizer='file' and data.tokenizer_file={str(resolved(run))!r}"
     if train.lora_rank and frozen:
         raise train.error("start_from", f"{frozen[0]} is {other}, and train.lora_rank freezes it: {remedy}")
@@ -298,7 +299,7 @@ def check_tokenizers(train: TrainConfig, model: ModelConfig, tokenizers: Tokeniz
 def _of_other_tokens(model: ModelConfig, tokenizers: Tokenizers, run: Path) -> list[str]:
     """Returns the names of the parameters along the vocabulary that `run` has for tokens that this run does not know.
 
-    So may be tokens of vocabularies that are not comparable.
+    If the vocabularies cannot be compared, all their tokens count as unknown.
     """
     theirs, others = _shapes_in_layout_of(model, run), _tokenizers_of(run)
     rows = shared_rows(model, theirs, tokenizers, others)

@@ -1,4 +1,4 @@
-"""Stores the distributions of a run that is too large to be in memory beside those that it teaches."""
+"""Stores the distributions of a teacher that is too large to be in memory beside its students."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

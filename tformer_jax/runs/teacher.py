@@ -101,5 +101,5 @@ def record(cfg: Config, folder: Path) -> None:
     own, path = facts(cfg), folder / run_folder.TEACHER
     before = run_folder.read_json(path) if path.exists() else own
     if before["digest"] != own["digest"]:
-        raise cfg.train.error("teacher", f"its weights are not those that {folder} started with; restore them")
+        raise cfg.train.error("teacher", f"its weights have changed since {folder} started; restore them")
     run_folder.write_json(path, own)

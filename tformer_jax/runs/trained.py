@@ -76,7 +76,7 @@ def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: Process
 
 
 def load_adapted(run: Path, cfg: Config, mesh: Mesh | None = None, step: int | None = None) -> lora.Adapted:
-    """Loads the factors of LoRA, and the parameters that they adapt, of the weights that `load_trained` loads.
+    """Loads the weights that `load_trained` loads, but with LoRA's factors and the adapted parameters apart.
 
     Raises:
         UserError: the run was trained without LoRA, its weights are a mean of several checkpoints, whose update has

@@ -30,7 +30,7 @@ Texts = Callable[[str], Iterable[str]]
 """Returns the texts of a side, each time anew."""
 RECORD = "vocabulary.json"
 COPIED = ("imported.json",)
-"""Files about the source of a run, which are also true of a run with another vocabulary."""
+"""Files about the origin of a run, which also hold for the run with another vocabulary."""
 BATCH = 1000
 """Number of texts that are tokenized at once."""
 TOKENIZER_SETTINGS = (
@@ -69,14 +69,14 @@ def trim_tokenizers(cfg: Config, tokenizers: Tokenizers, texts: Texts) -> tuple[
 
 
 def shares_vocabulary(cfg: Config, tokenizers: Tokenizers) -> bool:
-    """Returns whether the ids of both sides are those of one vocabulary."""
+    """Returns whether the ids of both sides belong to one vocabulary."""
     return cfg.model.ties_inputs or same_tokens(tokenizers.source, tokenizers.target)
 
 
 def resize(trained: Trained, sides: Sides) -> Trained:
-    """Returns a model with the tables of changed tokenizers; a row of a new token is the mean of those it replaces.
+    """Returns a model for changed tokenizers; the row of a new token is the mean of the rows that it replaces.
 
-    Rows that no token has are removed, except those of special tokens.
+    Rows without a token are removed, except the rows of special tokens.
     """
     leaves = flatten_dict(trained.params, sep="/")
     sizes: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def resize(trained: Trained, sides: Sides) -> Trained:
 
 
 def take_rows(table: np.ndarray, axis: int, rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns a table whose rows along an axis are the means, in float32, of rows of another one, in its dtype."""
+    """Returns a table in the dtype of `table`, whose rows along `axis` are means, in float32, of rows of `table`."""
     old = np.moveaxis(table, axis, 0)
     new = old[[row[0] for row in rows]]
     for number, row in enumerate(rows):
@@ -149,7 +149,7 @@ def _model_facts(cfg: Config, params: Any) -> dict[str, Any]:
 
 
 def _with_unnamed(changed: Changed, tokenizer: Tokenizer, size: int) -> list[tuple[int, ...]]:
-    """Returns the rows of a table with those of special tokens that the tokenizer does not know by name."""
+    """Adds the rows of special tokens that have no name in the tokenizer, for a table of `size` rows."""
     special, first = tokenizer.special, tokenizer.vocab_size
     last = max(i for i in (*special.used, *special.suppressed, special.pad or 0, first - 1) if i < size)
     return [*changed.rows, *((i,) for i in range(first, last + 1))]
@@ -163,7 +163,7 @@ def _count_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> collections.Cou
 
 
 def _count_changed(old: Tokenizer, changed: Changed, texts: Iterable[str]) -> tuple[int, int]:
-    """Returns the number of texts, and of those whose tokens are no longer the same."""
+    """Returns the number of texts, and the number of texts whose tokens changed."""
     total = different = 0
     for batch in _batched(texts):
         pairs = zip(old.encode_batch(batch), changed.tokenizer.encode_batch(batch), strict=True)

@@ -34,13 +34,13 @@ def to_evaluate(cfg: Config, state: TrainState) -> Any:
     """Returns the parameters to evaluate during training.
 
     They are the EMA if `train.weights="ema"`, the average of a schedule-free optimizer, or the latest parameters.
-    Those of LoRA are merged, with the shardings of the kernels.
+    LoRA factors are merged into the kernels, with the shardings of the kernels.
     """
     return lora.merged_on_device(adapted_to_evaluate(cfg, state))
 
 
 def adapted_to_evaluate(cfg: Config, state: TrainState) -> Any:
-    """Returns the parameters to evaluate; those of LoRA are a `lora.Adapted`."""
+    """Returns the parameters to evaluate; with LoRA, a `lora.Adapted`."""
     params = lora.trainable(state.params)
     if cfg.train.weights == "ema":
         params = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, params)

@@ -23,7 +23,7 @@ class Translation(TokenPrediction):
     label_settings = ("model.max_length",)
 
     def check_metric(self, cfg: Config) -> None:
-        """As `Task.check_metric`; of data with many languages, a metric may be that of a direction or a group."""
+        """As `Task.check_metric`; with many languages, a metric may also name a direction or a group of directions."""
         metric, _, group = cfg.train.metric.partition(":")
         if group and not cfg.data.multilingual:
             raise cfg.train.error("metric", f"names a direction, but the data have only one; write {metric!r}")

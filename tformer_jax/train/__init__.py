@@ -1,4 +1,4 @@
-"""Training: schedules, optimizers, the train step, checkpoints and the loop.
+"""Training: schedules, optimizers, LoRA, the train step and the loop.
 
 Called as a function, `tformer_jax.train(cfg, data)` is `tformer_jax.notebook.training.train`, whose arguments
 `help(tformer_jax.notebook.training.train)` explains.

@@ -60,7 +60,7 @@ class Trainer:
                     action()
 
     def finish_step(self, batch: Mapping[str, jax.Array], metrics: Any) -> None:
-        """Counts a step, and checks those whose metrics are ready."""
+        """Counts a step, and checks the steps whose metrics are ready."""
         self.step += 1
         self.monitor.remember(self.step, batch)
         flops = training_flops(self.cfg, batch)

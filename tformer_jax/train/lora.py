@@ -27,7 +27,7 @@ from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
 
 @flax.struct.dataclass
 class Adapted:
-    """Parameters of which only `trainable` change."""
+    """Parameters with LoRA; training changes only `trainable`."""
 
     base: Any
     """All parameters of the model, unchanged."""
@@ -108,7 +108,7 @@ def adapt(train: TrainConfig, model: nn.Module, params: Any, key: jax.Array) -> 
 def _draw_factors(
     boxes: Mapping[tuple[str, ...], nn.LogicallyPartitioned], given: Collection[tuple[str, ...]], key: jax.Array
 ) -> dict[tuple[str, ...], jax.Array]:
-    """Returns the initial factors among `boxes`; those of one shape are drawn together, which is compiled once."""
+    """Returns the initial factors among `boxes`; factors of one shape are drawn together, by one compilation."""
     start: dict[tuple[str, ...], jax.Array] = {}
     alike: dict[Any, list[tuple[int, tuple[str, ...]]]] = {}
     for number, (path, box) in enumerate(boxes.items()):
@@ -127,7 +127,7 @@ def _draw_factors(
 
 
 def trainable(params: Any) -> Any:
-    """Returns the trainable ones of a model's parameters."""
+    """Returns the trainable parameters of a model."""
     return params.trainable if isinstance(params, Adapted) else params
 
 
@@ -153,7 +153,7 @@ def merged(params: Any) -> Any:
 
 
 def _updated(params: Adapted) -> Any:
-    """Returns the base with its updates; kernels without one keep how they are stored."""
+    """Returns the base with its updates; kernels without an update stay as they are stored."""
     leaves, new = flatten_dict(params.base), flatten_dict(params.trainable)
     for path, leaf in new.items():
         if path in leaves:
@@ -167,13 +167,14 @@ def _updated(params: Adapted) -> Any:
 
 
 def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
-    """Returns the parameters of the adapted model but for the updates of `kernels`, and these updates.
+    """Returns the parameters of the adapted model without the updates of `kernels`, and these updates.
 
     Args:
         kernels: paths of kernels that a model updates itself (`registry.linear_kernels`).
 
     Returns:
-        As `merged` but for int8, and as `registry.forward` takes `low_rank`.
+        The parameters, as `merged` returns them except that int8 kernels may stay int8; the updates, as
+        `registry.forward` takes `low_rank`.
     """
     if not isinstance(params, Adapted):
         return params, None

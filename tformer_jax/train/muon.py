@@ -16,7 +16,7 @@ from tformer_jax.train.optimizer_kinds import adamw
 from tformer_jax.train.parameters import matrix_axes
 
 MUON_RMS = 0.2
-"""RMS of Muon's updates: that of AdamW's, so that both use the same learning rate ("Muon is Scalable", 2025)."""
+"""RMS of Muon's updates, chosen to match AdamW so that one learning rate fits both ("Muon is Scalable", 2025)."""
 
 
 @declares(
@@ -45,7 +45,7 @@ def _orthogonal(momentum: Any, numbers: Any) -> Any:
     """Orthogonalizes the momentum by Newton-Schulz iteration and scales it to the size of AdamW's updates.
 
     Matrices of one shape are stacked, so that compilation takes no longer for many layers than for one. Optax's Muon
-    runs without its own momentum, which weighs the first gradients differently from the published one.
+    runs without its own momentum, which weighs the first gradients differently than the published momentum does.
     """
     matrices, structure = jax.tree.flatten(jax.tree.map(_as_matrices, momentum, numbers))
     members: dict[tuple[int, int], list[int]] = {}

@@ -32,7 +32,7 @@ from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     """Builds gradient clipping followed by the optimizer of `cfg.optim`; all of it computes in float32.
 
-    With `cfg.train.lora_rank`, the optimizer is that of the trainable parameters (`lora.trainable_shapes`).
+    With `cfg.train.lora_rank`, it takes only the trainable parameters (`lora.trainable_shapes`).
 
     Args:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
@@ -153,7 +153,7 @@ def evaluation_params(opt_state: optax.OptState, params: Any) -> Any:
 
 
 def build_readable(cfg: Config, shapes: Any) -> optax.GradientTransformation:
-    """Returns the optimizer whose state checkpoints have, or for one that was given in Python, one without a state."""
+    """Returns the optimizer whose state checkpoints have; for an optimizer given in Python, one without a state."""
     return optax.identity() if cfg.optim.optimizer == "python" else build(cfg, shapes)
 
 
@@ -218,12 +218,12 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
 
     factors = jax.tree.map(factor, names)
     if not any(jax.tree.leaves(factors)):
-        raise optim.error("learning_rate_factors", "freezes all parameters; leave out the globs of those to train")
+        raise optim.error("learning_rate_factors", "freezes all parameters; leave out the globs of parameters to train")
     return factors
 
 
 def _with_kernels(names: list[str]) -> list[str]:
-    """Returns the names, and those of the kernels of LoRA's factors."""
+    """Returns the names, and the kernel names of LoRA's factors."""
     return list(dict.fromkeys([*names, *map(lora.kernel_name, names)]))
 
 

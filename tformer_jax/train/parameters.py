@@ -11,7 +11,7 @@ from tformer_jax.config.fields import Section
 from tformer_jax.config.layers import FUSED
 
 SCANNED = re.compile("/periods/layers_[0-9]+/")
-"""Part of the names of parameters that hold those of several layers (`nn.stacks.Stack`)."""
+"""Part of the name of each parameter that stacks the parameters of several layers (`nn.stacks.Stack`)."""
 
 
 def match_globs(section: Section, setting: str, glob: str, names: Sequence[str]) -> list[str]:

@@ -81,7 +81,7 @@ def peak(cfg: Config) -> float:
 
 
 def build(cfg: Config) -> optax.Schedule:
-    """Builds the schedule of `cfg.optim`; the peak of `inverse_sqrt` defaults to that of the 2017 paper."""
+    """Builds the schedule of `cfg.optim`; the peak of `inverse_sqrt` defaults to the 2017 paper's."""
     optim, highest = cfg.optim, peak(cfg)
     if optim.schedule == "inverse_sqrt":
         return inverse_sqrt(highest, optim.warmup_steps)

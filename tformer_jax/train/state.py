@@ -60,7 +60,7 @@ def on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *argument
     """Calls a function that is compiled as `create` describes.
 
     Args:
-        shardings: those of its results.
+        shardings: shardings of its results.
         donate: its results take the memory of `arguments`.
     """
     options = initialization_options(mesh.devices.flat[0].platform)

@@ -48,11 +48,11 @@ def make_train_step(
     Metrics are float32 scalars: `loss` (nats per label), `labels` (number of labels), `tokens` (number of non-padding
     input tokens), `grad_norm` (before clipping), `skipped` (consecutive skipped steps up to this one), with label
     smoothing or a teacher `nll` (the loss without both), with a teacher `divergence`, with experts or links
-    `auxiliary_loss` (weighted, not part of `loss`), and those of `step_metrics` that `cfg.train` selects.
+    `auxiliary_loss` (weighted, not part of `loss`), and the metrics of `step_metrics` that `cfg.train` selects.
 
     Args:
-        smoothed: number of labels, those of the tokenizer, over which label smoothing spreads; None: all.
-        teacher: that of `cfg.train.teacher`; the step takes its parameters as the argument `taught_by`.
+        smoothed: number of labels over which label smoothing spreads: the tokenizer's tokens; None: all labels.
+        teacher: the teacher of `cfg.train.teacher`; the step takes its parameters as the argument `taught_by`.
     """
     train = cfg.train
 
@@ -160,8 +160,9 @@ def accumulated_gradients(
 ) -> Gradients:
     """Computes the losses and the gradients of a step.
 
-    Gradients are those of the trainable parameters: all, or with LoRA `lora.Adapted.trainable`. Those of frozen
-    parameters are zero and not computed.
+    The trainable parameters have gradients: all parameters, or with LoRA `lora.Adapted.trainable`. The gradients of
+    frozen parameters are zero and not computed.
+
     Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
     that each device keeps its own rows. Gradients accumulate in float32.
     """
@@ -233,8 +234,8 @@ def updated_ema(mean: Any, params: Any, step: jax.Array, decay: float | None) ->
 def training_flops(cfg: Config, batch: Mapping[str, Any]) -> float:
     """Returns the FLOPs of the matrix products of a step on a batch; traces once per model and batch shape.
 
-    With LoRA, the backward pass has one product for each, since kernels have no gradients; those of the factors, which
-    are small, are not counted.
+    With LoRA, kernels have no gradients, so the backward pass has one product for each product of the forward pass. The
+    products of the factors are small and not counted.
     """
     shapes = tuple((name, array.shape, array.dtype) for name, array in batch.items())
     products = cost.TRAINING_FLOPS - (cfg.train.lora_rank > 0)

@@ -84,8 +84,8 @@ def read_tables(folder: Path) -> dict[str, list[tuple[str, ...]]]:
 def read_indexes(folder: Path) -> dict[str, list[tuple[str, ...]]]:
     """Returns the rows that apt's indexes of a folder give, by split, sorted by language and then as in the indexes.
 
-    A hash of the stem of a package's name determines the split. An English text of packages in several splits is in the
-    first of these only.
+    A hash of the stem of a package's name determines the split. If packages in several splits share an English text, it
+    is only in the first of these splits.
 
     Raises:
         DataError: the folder has no index of English descriptions, or no other, or a file is damaged.
@@ -127,7 +127,7 @@ class Description:
     """The lines below the title, each with the space at its start."""
 
     def paragraphs(self) -> list[str | None]:
-        """Returns each paragraph as one line; None for those with lines to be shown as they are, such as lists."""
+        """Returns each paragraph as one line; None if it has lines to be shown as they are, such as lists."""
         paragraphs: list[list[str]] = [[]]
         for line in self.lines:
             if line.strip() == ".":

@@ -96,7 +96,7 @@ def has_blank_side(text: str) -> bool:
 
 
 def say(content: str, system: str | None = None) -> Chat:
-    """Returns the conversation of one message of the user, after that of the system, if any."""
+    """Returns a conversation of one user message, after a system message if `system` is given."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return Chat.read([*first, {"role": "user", "content": content}])
 

@@ -11,7 +11,7 @@ from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 
 LAYOUTS = (("messages",), ("conversations",), ("prompt", "response"), ("prompt", "completion"))
-"""Fields of each layout; a record is read by the first one whose fields it has."""
+"""Fields of each layout; a record is read by the first layout whose fields it has."""
 ASIDE = ("system", "tools")
 """Fields that a record may have besides."""
 SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
@@ -28,7 +28,7 @@ def read_chat(record: Any, fields: Sequence[str] = ()) -> Example:
     """Builds the example of a conversation; its text is `Chat.to_json`.
 
     Args:
-        fields: the field of messages, or those of a prompt and its response; (): those of the first layout that fits.
+        fields: the field of messages, or the fields of prompt and response; (): the first layout that fits.
 
     Raises:
         DataError: the record has none of the layouts, or a message is malformed.
@@ -43,7 +43,7 @@ def read_chat(record: Any, fields: Sequence[str] = ()) -> Example:
 
 
 def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
-    """Returns the conversation of a record; arguments and exceptions are those of `read_chat`."""
+    """Returns the conversation of a record; arguments and exceptions are as for `read_chat`."""
     if not isinstance(record, Mapping):
         raise DataError("is not an object with named fields")
     layouts = [tuple(fields)] if fields else LAYOUTS

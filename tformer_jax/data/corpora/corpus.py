@@ -87,7 +87,7 @@ class Source:
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
-    """Settings of `data` that it uses, of those that depend on the source."""
+    """The settings of `data` that depend on the source and that this source uses."""
     examples: ClassVar[tuple[tuple[str, ...], ...] | None]
     """Keys of the examples that it may have; None: any, named by `data.fields`."""
     reads_chats: ClassVar[bool] = False
@@ -161,7 +161,7 @@ def spread(size: int, limit: int = 0) -> Sequence[int]:
 
 
 def evaluated_indices(examples: Sequence[Example], limit: int = 0) -> Sequence[int]:
-    """Returns `spread` indices of examples to evaluate; of each direction equally many, as far as it has them."""
+    """Returns `spread` indices of examples to evaluate; equally many of each direction, unless it has fewer."""
     if not 0 < limit < len(examples) or "direction" not in examples[0]:
         return spread(len(examples), limit)
     places: dict[str, list[int]] = {}

@@ -22,8 +22,8 @@ COLUMNS = {f"{side}{word}" for side in ("source", "target", "src", "tgt", "trg")
 class DirectionFilter:
     """Yields the examples of a split that `data.directions` names.
 
-    With `data.both_directions`, each pair is read the other way round, too. Without, a pair whose row names its
-    languages is read so unless both of its directions are listed.
+    With `data.both_directions`, each pair is also read the other way round. Without it, a pair whose row names its
+    languages is also read the other way round, unless both of its directions are listed.
 
     Args:
         training: whether the examples are for training, which has no direction of `data.zero_shot`.
@@ -40,10 +40,10 @@ class DirectionFilter:
         self._dropped, self._split = dropped, "data.train" if training else "held-out data"
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yields examples with a direction; one without is yielded as it is.
+        """Yields examples with a direction; an example without a direction is yielded as it is.
 
         Raises:
-            DataError: a direction that is not read has another code of a language of one that is.
+            DataError: a direction that is not read writes a language with another code than a direction that is read.
         """
         seen: set[bytes] = set()
         others: set[Direction] = set()
@@ -98,7 +98,7 @@ def direction_of(source: str, target: str) -> str:
 def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Joined, dict[str, int]]:
     """Returns the training examples by direction, and the number in each.
 
-    The order is that of `data.directions`; of all that the data has, the alphabetic one.
+    Directions are in the order of `data.directions`, or if it is (), in alphabetic order.
 
     Raises:
         DataError: a direction has no example, or one language has two codes.

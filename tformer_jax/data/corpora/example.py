@@ -1,4 +1,4 @@
-"""Examples of corpora, and the error of those that cannot be read."""
+"""Examples of corpora, and the error for examples that cannot be read."""
 
 from collections.abc import Collection, Mapping
 

@@ -43,7 +43,7 @@ class FileSource(Source):
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Number of lines without an example, by kind."""
     directions: tuple[Direction, ...] = ()
-    """The directions for which each entry is read; (): the one of `source_language` and `target_language`."""
+    """The directions for which each entry is read; (): from `source_language` to `target_language`."""
 
     @staticmethod
     def check(data: DataConfig) -> None:
@@ -69,7 +69,7 @@ class FileSource(Source):
 
     @classmethod
     def stream(cls, cfg: Config, root: Path | None) -> Splits:
-        """Opens the splits, which are read in each pass; those of many languages are loaded, sorted by direction."""
+        """Opens the splits, which are read in each pass; with many languages, loads them sorted by direction."""
         return super().stream(cfg, root) if cfg.data.multilingual else splits.stream(cls, cfg, root)
 
     def read_entry(self, name: str) -> Iterator[Example]:
@@ -186,7 +186,7 @@ class ParallelLines(FileSource):
     def _pairs(self, paths: Sequence[Path]) -> Iterator[Example]:
         """Yields the pairs of two files, with their links if there is a third.
 
-        A line that is skipped in a file leaves out those of the others.
+        A line that is skipped in one file leaves out the same line of the others.
 
         Raises:
             DataError: one file has more lines, whatever `data.on_bad_line` says: no pair may be trusted then.

@@ -17,7 +17,7 @@ class Filters:
     """Drops examples as `data.filters` says; texts are compared as models read them.
 
     Args:
-        training: whether the examples are for training; others are only dropped for blank texts.
+        training: whether the examples are for training; held-out examples are only dropped for blank texts.
     """
 
     def __init__(self, data: DataConfig, *, training: bool):
@@ -77,7 +77,7 @@ def digest_of(example: Example) -> bytes:
 
 
 def length_ratio(pair: Example) -> float:
-    """Returns the number of characters of a pair's longer side, divided by that of the other."""
+    """Returns the number of characters of a pair's longer side, divided by the number of the shorter side."""
     sizes = sorted(len(pair[side].strip()) for side in ("source", "target"))
     return sizes[1] / max(sizes[0], 1)
 
@@ -87,7 +87,7 @@ def _has_blank_text(example: Example) -> bool:
 
 
 def is_blank_side(key: str, text: str) -> bool:
-    """Returns whether a text of an example has no visible character; of a conversation, a text of one side."""
+    """Returns whether a text of an example has no visible character; for a conversation, a text of one side."""
     if key != "messages":
         return is_blank(text)
     from tformer_jax.data.chat.messages import has_blank_side

@@ -57,10 +57,10 @@ class Gettext(Source):
     """Messages of catalogues; an entry of `data.train` is an installed Python package, a folder, or a glob of files.
 
     A catalogue is `LOCALE/LC_MESSAGES/DOMAIN.mo` or `.po`, or `LOCALE.po` in another folder. Two texts are a pair if
-    they are those of the same message (id, context, domain and folder); the English text is the id. Of equal pairs in
-    one direction, only the first is read. A hash of the id determines the split: `data.validation_fraction` of the ids
-    are for validation, and as many for the test. Held-out messages lose translations that a message of an earlier split
-    has, too, so that no text of a language is in two splits.
+    they translate the same message (id, context, domain and folder); the English text is the id. Of equal pairs in one
+    direction, only the first is read. A hash of the id determines the split: `data.validation_fraction` of the ids are
+    for validation, and as many for the test. Held-out messages lose translations that a message of an earlier split
+    also has, so that no text of a language is in two splits.
 
     Without `data.directions`, these are English to and from each language with at least `ENOUGH` messages, except
     further kinds of English.
@@ -265,7 +265,7 @@ def _split_texts(messages: Messages, reader: CatalogueReader) -> dict[str, list[
 def _unique_pairs(
     messages: Iterable[Mapping[str, str]], direction: Direction, left_out: collections.Counter[str]
 ) -> Iterator[Example]:
-    """Yields the different pairs of a direction, and counts those that occurred before."""
+    """Yields each different pair of a direction once, and counts the repeated pairs."""
     seen = set()
     for texts in messages:
         if direction.source not in texts or direction.target not in texts:

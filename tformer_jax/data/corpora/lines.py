@@ -25,7 +25,7 @@ NOT_A_CHARACTER = "has a lone surrogate, which is not a character"
 class BadLines:
     """Raises at the first malformed line, or with `skip`, counts malformed lines.
 
-    `setting` is the one that would skip them, for the message; "" where there is none.
+    `setting` names, for the message, the setting that skips malformed lines; "" if there is none.
     """
 
     def __init__(self, *, skip: bool = False, setting: str = ""):

@@ -23,7 +23,7 @@ def locate(root: Path | None, name: str) -> list[Path]:
     """Returns the files in the data folder that match a path or glob, sorted by name.
 
     Raises:
-        DataError: no folder is given, the path is that of a folder, the glob is invalid, or no file matches.
+        DataError: no data folder is given, the path is a folder, the glob is invalid, or no file matches.
     """
     if not name:
         raise DataError("an entry of data.train, data.validation or data.test is empty: name a file")
@@ -40,7 +40,7 @@ def locate(root: Path | None, name: str) -> list[Path]:
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file in it, or a glob such as '*.gz' that matches its files")
     if path.exists():
-        raise DataError(f"{path} is not a regular file, which is read more than once: write its lines to a file")
+        raise DataError(f"{path} is not a regular file, and it must be read more than once: copy it to a file")
     if any("**" in part and part != "**" for part in Path(name).parts):
         raise DataError(f"{name!r} is not a glob: write '**' only as a whole folder, such as '**/*.gz'")
     folder, glob = _split_anchor(root, name)

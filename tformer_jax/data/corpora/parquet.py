@@ -91,7 +91,7 @@ def _without_nulls(value: Any, *, of_tools: bool = False) -> Any:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | None]:
-    """Returns the rows of a batch; None for those whose strings are not UTF-8."""
+    """Returns the rows of a batch; None for each row with a string that is not UTF-8."""
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:

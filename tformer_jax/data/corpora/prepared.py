@@ -47,7 +47,7 @@ TOKENIZER_SETTINGS = (
 """Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
 LANGUAGE_SETTINGS = ("source_language", "target_language", "directions", "both_directions", "language_fields")
 STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields", "header", "filters", "zero_shot")
-"""Settings whose effect is stored; other values than those or the defaults would have none."""
+"""Settings whose effect is stored; values other than the stored ones or the defaults have no effect."""
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -251,7 +251,7 @@ class JoinedRecords(Joined):
 
 
 class Prepared(Source):
-    """The prepared folders that `data.train` names; each split is the concatenation over those that have it."""
+    """The prepared folders that `data.train` names; each split concatenates the folders that have it."""
 
     settings = (
         *(*FILE_SETTINGS, *DIRECTIONS, "language_fields", "fields", "languages", "dataset", "heldout_examples"),
@@ -282,7 +282,7 @@ class Prepared(Source):
 
         Raises:
             DataError: a folder has no prepared data, is damaged or of another family, or its tokenizers or labels
-                differ from those of the first.
+                differ from the first folder's.
             UserError: a setting names data that is not in a folder.
         """
         folders = [Path(root or "") / name for name in cfg.data.train]
@@ -309,7 +309,7 @@ class Prepared(Source):
         test = _join(list(itertools.compress(parts("test"), tested))) if any(tested) else validation
         if len({*tested}) > 1:
             without = ", ".join(str(folder) for folder, has_test in zip(folders, tested, strict=True) if not has_test)
-            logging.getLogger(__name__).warning("no test split: %s; the test examples are those of the others", without)
+            logging.getLogger(__name__).warning("no test split: %s; the test examples are from the others", without)
         train, directions = parts("train"), None
         if cfg.data.multilingual:
             train, directions = _by_direction(train, [entry["splits"]["train"]["directions"] for entry in metadata])

@@ -115,7 +115,7 @@ def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
 
 
 def with_direction(values: dict[str, str]) -> Example:
-    """Returns an example with its direction in place of `LANGUAGES`, if it has them, and without spaces at its label.
+    """Replaces `LANGUAGES`, if an example has them, by its direction, and cleans the white space of its label.
 
     Raises:
         DataError: the languages are no direction.

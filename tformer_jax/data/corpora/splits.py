@@ -180,7 +180,7 @@ def _report_shared_files(data: DataConfig, root: Path | None) -> None:
     for split in ("validation", "test"):
         for path in sorted(train & paths(split)):
             logging.getLogger(__name__).warning(
-                "%s is read for data.train and data.%s: metrics of the %s split are those of training examples",
+                "%s is read for data.train and data.%s: metrics of the %s split are of training examples",
                 path,
                 split,
                 split,

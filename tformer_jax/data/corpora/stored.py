@@ -20,7 +20,7 @@ from tformer_jax.base.user_cache import VARIABLE
 from tformer_jax.data.corpora.example import Example
 
 LARGE = 2**26
-"""Bytes of files from which on their examples are stored; those of smaller files are held in memory."""
+"""Size of files, in bytes, from which on their examples are stored; smaller files are held in memory."""
 ROWS = 2**14
 """Number of examples in a record batch."""
 MAX_FOLDERS = 8
@@ -70,15 +70,15 @@ def hold(
     facts: Callable[[], Any],
     restore: Callable[[Any], None],
 ) -> Sequence[Example]:
-    """Returns examples with random access: of large files stored, of others in memory.
+    """Returns examples with random access: stored on disk if their files are large, else in memory.
 
     Without `TFORMER_CACHE_DIR`, which commands set, or where it cannot be written, all are held in memory.
 
     Args:
         examples: are read once, or not at all if an earlier run has stored them.
-        files: where they come from; another size or time of change means other examples.
-        key: returns everything else that they depend on, ready for JSON; it raises an error if this cannot be told,
-            as of code in a notebook.
+        files: files of the examples; another size or modification time means other examples.
+        key: returns everything else that the examples depend on, ready for JSON; raises an error if this is unknown,
+            as for code in a notebook.
         facts: returns what reading them has counted, ready for JSON.
         restore: takes the facts of an earlier run.
     """

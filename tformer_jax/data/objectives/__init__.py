@@ -16,7 +16,7 @@ class Objective:
     """Makes model inputs and labels of a text. All randomness comes from the generator of a call."""
 
     settings: ClassVar[tuple[str, ...]] = ("noise.density",)
-    """Settings that it uses, of those that depend on `data.objective`."""
+    """The settings that depend on `data.objective` and that this objective uses."""
     added: ClassVar[tuple[str, ...]]
     """Special tokens that it appends to a vocabulary that lacks them."""
 

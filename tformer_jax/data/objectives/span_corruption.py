@@ -1,6 +1,6 @@
 """Span corruption of "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
 
-Sections 3.1.4 and 3.3.4; sizes and distributions are those of T5's `random_spans_noise_mask`.
+Sections 3.1.4 and 3.3.4; sizes and distributions are as in T5's `random_spans_noise_mask`.
 """
 
 from typing import Self

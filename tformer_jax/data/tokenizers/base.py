@@ -44,7 +44,7 @@ class Decoder(Protocol):
 
     @property
     def fallback_bytes(self) -> frozenset[int]:
-        """Ids of byte-fallback tokens: single bytes, of which a run is decoded at once."""
+        """Ids of byte-fallback tokens: single bytes; successive ones are decoded together."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -70,9 +70,9 @@ class Tokenizer:
     vocab_size: int
     """Vocabulary size V: ids are in [0, V)."""
     special: SpecialTokens = DEFAULT_SPECIAL_TOKENS
-    """The special tokens, those of `extension` included."""
+    """The special tokens, including `extension`."""
     fallback_bytes: frozenset[int] = frozenset()
-    """Ids of byte-fallback tokens: single bytes, of which a run is decoded at once."""
+    """Ids of byte-fallback tokens: single bytes; successive ones are decoded together."""
     symbols: tuple[str, ...] = ()
     """Texts that are one token each wherever they stand; `with_symbols` appended them to the vocabulary."""
     placeholders: tuple[str, ...] = ()
@@ -91,8 +91,8 @@ class Tokenizer:
         """Trains a tokenizer on normalized texts.
 
         Args:
-            texts: those of at most `cfg.tokenizer_examples` examples.
-            all_texts: those of all examples, for a vocabulary with each of their characters. Like `texts`, it can be
+            texts: texts of at most `cfg.tokenizer_examples` examples.
+            all_texts: texts of all examples, for a vocabulary with each of their characters. Like `texts`, it can be
                 iterated once, and is read only then.
 
         Raises:
@@ -225,14 +225,14 @@ class Tokenizer:
         return changed
 
     def normalized(self, steps: Sequence[str], language: str) -> Self:
-        """Returns a copy that normalizes texts by `steps`; arguments and exceptions are those of `normalizer`."""
+        """Returns a copy that normalizes texts by `steps`; arguments and exceptions are as for `normalizer`."""
         changed = copy.copy(self)
         changed.steps, changed.language = tuple(steps), language
         _cached_normalizer(changed.steps, language)
         return changed
 
     def extended(self, names: Sequence[str]) -> Self:
-        """Returns a copy with those special tokens appended to the vocabulary that it does not have.
+        """Returns a copy with special tokens appended to the vocabulary; skips names that it already has.
 
         Tags of languages are never generated.
         """

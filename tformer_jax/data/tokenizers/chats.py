@@ -38,7 +38,7 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[str]) -> Block:
     """Tokenizes conversations, given by `Chat.to_json`.
 
     Returns:
-        "messages", all tokens, and "answers", 1 for those of the assistant's messages.
+        "messages": all tokens; "answers": 1 for tokens of the assistant's messages that are trained on, else 0.
 
     Raises:
         DataError: the template refuses a conversation; the error quotes it.
@@ -58,8 +58,8 @@ def encode_chats(tokenizer: Tokenizer, chats: Sequence[str]) -> Block:
 def encode_chat(tokenizer: Tokenizer, chat: Chat) -> Encoded:
     """Tokenizes a conversation by the tokenizer's template.
 
-    Its tokens are those of transformers' `apply_chat_template`, unless messages spell special tokens, which stay
-    ordinary text here. A token that lies partly in an answer belongs to it, as in transformers.
+    The tokens equal the output of transformers' `apply_chat_template`, except that special tokens which messages spell
+    stay ordinary text here. A token that lies partly in an answer belongs to it, as in transformers.
 
     Raises:
         UserError: the tokenizer has no template, or its template refuses the conversation or has answers that cannot
@@ -120,7 +120,7 @@ def with_chat(tokenizer: Tokenizer, text: str, tokens: Mapping[str, str] | None 
     """Returns a tokenizer with a template.
 
     Args:
-        tokens: names of special tokens by their variables, such as `eos_token`, in place of those of the tokenizer.
+        tokens: names of special tokens by their variables, such as `eos_token`; they replace the tokenizer's names.
     """
     special = tokenizer.special
     ids = {"bos": special.bos, "eos": special.eos[0], "unk": special.unknown, "pad": special.pad}

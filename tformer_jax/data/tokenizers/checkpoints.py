@@ -45,19 +45,19 @@ GENERIC = ("", "PreTrainedTokenizer", "TokenizersBackend", "SentencePieceBackend
 """Names of classes of any model."""
 PIECE_CLASSES = {"m2m_100": "M2M100Tokenizer", "mbart": "MBartTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 PIECE_CLASSES |= dict.fromkeys(T5S, "T5Tokenizer") | {"albert": "AlbertTokenizer"}
-"""Classes of SentencePiece models by model types that name none; of others, it is Llama's."""
+"""Classes of SentencePiece models by the model types that name none; the default is Llama's."""
 VOCAB_CLASSES = dict.fromkeys(("bert", "distilbert"), "BertTokenizer")
 """Classes of `vocab.txt` by model types that name none."""
 PLAIN = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenizer", "AlbertTokenizer")
-"""Classes whose ids are those of the SentencePiece model."""
+"""Classes that keep the ids of the SentencePiece model."""
 END_WITH_EOS = ("T5Tokenizer", "AlbertTokenizer")
-"""Classes whose texts end with EOS; those of others begin with BOS."""
+"""Classes whose texts end with EOS; texts of other classes begin with BOS."""
 TAGS_LAST = "MBartTokenizer"
 """The class whose language tags are placed as `SpecialTokens.tags_last` says."""
 BYTE_LEVEL = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer")
 """Tokenizers of transformers that are read from vocab.json and merges.txt."""
 OF_OUTPUTS = ("forced_bos_token_id", "force_bos_token_to_be_generated", "bad_words_ids", "suppress_tokens")
-"""Fields about tokens of outputs alone, of `generation_config.json`, or of `config.json` if there is no such file."""
+"""Fields about tokens of outputs alone: read from `generation_config.json`, or if it is missing, from `config.json`."""
 ENDS = {"gpt2": 50256, "phi3": 32000, "olmo2": 50279, "stablelm": 0}
 ENDS |= dict.fromkeys(("llama", "mistral", "mixtral", "granite"), 2)
 ENDS |= dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), 1)
@@ -84,8 +84,8 @@ MASK = {"content": "<mask>", "lstrip": True, "special": True}
 def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     """Reads `tokenizer.json`, BERT's `vocab.txt`, Marian's `source.spm` and `target.spm`, or a SentencePiece model.
 
-    Ids of the beginning, the end, padding and the decoder's start are those of `generation_config.json` and
-    `config.json`; the tokens around a text are those that the tokenizer adds.
+    The ids of BOS, EOS, padding and the decoder's start are read from `generation_config.json` and `config.json`; the
+    tokens around a text are as the tokenizer adds them.
 
     Raises:
         UserError: the folder has none of these files, or one of them is damaged.
@@ -186,9 +186,9 @@ def wrap_library(
 
 
 def _find_context(tokenizer: HFTokenizer) -> int | None:
-    """Returns a token after which others are decoded as within a text; None: they are always decoded alike.
+    """Returns a token after which other tokens are decoded as within a text; None: they are always decoded alike.
 
-    Some decoders leave out the space before the first word, also if it is the text of a token alone.
+    Some decoders leave out the space before the first word, even when they decode a single token.
     """
     ids = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special.used]
     texts = dict(zip(ids, tokenizer.backend_tokenizer.decode_batch([[i] for i in ids]), strict=True))
@@ -240,7 +240,7 @@ def _read_pieces(folder: Path, settings: Settings, options: Settings) -> Tokeniz
 
 
 def _read_plain(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
-    """Builds the tokenizer of a SentencePiece model whose ids are those of the checkpoint."""
+    """Builds the tokenizer of a SentencePiece model whose ids the checkpoint uses."""
     model, kind = load_model(raw), options["tokenizer_class"]
     begins = kind not in END_WITH_EOS
     before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
@@ -268,7 +268,7 @@ def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Setting
 
 
 def _read_fairseq(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
-    """Builds the tokenizer of mBART, NLLB or XLM-R: ids are those of fairseq; tags of languages follow the pieces."""
+    """Builds the tokenizer of mBART, NLLB or XLM-R, with fairseq's ids; tags of languages follow the pieces."""
     library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
     model = library.ModelProto.FromString(raw)
     options = read_json(folder / "special_tokens_map.json", {}) | options
@@ -309,7 +309,7 @@ def _find_piece(model: Any) -> int | None:
 
 
 def _read_added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[int, Fields]:
-    """Returns the added tokens by id; the files besides tokenizer_config.json are those of transformers before 4.34."""
+    """Returns the added tokens by id; transformers before 4.34 listed them in files besides tokenizer_config.json."""
     if "added_tokens_decoder" in options:
         declared = {int(i): fields for i, fields in options["added_tokens_decoder"].items()}
         return read_added(model, special_names(options), declared, sentinels)

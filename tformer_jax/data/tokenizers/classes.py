@@ -60,15 +60,15 @@ _BERTS = ("DistilBert", "Electra", "LayoutLM", "Lxmert", "MobileBert", "SqueezeB
 SYNONYMS = {f"{name}Tokenizer": "BertTokenizer" for name in _BERTS}
 SYNONYMS |= {"MT5Tokenizer": "T5Tokenizer"}
 SYNONYMS |= dict.fromkeys(("LEDTokenizer", "LongformerTokenizer"), "RobertaTokenizer")
-"""Classes that build what another one builds."""
+"""Classes that build the same tokenizer as another class."""
 REBUILT = {"qwen2": "Qwen2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer"}
-"""Classes by model types that have them whatever tokenizer_config.json says, unless it names remote code."""
+"""Classes by model type; they override tokenizer_config.json unless it names remote code."""
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Pre-tokenization pattern of Qwen2Tokenizer."""
 QWEN3_5_PATTERN = QWEN2_PATTERN.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
-"""That of Qwen3_5Tokenizer, for which combining marks are letters."""
+"""Pre-tokenization pattern of Qwen3_5Tokenizer, for which combining marks are letters."""
 
 
 def complete_tokenizer(
@@ -76,9 +76,9 @@ def complete_tokenizer(
 ) -> tuple[hf.Tokenizer, Settings]:
     """Completes a tokenizer as a class of transformers does: its parts, added tokens, and the tokens around a text.
 
-    The tokens are those of tokenizer_config.json, or if it has no `added_tokens_decoder`, also those of
-    added_tokens.json and special_tokens_map.json. Those that the tokenizer lacks are appended in the order of their
-    ids, which need not be those that the files give.
+    The added tokens are listed in tokenizer_config.json; if it has no `added_tokens_decoder`, also in added_tokens.json
+    and special_tokens_map.json. Tokens that the tokenizer lacks are appended in the order of the ids in these files,
+    but may get other ids.
 
     Args:
         options: settings of tokenizer_config.json.
@@ -113,7 +113,7 @@ def complete_tokenizer(
 
 
 def _default_roles(library: hf.Tokenizer, kind: str) -> Settings:
-    """Returns the special tokens by role unless others are given: those of a class, or with which a file pads."""
+    """Returns the default special tokens by role: the tokens of a class, and the token with which a file pads."""
     roles = CLASS_ROLES.get(kind, {})
     if kind in ("", *LLAMAS) and library.padding is not None:
         roles = roles | {"pad": library.padding["pad_token"]}

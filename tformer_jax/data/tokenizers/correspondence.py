@@ -21,8 +21,9 @@ def correspondence(here: Tokenizer, there: Tokenizer) -> Correspondence | None:
     """Returns the tokens that two tokenizers share, special ones by their names; None if they are not comparable.
 
     Tokens are compared as the vocabularies write them: "_the" at the start of a word is not "the" within one.
-    Vocabularies with another notation, such as those of byte-level BPE and WordPiece, are not comparable; those of
-    tiktoken only with the same ranks. Tags of languages are compared by the languages that they mean.
+    Vocabularies with different notations, such as byte-level BPE and WordPiece, are not comparable; vocabularies of
+    tiktoken are comparable only if their ranks are equal. Tags of languages are compared by the languages that they
+    mean.
     """
     (mine, ids), (theirs, others) = _vocabulary(here), _vocabulary(there)
     if mine != theirs:
@@ -34,7 +35,7 @@ def correspondence(here: Tokenizer, there: Tokenizer) -> Correspondence | None:
 
 
 def _shared_tags(here: Tokenizer, there: Tokenizer) -> list[tuple[int, int]]:
-    """Returns the ids of tags that have different names and mean one language, of which each vocabulary has one tag."""
+    """Returns the ids of tags with different names for one language; each vocabulary must have one tag for it."""
     mine, theirs = languages_of(here), languages_of(there)
     meant = {language: matching_languages(there, language) for language in mine}
     return [

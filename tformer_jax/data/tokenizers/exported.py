@@ -19,7 +19,7 @@ from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 
 ROLES = ("bos", "eos", "unk", "pad")
 CLASSES = {**dict.fromkeys(T5S, "T5Tokenizer"), "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
-"""Tokenizers of transformers that read a SentencePiece model, by `model_type`; those of others are Llama's."""
+"""Tokenizers of transformers that read a SentencePiece model, by `model_type`; other types use Llama's."""
 
 CODE = '''"""Reads tokenizer.json as it is."""
 

@@ -1,4 +1,4 @@
-"""Tokenizers in files: those of other libraries, and the pair of a run folder."""
+"""Tokenizers in files: files of other libraries, and the pair of a run folder."""
 
 import dataclasses
 import functools

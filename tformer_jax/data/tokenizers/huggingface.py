@@ -194,7 +194,7 @@ class Unigram(HFTokenizer):
 
 
 class WordPiece(HFTokenizer):
-    """WordPiece; words with other characters than those of the training texts are unknown."""
+    """WordPiece; words with characters that the training texts lack are unknown."""
 
     kind = "wordpiece"
     settings = ("vocab_size", "tokenizer_examples")

@@ -62,7 +62,7 @@ ENTITIES = {
 """The entities that Moses' tokenizer.perl writes; `&` alone and other entities are ordinary text."""
 ENTITY = re.compile("|".join(map(re.escape, ENTITIES)))
 WHITESPACE = "whitespace"
-"""The step of `data.clean_whitespace`; the others are those of `data.normalize`."""
+"""The step of `data.clean_whitespace`; `data.normalize` names the others."""
 MOSES = "moses"
 """The step that outputs can be freed of."""
 BY_LANGUAGE = {"punctuation", MOSES}
@@ -119,7 +119,7 @@ def signature(steps: Sequence[str]) -> str:
 
 
 def _moses(language: str) -> Step:
-    """Moses' tokenizer.perl, which writes some characters as entities; those of the input are resolved first."""
+    """Moses' tokenizer.perl, which writes some characters as entities; entities of the input are resolved first."""
     moses = import_extra("data.normalize='moses'", "sacremoses", "tokenizers").MosesTokenizer(_moses_code(language))
     return lambda text: moses.tokenize(ENTITY.sub(lambda match: ENTITIES[match[0]], text), return_str=True)
 
@@ -132,7 +132,10 @@ def _punctuation(language: str) -> Step:
 
 
 def _moses_code(name: str) -> str:
-    """Returns the code by which sacremoses chooses its rules, which are those of English for other languages."""
+    """Returns the code by which sacremoses chooses its rules; it applies English rules to languages that it lacks.
+
+    A name of no language gives "en", with a warning.
+    """
     from tformer_jax.data.languages import read_language
 
     language = read_language(name)

@@ -1,6 +1,7 @@
 """How algorithms of subwords segment a word, written as a vocabulary writes it: "▁the", "Ġthe" or "##s".
 
-The libraries segment texts; this is for changes of a vocabulary, which must know the pieces that others are made of.
+The libraries segment texts; this module serves changes of a vocabulary, which need the pieces that each piece is made
+of.
 """
 
 import itertools
@@ -31,7 +32,7 @@ class Pieces:
         return set()
 
     def add(self, word: str) -> list[str]:
-        """Makes a word one piece; returns the new pieces, of which the word is the last."""
+        """Makes a word one piece; returns the new pieces, the word last."""
         if word in self.present:
             return []
         self.present[word] = True
@@ -41,7 +42,7 @@ class Pieces:
 class MergedPieces(Pieces):
     """Byte-pair encoding: the merge with the lowest rank first, from the left.
 
-    The merges of a word that lie within one of its final pieces are those of that piece alone.
+    Within a final piece, a word is merged exactly as that piece would be alone.
 
     Args:
         rank: returns the rank of a merge; None: it is not allowed.
@@ -139,7 +140,7 @@ class ScoredPieces(Pieces):
 
     @property
     def always_needed(self) -> set[str]:
-        """The piece with the lowest score, on which that of unknown characters depends."""
+        """The piece with the lowest score, on which the score of unknown characters depends."""
         return {min(self.scores, key=self.scores.__getitem__)} if self.scores else set()
 
     def add(self, word: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tokenizers of the `sentencepiece` library: a model's own ids, or those of a checkpoint, with its added tokens."""
+"""Tokenizers of the `sentencepiece` library: a model's own ids, or a checkpoint's ids with its added tokens."""
 
 import base64
 import copy
@@ -38,7 +38,7 @@ class SentencePieceTokenizer(Tokenizer):
     Args:
         model: the file.
         special: the special tokens of a checkpoint; None: this package's.
-        vocab: ids by piece; None: those of the model.
+        vocab: ids by piece; None: the model's ids.
         added: added tokens by id.
         spaced: a text after an added token is encoded as if a space were before it, like a whole text.
         codes: a language code at the beginning of a text, such as `>>fr<<`, is one piece if there is a vocabulary, as
@@ -186,7 +186,7 @@ def read_added(model: Any, names: list[str], declared: Mapping[int, Fields], sen
     """Returns the added tokens of a SentencePiece model by id, with its own special pieces.
 
     Args:
-        names: names of all special tokens; those that neither the model nor `declared` has are appended.
+        names: names of all special tokens; names that neither the model nor `declared` has are appended.
         declared: tokens with their ids.
         sentinels: number of T5's sentinels, which follow the pieces; the first one is the last.
     """

@@ -25,7 +25,7 @@ USUAL_NAMES = {
 
 
 def load_standalone_tokenizers(files: Sequence[Path], *, pair: bool) -> Tokenizers:
-    """Reads one tokenizer, or those of the source and the target.
+    """Reads one tokenizer, or the tokenizers of the source and the target.
 
     A file is a `tokenizer.json`, a tokenizer of a run folder, fairseq's `dict.LANGUAGE.txt`, or another `.txt`: the
     text whose sorted characters are the vocabulary, without special tokens, as nanoGPT's character-level data has.

@@ -70,8 +70,8 @@ def _library_pieces(model: Mapping[str, Any]) -> Pieces:
 def needed_tokens(tokenizer: Tokenizer, used: Iterable[int]) -> set[int]:
     """Returns the ids to keep so that texts with the tokens `used` are tokenized as before.
 
-    They are those tokens and the ones that they are merged from, their single characters, special tokens, tags, tokens
-    that were added, and single bytes. Symbols and appended special tokens, which are always kept, are not among them.
+    These are `used`, the pieces that `used` are merged from, their characters, special tokens, tags, added tokens and
+    single bytes. Symbols and appended special tokens, which are always kept, are not among them.
     """
     size, special, pieces = tokenizer.own_size, tokenizer.own_special, pieces_of(tokenizer)
     ids = tokenizer.vocabulary()[1]
@@ -96,9 +96,9 @@ def extend(
 ) -> Changed:
     """Adds pieces, symbols and tags of languages that a vocabulary lacks.
 
-    A new piece replaces those that the tokenizer segmented it into; BPE also gets the pieces that it is merged from.
-    The rows of new tags are those of the tags that there are, or else of all tokens; so are those of pieces and symbols
-    that the vocabulary has no tokens for.
+    A new piece replaces the pieces that the tokenizer segmented it into; BPE also gets the pieces that it is merged
+    from. In `rows`, a new piece or symbol has the ids of the tokens that it replaces, and a new tag has the ids of all
+    existing tags of languages. If there are none, it has the ids of all tokens.
 
     Args:
         texts: pieces, as the vocabulary writes them.
@@ -117,7 +117,7 @@ def extend(
 
 
 def _ids_of(tokenizer: Tokenizer, ids: Mapping[str, int], pieces: Iterable[str]) -> Iterable[int]:
-    """Yields the ids of pieces; those of the bytes of a piece that the vocabulary lacks, or of the unknown token."""
+    """Yields the id of each piece; a missing piece gives the ids of its bytes, or the unknown token."""
     for piece in pieces:
         spelled = [*map(BYTE.format, piece.encode())] if tokenizer.fallback_bytes else []
         unknown = [] if tokenizer.special.unknown is None else [tokenizer.special.unknown]
@@ -171,7 +171,7 @@ def _check_ids(before: Tokenizer, after: Tokenizer, ids: Ids) -> None:
     expected |= {piece: i for piece, i in ids.items() if isinstance(piece, str)}
     if after.vocab_size != len(ids) or any(new.get(piece) != i for piece, i in expected.items()):
         raise UserError(
-            "the ids of its added tokens are not those after its other tokens, so that it cannot be changed"
+            "its added tokens do not have the ids after its other tokens, so its vocabulary cannot be changed"
         )
 
 
@@ -184,7 +184,7 @@ def _first_after_pieces(tokenizer: Tokenizer) -> int:
 
 
 def _other_tokens(tokenizer: Tokenizer) -> set[int]:
-    """Returns the ids of tokens that are no pieces of texts, with or without names, those of unknown texts included."""
+    """Returns the ids of all tokens that are not pieces of texts, named or not, including the unknown token."""
     ids = tokenizer.vocabulary()[1]
     if isinstance(tokenizer, SentencePieceTokenizer):
         others = (piece.piece for piece in _read_model(tokenizer.model).pieces if piece.type != NORMAL)
@@ -199,7 +199,7 @@ def _other_tokens(tokenizer: Tokenizer) -> set[int]:
 
 
 def _shift(tokenizer: HFTokenizer) -> int:
-    """Returns the number of special tokens before those of the library."""
+    """Returns the number of special tokens before the library's tokens."""
     return tokenizer.own_size - max(tokenizer.backend_tokenizer.get_vocab().values()) - 1
 
 

@@ -32,16 +32,14 @@ SETTINGS = (
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
 CODE = (characters, base, normalization)
-"""Modules that determine a trained tokenizer, too, beside those of its class and of placeholders."""
+"""Modules that also determine a trained tokenizer, besides the modules of its class and of placeholders."""
 
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
     """Trains tokenizers on at most `cfg.tokenizer_examples` examples, or loads `cfg.tokenizer_file`.
 
-    The special tokens that `cfg.objective` needs are appended to the vocabulary, and the tags of the languages of
-    examples with directions.
-
-    Tokenizers of generated corpora are cached in the user's cache folder.
+    The special tokens that `cfg.objective` needs are appended to the vocabulary; if examples have directions, so are
+    the tags of their languages. Tokenizers of generated corpora are cached in the user's cache folder.
 
     Args:
         train: the training split: a sequence, or an iterable for repeated passes.
@@ -203,7 +201,7 @@ def _train_kind(
 
 
 def _text_of_side(example: Example, side: str) -> str:
-    """Returns the text of a side; of a conversation, what its messages say."""
+    """Returns the text of a side; for a conversation, the text of its messages."""
     if side != "messages":
         return example[side]
     from tformer_jax.data.chat.messages import contents

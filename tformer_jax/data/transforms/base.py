@@ -36,10 +36,10 @@ class Transforms(NamedTuple):
     texts: tuple[tuple[float, Change], ...]
     ids: tuple[tuple[float, IdChange], ...]
     stages: "tuple[Transforms, ...]" = ()
-    """Those of each stage of `data.stages`; (): the same in all."""
+    """The transforms of each stage of `data.stages`; (): the same in all."""
 
     def at_epoch(self, epoch: int) -> "tuple[Transforms, int]":
-        """Returns the transforms of an epoch, whose number has that of its stage, and the number without it."""
+        """Returns the transforms of the stage in an epoch number (see `EPOCHS`), and the number without the stage."""
         if not self.stages:
             return self, epoch
         stage, epoch = divmod(epoch, EPOCHS)
@@ -101,14 +101,14 @@ def _format_example(transforms: Sequence[Transform], example: Example, rng: rand
 
 
 def check_symbols(transform: Transform, name: str, texts: Sequence[str], data: DataConfig) -> None:
-    """Raises `ConfigError` for a text, of a setting of a transform, that is no symbol of a trained vocabulary."""
+    """Raises `ConfigError` if a text of the setting `name` of a transform is no symbol of a trained vocabulary."""
     missing = tuple(text for text in dict.fromkeys(map(str.strip, texts)) if text and text not in data.symbols)
     if missing and "file" not in data.tokenizer_kinds:
         raise transform.error(name, f"must be single tokens: add {missing} to data.symbols")
 
 
 def check_marks(transform: Transform, name: str, texts: Sequence[str], tokenizers: Tokenizers) -> None:
-    """Raises `ConfigError` for a text, of a setting of a transform, that tokenizers read as a placeholder."""
+    """Raises `ConfigError` if tokenizers read a text of the setting `name` of a transform as a placeholder."""
     from tformer_jax.data.placeholders import mask
 
     for text in texts:

@@ -1,4 +1,4 @@
-"""Several examples in one: long inputs, and sentences with those that follow them in a document."""
+"""Several examples in one: long inputs, and successive sentences of a document."""
 
 import bisect
 import dataclasses
@@ -26,7 +26,7 @@ class Concatenation(Transform):
     separator: str = setting(" ", "text between them, such as ' <br> ' with data.symbols=('<br>',)")
     others: str = setting(
         "next",
-        "next: those that follow in the data, as in documents, also in the next file or after a blank line; random",
+        "next: the next examples of the data, as in documents, also in the next file or after a blank line; random",
         choices=("next", "random"),
     )
     max_characters: int = setting(1000, "maximum number of characters of a side; more are not appended", low=1)

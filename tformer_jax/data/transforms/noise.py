@@ -82,8 +82,8 @@ class Typos(TextTransform):
     rate: float = setting(0.1, "probability with which a word is changed", low=0, high=1)
     changes: tuple[str, ...] = setting(
         ("swap", "remove", "repeat", "key"),
-        "drawn for a word: swap two neighboring letters, remove or repeat a letter, or press the key beside that of a "
-        "letter (of other letters than a to z: write another one of the word)",
+        "drawn for a word: swap two neighboring letters, remove or repeat a letter, or press the key beside a letter's "
+        "key (letters other than a to z: write another letter of the word)",
         choices=("swap", "remove", "repeat", "key"),
     )
 

@@ -46,7 +46,7 @@ class EntryTags(Transform):
         return bool(self.held_out)
 
     def format_source(self, source: str) -> str:
-        """Returns a source with a tag of its own, or that of other splits."""
+        """Returns the source if it starts with one of the tags, else the source with `held_out` before it."""
         return source if source.startswith(tuple(filter(None, self.tags))) else self.held_out + source
 
 

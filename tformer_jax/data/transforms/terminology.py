@@ -101,7 +101,7 @@ def cuts_span(start: int, stop: int, fixed: Sequence[tuple[int, int]]) -> bool:
 
 
 def read_glossary(path: Path) -> dict[str, tuple[str, ...]]:
-    """Returns the translations of a glossary by term, those of all its lines, after `clean_whitespace`.
+    """Returns the translations of each term of a glossary, from all lines with it, after `clean_whitespace`.
 
     Raises:
         DataError: the file is missing or empty, or a line has no term or no translation.

@@ -63,9 +63,10 @@ class ContinuationEvaluator:
 
 
 class AnswerEvaluator(ContinuationEvaluator):
-    """Generates the last answers of held-out conversations, of those whose prompts leave room for an output.
+    """Generates the last answer of each held-out conversation whose prompt leaves room for an output.
 
-    A sample has the message that is answered as its prompt; an answer that is the first message is left out.
+    The prompt of a sample is the message before the answer; a conversation whose answer is the first message is left
+    out.
     """
 
     def _split(self, examples: Sequence[Example], max_length: int, forced: int) -> Iterator[Parts]:

@@ -18,8 +18,8 @@ def evaluate_directions(
 ) -> Evaluation:
     """Returns the evaluation of examples with the given directions.
 
-    The metric `chrf` is the mean over all directions, `chrf:en-de` that of one direction, and `chrf:to-en` the mean
-    over a group. Examples without directions only have `chrf`.
+    The metric `chrf` is the mean over all directions, `chrf:en-de` the score of one direction, and `chrf:to-en` the
+    mean over a group. Examples without directions only have `chrf`.
 
     Args:
         directions: the direction of each example.
@@ -35,7 +35,7 @@ def evaluate_directions(
 
 
 def _joined(signatures: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Returns the signature of each metric, by direction (`bleu:en-ja`) if that of a direction differs."""
+    """Returns the signature of each metric, by direction (`bleu:en-ja`) if the directions differ in it."""
     joined: dict[str, str] = {}
     for metric in dict.fromkeys(metric for part in signatures.values() for metric in part):
         by_name = {name: part[metric] for name, part in signatures.items() if metric in part}
@@ -77,7 +77,7 @@ def with_means(parts: Mapping[str, Mapping[str, float]], trained: Collection[str
 
 
 def group_directions(directions: Sequence[str], trained: Collection[str]) -> dict[str, list[str]]:
-    """Returns the directions into and from the hub, and those without training examples, as far as there are any.
+    """Returns the groups that have directions: into the hub, from the hub, and without training examples.
 
     The name of the first group is `into-en` where `to-en` is a direction, from Tongan.
     """

@@ -14,7 +14,7 @@ class Segment(NamedTuple):
     source: str
     references: tuple[str, ...]
     direction: str | None = None
-    """Such as `en-de`; None: that of the settings."""
+    """Such as `en-de`; None: the direction of the settings."""
     document: str | None = None
     """Name of the document that the text is from."""
 
@@ -47,7 +47,7 @@ class Sample:
         return self.reference, *self.more_references
 
     def to_record(self) -> dict[str, Any]:
-        """Returns the fields, those from `more_references` on only if they have a value."""
+        """Returns the fields, without empty fields from `more_references` on."""
         optional = ("more_references", "direction", "document", "metrics")
         return {name: value for name, value in vars(self).items() if value or name not in optional}
 

@@ -53,7 +53,7 @@ class Likelihood:
         """Evaluates `model` on `batches`.
 
         Args:
-            batches: have all rows, or those of the batch shards `own` (`shard_batch`).
+            batches: batches with all rows, or only with the rows of the batch shards `own` (`shard_batch`).
             chunk: maximum number of positions per row whose logits are in memory at once; None: all.
         """
         self._model, self._batches, self._own, self._chunk = model, batches, own, chunk

@@ -42,10 +42,11 @@ class PerplexityEvaluator:
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per token, `perplexity` = exp(loss) and `token_accuracy` in percent.
 
-        Of texts also `bits_per_byte` and `bits_per_character`, the sum of all losses over the size of the texts. Their
-        first token, which windows do not predict, has no loss.
+        Texts also have `bits_per_byte` and `bits_per_character`: the sum of all losses, divided by the size of the
+        texts. Their first token, which windows do not predict, has no loss.
 
-        Means are over all tokens; `loss:en-de` is that of a direction, `loss:to-en` the mean of those of a group.
+        Means are over all tokens. `loss:en-de` is the loss of one direction; `loss:to-en` averages the losses of the
+        directions in a group.
         """
         loss, accuracy, losses, sums = self._likelihood(params)
         with np.errstate(over="ignore"):

@@ -17,7 +17,7 @@ Row = dict[str, np.ndarray]
 
 
 def text_metrics(cfg: Config, language: str, languages: Sequence[str] = ()) -> dict[str, Metric]:
-    """Returns BLEU, chrF, exact match and those of `eval.metrics`; languages are as for `Metric`.
+    """Returns BLEU, chrF, exact match and the metrics of `eval.metrics`; languages are as for `Metric`.
 
     Raises:
         UserError: a package or file that a metric needs is missing.
@@ -27,7 +27,7 @@ def text_metrics(cfg: Config, language: str, languages: Sequence[str] = ()) -> d
 
 
 def target_language(cfg: Config, direction: str | None) -> str:
-    """Returns the target language of a direction; None: that of the settings."""
+    """Returns the target language of a direction; None: the target language of the settings."""
     return cfg.data.target_language if direction is None else Direction.parse(direction).target
 
 

@@ -49,7 +49,7 @@ def evaluators_for(
 
     Args:
         limit: number of examples to evaluate, see `evaluated_indices`; 0: all.
-        shards: the shards of a batch, and those that this process prepares.
+        shards: the shards of a batch, and which of them this process prepares.
         scored: as in `Parts`.
     """
     whole = getattr(corpus, split)

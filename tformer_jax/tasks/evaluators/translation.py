@@ -73,11 +73,11 @@ class TranslationEvaluator:
                     logging.getLogger(__name__).warning(problem)
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns `bleu`, `chrf`, `exact_match` and those of `eval.metrics`, with all translations.
+        """Returns `bleu`, `chrf`, `exact_match` and the metrics of `eval.metrics`, with all translations.
 
-        Also `unknown_outputs`, the share of outputs with an unknown token, if the target's tokenizer has such tokens,
-        and `placeholders_kept` with `data.placeholders`: the share of outputs with exactly those of their source.
-        Signatures name tokenized texts. Segments with directions have the metrics of `evaluate_directions`.
+        If the target's tokenizer has unknown tokens, `unknown_outputs` is the percentage of outputs with one. With
+        `data.placeholders`, `placeholders_kept` is the percentage of outputs with exactly the placeholders of their
+        source. Signatures name tokenized texts. Segments with directions have the metrics of `evaluate_directions`.
         """
         requests = [directed_request(segment.source, segment.direction) for segment in self._segments]
         long_texts = LongTexts("truncate")
@@ -170,7 +170,7 @@ class TranslationEvaluator:
 
 
 def _languages(cfg: Config, directions: Collection[str]) -> list[str]:
-    """Returns the languages of the directions; those of the settings if there are no directions."""
+    """Returns the languages of the directions, or of the settings if there are no directions."""
     if not directions:
         return [cfg.data.source_language, cfg.data.target_language]
     return [language for name in directions for language in Direction.parse(name)]
