@@ -75,6 +75,14 @@ def test_invalid_lines(tmp_path, name, content, fields, problem):
     assert str(tmp_path / name) in str(caught.value)
 
 
+def test_a_field_that_no_line_has_is_said(tmp_path, caplog):
+    """Regression test: all texts were translated into the language of `--to`, without a word."""
+    fields = {"--field": "text", "--to-field": "too", "--from-field": "from"}
+    content = b'{"text": "a", "to": "de", "from": "en"}\n{"text": "b", "to": "fr"}\n'
+    assert [line.texts for line in read(tmp_path / "in.jsonl", content, fields)] == [("a", "", "en"), ("b", "", "")]
+    assert caplog.messages == [f"no line of {tmp_path}/in.jsonl has the field 'too', which --to-field names"]
+
+
 def test_a_field_that_the_output_adds_is_refused(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b", "out": 1}\n')

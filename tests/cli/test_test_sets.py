@@ -43,6 +43,16 @@ def test_examples_without_text_are_left_out_and_counted(tmp_path, caplog):
     (tmp_path / "s.tsv").write_text("source\ttarget\na\tA\n\u200b\t \n\t\n\n", encoding="utf-8")
     assert read("--source", tmp_path / "s.tsv") == [Segment("a", ("A",))]
     assert "s.tsv: 3 of 4 examples are left out" in caplog.text
+    languages = ("--language-fields", "from", "to")
+    (tmp_path / "s.tsv").write_text("from\tto\tsource\ttarget\nen \tpt_BR\ta\tA\n\nen\tde\t \t\n", encoding="utf-8")
+    assert read("--source", tmp_path / "s.tsv", *languages) == [Segment("a", ("A",), "en-pt_BR")]
+    record = {"from": "en", "to": "de", "source": "a", "target": "A"}
+    (tmp_path / "s.jsonl").write_text(f"{json.dumps(record)}\n\n")
+    assert read("--source", tmp_path / "s.jsonl", *languages) == [Segment("a", ("A",), "en-de")]
+    assert "s.jsonl: 1 of 2 examples are left out" in caplog.text
+    (tmp_path / "s.jsonl").write_text(json.dumps(record | {"to": "en"}))
+    with pytest.raises(UserError, match="the languages 'en' and 'en' in the fields of --language-fields must be two"):
+        read("--source", tmp_path / "s.jsonl", *languages)
     (tmp_path / "s.tsv").write_text("source\ttarget\na\t \n", encoding="utf-8")
     with pytest.raises(UserError, match="line 2: has no reference in 'target': write one, or remove the record"):
         read("--source", tmp_path / "s.tsv")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, take
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, TrainConfig
 from tformer_jax.config.directions import Direction
 from tformer_jax.data import order
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
@@ -24,6 +24,7 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.language_tags import find_language, languages_of
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
+from tformer_jax.tasks.evaluators.directions import check_metric
 
 PAIRS = {"en-de": 60, "en-fr": 25, "en-pt_BR": 5}
 BUCKETS = {"bucket_lengths": (24,), "batch_tokens": 192, "batch_multiple": 4, "tokenizer": "characters"}
@@ -81,13 +82,14 @@ def test_rows_are_read_in_their_own_direction_where_both_are_listed(tmp_path):
     held_out = {("en-de", "g", "h"), ("en-fr", "j", "i"), ("de-fr", "k", "l"), ("fr-de", "l", "k")}
     assert texts(corpus.validation) == held_out
     (tmp_path / "train.tsv").write_text("en\tde\ta\tb\n")
-    with pytest.raises(DataError, match="de-en, only en-de: leave it out of .*, or set data.both_directions=True"):
+    with pytest.raises(DataError, match="de-en, only en-de: correct it in .*, or set data.both_directions=True"):
         load_corpus(config(directions=("en-de", "de-en")), tmp_path)
 
 
 def test_reversed_pairs_are_duplicates_of_rows(tmp_path):
     write_table(tmp_path)
     (tmp_path / "train.tsv").write_text("en\tde\ta\tb\nde\ten\tb\ta\nde\ten\tc\td\nen\tde\td\tc\n")
+    (tmp_path / "dev.tsv").write_text("en\tde\te\tf\n")
     corpus = load_corpus(config(both_directions=True, filters={"duplicates": True}), tmp_path)
     expected = [("de-en", "b", "a"), ("de-en", "c", "d"), ("en-de", "a", "b"), ("en-de", "d", "c")]
     assert len(corpus.train) == len(expected)
@@ -308,7 +310,7 @@ def test_settings_that_do_not_fit(changes, sentence):
         ("src\ttgt\ta\tb", "line 1: the language 'src' looks like the name of a column: set data.header=True"),
         ("en\tdeu\ta\tb", "data.train has the language 'deu', which is 'de' in another place: write one code"),
         ("en\tde\ta\tb\nen\tde\tc\td\te", "line 2: has 5 columns where 4 columns are expected"),
-        ("en\tfr\ta\tb", "data.train has no example of direction en-de: leave it out of data.directions"),
+        ("en\tfr\ta\tb", "data.train has no example of direction en-de, only en-fr: correct it in data.directions"),
     ],
 )
 def test_rows_that_do_not_fit(tmp_path, row, sentence):
@@ -361,8 +363,59 @@ def test_two_codes_of_a_language(tmp_path):
             assert not any("\u200b" in name for name in load_corpus(config(directions=()), tmp_path).directions)
 
 
+def test_a_direction_that_no_row_has(tmp_path):
+    """Regression test: the directions of rows that were left out were not named."""
+    write_table(tmp_path)
+    with pytest.raises(DataError) as caught:
+        load_corpus(config(directions=("en-de", "en-pt"), both_directions=True), tmp_path)
+    assert str(caught.value) == (
+        "data.train has no example of direction en-pt, only de-en, en-de, en-fr, en-pt_BR: correct it in "
+        "data.directions, or leave it out"
+    )
+
+
+def test_the_number_of_duplicates_does_not_depend_on_the_direction_of_rows(tmp_path):
+    """Regression test: equal rows counted once, and rows that repeat a pair the other way round twice."""
+    (tmp_path / "dev.tsv").write_text("en\tde\te\tf\n")
+    counts = []
+    for second in ("en\tde\ta\tb", "de\ten\tb\ta"):
+        (tmp_path / "train.tsv").write_text(f"en\tde\ta\tb\n{second}\n")
+        corpus = load_corpus(config(both_directions=True, filters={"duplicates": True}), tmp_path)
+        counts.append((len(corpus.train), corpus.left_out["train"]))
+    assert counts == [(2, {"duplicates": 2})] * 2
+
+
+def test_a_direction_without_a_pair_that_fits_is_said(tmp_path):
+    """Regression test: it was drawn, but not trained, and only counted among all examples."""
+    cfg, corpus, tokenizers = experiment(tmp_path)
+    assert "was read fits" not in " ".join(warnings(cfg, corpus, summarize(cfg, corpus, tokenizers)))
+    rows = (tmp_path / "train.tsv").read_text()
+    (tmp_path / "train.tsv").write_text(rows + f"en\tit\ta\t{'b ' * 40}\n")
+    corpus = load_corpus(cfg, tmp_path)
+    tokenizers = train_tokenizers(cfg.data, corpus.train, tmp_path)
+    told = " ".join(warnings(cfg, corpus, summarize(cfg, corpus, tokenizers)))
+    assert "no example of en-it that was read fits its row, so that it is drawn (size 1) but not trained" in told
+
+
+def test_a_metric_of_a_direction_that_is_not_evaluated(tmp_path):
+    """Regression test: the first evaluation found the mistake."""
+    _, corpus, _ = experiment(tmp_path)
+    for group in ("en-de", "from-en", "zero-shot"):
+        check_metric(dataclasses.replace(config(), train=TrainConfig(metric=f"chrf:{group}")), corpus)
+    wrong = dataclasses.replace(config(), train=TrainConfig(metric="chrf:en-fr"))
+    names = "write 'chrf', or one of chrf:en-de, chrf:de-fr, "
+    with pytest.raises(ConfigError, match=f"the validation split has no direction or group 'en-fr'; {names}"):
+        check_metric(wrong, corpus)
+
+
 def test_a_language_that_only_held_out_pairs_have(tmp_path):
     cfg, corpus, tokenizers = experiment(tmp_path)
+    (tmp_path / "dev.tsv").write_text("en\tde\ta\tb\nen\tit\ta\tb\n")
+    problem = "data.validation has 1 example of direction en-it, but no training example has the language 'it': add"
+    with pytest.raises(DataError, match=problem):
+        load_corpus(cfg, tmp_path)
+    loaded = config(tokenizer="file", tokenizer_file="other.json", vocab_size=8000)
+    assert len(load_corpus(loaded, tmp_path).validation) == 2
     pair = [{"source": "a", "target": "b", "direction": "en-it"}]
     with pytest.raises(UserError, match="the model has no language 'it'; it has de, en, fr, pt_BR"):
         list(itertools.islice(evaluation_batches(cfg, pair, tokenizers), 1))

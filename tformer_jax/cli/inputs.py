@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import logging
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -102,16 +103,23 @@ class Source:
         Raises:
             UserError: the file cannot be opened, is empty or damaged, or a line is not UTF-8 or is malformed.
         """
-        read = read_record if self._path is not None and self._path.name.endswith(JSONL) else read_columns
+        records = self._path is not None and self._path.name.endswith(JSONL)
+        read = read_record if records else read_columns
+        absent = {flag: field for flag, field in fields.items() if records and flag in OPTIONAL}
         for number, text in self._numbered():
             try:
                 line = read(text, fields)
                 if taken := [name for name in reserved if name in line.record]:
                     problem = "a name that the output uses: rename the field, or write text, not .jsonl"
                     raise ValueError(f"has a field {taken[0]!r}, {problem}")
+                absent = {flag: field for flag, field in absent.items() if line.record.get(field) is None}
                 yield line
             except ValueError as error:
                 raise UserError(f"{self.location(number - 1)}: {error}") from None
+        for flag, field in absent.items():
+            logging.getLogger(__name__).warning(
+                "no line of %s has the field %r, which %s names", self._path, field, flag
+            )
 
     @property
     def _name(self) -> str:

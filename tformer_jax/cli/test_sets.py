@@ -13,7 +13,7 @@ from tformer_jax.cli.common import add_path
 from tformer_jax.cli.inputs import JSONL, check_text, read_record, text_in, value_in
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.fields import flag
-from tformer_jax.data.characters import is_blank
+from tformer_jax.data.characters import clean_whitespace, is_blank
 from tformer_jax.data.corpora.lines import COMPRESSIONS, BadLines, numbered_lines
 from tformer_jax.data.tokenizers.language_tags import find_language
 from tformer_jax.tasks.evaluators.evaluation import Segment
@@ -151,7 +151,7 @@ def _lines(path: Path) -> Iterator[str]:
 def _segments(options: argparse.Namespace, direction: str | None) -> Iterator[Segment]:
     for place, record in _records(options.source):
         try:
-            yield _segment(record, options, direction)
+            yield Segment("", ()) if record is None else _segment(record, options, direction)
         except ValueError as error:
             raise UserError(f"{place}: {error}") from None
 
@@ -162,13 +162,18 @@ def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: 
         value = value_in(record, "--reference-field", field)
         references += [check_text(text, field) for text in (value if isinstance(value, list) else [value]) if text]
     source = text_in(record, "--source-field", options.source_field)
-    if all(map(is_blank, references)) and not is_blank(source):
+    if all(map(is_blank, (source, *references))):
+        return Segment(source, tuple(references))
+    if all(map(is_blank, references)):
         names = ", ".join(map(repr, options.reference_field))
         raise ValueError(f"has no reference in {names}: write one, or remove the record")
     if options.language_fields:
-        codes = [text_in(record, "--language-fields", field) for field in options.language_fields]
-        direction = str(Direction.of_codes(*codes))
-        Direction.parse(direction)
+        codes = [clean_whitespace(text_in(record, "--language-fields", field)) for field in options.language_fields]
+        try:
+            direction = str(Direction.parse(str(Direction.of_codes(*codes))))
+        except ValueError:
+            shown, problem = " and ".join(map(repr, codes)), "must be two different codes, such as 'en' and 'pt_BR'"
+            raise ValueError(f"the languages {shown} in the fields of --language-fields {problem}") from None
     document = None
     if options.document_field is not None:
         value = value_in(record, "--document-field", options.document_field)
@@ -176,8 +181,11 @@ def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: 
     return Segment(source, tuple(references), direction, document)
 
 
-def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the records of a file with their places, for messages; columns of TSV have the names in its first line."""
+def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+    """Yields the records of a file with their places, for messages; None for a blank line.
+
+    Columns of TSV have the names in its first line.
+    """
     header: list[str] = []
     for number, line in enumerate(_lines(path), 1):
         place = f"{path}, line {number}"
@@ -187,13 +195,14 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 raise UserError(f"{place}: names two columns {twice!r}: rename one of them")
             continue
         try:
-            yield place, _columns(line, header) if header else read_record(line, {}).record
+            filled = line.strip()
+            yield place, None if not filled else _columns(line, header) if header else read_record(line, {}).record
         except ValueError as error:
             raise UserError(f"{place}: {error}") from None
 
 
 def _columns(line: str, header: Sequence[str]) -> dict[str, str]:
-    cells = line.split("\t") if line.strip() else [""] * len(header)
+    cells = line.split("\t")
     if len(cells) != len(header):
         raise ValueError(f"has {len(cells)} columns where the first line has {len(header)}")
     return dict(zip(header, cells, strict=True))

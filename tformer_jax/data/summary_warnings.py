@@ -61,6 +61,15 @@ def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     yield f"{two_digits(share)} % of the training examples are too long for their row and {what}; increase {row}"
 
 
+def _never_fits(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    for part in summary.parts:
+        if part["examples"] and not part["tokens"]:
+            yield (
+                f"no example of {part['name']} that was read fits its row, so that it is drawn (size {part['size']:,}) "
+                "but not trained; increase data.bucket_lengths, or leave it out"
+            )
+
+
 def _unknown(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     for key, side in summary.sides.items():
         share = _share(side.unknown, side.tokens)
@@ -128,7 +137,7 @@ def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Config, str, SplitSummary], Iterator[str]], ...] = (
-    *(_long, _unknown, _repeated, _misaligned, _quoted, _blank, _small),
+    *(_long, _never_fits, _unknown, _repeated, _misaligned, _quoted, _blank, _small),
 )
 
 

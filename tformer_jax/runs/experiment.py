@@ -20,6 +20,7 @@ from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, is_remote, resolved
 from tformer_jax.config import Config
+from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.pipeline import check_predictable, train_batches, without_refused
@@ -151,6 +152,10 @@ def assemble(
         UserError: the settings and the data do not fit each other.
     """
     check_predictable(cfg, corpus, tokenizers)
+    if group_of_metric(cfg.train.metric):
+        from tformer_jax.tasks.evaluators.directions import check_metric
+
+        check_metric(cfg, corpus)
     shards = Shards(data_parallelism(mesh), own_shards(mesh))
     return Experiment(
         cfg=cfg,

@@ -4,7 +4,7 @@ import array
 import collections
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from tformer_jax.config import DataConfig
 from tformer_jax.config.directions import Direction
@@ -38,6 +38,8 @@ class DirectionFilter:
         self._listed, self._by_name = {*cfg.wanted_directions}, bool(cfg.language_fields)
         self._always, self._once = cfg.both_directions, training and cfg.filters.duplicates
         self._dropped, self._split = dropped, "data.train" if training else "held-out data"
+        self.others: set[Direction] = set()
+        """Directions of the examples that were left out."""
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields examples with a direction; an example without a direction is yielded as it is.
@@ -46,7 +48,6 @@ class DirectionFilter:
             DataError: a direction that is not read writes a language with another code than a direction that is read.
         """
         seen: set[bytes] = set()
-        others: set[Direction] = set()
         for example in examples:
             if "direction" not in example:
                 yield example
@@ -54,9 +55,9 @@ class DirectionFilter:
             direction = Direction.parse(example["direction"])
             chosen = [each for each in self._candidates(direction) if each not in self._excluded]
             if not chosen:
-                if direction not in others:
+                if direction not in self.others:
                     _check_codes(map(str, (*(self._wanted or ()), direction)), self._split)
-                others.add(direction)
+                self.others.add(direction)
                 self._dropped[OTHERS] += 1
             for each in chosen:
                 directed = example if each == direction else reversed_example(example)
@@ -95,10 +96,15 @@ def direction_of(source: str, target: str) -> str:
         raise DataError(f"the languages {shown} are no direction: {problem}") from error
 
 
-def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Joined, dict[str, int]]:
+def group_by_direction(
+    cfg: DataConfig, examples: Sequence[Example], others: Iterable[Direction] = ()
+) -> tuple[Joined, dict[str, int]]:
     """Returns the training examples by direction, and the number in each.
 
     Directions are in the order of `data.directions`, or if it is (), in alphabetic order.
+
+    Args:
+        others: directions of the examples that were left out.
 
     Raises:
         DataError: a direction has no example, or one language has two codes.
@@ -107,11 +113,12 @@ def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Jo
     for index, example in enumerate(examples):
         groups.setdefault(example["direction"], array.array("q")).append(index)
     if missing := [name for name, group in groups.items() if not group]:
-        actual = ", ".join(sorted({example["direction"] for example in examples}))
-        others = f", only {actual}" if actual else ""
+        actual = sorted({example["direction"] for example in examples} | {*map(str, others)})
+        only = f", only {', '.join(actual)}" if actual else ""
+        turn = "" if cfg.both_directions else ", or set data.both_directions=True to read pairs the other way round"
         raise DataError(
-            f"data.train has no example of direction {missing[0]}{others}: leave it out of data.directions, or "
-            "set data.both_directions=True to read pairs the other way round"
+            f"data.train has no example of direction {missing[0]}{only}: correct it in data.directions, or leave it "
+            f"out{turn}"
         )
     if not groups:
         raise DataError("split train has no valid example")
@@ -120,9 +127,25 @@ def group_by_direction(cfg: DataConfig, examples: Sequence[Example]) -> tuple[Jo
     return Joined([Part(examples, groups[name]) for name in order]), {name: len(groups[name]) for name in order}
 
 
-def check_held_out(train: Iterable[str], split: str, examples: Iterable[Example]) -> None:
-    """Raises `DataError` if a held-out split has another code of a language of the directions `train`."""
-    _check_codes((*train, *dict.fromkeys(example["direction"] for example in examples)), split)
+def check_held_out(cfg: DataConfig, train: Collection[str], split: str, examples: Iterable[Example]) -> None:
+    """Checks the languages of a held-out split.
+
+    Args:
+        train: the directions of the training examples.
+
+    Raises:
+        DataError: the split has another code of a language of `train`, or a language of no training example, unless
+            a tokenizer that is loaded may know it.
+    """
+    counts = collections.Counter(example["direction"] for example in examples)
+    _check_codes((*train, *counts), split)
+    known = {*itertools.chain.from_iterable(map(Direction.parse, train))}
+    for name, count in () if "file" in cfg.tokenizer_kinds else counts.items():
+        if unknown := [code for code in Direction.parse(name) if code not in known]:
+            raise DataError(
+                f"{split} has {count:,} example{'s' * (count > 1)} of direction {name}, but no training example has "
+                f"the language {unknown[0]!r}: add some, or list the directions to read in data.directions"
+            )
 
 
 @functools.lru_cache(maxsize=4096)

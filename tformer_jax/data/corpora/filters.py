@@ -18,9 +18,10 @@ class Filters:
 
     Args:
         training: whether the examples are for training; held-out examples are only dropped for blank texts.
+        once: whether to drop duplicates, which `DirectionFilter` does for pairs with directions.
     """
 
-    def __init__(self, data: DataConfig, *, training: bool):
+    def __init__(self, data: DataConfig, *, training: bool, once: bool = True):
         self.data, self.training = data, training
         cfg = data.filters
         self.dropped: collections.Counter[str] = collections.Counter()
@@ -33,7 +34,7 @@ class Filters:
         if training and cfg.max_length_ratio is not None:
             largest = cfg.max_length_ratio
             rules["length ratio"] = lambda example: "source" in example and length_ratio(example) > largest
-        self._rules, self._once = rules, training and cfg.duplicates
+        self._rules, self._once = rules, training and once and cfg.duplicates
         self._compares = self._once or rules.keys() - {"blank texts"}
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:

@@ -66,7 +66,10 @@ class Tsv(FileSource):
             return dict.fromkeys(fields, 0)
         names = (first[1] or "").split("\t")
         if missing := [field for field in fields.values() if field not in names]:
-            raise DataError(f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names))}: set data.fields")
+            setting = "language_fields" if missing[0] in cfg.language_fields else "fields"
+            raise DataError(
+                f"{path} has no column {missing[0]!r}, only {', '.join(map(repr, names))}: set data.{setting}"
+            )
         if twice := [field for field in fields.values() if names.count(field) > 1]:
             raise DataError(f"{path} names two columns {twice[0]!r}: rename one of them")
         return {key: names.index(field) for key, field in fields.items()}
@@ -136,7 +139,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
     """
     if not isinstance(record, dict):
         raise DataError("is not an object with named fields")
-    values = {key: read_field(record, field) for key, field in fields.items()}
+    values = {key: read_field(record, field, named=key in LANGUAGES) for key, field in fields.items()}
     for key, value in values.items():
         if not isinstance(value, str | int if key == "label" else str):
             expected = "text or an integer" if key == "label" else "text"
@@ -146,16 +149,20 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
     return with_direction({key: str(value) for key, value in values.items()})
 
 
-def read_field(record: dict[str, Any], field: str) -> Any:
-    """Returns a field of a record; `a.b` is field b of the object in field a, unless a field has this name."""
+def read_field(record: dict[str, Any], field: str, *, named: bool = False) -> Any:
+    """Returns a field of a record; `a.b` is field b of the object in field a, unless a field has this name.
+
+    Args:
+        named: whether the field names a language.
+    """
     if field in record:
         return record[field]
     outer, dot, inner = field.partition(".")
     if dot and isinstance(record.get(outer), dict):
-        return read_field(record[outer], inner)
-    raise DataError(describe_missing_field(field, record))
+        return read_field(record[outer], inner, named=named)
+    raise DataError(describe_missing_field(field, record, named=named))
 
 
-def describe_missing_field(field: str, names: Iterable[str]) -> str:
-    """Returns what is wrong with a record that lacks a field."""
-    return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.fields"
+def describe_missing_field(field: str, names: Iterable[str], *, named: bool) -> str:
+    """Returns what is wrong with a record that lacks a field, which may name a language."""
+    return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.{'language_' * named}fields"

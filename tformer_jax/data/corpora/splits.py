@@ -63,12 +63,14 @@ class Stream:
 
     def facts(self) -> dict[str, Any]:
         """Returns what the last pass has counted, ready for JSON."""
-        return {"dropped": self.filters.dropped, "malformed": self.reader.bad.facts()}
+        others = sorted(map(str, self.by_direction.others))
+        return {"dropped": self.filters.dropped, "others": others, "malformed": self.reader.bad.facts()}
 
     def restore(self, facts: dict[str, Any]) -> None:
         """Takes the counts of an earlier pass."""
         self.filters.dropped.clear()
         self.filters.dropped.update(facts["dropped"])
+        self.by_direction.others.update(map(Direction.parse, facts["others"]))
         self.reader.bad.restore(facts["malformed"])
 
 
@@ -83,7 +85,7 @@ def open_streams(source: type[Any], cfg: Config, root: Path | None) -> dict[str,
     bad = {name: BadLines(skip=skip, setting=SKIP) for name in NAMES if getattr(data, name)}
     streams = {}
     for name in bad:
-        drops = Filters(data, training=name == "train")
+        drops = Filters(data, training=name == "train", once=not data.multilingual)
         dropped = drops.dropped
         reader = source(data, root, task_of(cfg).keys, bad[name], dropped, read_directions(data, name))
         by_direction = DirectionFilter(data, training=name == "train", dropped=dropped)
@@ -145,9 +147,9 @@ def load(source: type[Any], cfg: Config, root: Path | None) -> Corpus:
     train, validation, test, labels = _divide(cfg, read, streams["train"].reader.bad)
     sizes = None
     if cfg.data.multilingual:
-        train, sizes = group_by_direction(cfg.data, train)
+        train, sizes = group_by_direction(cfg.data, train, streams["train"].by_direction.others)
         for name, examples in (("data.validation", validation), ("data.test", test)):
-            check_held_out(sizes, name, examples)
+            check_held_out(cfg.data, sizes, name, examples)
     for name, examples in zip(NAMES, (train, validation, test), strict=True):
         if not examples:
             raise no_example(name, streams.get(name, streams["train"]))

@@ -146,7 +146,7 @@ def _key(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters: Fi
 
 def _load_directions(cfg: Config, builder: Any) -> Corpus:
     """Loads the pairs of many languages into memory."""
-    data, left_out = cfg.data, {}
+    data, left_out, by_direction = cfg.data, {}, {}
 
     def examples(split: str) -> Iterator[Example]:
         for direction in read_directions(data, split):
@@ -156,15 +156,16 @@ def _load_directions(cfg: Config, builder: Any) -> Corpus:
 
     def read(split: str) -> Iterator[Example]:
         training = split == "train"
-        filters = Filters(data, training=training)
+        filters = Filters(data, training=training, once=False)
         left_out[split] = filters.dropped
-        return DirectionFilter(data, training=training, dropped=filters.dropped)(filters(examples(split)))
+        by_direction[split] = DirectionFilter(data, training=training, dropped=filters.dropped)
+        return by_direction[split](filters(examples(split)))
 
-    train, sizes = group_by_direction(data, list(read("train")))
+    train, sizes = group_by_direction(data, list(read("train")), by_direction["train"].others)
     validation = list(read("validation"))
     test = list(read("test")) if data.test else validation
     for name, split in (("data.validation", validation), ("data.test", test)):
-        check_held_out(sizes, name, split)
+        check_held_out(data, sizes, name, split)
     return Corpus(train, validation, test, None, sizes, left_out=left_out)
 
 

@@ -58,6 +58,7 @@ def find_language(tokenizer: Tokenizer, name: str) -> str:
     Raises:
         UserError: the vocabulary has no tag of it, or several; the message names them, or the nearest.
     """
+    name = name.strip()
     matches = matching_languages(tokenizer, name)
     if len(matches) == 1:
         return matches[0]

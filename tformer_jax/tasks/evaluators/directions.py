@@ -4,7 +4,10 @@ import collections
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
+from tformer_jax.config.metrics import base_metric, group_of_metric
+from tformer_jax.data.corpora import Corpus
 from tformer_jax.tasks.evaluators.evaluation import Evaluation
 
 ZERO_SHOT = "zero-shot"
@@ -88,6 +91,17 @@ def group_directions(directions: Sequence[str], trained: Collection[str]) -> dic
         groups[f"from-{hub}"] = [name for name in directions if Direction.parse(name).source == hub]
     groups[ZERO_SHOT] = [name for name in directions if trained and name not in trained]
     return {group: members for group, members in groups.items() if members}
+
+
+def check_metric(cfg: Config, corpus: Corpus) -> None:
+    """Raises `ConfigError` if `train.metric` names a direction or group that the validation split does not have."""
+    group = group_of_metric(cfg.train.metric)
+    directions = list(dict.fromkeys(example["direction"] for example in corpus.validation))
+    names = [*directions, *group_directions(directions, corpus.directions or ())]
+    if group not in names:
+        base = base_metric(cfg.train.metric)
+        problem = f"the validation split has no direction or group {group!r}; write {base!r}, or one of"
+        raise cfg.train.error("metric", f"{problem} {', '.join(f'{base}:{name}' for name in names)}")
 
 
 def hub_of(directions: Collection[str]) -> str | None:
