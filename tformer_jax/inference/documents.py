@@ -41,7 +41,7 @@ class Documents(NamedTuple):
             yield parts.join(by_sentence)
 
     def _row(self, parts: Parts, written: Sequence[str]) -> tuple[EncodedRequest, Sequence[str]]:
-        """Returns the row of the sentence after those with outputs `written`, and the outputs that begin its own."""
+        """Returns the row of the next sentence and the outputs before it in that row, given all outputs `written`."""
         number = len(written)
         request = parts.requests[number]
         for first in range(max(number - self.context, 0), number):
@@ -53,7 +53,7 @@ class Documents(NamedTuple):
         return parts.rows[number], ()
 
     def _own(self, output: Output, before: Sequence[str], sentence: str, lacks: bool) -> Output:
-        """Returns the output of a sentence without those of the sentences `before` it."""
+        """Returns the output of one sentence, removing the outputs `before` of earlier sentences from its text."""
         if not before:
             return output._replace(lacking_context=int(lacks))
         mark = self.separator.strip()

@@ -81,9 +81,9 @@ class LongTexts:
 
 
 def encode_with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes a text in which the name of the mask token, if there is one, is that token, for any tokenizer.
+    """Encodes a text, reading the mask token's name as the mask token.
 
-    The space before a mask belongs to the token that it stands for, if the tokenizer joins spaces to words.
+    If the tokenizer joins spaces to words, a space before the name is removed: the masked token would include it.
     """
     ids = tokenizer.encode(text)
     mask, name = tokenizer.mask or (None, "")
@@ -177,8 +177,8 @@ def too_long(name: str, tokens: int, limit: int) -> str:
 def text_inputs(model: ModelConfig, tokenizer: Tokenizer, number: int, example: Sequence[str]) -> dict[str, list[int]]:
     """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.
 
-    A masked language model reads the name of the mask token as that token.
-    All rows of a prefix LM have `prefix`; that of a text is 0.
+    A masked language model reads the name of the mask token as that token. All rows of a prefix LM have `prefix`; it is
+    0 for a text.
     """
     encode = encode_with_masks if model.model_class.fills_masks else Tokenizer.encode
     limit, name = model.max_length - tokenizer.special.added, f"text {number + 1}"

@@ -100,13 +100,13 @@ class OutputCounts:
     other_placeholders: int = 0
     """Number of outputs with other placeholders than their source."""
     lacking: int = 0
-    """Number of outputs that lack a phrase of their constraints."""
+    """Number of outputs that do not meet all their constraints."""
     recased: int = 0
-    """Number of outputs with words whose case is that of the source."""
+    """Number of outputs with words that got the case of source words."""
     invented: int = 0
-    """Number of outputs of which markup of the model was left out."""
+    """Number of outputs from which markup that the model wrote itself was removed."""
     lacking_context: int = 0
-    """Number of sentences with fewer others before them than `decode.context`, though the text has them."""
+    """Number of sentences that were read with fewer previous sentences than `decode.context` and the text give."""
 
     @classmethod
     def count_outputs(cls, outputs: Iterable[Output]) -> Self:
@@ -130,7 +130,7 @@ class OutputCounts:
         self.invented += sum(output.invented > 0 for output in outputs)
 
     def describe(self, cfg: Config, limits_of: int | None = None) -> Iterator[str]:
-        """Yields sentences about the numbers that are not 0; `limits_of` is the total that those of limits mention."""
+        """Yields a sentence about each number that is not 0; sentences about limits give `limits_of` as the total."""
         yield from describe_limits(self.limits, cfg, limits_of)
         unknown = cfg.decode.unknown
         done = {"show": "shown by name", "copy": "replaced by words of the source", "omit": "left out"}[unknown]
@@ -348,14 +348,14 @@ class Parts(NamedTuple):
     """The requests of the sentences, with `decode.split_sentences`."""
 
     def join(self, outputs: Sequence[list[Output]]) -> list[Output]:
-        """Returns the outputs of the text: the first of each sentence, the second of each, ..., given all of each.
+        """Joins the outputs of the sentences: the first output of each, then the second output of each, and so on.
 
-        Scores are sums.
+        Scores are summed.
         """
         return [self._join(sentences) for sentences in zip(*outputs, strict=True)]
 
     def pieces(self, decode: Callable[[EncodedRequest], Iterator[Output]]) -> Iterator[Output]:
-        """Yields the pieces of the output, given those of each sentence."""
+        """Yields the pieces of the output; `decode` yields the pieces of a sentence."""
         written = self.gaps[0]
         for number, row in enumerate(self.rows):
             if before := gap_after(written, self.gaps[number]) if number else written:
@@ -386,6 +386,6 @@ class Parts(NamedTuple):
 
 
 def _all_true(values: Iterator[bool | None]) -> bool | None:
-    """Returns whether all values are true, of those that are not None; None if there are none."""
+    """Returns whether all values except None are true; None if there are no others."""
     given = [value for value in values if value is not None]
     return all(given) if given else None

@@ -124,7 +124,7 @@ class _Generator:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)
 
     def _decode(self, params: Any, parts: Sequence[Parts], first: int, **options: Any) -> Iterator[list[Output]]:
-        """Yields the outputs of each text; arguments are those of `RowDecoder.stream`."""
+        """Yields the outputs of each text; `options` are passed to `RowDecoder.stream`."""
         rows = [row for part in parts for row in part.rows]
         decoded = self._decoder(params).stream(rows, first, **options)
         for part in parts:
@@ -239,9 +239,9 @@ class Translator(_Generator):
         return Documents(context, trained[1], names, self._encode_in_document, decode).outputs(parts)
 
     def _encode_in_document(self, request: Request) -> EncodedRequest | None:
-        """Returns the row of sentences of which the last is to be translated; None: they do not fit the model.
+        """Returns the row that translates the last of several sentences; None: the sentences do not fit the model.
 
-        Half of the maximum length of an output is left for the last sentence.
+        Half of the maximum output length is reserved for the last sentence.
         """
         limit = self.cfg.decode.max_new_tokens or self.cfg.model.max_length
         if len(self.tokenizers.target.encode(request.prefix or "")) > limit // 2:
@@ -259,8 +259,8 @@ class TextGenerator(_Generator):
     """Continues prompts or answers conversations with a `DecoderLM` model; outputs do not repeat the prompt.
 
     An empty prompt starts a text (`start_of_text`); a model that has no token for this raises `TextError`.
-    A truncated prompt keeps its last tokens, few enough that `decode.max_new_tokens` new ones fit after them; without
-    that setting, as many new ones as half of the model's maximum length.
+    A truncated prompt keeps its last tokens and leaves room for `decode.max_new_tokens` new ones; without that setting,
+    for half of the model's maximum length.
     """
 
     def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:

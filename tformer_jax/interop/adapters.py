@@ -41,8 +41,8 @@ UNREAD = (
 def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture: Architecture) -> StoredArrays:
     """Returns the arrays of a checkpoint with an adapter: W + s B A, computed in float32 as an array is read.
 
-    The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`. An adapter of a base model, such as those of
-    embedders, has names without the prefix of the architecture.
+    The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`. An adapter of a base model, such as an embedder's,
+    has names without the prefix of the architecture.
 
     Args:
         tied: names of arrays of the base that the model uses twice, which an adapter may not change.

@@ -149,7 +149,7 @@ def _check_set(cfg: ModelConfig, name: str) -> None:
 
 
 def _roberta_settings(hf: Settings) -> Settings:
-    """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
+    """Returns our settings; the first position is `pad_token_id + 1`, because padding has position `pad_token_id`."""
     offset = hf["pad_token_id"] + 1
     return _bert_settings(hf) | {"position_offset": offset, "max_length": hf["max_position_embeddings"] - offset}
 
@@ -217,7 +217,7 @@ Write = Callable[[ModelConfig], Settings]
 
 
 def _pooled(settings: Read, **pooler: Any) -> Read:
-    """Returns the settings of a classifier that reads the first token, with those of its pooler."""
+    """Returns a reader of the settings of a classifier of the first token; `pooler` adds its pooler's settings."""
     return lambda hf: settings(hf) | {"pooling": "first", **pooler}
 
 

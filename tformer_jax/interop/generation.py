@@ -184,8 +184,8 @@ WORKFLOW = ("candidates", "glossary", "split_sentences", "context", "markup", "c
 def generation_fields(cfg: DecodeConfig, model: ModelConfig) -> tuple[Settings, list[str]]:
     """Returns the fields of `generation_config.json`, and the settings that it cannot hold, as `decode.name=value`.
 
-    An output that only the model limits gets their `max_length`, which counts all inputs of the decoder, and the last
-    output, which it does not read.
+    If only the model limits outputs, writes transformers' `max_length`, which counts the decoder's inputs and the last
+    output token.
     """
     longest = cfg.max_new_tokens
     fits = longest is not None and longest < model.max_length

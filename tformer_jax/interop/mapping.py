@@ -103,7 +103,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         ignored: patterns of names of their arrays that are not read.
 
     Raises:
-        UserError: an array is missing, unused, of another size or not of floating-point numbers.
+        UserError: an array is missing, unused, of another size or not floating-point.
     """
     rules, used = list(rules), set()
 
@@ -146,10 +146,10 @@ Fusions = Mapping[str, Fusion]
 
 
 def fused_rows(whole: str, *modules: str, sizes: Sequence[int] | None = None, groups: int = 1) -> Fusions:
-    """Returns the fusions of a module whose rows are those of several modules.
+    """Returns the fusions of a module that stacks the rows of several modules.
 
     Args:
-        sizes: the number of rows of each module; None: all have as many.
+        sizes: the number of rows of each module; None: equal numbers.
         groups: number of groups of rows, each with rows of all modules.
     """
     bounds = len(modules) if sizes is None else np.cumsum(sizes)[:-1]
@@ -170,7 +170,7 @@ def fused_rows(whole: str, *modules: str, sizes: Sequence[int] | None = None, gr
 
 
 def split_fused(arrays: StoredArrays, fusions: Fusions) -> StoredArrays:
-    """Replaces fused arrays by their parts; each access to a part reads the whole array."""
+    """Returns arrays in which the parts replace each fused array; reading a part reads the whole array."""
 
     def reader(name: str, fusion: Fusion, part: int) -> Callable[[], np.ndarray]:
         return lambda: fusion.split(np.asarray(arrays[name]))[part]

@@ -34,9 +34,12 @@ class DecoderCache:
     def allocate(
         self, padding_mask: jax.Array, *, same_position: bool = False
     ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
-        """Assigns positions and slots to T new tokens, of which those in `padding_mask` (bool [B, T]) are real.
+        """Assigns positions and slots to T new tokens.
 
         The positions are consecutive or, if `same_position`, the same for all tokens of a row.
+
+        Args:
+            padding_mask: bool [B, T], True for tokens that are not padding.
 
         Returns:
             The cache with updated slots and lengths (layers write keys and values later), the tokens' positions

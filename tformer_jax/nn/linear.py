@@ -77,8 +77,8 @@ def product(x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 
     The matrix is rounded to the dtype of x, and its gradient is summed in its own dtype, over devices too.
 
     Args:
-        names: logical names of the matrix's axes, one of which is the model width.
-        dtype: dtype of the result; None: that of x.
+        names: logical names of the matrix's axes; one must be the model width.
+        dtype: dtype of the result; None: the dtype of x.
     """
     multiply = functools.partial(_multiply, contracted, dtype)
     out = with_gathered(multiply, as_rows(x), with_transposed_gradient(matrix), names, dtype=x.dtype)
@@ -88,7 +88,7 @@ def product(x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 
 def aligned_product(
     x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 0, dtype: Any = None
 ) -> jax.Array:
-    """Computes `product`; on a GPU with columns of zeros up to a multiple of `ALIGNED`, whose results are dropped."""
+    """Computes `product`; on a GPU, pads the outputs with zeros to a multiple of `ALIGNED` and drops the padding."""
     outputs = 1 - contracted
     (name, size), widths = (names[outputs], matrix.shape[outputs]), [(0, 0), (0, 0)]
     sharded = name is not None and mesh_axes(name, size)
