@@ -356,7 +356,7 @@ class Run:
         normalize: bool | None = None,
         prompt: str | None = None,
     ) -> np.ndarray:
-        """Returns the embeddings of texts, float32 [texts, D]; arguments are those of `Embedder`."""
+        """Returns the embeddings of texts, float32 [texts, D]; arguments are as for `Embedder`."""
         embedder = self.embedder(pooling=pooling, normalize=normalize, prompt=prompt)
         vectors = list(embedder.stream(self.params, check_texts(texts)))
         return np.stack(vectors) if vectors else np.zeros((0, self.config.model.dim), np.float32)
@@ -370,7 +370,7 @@ class Run:
         self.require_head(use)
 
     def require_head(self, use: str) -> None:
-        """Raises `UserError` if `use` needs an output head and that of the model is not trained."""
+        """Raises `UserError` if `use` needs an output head and the model's head is not trained."""
         if self.config.embed.only:
             raise UserError(f"{use}: {self.path} has no trained output head and only embeds texts: use embed")
 

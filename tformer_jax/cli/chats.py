@@ -73,7 +73,7 @@ class Chats:
 
     Args:
         fields: options that name the fields of texts; (): records of conversations are read.
-        names: the fields of conversations in a record; (): those that `chat_of` looks for.
+        names: the fields of conversations in a record; (): the fields that `chat_of` looks for.
     """
 
     fields: tuple[str, ...]

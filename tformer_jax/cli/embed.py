@@ -85,8 +85,8 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
 def parser() -> argparse.ArgumentParser:
     result = lines.make_parser(
         "embed",
-        "Embeds texts: pools the last hidden states of the encoder of a classifier, a masked language model or a "
-        "translator, or those of a language model. "
+        "Embeds texts: pools the last hidden states of a language model, or of the encoder of a classifier, a masked "
+        "language model or a translator. "
         "An --output that ends in .npy is a float32 array with one row per text.",
     )
     lines.add_field(result)

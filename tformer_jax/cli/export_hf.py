@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--model-type",
         choices=sorted(DEFAULTS),
-        help="architecture (default: that of the imported checkpoint, or the first one that can represent the model)",
+        help="architecture (default: the imported checkpoint's, or the first one that can represent the model)",
     )
     result.add_argument(
         "--format",

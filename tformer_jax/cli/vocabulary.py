@@ -223,8 +223,8 @@ def parser() -> argparse.ArgumentParser:
     add_number(
         extend,
         "--count",
-        f"add at most N words of texts, those that save the most tokens (default: {COUNT}), and at most N tokens "
-        "of --tokenizer (default: all)",
+        f"add at most N words of texts that save the most tokens (default: {COUNT}), and at most N tokens of "
+        "--tokenizer (default: all)",
     )
     extend.add_argument(
         "--symbols", nargs="+", default=(), metavar="TEXT", help="add texts that are one token anywhere"

@@ -194,8 +194,8 @@ def batch_loss(
 def sum_over_chunks(sums: Callable[[Any, jax.Array], Tree], x: Any, labels: jax.Array, chunk: int) -> Tree:
     """Sums `sums(x, labels)`, a tree, over chunks of at most `chunk` positions that have labels.
 
-    Only x is kept for the backward pass, which recomputes each chunk. Positions without a label are put last in their
-    row, and chunks that have no other ones are skipped.
+    Only x is kept for the backward pass, which recomputes each chunk. Positions without a label are moved to the end of
+    their row, and chunks without labels are skipped.
 
     Args:
         sums: does not depend on the order of positions; zero where no position has a label.

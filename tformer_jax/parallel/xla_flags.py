@@ -53,19 +53,19 @@ FLAGS = {
             "xla_gpu_all_gather_combine_threshold_bytes",
             LAYER_BYTES,
             ("fsdp",),
-            "bytes of parameters in one all-gather: those of a layer or more",
+            "bytes of parameters in one all-gather: at least one layer's parameters",
         ),
         Flag(
             "xla_gpu_reduce_scatter_combine_threshold_bytes",
             LAYER_BYTES,
             ("fsdp",),
-            "bytes of gradients in one reduce-scatter: those of a layer or more",
+            "bytes of gradients in one reduce-scatter: at least one layer's gradients",
         ),
         Flag(
             "xla_gpu_all_reduce_combine_threshold_bytes",
             LAYER_BYTES,
             ("data", "expert"),
-            "bytes of gradients in one all-reduce: more use the bandwidth better, fewer overlap better",
+            "bytes of gradients in one all-reduce: more bytes use the bandwidth better, fewer overlap better",
         ),
         Flag(
             "xla_gpu_threshold_for_windowed_einsum_mib",

@@ -107,7 +107,8 @@ class Sampled(NamedTuple):
 def _of_translations(systems: Sequence[Outputs], direction: str | None, resamples: int) -> dict[str, Sampled]:
     """Returns the metrics of translations in one direction by name, in the order of `kinds.METRICS`.
 
-    They are those that all systems stored, those that need no signature, and those that the baseline has.
+    Includes metrics that all systems stored, metrics that need no signature (chrF and exact match), and BLEU, chrF++
+    and TER if the baseline's signatures name them.
     """
     measured: dict[str, Sampled] = {}
     stored = set.intersection(*({*row} for system in systems for row in system.metrics or [{}]))

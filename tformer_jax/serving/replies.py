@@ -95,7 +95,7 @@ class TokenScores:
         served: the model.
         rows: token ids of the sources or prompts.
         top: number of most probable tokens to show at each place.
-        tags: language tags of each source and its outputs; those of outputs have no log-probabilities.
+        tags: language tags of each source and its outputs; tags of outputs have no log-probabilities.
         unknown: as `decode.unknown`; None: the run's.
         echo: whether the tokens of the prompts are scored, too.
     """

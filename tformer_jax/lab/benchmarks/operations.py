@@ -74,7 +74,10 @@ class Traced(Ours):
 
 
 def measure_operations(cases: Sequence[Case], steps: int) -> dict[str, Any]:
-    """Traces each case in a separate process, prints a table, and returns the record for `--record`."""
+    """Profiles train steps, each case in its own process, and returns the time per XLA operation; sets XLA_FLAGS.
+
+    Prints a table for each case. The result is the record for `--record`.
+    """
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {WITHOUT_GRAPHS}"
     results = []
     for case in cases:
