@@ -146,7 +146,7 @@ class Run:
 
     @property
     def task(self) -> Task:
-        """What the model is trained for, with the methods of its own that a task of other code has."""
+        """The task that the model is trained for; a task of other code may have methods of its own."""
         return task_of(self.config)
 
     @property
@@ -245,8 +245,8 @@ class Run:
     ) -> list[Scored]:
         """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair.
 
-        An example of a language model may be a pair (prompt, continuation), whose continuation is scored, or a `Chat`,
-        whose assistant's messages are. The languages of pairs are given as for `translate`.
+        An example of a language model may be a pair (prompt, continuation): only the continuation is scored; or a
+        `Chat`: only the assistant's messages are. The languages of pairs are given as for `translate`.
         """
         given = enumerate(several_texts(examples))
         texts: list[Any] = [each if isinstance(each, Chat) else example_parts(number, each) for number, each in given]
@@ -271,7 +271,7 @@ class Run:
         return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(outputs, rows, strict=True)]
 
     def watch(self, examples: Iterable[Any]) -> Iterator[Watched]:
-        """Yields what the model computes for each text or pair, as for `logits`, in order.
+        """Yields intermediate values of the model for each text or pair, as for `logits`, in order.
 
         These are attention weights, norms of the residual stream and predictions by layer.
         """

@@ -86,7 +86,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def _check_different(options: argparse.Namespace) -> None:
-    """Raises `UserError` if a file of results is a file of the test set, or if two of them are one."""
+    """Raises `UserError` if a file of results is also a file of the test set or the other file of results."""
     read = {path.resolve(): name for name, path in _test_files(options)}
     for name, path in (("--output", options.output), ("--record", options.record)):
         if path is not None and (other := read.setdefault(path.resolve(), name)) != name:

@@ -61,9 +61,9 @@ def check_languages(options: argparse.Namespace, cfg: ModelConfig) -> None:
 
 
 def make_request(options: argparse.Namespace, text: str, fields: Sequence[str] = ()) -> "str | Request":
-    """Returns the request of a line, given the values of `given_fields`; empty ones count as missing.
+    """Returns the request of a line, given the values of `given_fields`; empty values count as missing.
 
-    A text without any is the text itself.
+    Without any value, returns the text itself.
     """
     from tformer_jax.inference.requests import Request
 

@@ -239,7 +239,7 @@ def run_identity(run: Path, step: int | None = None) -> dict[str, Any]:
 
 
 def _remember(lines: Iterator[Line], waiting: collections.deque[Line], skip: int) -> Iterator[Line]:
-    """Yields all lines, and adds those after the first `skip` lines to `waiting`, until their results are available."""
+    """Yields all lines; lines after the first `skip` are also added to `waiting`, until their results are available."""
     yield from itertools.islice(lines, skip)
     for line in lines:
         waiting.append(line)

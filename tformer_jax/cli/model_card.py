@@ -1,4 +1,4 @@
-"""The README.md of an exported folder: a model card of what the run's folder says of languages, data and scores.
+"""The README.md of an exported folder: a model card with the languages, data and scores that the run's folder records.
 
 https://huggingface.co/docs/hub/model-cards describes the fields before its text.
 """

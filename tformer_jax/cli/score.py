@@ -33,7 +33,7 @@ class Totals:
     tokens: int = 0
     texts: int = 0
     unknown: int = 0
-    """Number of unknown tokens, whose texts do not change a score."""
+    """Number of unknown tokens; the score does not depend on their texts."""
 
     def add(self, result: "Scored", unknown: int) -> None:
         """Adds one text with its number of unknown tokens."""

@@ -92,7 +92,7 @@ def _trim(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, A
 
 
 def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, Any]]:
-    """Adds what the flags name to both sides; of a corpus, each side has the words of its own texts."""
+    """Adds the tokens that the flags name to both sides; with a corpus, each side gets the words of its own texts."""
     from tformer_jax.data.tokenizers.surgery import extend
     from tformer_jax.runs import vocabulary
 

@@ -35,7 +35,7 @@ def check_texts(texts: Iterable[Any]) -> list[str]:
 def make_requests(
     texts: Iterable[Any], to: LanguageNames = None, source_language: LanguageNames = None
 ) -> list[str | Request]:
-    """Returns the requests of texts or requests, which have these languages unless they name others.
+    """Returns the requests of texts or requests; requests that name no language get the given ones.
 
     Raises:
         UserError: as `check_texts`, or there are more or fewer languages than texts.

@@ -167,7 +167,7 @@ def in_turn(banks: jax.Array, sums: jax.Array) -> jax.Array:
 
     Args:
         banks: int [B, M]; the highest comes first in each round.
-        sums: float32 [B, M]: what is best; candidates whose sum is missing come last.
+        sums: float32 [B, M], the larger the better; candidates whose sum is missing come last.
     """
     banks = jnp.where(sums > WORST / 2, banks, -1)
     order = jnp.lexsort((-sums, -banks))

@@ -78,7 +78,7 @@ class Languages:
 
         Args:
             ids: the source, as the model reads it.
-            tags: those with which the output starts.
+            tags: language tags with which the output starts.
         """
         if not self._data.multilingual:
             return self._code("target", None)

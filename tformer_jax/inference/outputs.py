@@ -55,7 +55,7 @@ class Output(NamedTuple):
     invented: int = 0
     """Number of marks that the model wrote, and that `decode.markup="align"` leaves out."""
     lacking_context: int = 0
-    """Number of sentences before which the model read fewer than `decode.context`, though the text has them."""
+    """Number of sentences that were read with fewer previous sentences than `decode.context` and the text give."""
     unknown_read: int = 0
     """Number of unknown tokens of the source or prompt."""
 
@@ -178,10 +178,10 @@ class RowDecoder:
         scores: bool,
         window: int,
     ) -> Iterator[list[Output]]:
-        """Yields the outputs of each row, in order, as soon as all earlier rows have theirs.
+        """Yields the outputs of each row, in order, as soon as all earlier rows are finished.
 
-        They depend only on the arguments, bit for bit, because each call creates an engine. With `decode.candidates`,
-        they are the first ones of these by `Utility.rank_outputs`.
+        Outputs depend only on the arguments, bit for bit, because each call creates an engine. With
+        `decode.candidates`, the candidates ranked first by `Utility.rank_outputs` are returned.
 
         Args:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
@@ -229,7 +229,7 @@ class RowDecoder:
     def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested.
 
-        Each has the number of its own unknown tokens; the last one has what is known of the whole output. With
+        Each piece has the number of its own unknown tokens; the last piece also has the facts of the whole output. With
         `decode.candidates`, the whole output is the only piece.
         """
         if not row.ids:
@@ -310,8 +310,8 @@ class RowDecoder:
     def _engine(self, lengths: Sequence[int], count: int, outputs: int, seconds: float) -> Engine:
         """Returns an engine for rows of these lengths.
 
-        It has as many rows per step as `count` outputs need, up to `eval.batch_size`. A beam search needs one slot,
-        whatever its number of outputs; samples of one row need one each, at once.
+        It has enough rows per step for `count` texts, up to `eval.batch_size`. A beam search takes one row for any
+        number of outputs; the samples of a text take one row each, at the same time.
         """
         per_row = 1 if self._cfg.decode.strategy == "beam" else outputs
         max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)

@@ -88,7 +88,7 @@ class _Generator:
             texts: read as needed.
             outputs: number of outputs per text: the best ones of beam search, at most `cfg.decode.beams`, or samples.
             scores: also score the outputs of greedy decoding and sampling, at the cost of a pass over the logits.
-            skip: number of first texts to omit; the outputs of the others are bit-identical to those without `skip`.
+            skip: number of first texts to omit; the outputs of the other texts are bit-identical for any `skip`.
             long_texts: what to do with texts that are too long; default: raise an error. The outputs of texts that
                 are left out are empty.
 
@@ -148,7 +148,7 @@ class _Generator:
         names: Placeholders = NO_PLACEHOLDERS,
         originals: tuple[str, ...] | None = None,
     ) -> tuple[Constraint, ...]:
-        """Returns the constraints of text `index`, and of the glossary; the others are as for `encode_constraints`.
+        """Returns the constraints of text `index` and of the glossary; other arguments are as for `encode_constraints`.
 
         Raises:
             DataError: the glossary cannot be read.

@@ -143,7 +143,7 @@ def _bert_config(cfg: ModelConfig) -> Settings:
 
 
 def _check_set(cfg: ModelConfig, name: str) -> None:
-    """Raises `UserError` for a setting that is 0 or False although the architecture has what it switches on."""
+    """Raises `UserError` if a setting is 0 or False that the architecture needs to be on."""
     if not (value := getattr(cfg, name)):
         raise UserError(f"model.{name}={value!r}")
 
@@ -164,7 +164,7 @@ def _distilbert_settings(hf: Settings) -> Settings:
 
 
 def _modernbert_settings(hf: Settings) -> Settings:
-    """Returns our settings; a token sees as many tokens on each side of a window as half of `local_attention`."""
+    """Returns our settings; in a window, a token sees `local_attention // 2` tokens on each side."""
     depth, every = hf["num_hidden_layers"], hf["global_attn_every_n_layers"]
     layers = hf.get("layer_types") or read_layer_types(hf, "full", *["sliding"] * (every - 1))
     both = {*layers} == {"sliding_attention", "full_attention"} and len(layers) == depth

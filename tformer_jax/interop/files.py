@@ -69,7 +69,7 @@ Opener = Callable[[Path], dict[str, Callable[[], Any]]]
 
 
 class StoredArrays(MutableMapping[str, Any]):
-    """Arrays by name; each access reads an array from its file again, so that the caller determines what is in memory.
+    """Arrays by name; each access reads the array from its file again, so that memory holds only what the caller keeps.
 
     Args:
         readers: functions that read the arrays.

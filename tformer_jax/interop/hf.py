@@ -142,7 +142,7 @@ def arrays_writer() -> Callable[..., None]:
 def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs: Any) -> None:
     """Saves a checkpoint that transformers loads as `model_type`; creates the folder if it is missing.
 
-    `theirs` adds or overrides settings of config.json, such as `token_ids` of other special tokens.
+    `theirs` adds or overrides settings of config.json, such as `token_ids` for other special tokens.
 
     Raises:
         UserError: the architecture cannot express `cfg` or `params` exactly, or safetensors is not installed.
@@ -172,7 +172,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
 
 
 DERIVED = {"kv_heads": "num_kv_heads", "head_size": "head_dim", "rotary_size": "rotary.fraction"}
-"""Settings from which others follow, by the name of the other one."""
+"""Settings that determine a derived setting, by the name of the derived setting."""
 
 
 def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
@@ -249,7 +249,7 @@ def _pretrained_family(hf: dict[str, Any]) -> str | None:
 
 
 def _check_length(read: dict[str, Any], given: int | None) -> None:
-    """Raises `UserError` for a given maximum length of a model whose positions have one of their own."""
+    """Raises `UserError` if a maximum length is given for a model whose positions determine it."""
     if given is not None and read["position"] not in ("relative", "rotary"):
         raise UserError(f"max_length={given}: its positions end at {read['max_length']}; leave the maximum length out")
 

@@ -64,7 +64,7 @@ class Rule:
 
 
 Part = tuple[str, str, Layout]
-"""The fields of a rule whose names lack their beginnings."""
+"""The fields of a rule, with names that lack their beginnings."""
 
 AFFINE: tuple[Part, ...] = (("kernel", "weight", kernel()), ("bias", "bias", FLAT))
 NORM: tuple[Part, ...] = (("scale", "weight", SAME), ("bias", "bias", SAME))
@@ -121,7 +121,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         return jax.device_put(whole.astype(leaf.dtype, copy=aliases), leaf.sharding)
 
     named = dict(named_leaves(shapes))
-    by_size = sorted(named, key=lambda ours: -named[ours].size)  # what is in memory twice is then small at the end
+    by_size = sorted(named, key=lambda ours: -named[ours].size)  # at the end, only small arrays are in memory twice
     loaded = {ours: find(ours, named[ours]) for ours in by_size}
     params = jax.tree_util.tree_map_with_path(lambda path, _: loaded[parameter_name(path)], shapes)
     left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]
@@ -132,7 +132,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """The arrays, named in rules, that one of their arrays holds; names lack their beginnings."""
+    """One of their arrays that holds several arrays of the rules; names lack their beginnings."""
 
     parts: tuple[str, ...]
     split: Callable[[np.ndarray], Sequence[np.ndarray]]

@@ -16,7 +16,7 @@ from tformer_jax.models import registry
 from tformer_jax.nn.module import named_leaves
 
 TRAINING_FLOPS = 3
-"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each."""
+"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each forward product."""
 DOTS_RECOMPUTED = {
     "nothing_saveable": "all",
     "dots_with_no_batch_dims_saveable": "batched",
@@ -24,7 +24,7 @@ DOTS_RECOMPUTED = {
 }
 """The `dot_general` of the forward pass that the backward pass computes again, by `model.remat`.
 
-Products of experts are computed again with all of these.
+Products of experts are computed again with each of these policies.
 """
 
 

@@ -1,4 +1,4 @@
-"""What a class of models states of itself, so that other code asks it and compares no names of families."""
+"""Properties that a class of models declares, so that other code need not compare names of families."""
 
 import contextlib
 import inspect

@@ -156,9 +156,9 @@ class DecoderCache:
     def compact(self, ancestry: BeamAncestry, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
 
-        After some steps, all beams of a row have the same ancestors at early positions, one slot each instead of one
-        per beam. Only for the caches of `row_cache` and `paged_cache`, in which all kinds of layers have the same
-        slots. `rows`, bool [B], are the rows to compact; others are unchanged.
+        After some steps, all beams of a row share their ancestors at early positions: each such position then needs one
+        slot instead of one per beam. Only for the caches of `row_cache` and `paged_cache`, in which all kinds of layers
+        have the same slots. `rows`, bool [B], are the rows to compact; others are unchanged.
         """
         slots, first = self.row_slots, self.first_slots
         used = ancestry.may_attend(first.tokens).any(axis=(1, 2)) & (first.tokens.positions != EMPTY)

@@ -125,7 +125,7 @@ class TransformerLayer(nn.Module):
         Args:
             x: [B, T, D].
             ctx: masks, positions and memory, shared by all layers.
-            cache: what the layer stored of earlier tokens; keys and values of x are written to `ctx.slots`.
+            cache: the layer's entries of earlier tokens; keys and values of x are written to `ctx.slots`.
 
         Returns:
             [B, T, D], and the updated cache, or None without a cache.

@@ -139,13 +139,13 @@ def _check_call(name: str, function: Any, arguments: str) -> None:
 
 
 def in_notebook() -> bool:
-    """Returns whether this is a notebook, whose outputs can be replaced."""
+    """Returns whether this is a notebook, so that outputs can be replaced."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel")
 
 
 class LiveCurves:
-    """A callback that draws the curves of a run in a notebook, in place of those drawn before."""
+    """A callback that draws the curves of a run in a notebook, replacing the previous drawing."""
 
     def __init__(self) -> None:
         self._records: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ VARIABLES = {"gpu": "XLA_FLAGS", "tpu": "LIBTPU_INIT_ARGS"}
 """The environment variable that each kind of device reads."""
 ALWAYS = "always"
 USES = (ALWAYS, "data", "fsdp", "tensor", "sequence", "expert")
-"""The meshes that a flag is for: all, or those in which this axis is larger than 1."""
+"""The meshes that a flag is for: all, or meshes in which this axis is larger than 1."""
 
 
 class Flag(NamedTuple):

@@ -64,7 +64,7 @@ class Reply:
     """Computes the log-probabilities of tokens; None: they are not requested."""
 
     def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns what the model computes after the last token, by default the log-probabilities; None for nothing."""
+        """Returns the computation after the last token, by default of log-probabilities; None if there is none."""
         return None if self._scores is None else self._scores.work(outputs)
 
     def response(self, outputs: Outputs, result: Any) -> Response:
