@@ -131,7 +131,7 @@ class Chats:
     def _request(self, chat: Chat) -> Request:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         if first and chat.messages[0]["role"] == "system":
-            raise UserError("has a message of the system, so that --system has no place: leave it out")
+            raise UserError("already has a system message: leave out --system")
         return Request("", chat=dataclasses.replace(chat, messages=[*first, *chat.messages], weights=()))
 
 

@@ -136,7 +136,7 @@ def _values_of_file(path: Path, loader: Any, module: types.ModuleType, variant: 
         loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
     if get_config is None:
-        raise UserError(f"{path} has no function get_config, which returns to_config_dict(Config(...))")
+        raise UserError(f"{path} has no function get_config that returns to_config_dict(Config(...))")
     try:
         inspect.signature(get_config).bind(*variant)
     except TypeError:

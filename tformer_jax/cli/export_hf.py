@@ -81,6 +81,6 @@ def parser() -> argparse.ArgumentParser:
         "--no-check",
         dest="check",
         action="store_false",
-        help="do not compare what transformers and CTranslate2, where installed, compute from the files with the run",
+        help="do not compare the run with the results of transformers and CTranslate2 (if installed) on the files",
     )
     return result

@@ -268,7 +268,7 @@ class PartialFile:
             )
         if changed:
             raise UserError(
-                f"{self._partial} was started by another command ({'; '.join(changed[:3])}): repeat that one, or "
+                f"{self._partial} was started by another command ({'; '.join(changed[:3])}): repeat that command, or "
                 "delete the file to start again"
             )
 

@@ -46,7 +46,7 @@ class Totals:
         mean = self.nats / self.tokens if self.tokens else math.nan
         value = math.inf if mean > math.log(sys.float_info.max) else math.exp(mean)
         perplexity = f"{value:.4g}" if self.tokens else "unknown"
-        unknown = f", unknown tokens: {self.unknown:,}, whose texts change no score" if self.unknown else ""
+        unknown = f", unknown tokens: {self.unknown:,}, whose texts do not affect scores" if self.unknown else ""
         return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,}{unknown})"
 
 

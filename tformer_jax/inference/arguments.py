@@ -71,7 +71,7 @@ def with_languages(examples: Iterable[Any], to: LanguageNames, source_language: 
     pairs = list(examples)
     for number, pair in enumerate(pairs, start=1):
         if isinstance(pair, Chat) or len(pair) != 2:
-            raise UserError(f"example {number} is no pair of a source and a target, which alone have languages")
+            raise UserError(f"example {number} is not a (source, target) pair, and only pairs have languages")
     sources = make_requests([source for source, _ in pairs], to, source_language)
     return [(source, target) for source, (_, target) in zip(sources, pairs, strict=True)]
 

@@ -29,7 +29,7 @@ MAX_PHRASES = 64
 SMALLEST = (4, 4, 8)
 """Smallest sizes of arrays for constraints, alternatives and tokens: fewer would be compiled separately."""
 CACHED = 4096
-FORMAT = "constraints must be a text, or a list of texts, or of lists of texts of which one must appear, none empty"
+FORMAT = "constraints must be a text, or a list of texts or of lists of alternative texts, none empty"
 
 
 def read_constraints(value: Any) -> tuple[Constraint, ...]:
@@ -108,7 +108,9 @@ def encode_constraints(
     if constraints and decode.strategy != "beam":
         raise UserError(f"constraints need decode.strategy='beam', not {decode.strategy!r}: choose a number of beams")
     if len(constraints) > MAX_PHRASES or any(len(phrases) > MAX_PHRASES for phrases in constraints):
-        raise UserError(f"a text has at most {MAX_PHRASES} constraints, each with as many alternatives: give fewer")
+        raise UserError(
+            f"a text has at most {MAX_PHRASES} constraints, each with at most {MAX_PHRASES} alternatives: give fewer"
+        )
     encoded = []
     for phrases in constraints:
         masked = [mask_target(names, phrase, originals) for phrase in phrases]

@@ -28,7 +28,7 @@ PRODUCTS = {"dot", "convolution", "ragged-dot"}
 LOOPS = {"while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
 """Components that loops and rematerialization add to the paths of operations."""
 WITHOUT_GRAPHS = "--xla_gpu_enable_command_buffer="
-"""Flag that turns off CUDA graphs, in which XLA runs most GPU operations; a trace does not name the parts of a graph."""
+"""Flag that turns off CUDA graphs. XLA runs most GPU operations in them, and a trace does not name their parts."""
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = .*?\s(?P<opcode>[a-z][a-z0-9-]*)\(")
 
 
