@@ -223,7 +223,7 @@ def test_mistakes_in_parameters_are_named(tmp_path):
     tokens, letters = np.ones((1, 4), np.int32), CharacterTokenizer("abcdefg")
     with pytest.raises(UserError, match=r"no collection 'params': call model.apply\({'params': params}"):
         model.apply(params, tokens)
-    with pytest.raises(UserError, match="lacks a module|params are not those"):
+    with pytest.raises(UserError, match="lacks a module|params do not fit"):
         model.apply({"params": params["decoder"]}, tokens)
     wrong = {
         "a dictionary of collections: pass variables": {"params": params},

@@ -146,7 +146,7 @@ class Run:
 
     @property
     def task(self) -> Task:
-        """What the model is trained for, with the methods of its own that a task of other code has."""
+        """The task that the model is trained for; a task of other code may have methods of its own."""
         return task_of(self.config)
 
     @property
@@ -245,8 +245,8 @@ class Run:
     ) -> list[Scored]:
         """Returns the log-probabilities of the tokens of each text, or of the target of each (source, target) pair.
 
-        An example of a language model may be a pair (prompt, continuation), whose continuation is scored, or a `Chat`,
-        whose assistant's messages are. The languages of pairs are given as for `translate`.
+        An example of a language model may be a pair (prompt, continuation): only the continuation is scored; or a
+        `Chat`: only the assistant's messages are. The languages of pairs are given as for `translate`.
         """
         given = enumerate(several_texts(examples))
         texts: list[Any] = [each if isinstance(each, Chat) else example_parts(number, each) for number, each in given]
@@ -271,7 +271,7 @@ class Run:
         return [x if x.ndim == 1 else x[: len(row[key])] for x, row in zip(outputs, rows, strict=True)]
 
     def watch(self, examples: Iterable[Any]) -> Iterator[Watched]:
-        """Yields what the model computes for each text or pair, as for `logits`, in order.
+        """Yields intermediate values of the model for each text or pair, as for `logits`, in order.
 
         These are attention weights, norms of the residual stream and predictions by layer.
         """
@@ -356,7 +356,7 @@ class Run:
         normalize: bool | None = None,
         prompt: str | None = None,
     ) -> np.ndarray:
-        """Returns the embeddings of texts, float32 [texts, D]; arguments are those of `Embedder`."""
+        """Returns the embeddings of texts, float32 [texts, D]; arguments are as for `Embedder`."""
         embedder = self.embedder(pooling=pooling, normalize=normalize, prompt=prompt)
         vectors = list(embedder.stream(self.params, check_texts(texts)))
         return np.stack(vectors) if vectors else np.zeros((0, self.config.model.dim), np.float32)
@@ -370,7 +370,7 @@ class Run:
         self.require_head(use)
 
     def require_head(self, use: str) -> None:
-        """Raises `UserError` if `use` needs an output head and that of the model is not trained."""
+        """Raises `UserError` if `use` needs an output head and the model's head is not trained."""
         if self.config.embed.only:
             raise UserError(f"{use}: {self.path} has no trained output head and only embeds texts: use embed")
 

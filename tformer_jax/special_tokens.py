@@ -8,20 +8,20 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 PAD = -1
-"""Fills rows of batches; not a token of any vocabulary. Its embedding is that of token 0, and it is always masked."""
+"""Fills rows of batches; not a token of any vocabulary. It has token 0's embedding, and it is always masked."""
 IGNORED = -1
 """Label of positions excluded from losses and metrics."""
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD_TOKEN, BOS, EOS, UNK = range(4)
-"""Their ids in this package's tokenizers; `PAD_TOKEN` occurs only in exported checkpoints."""
+"""Ids of `SPECIAL_TOKENS` in this package's tokenizers; `PAD_TOKEN` occurs only in exported checkpoints."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
     """Special tokens of a vocabulary, and where models read and write them.
 
-    The defaults are those of this package's tokenizers; a tokenizer of a published checkpoint has its own.
+    The defaults are for this package's tokenizers; a tokenizer of a published checkpoint has its own special tokens.
     """
 
     names: tuple[tuple[int, str], ...] = tuple(enumerate(SPECIAL_TOKENS))
@@ -47,8 +47,8 @@ class SpecialTokens:
     bare_sides: bool = False
     """A source ends in no token, and no token is between `start` and a target (T5Gemma)."""
     tags_last: bool = False
-    """Tags of languages follow the end of a source, and that of a target is the decoder's first input (mBART, 2020);
-    else a source begins with its tags, and those of a target follow `start`."""
+    """Whether language tags follow the end of a source, and a target's first tag is the decoder's first input (mBART,
+    2020); else tags begin a source, and a target's tags follow `start`."""
     context: int | None = None
     """Token after which the continuation of a text is decoded; None: as at the start of a text."""
 
@@ -128,7 +128,7 @@ class SpecialTokens:
         return [*self.before, *first, *ids, *self.after_source, *last]
 
     def start_target(self, tags: tuple[T, ...]) -> tuple[T | int, tuple[T, ...]]:
-        """Returns the first input of the decoder, and those of a target's language tags that follow it."""
+        """Returns the decoder's first input and the remaining target tags."""
         return (tags[0], tags[1:]) if self.tags_last and tags else (self.start, tags)
 
     def name(self, token: int) -> str | None:

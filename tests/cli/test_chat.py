@@ -118,7 +118,7 @@ def test_scores_of_answers(run, tmp_path):
             generate,
             {"messages": [{"role": "system", "content": "a"}]},
             ["--system", "b"],
-            "so that --system has no place",
+            "already has a system message: leave out --system",
         ),
         (
             generate,

@@ -166,7 +166,7 @@ def test_directions_of_a_split_and_of_a_test_set(many, tmp_path, capsys):
     again = json.loads((tmp_path / "r.json").read_text())["metrics"]
     assert again == {name: value for name, value in actual.items() if name in again}
     assert {"chrf:to-en", "bleu:zero-shot", "exact_match:de-fr"} <= again.keys()
-    with pytest.raises(UserError, match="has many languages: name those of the test set by --direction or"):
+    with pytest.raises(UserError, match="has many languages: name the test set's languages by --direction or"):
         evaluate.main([*flags, "--source", str(tmp_path / "test.tsv")])
     with pytest.raises(UserError, match="the model has no language 'es'; .*it has de, en, fr"):
         evaluate.main([*flags, "--source", str(tmp_path / "test.tsv"), "--direction", "en-es"])

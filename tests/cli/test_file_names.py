@@ -47,7 +47,7 @@ def test_an_array_is_written_through_a_link(tmp_path):
 
 def test_an_array_is_not_written_to_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "v.npy")
-    with pytest.raises(UserError, match="v.npy is not a regular file, as an .npy file must be: choose another"):
+    with pytest.raises(UserError, match="v.npy is not a regular file, and .npy output needs one: choose another"):
         embed.main(["--run", str(tmp_path), "--output", str(tmp_path / "v.npy"), "a"])
 
 

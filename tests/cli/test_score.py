@@ -19,7 +19,7 @@ def test_perplexities_beyond_the_largest_number_are_infinite(nats, shown):
 def test_unknown_tokens_are_counted():
     totals = score.Totals()
     totals.add(Scored([4, 3, 3, 2], [-1.0, -1.0, -1.0, -1.0]), 2)
-    shown = "perplexity 2.718 (tokens: 4, texts: 1, unknown tokens: 2, whose texts change no score)"
+    shown = "perplexity 2.718 (tokens: 4, texts: 1, unknown tokens: 2, whose texts do not affect scores)"
     assert str(totals) == shown
     words = WordTokenizer(["a"])
     actual = score.score_fields(Scored(words.encode("a b c"), [-1.0, -2.0, -3.0]), words, per_token=False)

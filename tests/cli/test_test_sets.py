@@ -91,7 +91,7 @@ def test_records_of_tsv_and_jsonl(tmp_path):
     with pytest.raises(UserError, match=r"d.tsv, line 1: names two columns 'target': rename one of them"):
         read("--source", tmp_path / "d.tsv")
     os.mkfifo(tmp_path / "pipe.tsv")
-    with pytest.raises(UserError, match=r"pipe.tsv is not a regular file, which is read more than once: write its"):
+    with pytest.raises(UserError, match=r"pipe.tsv is not a regular file, and it must be read more than once: copy it"):
         read("--source", tmp_path / "pipe.tsv")
     (tmp_path / "c.jsonl").write_text('{"source": "a", "target": null}\n')
     with pytest.raises(UserError, match="c.jsonl, line 1: has no reference in 'target'"):

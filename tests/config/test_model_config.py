@@ -21,7 +21,7 @@ WITHOUT_EFFECT = {
     "model.rotary.factor=1.0: must exceed 1.0": ROTARY | {"rotary": {"scaling": "linear"}},
     "model.rotary.original_length=8: is used only by": ROTARY | {"rotary": {"original_length": 8}},
     "model.rotary.window_base=9.0: no layer uses it": ROTARY | {"rotary": {"window_base": 9}},
-    "model.rotary.window_base=9.0: is that of all layers; write it as model.rotary.base": ROTARY
+    "model.rotary.window_base=9.0: applies to all layers; write it as model.rotary.base": ROTARY
     | {"rotary": {"window_base": 9}, "layer_pattern": ("window", "nope"), "window": 3},
     "model.rotary.beta_slow=2.0: is used only by model.rotary.scaling='yarn'": ROTARY | {"rotary": {"beta_slow": 2}},
     "model.rotary.beta_fast=1.0: must exceed model.rotary.beta_slow=1.0": ROTARY | {"rotary": YARN | {"beta_fast": 1}},

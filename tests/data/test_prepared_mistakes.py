@@ -161,7 +161,7 @@ def test_a_run_is_not_evaluated_with_other_classes(corpus_folder, tmp_path):
     cfg = config("classifier")
     prepare(cfg, corpus_folder, tmp_path / "p")
     run = types.SimpleNamespace(path=tmp_path / "run", labels=("only",))
-    with pytest.raises(UserError, match="but those of .*run are only; restore the training data"):
+    with pytest.raises(UserError, match="but .*run has the classes only; restore the training data"):
         evaluate.evaluate_split(run, prepared(cfg, tmp_path / "p"), "test", None)
 
 

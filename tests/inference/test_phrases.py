@@ -144,7 +144,7 @@ def test_edges_of_tokens():
         (["ab"], {"decode": DecodeConfig(strategy="sample")}, "constraints need decode.strategy='beam', not 'sample'"),
         ([["abc", "abcd"]], {"limit": 2}, "constraint 'abc' or 'abcd' has 3 tokens, but an output has at most 2"),
         (["a"] * 65, {}, "a text has at most 64 constraints"),
-        ([["a"] * 65], {}, "a text has at most 64 constraints, each with as many alternatives"),
+        ([["a"] * 65], {}, "a text has at most 64 constraints, each with at most 64 alternatives"),
     ],
 )
 def test_phrases_that_outputs_cannot_have_are_refused(phrases, options, problem):

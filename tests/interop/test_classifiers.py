@@ -40,7 +40,7 @@ def test_heads_of_other_classes_are_refused(tmp_path):
     saved(tmp_path, "classifier", CLASSIFIER, architectures=["BertForTokenClassification"])
     arrays = load_file(tmp_path / "model.safetensors")
     save_file({name: arrays[name] for name in arrays if "pooler" not in name}, tmp_path / "model.safetensors")
-    problem = "its head is of BertForTokenClassification, only that of BertForSequenceClassification is supported"
+    problem = "its head is of BertForTokenClassification, but only heads of BertForSequenceClassification are supported"
     with pytest.raises(UserError, match=f"^this checkpoint cannot be read: {problem}$"):
         hf.load(tmp_path)
     save_file({name: arrays[name] for name in arrays if "classifier" not in name}, tmp_path / "model.safetensors")

@@ -98,7 +98,7 @@ def test_an_adapter_of_another_model_or_of_a_tied_embedding_is_refused(imported,
 
 DAMAGED = {
     "no arrays": ({}, {}, "has no arrays of an adapter"),
-    "ranks": ({}, {"A": (2, 16), "B": (16, 3)}, r"have the shapes \(2, 16\) and \(16, 3\), of no product"),
+    "ranks": ({}, {"A": (2, 16), "B": (16, 3)}, r"have the shapes \(2, 16\) and \(16, 3\), which do not fit"),
     "alpha": (
         {"lora_alpha": "8"},
         {"A": (2, 16), "B": (16, 2)},

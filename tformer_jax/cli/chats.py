@@ -73,7 +73,7 @@ class Chats:
 
     Args:
         fields: options that name the fields of texts; (): records of conversations are read.
-        names: the fields of conversations in a record; (): those that `chat_of` looks for.
+        names: the fields of conversations in a record; (): the fields that `chat_of` looks for.
     """
 
     fields: tuple[str, ...]
@@ -131,7 +131,7 @@ class Chats:
     def _request(self, chat: Chat) -> Request:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         if first and chat.messages[0]["role"] == "system":
-            raise UserError("has a message of the system, so that --system has no place: leave it out")
+            raise UserError("already has a system message: leave out --system")
         return Request("", chat=dataclasses.replace(chat, messages=[*first, *chat.messages], weights=()))
 
 

@@ -136,7 +136,7 @@ def _values_of_file(path: Path, loader: Any, module: types.ModuleType, variant: 
         loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
     if get_config is None:
-        raise UserError(f"{path} has no function get_config, which returns to_config_dict(Config(...))")
+        raise UserError(f"{path} has no function get_config that returns to_config_dict(Config(...))")
     try:
         inspect.signature(get_config).bind(*variant)
     except TypeError:
@@ -162,9 +162,10 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_modules(folder: Path) -> Iterator[list[str]]:
-    """Context at whose end the modules of a folder are forgotten, as other folders may have others of their names.
+    """Context that unloads the modules of a folder at its end, because other folders may use the same module names.
 
-    Modules that are imported before remain, and all if kinds are registered. Yields the names of those that remain.
+    Modules imported before the context stay loaded; so do all modules if kinds were registered within it. Yields the
+    list of modules that stay; callers may add names.
     """
     folder, remaining, before = folder.absolute(), [*sys.modules], _registered()
     try:
@@ -217,7 +218,7 @@ def config_path(name: str) -> Path:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Returns the config files of the package by their names: in a wheel those of `shipped`, else of `configs`."""
+    """Returns the config files of the package by name: the folder `shipped` in a wheel, else `configs`."""
     package = Path(tformer_jax.__file__).parent
     files = [*package.glob("shipped/*.py")] or package.parent.glob("configs/*.py")
     return {file.stem: file for file in sorted(files)}
@@ -225,6 +226,6 @@ def shipped_configs() -> dict[str, Path]:
 
 def _available_configs(path: Path) -> str:
     if len(path.parts) == 1:
-        return f"{nearest(path.stem, shipped_configs())}; `tformer configs` lists those of the package"
+        return f"{nearest(path.stem, shipped_configs())}; `tformer configs` lists the package's configs"
     files = sorted(str(file) for file in path.parent.glob("*.py"))
     return f"; in {path.parent} are {', '.join(files)}" if files else ""

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.output is not None and options.output.name.endswith((".npy.gz", ".npz")):
         raise UserError(f"{options.output}: arrays are not compressed: write .npy")
     if as_array and outputs.is_stream(options.output):
-        raise UserError(f"{options.output} is not a regular file, as an .npy file must be: choose another --output")
+        raise UserError(f"{options.output} is not a regular file, and .npy output needs one: choose another --output")
     if as_array and (options.resume or options.on_long_line == "skip"):
         raise UserError(
             f"{options.output} is written when all texts are embedded, with one row per text: omit --resume and "
@@ -85,8 +85,8 @@ def write_array(source: Source, work: lines.Work[np.ndarray]) -> None:
 def parser() -> argparse.ArgumentParser:
     result = lines.make_parser(
         "embed",
-        "Embeds texts: pools the last hidden states of the encoder of a classifier, a masked language model or a "
-        "translator, or those of a language model. "
+        "Embeds texts: pools the last hidden states of a language model, or of the encoder of a classifier, a masked "
+        "language model or a translator. "
         "An --output that ends in .npy is a float32 array with one row per text.",
     )
     lines.add_field(result)

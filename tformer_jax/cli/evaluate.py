@@ -86,7 +86,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def _check_different(options: argparse.Namespace) -> None:
-    """Raises `UserError` if a file of results is a file of the test set, or if two of them are one."""
+    """Raises `UserError` if a file of results is also a file of the test set or the other file of results."""
     read = {path.resolve(): name for name, path in _test_files(options)}
     for name, path in (("--output", options.output), ("--record", options.record)):
         if path is not None and (other := read.setdefault(path.resolve(), name)) != name:
@@ -147,7 +147,7 @@ def evaluate_split(
     corpus = load_corpus(cfg, data_root)
     if corpus.labels != run.labels:
         raise UserError(
-            f"the classes of the data are {', '.join(corpus.labels or ())}, but those of {run.path} are "
+            f"the classes of the data are {', '.join(corpus.labels or ())}, but {run.path} has the classes "
             f"{', '.join(run.labels or ())}; restore the training data, which determine the classes"
         )
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
@@ -161,7 +161,7 @@ def evaluate_split(
 def evaluate_test_set(
     run: "tj.Run", cfg: Config, segments: Sequence[Segment], options: argparse.Namespace
 ) -> tuple[dict[str, Any], Evaluation]:
-    """Evaluates the test set that the options name; returns what names it in the record, too.
+    """Evaluates the test set that the options name; also returns the facts that identify it in the record.
 
     Raises:
         UserError: the model does not translate, or the directions do not fit it.
@@ -178,7 +178,7 @@ def evaluate_test_set(
 
 
 def trained_directions(run: "tj.Run") -> tuple[str, ...]:
-    """Returns the directions of the training examples of a run, named as those of test sets; () if it has none."""
+    """Returns the directions of a run's training examples, named as in test sets; () if they have none."""
     from tformer_jax.runs import run_folder
 
     path, data = run.path / "data.json", run.config.data

@@ -70,7 +70,7 @@ def check_transformers(folder: Path, run: tj.Run, *, tokenizer: bool) -> str:
 
 
 def check_adapter(folder: Path, base: str, run: tj.Run) -> str:
-    """Compares logits with those of PEFT on a base; returns the result as one sentence.
+    """Compares logits with PEFT on a base model; returns the result, or why it was not compared, as one sentence.
 
     Raises:
         Difference: they differ, or PEFT cannot load the adapter.
@@ -114,11 +114,11 @@ def check_ctranslate2(folder: Path, run: tj.Run) -> str | None:
 
 
 def check_converted(folder: Path, converted: Path, run: tj.Run, quantization: str | None) -> str:
-    """Compares log-probabilities of CTranslate2 with those of the run; returns the result as one sentence.
+    """Compares log-probabilities of CTranslate2 and of the run; returns the result as one sentence.
 
     Args:
         folder: the checkpoint folder that was converted.
-        quantization: type of the converted weights; those of other types than float32 may give any log-probabilities.
+        quantization: type of the converted weights; unless it is float32, log-probabilities may differ by any amount.
 
     Raises:
         Difference: they differ, or CTranslate2 cannot compute them.

@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--model-type",
         choices=sorted(DEFAULTS),
-        help="architecture (default: that of the imported checkpoint, or the first one that can represent the model)",
+        help="architecture (default: the imported checkpoint's, or the first one that can represent the model)",
     )
     result.add_argument(
         "--format",
@@ -81,6 +81,6 @@ def parser() -> argparse.ArgumentParser:
         "--no-check",
         dest="check",
         action="store_false",
-        help="do not compare what transformers and CTranslate2, where installed, compute from the files with the run",
+        help="do not compare the run with the results of transformers and CTranslate2 (if installed) on the files",
     )
     return result

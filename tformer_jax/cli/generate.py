@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     parser = generation.make_parser(
         "generate",
-        "Continues prompts with a trained language model. The decoding settings are those of the run; --temperature, "
-        "--top-k, --top-p, --min-p or several --samples select sampling, --temperature 0 greedy decoding.",
+        "Continues prompts with a trained language model and the run's decoding settings. --temperature, --top-k, "
+        "--top-p, --min-p or several --samples select sampling, --temperature 0 greedy decoding.",
         "--samples",
     )
     chats.add_flags(parser)

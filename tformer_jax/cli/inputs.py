@@ -139,7 +139,7 @@ class Source:
 
 
 def read_columns(text: str, fields: Fields) -> Line:
-    """Parses a line of tab-separated texts; a single text may contain tabs.
+    """Splits a line at tabs into one text per field; with a single field, the whole line is the text.
 
     Raises:
         ValueError: the number of columns does not match `fields`.

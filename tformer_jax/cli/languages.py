@@ -23,7 +23,7 @@ LANGUAGES = {"to": "target_language", "source_language": "source_language"}
 
 
 def add_languages(parser: argparse.ArgumentParser, *, by_line: bool = True) -> None:
-    """Adds the flags for the languages of texts; `by_line` adds those of fields, too."""
+    """Adds the flags for the languages of texts; `by_line` also adds the flags of fields."""
     group = parser.add_argument_group(
         "languages", "For models of several languages, by code or English name (de, pt_BR, German)."
     )
@@ -37,7 +37,7 @@ def add_languages(parser: argparse.ArgumentParser, *, by_line: bool = True) -> N
 
 
 def add_prefix(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags for texts that the outputs of each line start with, and that they must contain."""
+    """Adds the flags for prefixes and for phrases that the outputs of each line must contain."""
     _add_field(parser, "--prefix-field", "the text that outputs of each line start with", "decode.prefix")
     phrases = 'phrases that outputs of beam search must contain, in .jsonl a list such as ["x", ["this", "or this"]]'
     _add_field(parser, "--constraints-field", phrases, "none")
@@ -61,9 +61,9 @@ def check_languages(options: argparse.Namespace, cfg: ModelConfig) -> None:
 
 
 def make_request(options: argparse.Namespace, text: str, fields: Sequence[str] = ()) -> "str | Request":
-    """Returns the request of a line, given the values of `given_fields`; empty ones count as missing.
+    """Returns the request of a line, given the values of `given_fields`; empty values count as missing.
 
-    A text without any is the text itself.
+    Without any value, returns the text itself.
     """
     from tformer_jax.inference.requests import Request
 

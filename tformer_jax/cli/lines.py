@@ -50,9 +50,9 @@ class Work(Generic[Result]):
     fields: Sequence[str] = ("field",)
     """Options that name the fields of the texts in .jsonl; (): `stream` reads whole records."""
     settings: Sequence[str] = ()
-    """Other options that determine the results, except those of `make_parser`."""
+    """Other options that determine the results, except the options of `make_parser`."""
     facts: outputs.Facts = dataclasses.field(default_factory=dict)
-    """What else determines the results."""
+    """Other facts that determine the results."""
     lines_per_text: int = 1
     """Number of lines that `plain` returns."""
     as_json: bool = False
@@ -60,12 +60,12 @@ class Work(Generic[Result]):
 
     @functools.cached_property
     def long_texts(self) -> LongTexts:
-        """The policy for texts that are too long for the model, and the record of those that `stream` found."""
+        """The policy for texts that are too long for the model, and the record of the long texts in `stream`."""
         return LongTexts(self.options.on_long_line)
 
 
 def make_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """Returns the parser of a command that processes lines, with the flags that all of them have."""
+    """Returns the parser of a command that processes lines, with the flags that all such commands share."""
     result = run_parser(command, description)
     add_weights(result)
     result.add_argument("text", nargs="*", help="input text (default: the lines of --input or of standard input)")
@@ -239,7 +239,7 @@ def run_identity(run: Path, step: int | None = None) -> dict[str, Any]:
 
 
 def _remember(lines: Iterator[Line], waiting: collections.deque[Line], skip: int) -> Iterator[Line]:
-    """Yields all lines, and adds those after the first `skip` lines to `waiting`, until their results are available."""
+    """Yields all lines; lines after the first `skip` are also added to `waiting`, until their results are available."""
     yield from itertools.islice(lines, skip)
     for line in lines:
         waiting.append(line)

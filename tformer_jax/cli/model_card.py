@@ -1,4 +1,4 @@
-"""The README.md of an exported folder: a model card of what the run's folder says of languages, data and scores.
+"""The README.md of an exported folder: a model card with the languages, data and scores that the run's folder records.
 
 https://huggingface.co/docs/hub/model-cards describes the fields before its text.
 """
@@ -128,7 +128,7 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
         "Started from": Path(cfg.train.start_from).name if cfg.train.start_from else "",
         "Data": f"`{cfg.data.source}`" + (f": {', '.join(counted)} examples" if counted else ""),
         "Training": ", ".join(_training(loaded)),
-        "Licence": license_name or "unknown: that of the data and of the weights it started from decides",
+        "Licence": license_name or "unknown: it depends on the licences of the data and of the initial weights",
     }
     if run_folder.weights_of(run.path, run.step)["kind"] in UNTRAINED:
         del facts["Data"], facts["Training"]

@@ -268,7 +268,7 @@ class PartialFile:
             )
         if changed:
             raise UserError(
-                f"{self._partial} was started by another command ({'; '.join(changed[:3])}): repeat that one, or "
+                f"{self._partial} was started by another command ({'; '.join(changed[:3])}): repeat that command, or "
                 "delete the file to start again"
             )
 
@@ -280,7 +280,7 @@ class PartialFile:
 
 
 def facts_path(partial: Path) -> Path:
-    """Returns the path of the facts of a partial file."""
+    """Returns the path of the record of how an unfinished output is made, `NAME.partial.json`."""
     return partial.with_name(f"{partial.name}.json")
 
 
@@ -312,7 +312,7 @@ def compress_file(plain: Path, packed: Path) -> None:
 
 
 def _changes(saved: Facts, now: Facts) -> list[str]:
-    """Returns the differences between facts that change written lines: those of `--on-long-line stop` all fit."""
+    """Returns the differences between facts that change written lines; with `--on-long-line stop`, all lines fit."""
     differences = fact_differences(saved, now)
     return [change for change in differences if not change.startswith("command.on_long_line: 'stop' ->")]
 
@@ -325,7 +325,7 @@ def fact_differences(old: Facts, new: Facts) -> list[str]:
 
 
 def _flattened(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns facts by topic and name; a topic that is a fact itself, as in older files, by the topic alone."""
+    """Returns facts by `topic.name`; a topic that is itself a fact, as in older files, keeps its name."""
     flat: dict[str, Any] = {}
     for topic, values in facts.items():
         named = values.items() if isinstance(values, dict) else [("", values)]

@@ -94,7 +94,7 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
 
 
 def run_step(step: Sequence[str], children: Children, data: Path | None) -> int:
-    """Runs a step, or what is left of it, and returns its exit status.
+    """Runs a step, or the rest of it, and returns its exit status.
 
     Raises:
         RunError: a file cannot be copied.

@@ -174,10 +174,10 @@ def check_flags(options: argparse.Namespace) -> None:
 
 
 def show_transforms(cfg: Config, root: Path | None, count: int, tokenizers: Tokenizers | None) -> None:
-    """Prints training examples that each transform changes in the first epoch, before and after it.
+    """Prints training examples that each transform changes in the first epoch, before and after the change.
 
     Args:
-        tokenizers: None: those of the corpus, or of the config.
+        tokenizers: None: the corpus's tokenizers, or else tokenizers trained as the config says.
 
     Raises:
         UserError: the config has no transforms, or the data cannot be read.

@@ -75,9 +75,9 @@ class Pool:
     request: Request
     """The text with its languages."""
     written: list[str] = dataclasses.field(default_factory=list)
-    """All outputs, of which some may be equal."""
+    """All outputs; some may be equal."""
     numbers: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """The values of each output in the fields of its record that are lists of as many values."""
+    """The values of each output, by field: from fields of its record that are lists of one value per output."""
     places: list[str] = dataclasses.field(default_factory=list)
     """Where the record of each output stands, for messages."""
 
@@ -98,14 +98,14 @@ class Pool:
 
     @functools.cached_property
     def candidates(self) -> list[int]:
-        """The numbers of the different outputs, where each occurs first."""
+        """The indices of the distinct outputs, each where it occurs first."""
         return [number for number, text in enumerate(self.written) if text not in self.written[:number]]
 
     def column(self, name: str) -> list[float]:
-        """Returns the number of each candidate in a field; 0 if the only one has none, as that of a blank text.
+        """Returns the number of each candidate in a field; 0 if the only candidate has none, as for a blank text.
 
         Raises:
-            UserError: the field has no number for one of several.
+            UserError: the field lacks a number for one of several candidates.
         """
         values: list[Any] = [self.numbers[number].get(name) for number in self.candidates]
         if values == [None]:
@@ -172,7 +172,7 @@ def check_metric(name: str, options: argparse.Namespace, *, tuned: bool) -> None
 
 
 def _given_or_saved(options: argparse.Namespace, saved: Mapping[str, Any], name: str, default: str) -> str:
-    """Returns the value of an option, or that of saved weights; raises `UserError` if they differ."""
+    """Returns the value of an option, of saved weights, or `default`; raises `UserError` if the first two differ."""
     given, tuned = getattr(options, name), saved.get(name)
     if None not in (given, tuned) and given != tuned:
         raise UserError(f"--{name} {given}: the weights of {options.weights} were tuned with {tuned}: leave it out")
@@ -180,7 +180,7 @@ def _given_or_saved(options: argparse.Namespace, saved: Mapping[str, Any], name:
 
 
 def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the weights by feature; those of `--feature` are 1 until they are tuned.
+    """Returns the weights by feature; without saved weights, each `--feature` has the weight 1.
 
     Raises:
         UserError: there are several features without weights, or a name is not valid.
@@ -199,12 +199,12 @@ def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> di
 
 
 def read_pools(options: argparse.Namespace, reserved: Collection[str] = ()) -> list[Pool]:
-    """Reads n-best lists of the same texts; no record of the first one may have the fields `reserved`.
+    """Reads n-best lists of the same texts; no record of the first list may have the fields `reserved`.
 
-    The languages of texts are those of the first list.
+    Languages are read from the first list.
 
     Raises:
-        UserError: a file is missing or malformed, or has other texts than the first one.
+        UserError: a file is missing or malformed, or has other texts than the first list.
     """
     pools: list[Pool] = []
     paths: Sequence[Path] = options.nbest
@@ -325,7 +325,7 @@ def parser() -> argparse.ArgumentParser:
     result = new_parser(
         "rerank",
         "Chooses the best output of each text among the outputs of n-best lists, by default by minimum Bayes risk: the "
-        "output that is most similar to all outputs, of which a repeated one counts as often.",
+        "output that is most similar to all outputs, where a repeated output counts repeatedly.",
     )
     result.add_argument(
         "nbest",
@@ -346,12 +346,12 @@ def parser() -> argparse.ArgumentParser:
     add_path(result, "--references", "references to tune on, one file for each set", nargs="+")
     add_path(result, "--weights", "features and weights of --tune")
     result.add_argument(
-        "--metric", metavar="NAME", help="similarity of risk, and what is tuned (default: that of --weights, or chrf)"
+        "--metric", metavar="NAME", help="similarity of risk, and metric to tune (default: as in --weights, or chrf)"
     )
     add_imports(result)
     result.add_argument("--metric-command", metavar="COMMAND", help="program of the metric command or command_error")
     result.add_argument(
-        "--language", metavar="CODE", help="language of outputs, for BLEU (default: that of --weights, or en)"
+        "--language", metavar="CODE", help="language of outputs, for BLEU (default: as in --weights, or en)"
     )
     add_path(result, "--output", "text or .jsonl (default: standard output)")
     lines.add_field(result)

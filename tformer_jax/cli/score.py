@@ -33,7 +33,7 @@ class Totals:
     tokens: int = 0
     texts: int = 0
     unknown: int = 0
-    """Number of unknown tokens, whose texts do not change a score."""
+    """Number of unknown tokens; the score does not depend on their texts."""
 
     def add(self, result: "Scored", unknown: int) -> None:
         """Adds one text with its number of unknown tokens."""
@@ -46,7 +46,7 @@ class Totals:
         mean = self.nats / self.tokens if self.tokens else math.nan
         value = math.inf if mean > math.log(sys.float_info.max) else math.exp(mean)
         perplexity = f"{value:.4g}" if self.tokens else "unknown"
-        unknown = f", unknown tokens: {self.unknown:,}, whose texts change no score" if self.unknown else ""
+        unknown = f", unknown tokens: {self.unknown:,}, whose texts do not affect scores" if self.unknown else ""
         return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,}{unknown})"
 
 

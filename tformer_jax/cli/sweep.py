@@ -244,7 +244,7 @@ def _differences_of_run(run: Path, cfg: Config) -> list[str]:
 def train_all(
     options: argparse.Namespace, overrides: Sequence[str], combinations: Sequence[Combination], folder: Path
 ) -> list[str]:
-    """Trains the combinations that are not finished, several at a time; returns the errors of those that failed.
+    """Trains the combinations that are not finished, several at a time; returns the errors of failed runs.
 
     A signal stops the runs, each after a checkpoint, and exits with 128 + its number.
     """

@@ -21,9 +21,9 @@ def run_name(combination: Combination) -> str:
 
 
 def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Combination, dict[str, Any]]:
-    """Returns the results of the finished runs, each with its curves and what it lacks of `validation_and_speed`.
+    """Returns the results of the finished runs, each with its curves, and `validation_and_speed` where it lacks them.
 
-    A result has validation metrics if its weights are not those of the last step.
+    A result has validation metrics of its own if its weights are from another step than the last one.
     """
     results: dict[Combination, dict[str, Any]] = {}
     for combination in combinations:
@@ -39,7 +39,7 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
 
 
 def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None:
-    """Checks that all finished runs had the same held-out examples, and those with equal `data` the same training ones.
+    """Checks that finished runs had the same held-out examples, and with equal `data` the same training examples.
 
     Raises:
         UserError: two runs had different examples.
@@ -59,7 +59,7 @@ def check_same_data(folder: Path, configs: Mapping[Combination, Config]) -> None
 
 
 def write_results(path: Path, results: Mapping[Combination, Mapping[str, Any]]) -> None:
-    """Writes the results, and those of other combinations that the file has."""
+    """Writes the results, and keeps the file's results of other combinations."""
     recorded = read_json(path, list) if path.exists() else []
     others = [result for result in recorded if tuple(result["settings"]) not in results]
     write_json(path, [*others, *({"settings": combination, **result} for combination, result in results.items())])

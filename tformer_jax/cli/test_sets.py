@@ -31,7 +31,7 @@ RECORD_FLAGS: dict[str, Any] = {
 def add_test_set(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of a test set."""
     group = parser.add_argument_group(
-        "test set", "Other examples than those of a split: lines of --source and --reference, or records of --source."
+        "test set", "Examples to use instead of a split: lines of --source and --reference, or records of --source."
     )
     add_path(group, "--source", "sources: one per line, or records (.tsv with a header, .jsonl)")
     add_path(group, "--reference", "references of the lines, one file for each set", nargs="+")
@@ -64,7 +64,7 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
         return None
     for path in (options.source, *(options.reference or ())):
         if path.exists() and not path.is_file():
-            raise UserError(f"{path} is not a regular file, which is read more than once: write its lines to a file")
+            raise UserError(f"{path} is not a regular file, and it must be read more than once: copy it to a file")
     if options.direction and options.language_fields:
         raise UserError("--direction names the direction of all lines: leave out --language-fields, or it")
     direction = _direction(options.direction) if options.direction else None
@@ -84,7 +84,7 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
 
 
 def _without_blank(path: Path, segments: Sequence[Segment]) -> list[Segment]:
-    """Returns the segments that have a text; says how many have none."""
+    """Returns the segments that have a text, and warns how many have none."""
     some = [segment for segment in segments if not all(map(is_blank, (segment.source, *segment.references)))]
     if not some:
         raise UserError(f"{path} has no text: write a source, and its reference, in each line")
@@ -95,10 +95,11 @@ def _without_blank(path: Path, segments: Sequence[Segment]) -> list[Segment]:
 
 
 def with_directions_of(run: "tj.Run", segments: Sequence[Segment]) -> list[Segment]:
-    """Returns segments whose directions have the languages as a run names them.
+    """Returns segments with directions that name languages as a run does.
 
     Raises:
-        UserError: the model has many languages, but not those of a text, or it has one direction and texts have others.
+        UserError: a text's languages are missing or unknown to a model of many languages, or given to a model of one
+            direction.
     """
     directions = dict.fromkeys(segment.direction for segment in segments)
     if not run.config.data.multilingual:
@@ -107,14 +108,14 @@ def with_directions_of(run: "tj.Run", segments: Sequence[Segment]) -> list[Segme
         return list(segments)
     if None in directions:
         raise UserError(
-            f"{run.path} has many languages: name those of the test set by --direction or --language-fields"
+            f"{run.path} has many languages: name the test set's languages by --direction or --language-fields"
         )
     named = {name: named_direction(run, name) for name in directions if name is not None}
     return [segment._replace(direction=named[segment.direction or ""]) for segment in segments]
 
 
 def named_direction(run: "tj.Run", direction: str) -> str:
-    """Returns a direction with the languages as the vocabulary of a run names them."""
+    """Returns a direction with languages named as in the vocabulary of a run."""
     return str(Direction(*(find_language(run.tokenizers.target, name) for name in Direction.parse(direction))))
 
 

@@ -92,7 +92,7 @@ def _trim(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, A
 
 
 def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, Any]]:
-    """Adds what the flags name to both sides; of a corpus, each side has the words of its own texts."""
+    """Adds the tokens that the flags name to both sides; with a corpus, each side gets the words of its own texts."""
     from tformer_jax.data.tokenizers.surgery import extend
     from tformer_jax.runs import vocabulary
 
@@ -223,8 +223,8 @@ def parser() -> argparse.ArgumentParser:
     add_number(
         extend,
         "--count",
-        f"add at most N words of texts, those that save the most tokens (default: {COUNT}), and at most N tokens "
-        "of --tokenizer (default: all)",
+        f"add at most N words of texts that save the most tokens (default: {COUNT}), and at most N tokens of "
+        "--tokenizer (default: all)",
     )
     extend.add_argument(
         "--symbols", nargs="+", default=(), metavar="TEXT", help="add texts that are one token anywhere"

@@ -45,7 +45,7 @@ def source_ranges(
     """Returns the places of the tokens of each word of a source, whose `ids` are as the model reads them.
 
     Args:
-        transforms: `data.transforms`, of which some format sources.
+        transforms: `data.transforms`; some of them format sources.
         spans: returns start and end of each word of a text.
     """
     places, (written, start) = text_places(tokenizers.source, ids), formatted(transforms, text)
@@ -68,8 +68,8 @@ def written_ranges(text: str, beginnings: Sequence[str], spans: Sequence[tuple[i
     """Returns the places of the tokens that write each span of characters of an output.
 
     Args:
-        beginnings: the texts of the first 1, ..., T - 1 of T tokens; where the text goes on otherwise, the characters
-            before that are final.
+        beginnings: the texts of the first 1, ..., T - 1 of T tokens; only the characters that a text shares with the
+            output are counted.
     """
     lengths = [_shared_length(text, part) for part in beginnings]
     ends = [*np.maximum.accumulate([0, *lengths]).tolist(), len(text)]
@@ -87,7 +87,7 @@ def word_links(weights: np.ndarray, source: Sequence[range], target: Sequence[ra
     """Links each word of a target with the words of the source that its tokens attend to most.
 
     Args:
-        weights: [T, S], of which a word of the source gets the sum over its tokens.
+        weights: [T, S]; the weights of a source word's tokens are summed.
         source, target: places of the tokens of each word.
     """
     if not source:
@@ -110,7 +110,7 @@ def cross_attention(
         decodes: the settings of each pair.
 
     Returns:
-        float32 [T, S] for each pair, without padding; row t is that of the token that is predicted at step t.
+        float32 [T, S] for each pair, without padding; row t belongs to the token that is predicted at step t.
     """
     rows = [{"source": source, "target_in": target} for source, target in pairs]
     weights_of_pairs: dict[int, np.ndarray] = {}

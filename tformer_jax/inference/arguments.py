@@ -35,7 +35,7 @@ def check_texts(texts: Iterable[Any]) -> list[str]:
 def make_requests(
     texts: Iterable[Any], to: LanguageNames = None, source_language: LanguageNames = None
 ) -> list[str | Request]:
-    """Returns the requests of texts or requests, which have these languages unless they name others.
+    """Returns the requests of texts or requests; requests that name no language get the given ones.
 
     Raises:
         UserError: as `check_texts`, or there are more or fewer languages than texts.
@@ -71,7 +71,7 @@ def with_languages(examples: Iterable[Any], to: LanguageNames, source_language: 
     pairs = list(examples)
     for number, pair in enumerate(pairs, start=1):
         if isinstance(pair, Chat) or len(pair) != 2:
-            raise UserError(f"example {number} is no pair of a source and a target, which alone have languages")
+            raise UserError(f"example {number} is not a (source, target) pair, and only pairs have languages")
     sources = make_requests([source for source, _ in pairs], to, source_language)
     return [(source, target) for source, (_, target) in zip(sources, pairs, strict=True)]
 

@@ -49,13 +49,13 @@ class TextProcessor(abc.ABC, Generic[Item, Row, Result]):
     def stream(
         self, params: Any, texts: Iterable[Item], *, skip: int = 0, long_texts: LongTexts | None = None
     ) -> Iterator[Result]:
-        """Yields the result of each text, in order; the class says what it is.
+        """Yields the result of each text, in order; see the class for its type.
 
         Args:
             texts: read as needed.
             skip: number of first texts to omit; it does not change the other results.
             long_texts: what to do with texts that are too long; default: raise an error. A text that is left out has
-                the result of an empty one.
+                the result of an empty text.
 
         Raises:
             UserError: raised by `texts`; the results of all earlier texts are yielded first.
@@ -83,13 +83,12 @@ def run_in_batches(
 ) -> Iterator[Result]:
     """Calls `run` on batches of rows of similar length, and yields its results in the order of the rows.
 
-    A result is yielded as soon as all earlier rows have theirs.
+    A result is yielded as soon as the results of all earlier rows are known.
 
     Args:
         lengths: number of tokens of each row, from 0 to `max_length`.
-        run: maps indices of rows, int32 [B], and the length T to which they are to be padded, to one result per row.
-            Rows that fill up a batch repeat others, and their results are dropped. T is a power of two, or
-            `max_length`.
+        run: maps indices of rows, int32 [B], and the length T to pad the rows to, to one result per row. Repeated rows
+            fill up a batch, and their results are dropped. T is a power of two, or `max_length`.
         size: maximum B; all calls have the same B.
     """
     results: dict[int, Result] = {}
@@ -144,8 +143,8 @@ def run_in_chunks(
 
     Args:
         read: maps the index of an item, from 0, and the item to a row.
-        run: maps rows to one result per row; each is yielded as soon as `run` does.
-        skip: number of first results to omit; `skip` does not change a bit of the others if the results of a
+        run: maps rows to one result per row; each is yielded as soon as `run` yields it.
+        skip: number of first results to omit; the other results are bit-identical for any `skip` if the results of a
             chunk do not depend on other chunks.
         size: default: `ROWS_PER_CHUNK`.
 

@@ -175,7 +175,7 @@ class BeamState(DecodingState):
     def _candidates(self, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the n k best continuations, n = 1 + e, best first: their sums, parent beams and tokens.
 
-        A row of width w < k has n w of them; the others are `UNUSED`.
+        A row of width w < k has n w continuations; the rest are `UNUSED`.
         """
         k, n = self.cfg.beams, 1 + len(self.constraints.eos)
         allowed, total = self._log_weights(logits)
@@ -211,7 +211,7 @@ class BeamState(DecodingState):
     def _with_forced(
         self, sums: jax.Array, parents: jax.Array, tokens: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the candidates [B, n k], or in rows whose next token is forced, the beams followed by that token."""
+        """Returns the candidates [B, n k]; in rows with a forced next token, the beams followed by that token."""
         forced = self.forced.next(self.generated)
         if forced is None:
             return sums, parents, tokens

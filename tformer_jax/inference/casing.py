@@ -9,17 +9,18 @@ from tformer_jax.data.word_links import Links
 
 SENTENCE_ENDS = frozenset(".!?…。！？")
 FIXED = re.compile("|".join(PATTERNS.values()))
-"""What has no case to copy and keeps its own: tags, placeholders and URLs."""
+"""Units whose case is neither copied nor changed: tags, placeholders and URLs."""
 DOTTED = {language: {"i": "İ", "ı": "I"} for language in ("az", "crh", "gag", "tr")}
-"""Capitals of the two letters i, by code of the languages that have them."""
+"""Capitals of i and ı, by the codes of languages that distinguish dotted and dotless i."""
 
 
 def copy_casing(source: str, output: str, links: Links, titles: bool, language: str = "") -> tuple[str, int]:
     """Returns an output with the case of the words of its source, and the number of words that changed.
 
-    A word is written in capitals if all words that it is aligned with are, and begins with a capital if all of these
-    do. Words in lower case lower none. A first capital counts within a sentence alone, where spelling does not require
-    it; that of the first word is the output's. Only letters change whose capital is a single letter: ß stays.
+    A word is written in capitals if all source words that it is aligned with are in capitals. A lower-case word gets an
+    initial capital if all of these begin with a capital. No letter is lowered. Initial capitals of sentences do not
+    count, because spelling requires them; but the output's first word gets an initial capital if the source has one.
+    Letters without a single-letter capital, such as ß, stay.
 
     Args:
         links: pairs of a unit of the source and a unit of the output (`unit_spans`).
@@ -81,7 +82,7 @@ def _casings(text: str) -> Sequence[str | None]:
 
 
 def _capital(letter: str, language: str) -> str:
-    """Returns the capital of a letter, or the letter if its capital is several letters, or that of another one."""
+    """Returns the capital of a letter; the letter itself if its capital is several letters or is another letter's."""
     if letter in DOTTED.get(language, ""):
         return DOTTED[language][letter]
     capital = letter.upper()

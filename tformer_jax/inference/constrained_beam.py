@@ -18,7 +18,7 @@ from tformer_jax.special_tokens import PAD
 
 @flax.struct.dataclass
 class Phrases:
-    """Constraints of B rows: C each, of A phrases of P tokens; PAD fills up phrases, and stands for missing ones."""
+    """Constraints of B rows: C each, of A phrases of P tokens; PAD pads phrases, and fills missing ones."""
 
     tokens: jax.Array
     """int32 [B, C, A, P]."""
@@ -51,16 +51,16 @@ class ConstrainedBeamState(BeamState):
 
     "Fast Lexically Constrained Decoding with Dynamic Beam Allocation for Neural Machine Translation" (2018), in the
     vectorized form of "Improved Lexically Constrained Decoding for Translation and Monolingual Rewriting" (2019).
-    Candidates are the most probable continuations of each beam, and those that continue or begin a phrase. They belong
-    to banks by the number of tokens of phrases that they have: all of those that are complete, and those of the longest
-    beginning at their end. The beams are the best candidate of each bank, from the highest, then the second best of
-    each, and so on. Only a hypothesis with all phrases may have an end; at its maximum length, others are outputs
-    unless there is such a one. Phrases are whole words: a letter before or after them makes them incomplete.
+    Candidates are the most probable continuations of each beam, and the tokens that continue or begin a phrase. A
+    candidate's bank is its number of phrase tokens: of all complete phrases, plus the longest phrase beginning that it
+    ends with. Beams are chosen in turn: the best candidate of each bank, from the highest bank, then the second best of
+    each, and so on. Only a hypothesis with all phrases may end; if none has them all at the maximum length, incomplete
+    ones are outputs. Phrases are whole words: a letter before or after them makes them incomplete.
     """
 
     phrases: Phrases
     met: jax.Array
-    """bool [B, k, C]: constraints of which a phrase precedes the last token, or that are missing."""
+    """bool [B, k, C]: constraints with a phrase that ended before the last token, and constraints of padding."""
 
     @classmethod
     def start(cls, *args: Any, **options: Any) -> BeamState:
@@ -167,7 +167,7 @@ def in_turn(banks: jax.Array, sums: jax.Array) -> jax.Array:
 
     Args:
         banks: int [B, M]; the highest comes first in each round.
-        sums: float32 [B, M]: what is best; candidates whose sum is missing come last.
+        sums: float32 [B, M], the larger the better; candidates whose sum is missing come last.
     """
     banks = jnp.where(sums > WORST / 2, banks, -1)
     order = jnp.lexsort((-sums, -banks))

@@ -1,4 +1,4 @@
-"""Sentences of documents: the model reads those before each with it, and its output starts with theirs."""
+"""Sentences of documents: the model reads each with the sentences before it, and forces the outputs before its own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -13,21 +13,21 @@ class Documents(NamedTuple):
     """How the sentences of documents are read."""
 
     context: int
-    """Maximum number of sentences before each."""
+    """Maximum number of sentences before each sentence."""
     separator: str
     """Text between sentences."""
     placeholders: Placeholders
-    """Those of the texts."""
+    """Placeholders of the texts."""
     encode: Callable[[Request], EncodedRequest | None]
-    """Returns the row of a sentence with those before it; None: they do not fit the model."""
+    """Returns the row of a sentence and the sentences before it; None: it does not fit the model."""
     decode: Callable[[Sequence[EncodedRequest]], Iterator[list[Output]]]
     """Yields the outputs of each row."""
 
     def outputs(self, documents: Sequence[Parts]) -> Iterator[list[Output]]:
         """Yields the outputs of each document.
 
-        The first sentences of all are decoded at once, then the second ones, ...; the output of a sentence starts with
-        the first outputs of those before it. These are fewer than `context` where more do not fit.
+        The first sentences of all documents are decoded at once, then the second ones, and so on. The output of a
+        sentence starts with the first outputs of up to `context` sentences before it, as many as fit.
         """
         decoded: list[list[list[Output]]] = [[] for _ in documents]
         for number in range(max((len(parts.rows) for parts in documents), default=0)):
@@ -41,7 +41,7 @@ class Documents(NamedTuple):
             yield parts.join(by_sentence)
 
     def _row(self, parts: Parts, written: Sequence[str]) -> tuple[EncodedRequest, Sequence[str]]:
-        """Returns the row of the sentence after those with outputs `written`, and the outputs that begin its own."""
+        """Returns the row of the next sentence and the outputs before it in that row, given all outputs `written`."""
         number = len(written)
         request = parts.requests[number]
         for first in range(max(number - self.context, 0), number):
@@ -53,7 +53,7 @@ class Documents(NamedTuple):
         return parts.rows[number], ()
 
     def _own(self, output: Output, before: Sequence[str], sentence: str, lacks: bool) -> Output:
-        """Returns the output of a sentence without those of the sentences `before` it."""
+        """Returns the output of one sentence, removing the outputs `before` of earlier sentences from its text."""
         if not before:
             return output._replace(lacking_context=int(lacks))
         mark = self.separator.strip()

@@ -22,7 +22,7 @@ class TextError(UserError):
 
     Args:
         index: position of the text among the inputs, from 0.
-        problem: what is wrong with it, without its position.
+        problem: what is wrong with the text, without its position.
     """
 
     def __init__(self, index: int, problem: str):
@@ -51,7 +51,7 @@ class LongTexts:
 
         Args:
             limit: maximum number of tokens.
-            name: what the text is to the model, such as "source"; for errors.
+            name: role of the text in error messages, such as "source".
             last: truncate to this number of last tokens; None: to the first `limit` tokens.
 
         Raises:
@@ -81,9 +81,9 @@ class LongTexts:
 
 
 def encode_with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encodes a text in which the name of the mask token, if there is one, is that token, for any tokenizer.
+    """Encodes a text, reading the mask token's name as the mask token.
 
-    The space before a mask belongs to the token that it stands for, if the tokenizer joins spaces to words.
+    If the tokenizer joins spaces to words, a space before the name is removed: the masked token would include it.
     """
     ids = tokenizer.encode(text)
     mask, name = tokenizer.mask or (None, "")
@@ -113,8 +113,8 @@ def no_tokens(name: str, text: Any, reason: str = "") -> str:
 def start_of_text(cfg: Config, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Returns the tokens with which a language model starts a text from nothing; () if it has none.
 
-    These are the tokens before each text, else the vocabulary's start token if models may write it, else the end of the
-    previous document, which training on windows puts before each document.
+    These are the tokens before each text, else the vocabulary's start token if models may write it, else the token that
+    ends documents, which training on windows puts before each document.
     """
     special = tokenizer.special
     if special.before:
@@ -156,9 +156,9 @@ def check_example(cfg: ModelConfig, index: int, example: Sequence[Any]) -> None:
 
 
 def prompt_length(tokenizer: Tokenizer, example: Sequence[str], text: Sequence[int]) -> int:
-    """Returns the number of tokens of a prompt, with those before it, of (prompt, continuation); 0 for a text.
+    """Returns the number of tokens of the prompt of (prompt, continuation), with the tokens before it; 0 for a text.
 
-    A token with the end of the prompt and the beginning of the continuation belongs to the continuation.
+    A token that spans the end of the prompt and the beginning of the continuation belongs to the continuation.
 
     Args:
         text: token ids of the joined example.
@@ -177,8 +177,8 @@ def too_long(name: str, tokens: int, limit: int) -> str:
 def text_inputs(model: ModelConfig, tokenizer: Tokenizer, number: int, example: Sequence[str]) -> dict[str, list[int]]:
     """Returns the ids of a text or of a prompt and its continuation; `prefix` has one number, the prompt's tokens.
 
-    A masked language model reads the name of the mask token as that token.
-    All rows of a prefix LM have `prefix`; that of a text is 0.
+    A masked language model reads the name of the mask token as that token. All rows of a prefix LM have `prefix`; it is
+    0 for a text.
     """
     encode = encode_with_masks if model.model_class.fills_masks else Tokenizer.encode
     limit, name = model.max_length - tokenizer.special.added, f"text {number + 1}"

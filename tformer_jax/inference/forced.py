@@ -1,4 +1,4 @@
-"""Tokens with which outputs start: those of a checkpoint, language tags and a prefix, different for each row."""
+"""Forced first tokens of outputs: the checkpoint's, language tags and a prefix; they may differ between rows."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class FirstTokens(NamedTuple):
 
     ids: tuple[int, ...] = ()
     prefix: int = 0
-    """Number of last ones that belong to `decode.prefix`; lengths in scores count the others, as in transformers."""
+    """Number of tokens at the end from `decode.prefix`; lengths in scores do not count them, as in transformers."""
 
 
 @flax.struct.dataclass
@@ -46,9 +46,12 @@ class ForcedTokens:
         return cls(ids, prefix)
 
     def next(self, generated: jax.Array) -> jax.Array | None:
-        """Returns the next tokens after `generated` ones, int [B]: int32 [B], PAD in rows that choose theirs.
+        """Returns the next forced token of each row, int32 [B], or PAD if the row's tokens are not forced anymore.
 
-        None: all rows do.
+        Args:
+            generated: int [B], numbers of generated tokens.
+
+        Returns None if no row has forced tokens (F is 0).
         """
         F = self.ids.shape[1]
         if F == 0:
@@ -57,7 +60,7 @@ class ForcedTokens:
         return jnp.where(generated < F, token, PAD)
 
     def counted(self, generated: jax.Array) -> jax.Array:
-        """Returns the number of tokens that lengths in scores count, at least 1, of `generated` ones: int [B]."""
+        """Returns the output lengths for scores, int [B]: `generated` without prefix tokens, at least 1."""
         return jnp.maximum(generated - self.prefix if self.ids.shape[1] else generated, 1)
 
     def extended(self, width: int) -> "ForcedTokens":
@@ -74,7 +77,7 @@ def forced_width(count: int) -> int:
 def first_tokens(
     decode: DecodeConfig, tokenizer: Tokenizer, *, continues: bool, tags: tuple[int, ...] = ()
 ) -> FirstTokens:
-    """Returns the tokens with which an output starts: those of the tokenizer's checkpoint, `tags`, and the prefix.
+    """Returns the first tokens of an output: the forced tokens of the tokenizer's checkpoint, `tags`, and the prefix.
 
     Args:
         tokenizer: reads and writes outputs.
@@ -82,8 +85,8 @@ def first_tokens(
         tags: language tags.
 
     Raises:
-        UserError: the vocabulary cannot represent the prefix, or the prefix is too long or has a text that outputs must
-            not have.
+        UserError: the vocabulary cannot represent the prefix, or the prefix is too long or contains a stop or forbidden
+            text.
     """
     before = (*tokenizer.special.forced, *tags)
     if not decode.prefix:

@@ -42,7 +42,7 @@ class Languages:
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
-        """The languages that a request names, by its field: of sides with several, of which the model is told one."""
+        """The languages to choose from by field of requests, for sides with several languages and a tag for them."""
         sides = {"target": self.targets, "source": self.sources}
         return {f"{side}_language": names for side, names in sides.items() if len(names) > 1 and self._is_told(side)}
 
@@ -50,8 +50,8 @@ class Languages:
         """Returns the tags with which a source and its target start.
 
         Args:
-            target, source: codes or English names of languages; None: the only one of the model, or one that the model
-                is not told.
+            target, source: codes or English names of languages; None: the model has only one on this side, or is not
+                told the language.
 
         Raises:
             UserError: the model does not know the language, or needs one that is not given.
@@ -78,7 +78,7 @@ class Languages:
 
         Args:
             ids: the source, as the model reads it.
-            tags: those with which the output starts.
+            tags: language tags with which the output starts.
         """
         if not self._data.multilingual:
             return self._code("target", None)
@@ -150,7 +150,7 @@ def own_direction(data: DataConfig) -> Direction | None:
 
 
 def _check_single(data: DataConfig, target: str | None, source: str | None) -> None:
-    """Raises `UserError` if a language is not that of a model of one direction."""
+    """Raises `UserError` if a language differs from the model's only direction."""
     own = own_direction(data)
     for side, name in (("target", target), ("source", source)):
         language = own and getattr(own, side)

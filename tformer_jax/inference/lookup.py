@@ -83,7 +83,7 @@ class LookupState(SamplingState):
         return jnp.concatenate([newest, jnp.where(usable, draft, PAD)], axis=1), None
 
     def advance(self, logits: jax.Array) -> "LookupState":
-        """Generates tokens in each row that is not done, one and those that agree with its draft.
+        """Generates one token in each unfinished row, and another one after each token that agrees with the draft.
 
         Args:
             logits: float32 [B, T, V], for the tokens of `next_tokens`.

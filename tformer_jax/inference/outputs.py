@@ -55,7 +55,7 @@ class Output(NamedTuple):
     invented: int = 0
     """Number of marks that the model wrote, and that `decode.markup="align"` leaves out."""
     lacking_context: int = 0
-    """Number of sentences before which the model read fewer than `decode.context`, though the text has them."""
+    """Number of sentences that were read with fewer previous sentences than `decode.context` and the text give."""
     unknown_read: int = 0
     """Number of unknown tokens of the source or prompt."""
 
@@ -100,13 +100,13 @@ class OutputCounts:
     other_placeholders: int = 0
     """Number of outputs with other placeholders than their source."""
     lacking: int = 0
-    """Number of outputs that lack a phrase of their constraints."""
+    """Number of outputs that do not meet all their constraints."""
     recased: int = 0
-    """Number of outputs with words whose case is that of the source."""
+    """Number of outputs with words that got the case of source words."""
     invented: int = 0
-    """Number of outputs of which markup of the model was left out."""
+    """Number of outputs from which markup that the model wrote itself was removed."""
     lacking_context: int = 0
-    """Number of sentences with fewer others before them than `decode.context`, though the text has them."""
+    """Number of sentences that were read with fewer previous sentences than `decode.context` and the text give."""
 
     @classmethod
     def count_outputs(cls, outputs: Iterable[Output]) -> Self:
@@ -130,7 +130,7 @@ class OutputCounts:
         self.invented += sum(output.invented > 0 for output in outputs)
 
     def describe(self, cfg: Config, limits_of: int | None = None) -> Iterator[str]:
-        """Yields sentences about the numbers that are not 0; `limits_of` is the total that those of limits mention."""
+        """Yields a sentence about each number that is not 0; sentences about limits give `limits_of` as the total."""
         yield from describe_limits(self.limits, cfg, limits_of)
         unknown = cfg.decode.unknown
         done = {"show": "shown by name", "copy": "replaced by words of the source", "omit": "left out"}[unknown]
@@ -178,10 +178,10 @@ class RowDecoder:
         scores: bool,
         window: int,
     ) -> Iterator[list[Output]]:
-        """Yields the outputs of each row, in order, as soon as all earlier rows have theirs.
+        """Yields the outputs of each row, in order, as soon as all earlier rows are finished.
 
-        They depend only on the arguments, bit for bit, because each call creates an engine. With `decode.candidates`,
-        they are the first ones of these by `Utility.rank_outputs`.
+        Outputs depend only on the arguments, bit for bit, because each call creates an engine. With
+        `decode.candidates`, the candidates ranked first by `Utility.rank_outputs` are returned.
 
         Args:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
@@ -229,7 +229,7 @@ class RowDecoder:
     def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested.
 
-        Each has the number of its own unknown tokens; the last one has what is known of the whole output. With
+        Each piece has the number of its own unknown tokens; the last piece also has the facts of the whole output. With
         `decode.candidates`, the whole output is the only piece.
         """
         if not row.ids:
@@ -310,8 +310,8 @@ class RowDecoder:
     def _engine(self, lengths: Sequence[int], count: int, outputs: int, seconds: float) -> Engine:
         """Returns an engine for rows of these lengths.
 
-        It has as many rows per step as `count` outputs need, up to `eval.batch_size`. A beam search needs one slot,
-        whatever its number of outputs; samples of one row need one each, at once.
+        It has enough rows per step for `count` texts, up to `eval.batch_size`. A beam search takes one row for any
+        number of outputs; the samples of a text take one row each, at the same time.
         """
         per_row = 1 if self._cfg.decode.strategy == "beam" else outputs
         max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)
@@ -348,14 +348,14 @@ class Parts(NamedTuple):
     """The requests of the sentences, with `decode.split_sentences`."""
 
     def join(self, outputs: Sequence[list[Output]]) -> list[Output]:
-        """Returns the outputs of the text: the first of each sentence, the second of each, ..., given all of each.
+        """Joins the outputs of the sentences: the first output of each, then the second output of each, and so on.
 
-        Scores are sums.
+        Scores are summed.
         """
         return [self._join(sentences) for sentences in zip(*outputs, strict=True)]
 
     def pieces(self, decode: Callable[[EncodedRequest], Iterator[Output]]) -> Iterator[Output]:
-        """Yields the pieces of the output, given those of each sentence."""
+        """Yields the pieces of the output; `decode` yields the pieces of a sentence."""
         written = self.gaps[0]
         for number, row in enumerate(self.rows):
             if before := gap_after(written, self.gaps[number]) if number else written:
@@ -386,6 +386,6 @@ class Parts(NamedTuple):
 
 
 def _all_true(values: Iterator[bool | None]) -> bool | None:
-    """Returns whether all values are true, of those that are not None; None if there are none."""
+    """Returns whether all values except None are true; None if there are no others."""
     given = [value for value in values if value is not None]
     return all(given) if given else None

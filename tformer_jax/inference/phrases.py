@@ -25,11 +25,11 @@ from tformer_jax.inference.forced import CONTEXTS, encode_continuation
 from tformer_jax.inference.requests import Constraint, PhraseTokens, TokenConstraints
 
 MAX_PHRASES = 64
-"""Maximum number of constraints of a text, and of alternatives of each."""
+"""Maximum number of constraints of a text, and of alternatives of each constraint."""
 SMALLEST = (4, 4, 8)
 """Smallest sizes of arrays for constraints, alternatives and tokens: fewer would be compiled separately."""
 CACHED = 4096
-FORMAT = "constraints must be a text, or a list of texts, or of lists of texts of which one must appear, none empty"
+FORMAT = "constraints must be a text, or a list of texts or of lists of alternative texts, none empty"
 
 
 def read_constraints(value: Any) -> tuple[Constraint, ...]:
@@ -78,9 +78,9 @@ def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:
 
 
 def constraints_of(decode: DecodeConfig, text: str, given: Any) -> tuple[Constraint, ...]:
-    """Returns the constraints that are given with a text, as for `read_constraints`, and those of the glossary.
+    """Returns the constraints `given` with a text, as for `read_constraints`, and the constraints of the glossary.
 
-    Terms are searched in the text as it is translated, without the markup that is put back.
+    With `decode.markup="align"`, terms are searched in the text without its markup.
     """
     read = take_out(text).plain if decode.glossary and decode.markup == "align" else text
     of_glossary = glossary_constraints(decode.glossary, read) if decode.glossary else ()
@@ -108,7 +108,9 @@ def encode_constraints(
     if constraints and decode.strategy != "beam":
         raise UserError(f"constraints need decode.strategy='beam', not {decode.strategy!r}: choose a number of beams")
     if len(constraints) > MAX_PHRASES or any(len(phrases) > MAX_PHRASES for phrases in constraints):
-        raise UserError(f"a text has at most {MAX_PHRASES} constraints, each with as many alternatives: give fewer")
+        raise UserError(
+            f"a text has at most {MAX_PHRASES} constraints, each with at most {MAX_PHRASES} alternatives: give fewer"
+        )
     encoded = []
     for phrases in constraints:
         masked = [mask_target(names, phrase, originals) for phrase in phrases]

@@ -1,4 +1,4 @@
-"""Texts to translate or to continue, with their languages and the beginning of their outputs; and their tokens."""
+"""Texts to translate or to continue, with languages and prefixes of their outputs, and their tokens."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from tformer_jax.config.directions import Direction
 from tformer_jax.data.chat.messages import Chat
 
 Constraint = tuple[str, ...]
-"""Phrases of which an output must contain at least one."""
+"""Alternative phrases; an output must contain at least one."""
 
 
 class PhraseTokens(NamedTuple):
@@ -15,13 +15,13 @@ class PhraseTokens(NamedTuple):
 
     ids: tuple[int, ...]
     glued: bool
-    """Whether they must not follow a letter, with which they would form another word."""
+    """Whether the tokens must not follow a letter, because they would extend its word."""
     open: bool
-    """Whether no letter must follow them."""
+    """Whether no letter may follow the tokens."""
 
 
 TokenConstraints = tuple[tuple[PhraseTokens, ...], ...]
-"""The constraints of an output: for each, tokens of which it must contain some."""
+"""The constraints of an output: for each, alternative phrases; the output must contain at least one."""
 
 
 class Request(NamedTuple):
@@ -29,13 +29,13 @@ class Request(NamedTuple):
 
     text: str
     target_language: str | None = None
-    """Code or English name of the language to translate into; None: the only one of the model."""
+    """Code or English name of the language to translate into; None: the model's only target language."""
     source_language: str | None = None
-    """Code or English name of the language of the text; None: the only one of the model, or one that it is not told."""
+    """Code or English name of the language of the text; None: the model has only one, or is not told the language."""
     prefix: str | None = None
     """Text that the output starts with; None: `decode.prefix`."""
     chat: Chat | None = None
-    """Conversation to answer; None: `text` is continued, or translated."""
+    """Conversation to answer; None: continue or translate `text`."""
     constraints: Any = ()
     """Phrases that outputs of beam search must contain: a text, or a list of texts, or of lists of alternatives."""
 
@@ -53,7 +53,7 @@ class EncodedRequest(NamedTuple):
     """As in `Request`."""
     constraints: tuple[Constraint, ...] = ()
     sample_index: int = 0
-    """Index on which samples depend; 0: that of the row among all rows."""
+    """Index on which the row's random samples depend; 0: its index among all rows."""
 
 
 def as_request(text: str | Request) -> Request:
@@ -62,7 +62,7 @@ def as_request(text: str | Request) -> Request:
 
 
 def directed_request(text: str, direction: str | None) -> Request:
-    """Returns the request to translate a text in a direction, such as `en-de`; None: the only one of the model."""
+    """Returns the request to translate a text in a direction, such as `en-de`; None: the model's only direction."""
     if direction is None:
         return Request(text)
     source, target = Direction.parse(direction)

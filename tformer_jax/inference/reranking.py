@@ -35,7 +35,7 @@ class Weights(NamedTuple):
 
 
 def choose(features: np.ndarray, weights: np.ndarray) -> int:
-    """Returns the index of the candidate with the largest weighted sum of features; of equal ones, the first."""
+    """Returns the index of the first candidate with the largest weighted sum of features."""
     return int(np.argmax(features @ weights))
 
 
@@ -45,10 +45,10 @@ def evaluate(lists: Sequence[NBest], score: CorpusScore, weights: np.ndarray) ->
 
 
 def tune(lists: Sequence[NBest], score: CorpusScore) -> Weights:
-    """Returns weights whose score is at least that of each feature alone, with weight 1; the largest one is 1 or -1.
+    """Returns weights that score at least as well as each feature alone; the largest weight is 1 or -1.
 
-    From each feature alone, in order, weights are changed one at a time to the best value (`search_line`), until no
-    change is a gain. The search is deterministic; its result is a local optimum.
+    Starts from each feature alone with weight 1, in order. Weights are changed one at a time to the best value
+    (`search_line`), until no change is a gain. The search is deterministic; its result is a local optimum.
     """
     units = np.eye(lists[0].features.shape[1])
     best = max((_climb(lists, score, unit) for unit in units), key=lambda weights: weights.score)
@@ -70,7 +70,7 @@ def _climb(lists: Sequence[NBest], score: CorpusScore, start: np.ndarray) -> Wei
 def search_line(lists: Sequence[NBest], score: CorpusScore, weights: np.ndarray, direction: np.ndarray) -> Weights:
     """Returns the weights with the highest score on the line `weights + x * direction`, for any number x.
 
-    The score is constant between neighbouring places where the choice changes; x is in the middle of an interval.
+    The score is constant between neighboring places where the choice changes; x is in the middle of an interval.
     """
     changes = [_choices(each.features @ weights, each.features @ direction) for each in lists]
     starts = [each.statistics[chosen[0]] for each, (_, chosen) in zip(lists, changes, strict=True)]

@@ -104,9 +104,9 @@ def _in_language(name: str, language: str, evaluation: EvalConfig | None) -> Uti
 
 
 def rank_by_risk(texts: Sequence[str], similarity: Similarity) -> list[int]:
-    """Returns the indices of the texts, the one with the highest mean similarity to all texts first.
+    """Returns the indices of the texts, in descending order of their mean similarity to all texts.
 
-    A text that occurs several times counts as often, and equal texts stay together, in order.
+    A repeated text counts repeatedly; equal texts stay together, in order.
     """
     values = expected_utilities(texts, similarity)
     firsts = {text: place for place, text in reversed([*enumerate(texts)])}
@@ -114,7 +114,7 @@ def rank_by_risk(texts: Sequence[str], similarity: Similarity) -> list[int]:
 
 
 def expected_utilities(texts: Sequence[str], similarity: Similarity) -> np.ndarray:
-    """Returns the mean similarity of each text to all texts, of which a repeated one counts as often: float64 [N]."""
+    """Returns the mean similarity of each text to all texts, counting repeated texts repeatedly: float64 [N]."""
     unique = list(dict.fromkeys(texts))
     places = {text: place for place, text in enumerate(unique)}
     order = [places[text] for text in texts]

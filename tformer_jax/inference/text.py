@@ -88,7 +88,7 @@ class _Generator:
             texts: read as needed.
             outputs: number of outputs per text: the best ones of beam search, at most `cfg.decode.beams`, or samples.
             scores: also score the outputs of greedy decoding and sampling, at the cost of a pass over the logits.
-            skip: number of first texts to omit; the outputs of the others are bit-identical to those without `skip`.
+            skip: number of first texts to omit; the outputs of the other texts are bit-identical for any `skip`.
             long_texts: what to do with texts that are too long; default: raise an error. The outputs of texts that
                 are left out are empty.
 
@@ -124,7 +124,7 @@ class _Generator:
         return RowDecoder(self.cfg, self.model, params, self.tokenizers)
 
     def _decode(self, params: Any, parts: Sequence[Parts], first: int, **options: Any) -> Iterator[list[Output]]:
-        """Yields the outputs of each text; arguments are those of `RowDecoder.stream`."""
+        """Yields the outputs of each text; `options` are passed to `RowDecoder.stream`."""
         rows = [row for part in parts for row in part.rows]
         decoded = self._decoder(params).stream(rows, first, **options)
         for part in parts:
@@ -148,7 +148,7 @@ class _Generator:
         names: Placeholders = NO_PLACEHOLDERS,
         originals: tuple[str, ...] | None = None,
     ) -> tuple[Constraint, ...]:
-        """Returns the constraints of text `index`, and of the glossary; the others are as for `encode_constraints`.
+        """Returns the constraints of text `index` and of the glossary; other arguments are as for `encode_constraints`.
 
         Raises:
             DataError: the glossary cannot be read.
@@ -239,9 +239,9 @@ class Translator(_Generator):
         return Documents(context, trained[1], names, self._encode_in_document, decode).outputs(parts)
 
     def _encode_in_document(self, request: Request) -> EncodedRequest | None:
-        """Returns the row of sentences of which the last is to be translated; None: they do not fit the model.
+        """Returns the row that translates the last of several sentences; None: the sentences do not fit the model.
 
-        Half of the maximum length of an output is left for the last sentence.
+        Half of the maximum output length is reserved for the last sentence.
         """
         limit = self.cfg.decode.max_new_tokens or self.cfg.model.max_length
         if len(self.tokenizers.target.encode(request.prefix or "")) > limit // 2:
@@ -259,8 +259,8 @@ class TextGenerator(_Generator):
     """Continues prompts or answers conversations with a `DecoderLM` model; outputs do not repeat the prompt.
 
     An empty prompt starts a text (`start_of_text`); a model that has no token for this raises `TextError`.
-    A truncated prompt keeps its last tokens, few enough that `decode.max_new_tokens` new ones fit after them; without
-    that setting, as many new ones as half of the model's maximum length.
+    A truncated prompt keeps its last tokens and leaves room for `decode.max_new_tokens` new ones; without that setting,
+    for half of the model's maximum length.
     """
 
     def _encode(self, long_texts: LongTexts, index: int, request: Request) -> EncodedRequest:

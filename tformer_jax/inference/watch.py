@@ -60,7 +60,7 @@ def check(model: nn.Module) -> None:
 
 @functools.partial(jax.jit, static_argnames="model")
 def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
-    """Runs a model on a batch, as `registry.forward` takes it, and returns what it computed.
+    """Runs a model on a batch, as for `registry.forward`, and returns its intermediate values.
 
     Raises:
         UserError: a layer has no attention weights, or its module does not store its operands.
@@ -97,7 +97,7 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
 
 
 def _layer(stack: Any, number: int, *, shared: bool) -> Any:
-    """Returns what a layer stored; a shared one stores a value each time that it is used."""
+    """Returns the values that a layer stored; a shared layer stores one for each use."""
     if not shared:
         return stack[f"layers_{number}"]
     stored, use = stack["layers_0"], slice(number, number + 1)

@@ -41,8 +41,8 @@ UNREAD = (
 def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture: Architecture) -> StoredArrays:
     """Returns the arrays of a checkpoint with an adapter: W + s B A, computed in float32 as an array is read.
 
-    The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`. An adapter of a base model, such as those of
-    embedders, has names without the prefix of the architecture.
+    The scale s is alpha / r, or alpha / sqrt(r) with `use_rslora`. An adapter of a base model, such as an embedder's,
+    has names without the prefix of the architecture.
 
     Args:
         tied: names of arrays of the base that the model uses twice, which an adapter may not change.
@@ -124,7 +124,7 @@ def _add_product(base: StoredArrays, arrays: StoredArrays, module: str, config: 
     patterns: dict[str, Any] = config["alpha_pattern"]
     own = (alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
-        raise UserError(f"{module}: the factors of the adapter have the shapes {a.shape} and {b.shape}, of no product")
+        raise UserError(f"{module}: factors of the adapter have the shapes {a.shape} and {b.shape}, which do not fit")
     alpha, rank = next(own, config["lora_alpha"]), len(a)
     product = b @ a * (alpha / (math.sqrt(rank) if config["use_rslora"] else rank))
     product = product.T if config["fan_in_fan_out"] else product

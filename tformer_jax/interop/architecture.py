@@ -58,7 +58,7 @@ class Architecture:
     classifier: str = "classifier"
     """Name of the output head of a classifier."""
     fused: Callable[[ModelConfig], Fusions] = lambda cfg: {}
-    """Our settings -> their arrays that hold several of those that `rules` names."""
+    """Our settings -> their arrays that each hold several of the arrays named in `rules`."""
     attentions: tuple[str, ...] = ("multi_head",)
     """Our kinds of attention that it has."""
     projections: str = "separate"
@@ -136,14 +136,14 @@ def read_layer_types(hf: Settings, *pattern: str) -> list[str]:
 
 
 def our_layer_pattern(kinds: Sequence[str], *supported: str) -> tuple[str, ...]:
-    """Returns `layer_pattern` for their kinds of layers, of those that are supported, such as "sliding"."""
+    """Returns `layer_pattern` for their kinds of layers; `supported` lists the allowed kinds, such as "sliding"."""
     other = sorted({*kinds} - {f"{kind}_attention" for kind in supported})
     check(not other, f"layer_types {other} are not supported")
     return shortest_pattern([LAYERS[kind] for kind in kinds])
 
 
 def layer_types(cfg: ModelConfig, depth: int) -> list[str]:
-    """Returns their kind of each layer of a stack; one that they lack keeps our name, which reading back rejects."""
+    """Returns their kind of each layer of a stack; a kind that they lack keeps our name, which reading back rejects."""
     names = {ours: theirs for theirs, ours in LAYERS.items()}
     return [names.get(kind, kind) for kind in cfg.layer_kinds(depth)]
 

@@ -14,8 +14,9 @@ LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
 
 
 def standard_names(arrays: StoredArrays, architecture: Architecture) -> StoredArrays:
-    """Renames gamma and beta of early checkpoints, adds the prefix that checkpoints of a base model omit, and removes
-    that of a language model beside a model of images.
+    """Renames gamma and beta of early checkpoints, and adds the prefix that checkpoints of a base model omit.
+
+    Removes the prefixes of wrappers and of a language model beside a model of images.
     """
     wrapped = _wrapper_length(arrays)
     names = {name: LANGUAGE_MODEL.sub(r"\1", name[wrapped:]) for name in arrays}

@@ -143,13 +143,13 @@ def _bert_config(cfg: ModelConfig) -> Settings:
 
 
 def _check_set(cfg: ModelConfig, name: str) -> None:
-    """Raises `UserError` for a setting that is 0 or False although the architecture has what it switches on."""
+    """Raises `UserError` if a setting is 0 or False that the architecture needs to be on."""
     if not (value := getattr(cfg, name)):
         raise UserError(f"model.{name}={value!r}")
 
 
 def _roberta_settings(hf: Settings) -> Settings:
-    """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
+    """Returns our settings; the first position is `pad_token_id + 1`, because padding has position `pad_token_id`."""
     offset = hf["pad_token_id"] + 1
     return _bert_settings(hf) | {"position_offset": offset, "max_length": hf["max_position_embeddings"] - offset}
 
@@ -164,7 +164,7 @@ def _distilbert_settings(hf: Settings) -> Settings:
 
 
 def _modernbert_settings(hf: Settings) -> Settings:
-    """Returns our settings; a token sees as many tokens on each side of a window as half of `local_attention`."""
+    """Returns our settings; in a window, a token sees `local_attention // 2` tokens on each side."""
     depth, every = hf["num_hidden_layers"], hf["global_attn_every_n_layers"]
     layers = hf.get("layer_types") or read_layer_types(hf, "full", *["sliding"] * (every - 1))
     both = {*layers} == {"sliding_attention", "full_attention"} and len(layers) == depth
@@ -217,7 +217,7 @@ Write = Callable[[ModelConfig], Settings]
 
 
 def _pooled(settings: Read, **pooler: Any) -> Read:
-    """Returns the settings of a classifier that reads the first token, with those of its pooler."""
+    """Returns a reader of the settings of a classifier of the first token; `pooler` adds its pooler's settings."""
     return lambda hf: settings(hf) | {"pooling": "first", **pooler}
 
 

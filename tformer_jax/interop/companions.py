@@ -37,10 +37,10 @@ def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatT
 
     Args:
         max_length: number of tokens that the model reads, for a tokenizer whose length is not among `companions`.
-        chat: the template of conversations, in place of that of `companions`, with the special tokens that it writes.
+        chat: chat template and its special tokens; replaces the template in `companions`.
 
     Raises:
-        UserError: a name is not that of a companion; it might be of a file outside of the folder.
+        UserError: a name matches no pattern of `FILES`; it could be a path outside the folder.
     """
     template = {TEMPLATE_FILE: chat.text} if chat else {}
     for name, text in (companions.get("files", {}) | template).items():
@@ -57,5 +57,5 @@ def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatT
 
 
 def _is_companion(path: PurePosixPath) -> bool:
-    """Returns whether all parts of a relative path match those of a pattern of `FILES`."""
+    """Returns whether a relative path matches a pattern of `FILES`, part by part."""
     return any(path.match(pattern) and len(path.parts) == pattern.count("/") + 1 for pattern in FILES)

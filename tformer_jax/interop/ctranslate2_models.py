@@ -47,7 +47,7 @@ def convert(folder: Path, output: Path, quantization: str | None = None) -> None
 
 
 def _read_marian(folder: Path, loaders: Any) -> Any:
-    """Returns CTranslate2's description of a Marian: that of a BART without a norm of the embeddings."""
+    """Returns CTranslate2's description of a Marian model, as a BART without a norm of the embeddings."""
     import torch
     import transformers
 

@@ -149,7 +149,7 @@ _GPT2 = gpt2_rules(untransposed)
 
 
 OLMO3_WINDOW_BASE = 500_000.0
-"""Rotary base of OLMo 3's layers with windows, unless `rope_parameters` has it; `rope_theta` is that of the others."""
+"""Rotary base of OLMo 3's layers with windows, unless `rope_parameters` has it; other layers use `rope_theta`."""
 
 
 CWM_ROPE = {

@@ -222,7 +222,7 @@ def _bart_settings(hf: Settings, *, pre_norm: bool = False) -> Settings:
 
 
 def _m2m_100_settings(hf: Settings) -> Settings:
-    """Returns our settings; positions are numbered from the one after that of padding, which is its id."""
+    """Returns our settings; the first position is `pad_token_id + 1`, because padding has position `pad_token_id`."""
     offset = hf["pad_token_id"] + 1
     return _marian_settings(hf, pre_norm=True) | {"position": "sinusoidal_fairseq", "position_offset": offset}
 

@@ -18,7 +18,7 @@ BUFFERS = (r"(en|de)coder\.version", r"(en|de)coder\.embed_positions\._float_ten
 _SOURCE, _TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 _HEAD = "decoder.output_projection.weight"
 _POSITION_OFFSET = 2
-"""Number of the first position: the one after that of padding, which is the id of `<pad>`."""
+"""Number of the first position: one more than the position of padding, which is the id of `<pad>`."""
 RULES = (
     Rule("source_embedding/embedding", _SOURCE),
     Rule("target_embedding/embedding", _TARGET),

@@ -45,7 +45,7 @@ class Fields(dict[str, Any]):
 
 
 def _resolve_aliases(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
-    """Returns the fields of a config.json, with those that it has by another name."""
+    """Returns the fields of a config.json, adding the standard names of fields that it has under another name."""
     fields = dict(hf)
     for alias, name in aliases.items():
         value = hf.get(alias)
@@ -55,10 +55,10 @@ def _resolve_aliases(hf: dict[str, Any], aliases: dict[str, str]) -> dict[str, A
 
 
 def _join_stacks(hf: Settings) -> Settings:
-    """Returns the fields of two stacks as those of one: the decoder's, with the encoder's own as `encoder_NAME`.
+    """Joins the fields of two stacks: the decoder's fields, with the encoder's depth and layers as `encoder_NAME`.
 
     Raises:
-        UserError: the stacks differ in others.
+        UserError: the stacks differ in other fields.
     """
     names = STACKS.get(hf["model_type"], ())
     if not all(isinstance(hf.get(name), dict) for name in names):

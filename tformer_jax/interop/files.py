@@ -69,7 +69,7 @@ Opener = Callable[[Path], dict[str, Callable[[], Any]]]
 
 
 class StoredArrays(MutableMapping[str, Any]):
-    """Arrays by name; each access reads an array from its file again, so that the caller determines what is in memory.
+    """Arrays by name; each access reads the array from its file again, so that memory holds only what the caller keeps.
 
     Args:
         readers: functions that read the arrays.
@@ -118,18 +118,18 @@ class StoredArrays(MutableMapping[str, Any]):
         return StoredArrays({names[name]: reader for name, reader in self._readers.items()})
 
     def replaced(self, names: Collection[str], readers: dict[str, Callable[[], Any]]) -> "StoredArrays":
-        """Replaces the arrays of some names by those that other functions read."""
+        """Removes the arrays `names` and adds arrays that the functions `readers` read."""
         return StoredArrays({name: reader for name, reader in self._readers.items() if name not in names} | readers)
 
 
 def read_arrays(folder: Path) -> StoredArrays:
     """Opens `model.safetensors`, or else all shards that an index lists, or else all safetensors files.
 
-    A folder without any is read from `pytorch_model.bin` or its shards. As transformers does, it reads no index beside
-    `model.safetensors`: it may be left from an earlier checkpoint.
+    Without safetensors files, opens `pytorch_model.bin` or its shards. Like transformers, ignores an index beside
+    `model.safetensors`, because it may be left from an earlier checkpoint.
 
     Raises:
-        UserError: there are none, a shard is missing, or a file is damaged.
+        UserError: the folder has no weights, a shard is missing, or a file is damaged.
     """
     if (folder / SINGLE).is_file():
         return StoredArrays(_open_all([folder / SINGLE], _open))

@@ -77,7 +77,7 @@ def _t5gemma_settings(hf: Settings) -> Settings:
     decoder = _gemma2_settings(hf)
     encoder = _gemma2_settings(hf | {"num_hidden_layers": depth, "layer_types": hf["encoder_layer_types"]})
     same = encoder.get("layer_pattern") == decoder.get("layer_pattern")
-    check(same, "layer_types of the encoder have another pattern than those of the decoder")
+    check(same, "layer_types of the encoder and the decoder have different patterns")
     sizes = {"source_vocab_size": hf["vocab_size"], "encoder_layers": depth}
     return decoder | sizes | {"family": "seq2seq", "dropout": hf["dropout_rate"]}
 

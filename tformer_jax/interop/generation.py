@@ -51,13 +51,14 @@ IRRELEVANT = frozenset(
         *("prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type", "use_mtp"),
     )
 )
-"""Fields of `generation_config.json` that do not change the best output: ids of tokens, which tokenizers read, caches,
-what is returned, and speculative decoding."""
+"""Fields of `generation_config.json` that do not change the best output: token ids (read from tokenizers), caches, the
+form of results, and speculative decoding."""
 SAMPLING: Settings = {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None}
 """Settings of sampling, and their defaults in transformers, where beam search may sample; here it does not."""
 
 LENGTHS: Settings = {"min_length": 0, "max_length": 20}
-"""Lengths that include the prompt, as ours do only with all tokens of the model, and their defaults in transformers."""
+"""Lengths that include the prompt, and their defaults in transformers; our limits exclude the prompt, except the
+model's maximum length."""
 STOPPING = {True: "first", False: "heuristic", "never": "never"}
 """Our `early_stopping` by theirs."""
 
@@ -184,8 +185,8 @@ WORKFLOW = ("candidates", "glossary", "split_sentences", "context", "markup", "c
 def generation_fields(cfg: DecodeConfig, model: ModelConfig) -> tuple[Settings, list[str]]:
     """Returns the fields of `generation_config.json`, and the settings that it cannot hold, as `decode.name=value`.
 
-    An output that only the model limits gets their `max_length`, which counts all inputs of the decoder, and the last
-    output, which it does not read.
+    If only the model limits outputs, writes transformers' `max_length`, which counts the decoder's inputs and the last
+    output token.
     """
     longest = cfg.max_new_tokens
     fits = longest is not None and longest < model.max_length

@@ -1,6 +1,6 @@
 """Reads GGUF files of llama.cpp as checkpoint folders: weights are dequantized, and the tokenizer is in the metadata.
 
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md describes them; the names are those of llama.cpp's converter.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md describes the format; llama.cpp's converter defines the names.
 """
 
 import functools
@@ -43,7 +43,7 @@ SCALING_FIELDS = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
-"""Fields of config.json by the rest of the name in the metadata; `rope_scaling` holds those of the scaling."""
+"""Fields of config.json by metadata name without the architecture; `rope_scaling` holds `SCALING_FIELDS`."""
 UNREAD = ("vocab_size", "rope.dimension_count", "rope.scaling.finetuned", "attention.value_length")
 """Metadata that other metadata and the arrays determine."""
 NAMES = {
@@ -69,7 +69,7 @@ GEMMA_NAMES = {
 }
 """Names of modules in Hugging Face's checkpoints; those in layers are below `model.layers.{i}`."""
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
-"""Layers of the models of 27 billion parameters, whose attention divides by another size than that of a head."""
+"""Numbers of layers of the 27B models, whose attention is not scaled by the size of a head."""
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 PATTERNS = {"gpt-2": None, "smollm": None, "llama-bpe": LLAMA3_PATTERN}
 PATTERNS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_PATTERN)
@@ -149,7 +149,7 @@ def _read_config(architecture: str, metadata: Settings, tensors: Settings) -> Se
     heads = config["num_attention_heads"]
     size = given.get("attention.key_length", given.get("rope.dimension_count", config["hidden_size"] // heads))
     rotated, values = (given.get(name, size) for name in ("rope.dimension_count", "attention.value_length"))
-    check(rotated == values == size, f"heads of the sizes {size} and {values}, of which {rotated} are rotated")
+    check(rotated == values == size, f"heads of sizes {size} and {values}, with {rotated} rotated features")
     config |= {"head_dim": size, "num_key_value_heads": config.get("num_key_value_heads", heads)}
     if gemma:
         largest = config["num_hidden_layers"] == LARGEST_GEMMAS[architecture]
@@ -170,16 +170,16 @@ def _read_config(architecture: str, metadata: Settings, tensors: Settings) -> Se
 
 
 def _llama3_scaling(factors: np.ndarray, config: Settings) -> Settings:
-    """Returns the `rope_scaling` of Llama 3, by whose factors llama.cpp divides the frequencies of rotation.
+    """Returns Llama 3's `rope_scaling`, given the factors by which llama.cpp divides the rotary frequencies.
 
     Raises:
-        UserError: they are the factors of another scaling.
+        UserError: the factors are of another scaling.
     """
     original, factor, size = 8192, float(factors.max()), config["head_dim"]
     turns = original / (2 * np.pi) * config["rope_theta"] ** (-np.arange(0, size, 2) / size)
     share = np.clip((turns - 1) / 3, 0, 1)
     same = factors.shape == share.shape and np.allclose(factors, 1 / ((1 - share) / factor + share), rtol=1e-4)
-    check(same, "rope_freqs.weight has other factors than those of Llama 3")
+    check(same, "rope_freqs.weight does not have Llama 3's factors")
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return scaling | {"original_max_position_embeddings": original}
 

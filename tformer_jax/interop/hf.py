@@ -87,10 +87,10 @@ def load(
     is in `settings`. Arrays are read, converted and placed one by one.
 
     Args:
-        arrays: the arrays, by their names in Hugging Face's checkpoints; None: those of the folder.
+        arrays: the arrays, by their names in Hugging Face's checkpoints; None: read from the folder.
         adapter: folder of an adapter of PEFT, which is merged into the parameters.
         mesh: mesh that holds the parameters; None: the default device.
-        headless: load a language model that was saved without its output head, whose embeddings then make its logits.
+        headless: load a language model that was saved without its output head; its embeddings then serve as the head.
 
     Raises:
         NoHeadError: the checkpoint has no head, and neither `headless` nor `num_classes` says what to do.
@@ -142,7 +142,7 @@ def arrays_writer() -> Callable[..., None]:
 def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs: Any) -> None:
     """Saves a checkpoint that transformers loads as `model_type`; creates the folder if it is missing.
 
-    `theirs` adds or overrides settings of config.json, such as `token_ids` of other special tokens.
+    `theirs` adds or overrides settings of config.json, such as `token_ids` for other special tokens.
 
     Raises:
         UserError: the architecture cannot express `cfg` or `params` exactly, or safetensors is not installed.
@@ -172,7 +172,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
 
 
 DERIVED = {"kv_heads": "num_kv_heads", "head_size": "head_dim", "rotary_size": "rotary.fraction"}
-"""Settings from which others follow, by the name of the other one."""
+"""Settings that determine a derived setting, by the name of the derived setting."""
 
 
 def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
@@ -249,7 +249,7 @@ def _pretrained_family(hf: dict[str, Any]) -> str | None:
 
 
 def _check_length(read: dict[str, Any], given: int | None) -> None:
-    """Raises `UserError` for a given maximum length of a model whose positions have one of their own."""
+    """Raises `UserError` if a maximum length is given for a model whose positions determine it."""
     if given is not None and read["position"] not in ("relative", "rotary"):
         raise UserError(f"max_length={given}: its positions end at {read['max_length']}; leave the maximum length out")
 
@@ -299,16 +299,16 @@ def _read_settings(
 
 
 def _check_whole(hf: dict[str, Any], family: type[Family], *, base: bool) -> None:
-    """Raises `NoHeadError` for a language model whose arrays or config.json are those of a class without a head."""
+    """Raises `NoHeadError` for a language model whose arrays or config.json come from a class without a head."""
     named = hf.get("architectures") or []
     if family.continues and named and (base or all(name.endswith("Model") for name in named)):
         raise NoHeadError(f"this checkpoint of {named[0]} has no output head; set headless=True to embed texts with it")
 
 
 def _check_head(hf: dict[str, Any], architecture: Architecture, classes: int) -> None:
-    """Raises `UserError` for a classification head that does not give the probabilities of the labels of a text."""
+    """Raises `UserError` unless the classification head gives probabilities of two or more labels of a text."""
     named = hf.get("architectures") or [architecture.name]
-    problem = f"its head is of {named[0]}, only that of {architecture.name} is supported"
+    problem = f"its head is of {named[0]}, but only heads of {architecture.name} are supported"
     check(architecture.name in named, problem)
     check(classes > 1, "its head has one label, a score rather than a class")
     require(hf, problem_type="single_label_classification")
@@ -347,7 +347,7 @@ def _remove_tied(family: type[Family], arrays: MutableMapping[str, Any], archite
 
 
 def _arrays_equal(arrays: Mapping[str, Any], name: str, other: str) -> bool:
-    """Returns whether two arrays are equal; those that differ do so in the first row, after which no more is read."""
+    """Returns whether two arrays are equal; compares the first rows first, to read little of arrays that differ."""
     if other not in arrays:
         return False
     first, second = arrays[name], arrays[other]

@@ -64,7 +64,7 @@ class Rule:
 
 
 Part = tuple[str, str, Layout]
-"""The fields of a rule whose names lack their beginnings."""
+"""The fields of a rule, with names that lack their beginnings."""
 
 AFFINE: tuple[Part, ...] = (("kernel", "weight", kernel()), ("bias", "bias", FLAT))
 NORM: tuple[Part, ...] = (("scale", "weight", SAME), ("bias", "bias", SAME))
@@ -103,7 +103,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         ignored: patterns of names of their arrays that are not read.
 
     Raises:
-        UserError: an array is missing, unused, of another size or not of floating-point numbers.
+        UserError: an array is missing, unused, of another size or not floating-point.
     """
     rules, used = list(rules), set()
 
@@ -121,7 +121,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         return jax.device_put(whole.astype(leaf.dtype, copy=aliases), leaf.sharding)
 
     named = dict(named_leaves(shapes))
-    by_size = sorted(named, key=lambda ours: -named[ours].size)  # what is in memory twice is then small at the end
+    by_size = sorted(named, key=lambda ours: -named[ours].size)  # at the end, only small arrays are in memory twice
     loaded = {ours: find(ours, named[ours]) for ours in by_size}
     params = jax.tree_util.tree_map_with_path(lambda path, _: loaded[parameter_name(path)], shapes)
     left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]
@@ -132,7 +132,7 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """The arrays, named in rules, that one of their arrays holds; names lack their beginnings."""
+    """One of their arrays that holds several arrays of the rules; names lack their beginnings."""
 
     parts: tuple[str, ...]
     split: Callable[[np.ndarray], Sequence[np.ndarray]]
@@ -146,10 +146,10 @@ Fusions = Mapping[str, Fusion]
 
 
 def fused_rows(whole: str, *modules: str, sizes: Sequence[int] | None = None, groups: int = 1) -> Fusions:
-    """Returns the fusions of a module whose rows are those of several modules.
+    """Returns the fusions of a module that stacks the rows of several modules.
 
     Args:
-        sizes: the number of rows of each module; None: all have as many.
+        sizes: the number of rows of each module; None: equal numbers.
         groups: number of groups of rows, each with rows of all modules.
     """
     bounds = len(modules) if sizes is None else np.cumsum(sizes)[:-1]
@@ -170,7 +170,7 @@ def fused_rows(whole: str, *modules: str, sizes: Sequence[int] | None = None, gr
 
 
 def split_fused(arrays: StoredArrays, fusions: Fusions) -> StoredArrays:
-    """Replaces fused arrays by their parts; each access to a part reads the whole array."""
+    """Returns arrays in which the parts replace each fused array; reading a part reads the whole array."""
 
     def reader(name: str, fusion: Fusion, part: int) -> Callable[[], np.ndarray]:
         return lambda: fusion.split(np.asarray(arrays[name]))[part]

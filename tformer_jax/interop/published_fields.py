@@ -10,7 +10,7 @@ _NOT_FIELDS = ("like", "unread", "aliases")
 
 
 def _extended(table: dict[str, Any]) -> dict[str, Any]:
-    """Returns a table with what it has of the tables that it is like."""
+    """Returns a table with the entries of the tables in its field `like`."""
     result: dict[str, Any] = {"unread": [], "aliases": {}}
     for part in (*(_extended(_TABLES["bases"][name]) for name in table.get("like", ())), table):
         unread, aliases = (result[name] for name in ("unread", "aliases"))
@@ -30,4 +30,4 @@ UNREAD_BY: dict[str, list[str]] = {kind: table["unread"] for kind, table in _TYP
 ALIASES: dict[str, dict[str, str]] = {kind: table["aliases"] for kind, table in _TYPES.items()}
 """Other names of fields by `model_type`."""
 UNSUPPORTED: dict[str, list[str]] = _TABLES["unsupported"]
-"""What each of these `model_type` has that no supported one has, and the nearest supported one."""
+"""By `model_type` that is not supported: what no supported one has, and the nearest supported one."""

@@ -75,7 +75,7 @@ _DELTA: tuple[Part, ...] = (
 
 
 def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
-    """Returns the rules; the output projections of both kinds of layers have one name of ours, and two of theirs."""
+    """Returns the rules; output projections of both kinds of layers have one name of ours, but two names of theirs."""
     outputs = (
         Rule(f"decoder/layers_{i}/{_OUTPUT}", f"model.layers.{i}.linear_attn.out_proj.weight", kernel(2))
         for i, kind in enumerate(cfg.layer_kinds(cfg.decoder_layers))

@@ -120,7 +120,7 @@ def rope_parameters(rotary: RotaryConfig) -> Settings:
 
 
 def rotary_fields(rotary: RotaryConfig, *, partial: bool = False) -> Settings:
-    """Returns the fields of config.json: `rope_parameters` of transformers 5, and those that earlier versions read.
+    """Returns the fields of config.json: `rope_parameters` for transformers 5, the others for earlier versions.
 
     If `partial`, the architecture has a default fraction of its own, so that the fraction is always written.
     """

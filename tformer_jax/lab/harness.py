@@ -76,7 +76,7 @@ class HarnessModel(TemplateLM):
         return row._replace(inputs=row.inputs | {"prefix": [given]}) if prefix_lm else row
 
     def loglikelihood_rolling(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[float]:
-        """Returns the log-probability of each text, of which each token is predicted once."""
+        """Returns the log-probability of each text; each of its tokens is predicted once."""
         totals = []
         for request in requests:
             ids = self.tok_encode(request.args[0], add_special_tokens=False)

@@ -63,11 +63,11 @@ def fused(cfg: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 
 
 def in_layout_of(target: ModelConfig, cfg: ModelConfig, params: Params) -> Params:
-    """Converts parameters of a model built from `cfg` to the layout of another model, where both can be compared.
+    """Converts parameters of a model built from `cfg` to the layout of another model, so that both can be compared.
 
-    Projections are separate or fused as in `target`; a tied source embedding or output head is copied if that of
-    `target` is separate. Layers are unrolled, also if those of `target` are scanned: their numbers may be compared.
-    Nothing else is changed: shapes, depths and names may still differ.
+    Projections are separate or fused as in `target`. A tied source embedding or output head is copied if `target` has a
+    separate one. Layers are always unrolled, so that their numbers can be compared, even if `target` scans them.
+    Nothing else changes: shapes, depths and names may still differ.
     """
     if target.family == "seq2seq" and cfg.ties_inputs and not target.ties_inputs:
         params = params | {"source_embedding": jax.tree.map(jnp.copy, params["target_embedding"])}
@@ -134,7 +134,7 @@ def _convert_tree(params: Params, cfg: ModelConfig, layout: str, cross: bool) ->
 
 
 def _convert_attention(params: Params, cfg: ModelConfig, layout: str) -> Params:
-    """Splits the fused projections of an attention, and fuses those that `layout` names."""
+    """Splits the fused projections of an attention, and fuses the projections that `layout` fuses."""
     heads = {"query": cfg.num_heads, "key": cfg.kv_heads, "value": cfg.kv_heads}
     for present in FUSED:
         if (fused := _fused_name(present)) in params:

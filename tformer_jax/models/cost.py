@@ -16,7 +16,7 @@ from tformer_jax.models import registry
 from tformer_jax.nn.module import named_leaves
 
 TRAINING_FLOPS = 3
-"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each."""
+"""FLOPs of a train step relative to its forward pass: the backward pass has two products for each forward product."""
 DOTS_RECOMPUTED = {
     "nothing_saveable": "all",
     "dots_with_no_batch_dims_saveable": "batched",
@@ -24,7 +24,7 @@ DOTS_RECOMPUTED = {
 }
 """The `dot_general` of the forward pass that the backward pass computes again, by `model.remat`.
 
-Products of experts are computed again with all of these.
+Products of experts are computed again with each of these policies.
 """
 
 
@@ -43,7 +43,7 @@ class Cost:
     tokens: int
     """Number of input tokens, of both sides for seq2seq models."""
     forward_flops: int
-    """FLOPs of all matrix products, 2 per multiply-add; of experts, only those of the chosen ones.
+    """FLOPs of all matrix products, 2 per multiply-add; only the chosen experts are counted.
 
     Devices compute each expert's tokens in blocks of `nn.grouped.ROWS`; padding of the last block is not counted.
     """
@@ -72,7 +72,7 @@ def estimate(cfg: ModelConfig, batch: int, length: int, *, cache_dtype: str | No
     """
     if length > cfg.max_length:
         raise cfg.error("max_length", f"is less than {length} tokens")
-    cfg = dataclasses.replace(cfg, attention_backend="reference")  # this machine may not support that of the config
+    cfg = dataclasses.replace(cfg, attention_backend="reference")  # this machine may not support the config's backend
     model = registry.build(cfg)
     shapes = nn.unbox(registry.shapes(model))
     tokens = registry.example_batch(cfg, batch, length)
@@ -90,18 +90,18 @@ def forward_flops(cfg: ModelConfig, batch: Any, *, all_scores: bool = False) -> 
     """Counts the FLOPs of all matrix products of a forward pass on a batch of arrays or their shapes, by tracing.
 
     Args:
-        all_scores: count all T x S scores of attention, masked ones included. By default, those that
-            `attention_ops.reference` skips on a CPU are not counted: of causal rows of more tokens than
-            `nn.xla.SMALLEST_QUERY_CHUNK`.
+        all_scores: count all T x S attention scores, including masked ones. By default, scores that
+            `attention_ops.reference` skips on a CPU are not counted; it skips masked scores of causal rows of more than
+            `nn.xla.SMALLEST_QUERY_CHUNK` tokens.
     """
     return _flops(_traced(cfg, batch, all_scores=all_scores))
 
 
 def recomputed_flops(cfg: ModelConfig, batch: Any) -> int:
-    """Counts the FLOPs of the products that `cfg.remat` does not save, which the backward pass computes again.
+    """Counts the FLOPs of the products that `cfg.remat` does not save and that the backward pass computes again.
 
-    Counts all T x S scores of attention, and a product whose result no gradient needs, such as the last one of a layer,
-    which XLA removes.
+    Counts masked attention scores, and products that XLA removes because no gradient needs them, such as the last
+    product of a layer.
     """
     if cfg.remat in ("none", "everything_saveable"):
         return 0
@@ -121,7 +121,7 @@ def _traced(cfg: ModelConfig, batch: Any, *, all_scores: bool, method: str = "__
 
 
 def _on_tpu() -> contextlib.AbstractContextManager[Any]:
-    """Context of programs for a TPU; only those for CPUs skip scores."""
+    """Context of programs for a TPU; only programs for CPUs skip scores."""
     device = jax.sharding.AbstractDevice(device_kind="tpu", num_cores=None, platform="tpu")
     types = (jax.sharding.AxisType.Auto,)  # JAX 0.12 has no explicit sharding of ragged products, the default there
     return jax.sharding.use_abstract_mesh(
@@ -144,7 +144,7 @@ def size_bytes(tree: Any) -> int:
 
 
 def cache_bytes(cfg: ModelConfig, batch: int, length: int, dtype: str | None) -> int:
-    """Returns the size of all layers' caches, and of those of cross-attention to `length` tokens."""
+    """Returns the size in bytes of all layers' caches, including cross-attention to `length` tokens."""
     if not cfg.model_class.decodes:
         return 0
     from tformer_jax.nn.decoder_cache import empty_entries, row_cache

@@ -26,7 +26,7 @@ class Ensemble:
     mean: str = MEANS[0]
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what the class of the members states of itself, such as `continues`, and the config of the first."""
+        """Returns an attribute of the first member: of its class, such as `continues`, or its config."""
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.members[0], name)

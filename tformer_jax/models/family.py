@@ -1,4 +1,4 @@
-"""What a class of models states of itself, so that other code asks it and compares no names of families."""
+"""Properties that a class of models declares, so that other code need not compare names of families."""
 
 import contextlib
 import inspect
@@ -61,11 +61,11 @@ class Family:
 
 @contextlib.contextmanager
 def mistakes_explained(model: Any, variables: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Iterator[None]:
-    """Context of a call of a model, which raises a `UserError` in place of an error that a caller's mistake causes.
+    """Context of a model call that turns errors caused by a caller's mistake into `UserError`.
 
     Raises:
-        UserError: token ids or masks have another type, rank or size than the model reads, ids are outside of its
-            vocabulary (only outside of compiled functions), or parameters or the key of dropout are missing.
+        UserError: token ids or masks have the wrong type, rank or size, ids are outside the vocabulary (checked only
+            outside of compiled functions), or parameters or the key of dropout are missing.
     """
     check_type("variables", variables, Mapping, "a dictionary of collections, {'params': params}")
     if options.get("method") in (None, "__call__", "features"):
@@ -79,7 +79,7 @@ def mistakes_explained(model: Any, variables: Any, args: Sequence[Any], options:
         raise UserError(problem) from error
     except (errors.ScopeParamNotFoundError, errors.ScopeParamShapeError) as error:
         reason = str(error).partition(". (")[0].partition(" (http")[0]
-        raise UserError(f"params are not those of this model: {reason}") from error
+        raise UserError(f"params do not fit this model: {reason}") from error
 
 
 def _check_arguments(model: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ def _check_arguments(model: Any, args: Sequence[Any], options: Mapping[str, Any]
 
 
 def _own(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that are those of the model, not of `apply`."""
+    """Returns the options of the model's call, without the options of `apply`."""
     apply = ("rngs", "method", "mutable", "capture_intermediates")
     return {name: value for name, value in options.items() if name not in apply}
 

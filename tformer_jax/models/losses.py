@@ -1,4 +1,4 @@
-"""Cross-entropy loss for training and evaluation."""
+"""Losses of training and evaluation: cross-entropy, distillation and guided alignment, optionally in chunks."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -73,7 +73,7 @@ def guided_loss(collected: Any, cfg: ModelConfig, batch: registry.Batch, guide: 
     """Computes the cross-entropy between links and attention weights, summed over the linked tokens, in nats.
 
     Args:
-        collected: the collection "watch".
+        collected: dictionary of all collections; "watch" has the operands of cross-attention.
         batch: `aligned` is int32 [B, T], the place of a token of the source for each label; IGNORED: none.
     """
     layer = cfg.decoder_layers - 1 if guide.head.layer is None else guide.head.layer
@@ -194,8 +194,8 @@ def batch_loss(
 def sum_over_chunks(sums: Callable[[Any, jax.Array], Tree], x: Any, labels: jax.Array, chunk: int) -> Tree:
     """Sums `sums(x, labels)`, a tree, over chunks of at most `chunk` positions that have labels.
 
-    Only x is kept for the backward pass, which recomputes each chunk. Positions without a label are put last in their
-    row, and chunks that have no other ones are skipped.
+    Only x is kept for the backward pass, which recomputes each chunk. Positions without a label are moved to the end of
+    their row, and chunks without labels are skipped.
 
     Args:
         sums: does not depend on the order of positions; zero where no position has a label.

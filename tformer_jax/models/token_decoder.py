@@ -99,7 +99,7 @@ class TokenDecoder(Family, nn.Module):
         Args:
             cache: as returned by `init_cache` or by the previous call.
             padding_mask: bool [B, T], True for tokens that are not padding; None: all.
-            ancestry: the tokens are T beams at one position, each of which attends only to its ancestors.
+            ancestry: the tokens are T beams at one position; each beam attends only to its ancestors.
             last_only: compute the logits of the last token only.
 
         Returns:

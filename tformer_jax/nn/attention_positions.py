@@ -81,9 +81,9 @@ def rotary_frequencies(cfg: ModelConfig, *, window: bool) -> np.ndarray:
     R is `cfg.rotary_size`: H, unless only a fraction of each head is rotated.
 
     `linear` divides all frequencies by the factor ("Extending Context Window ... via Positional Interpolation", 2023).
-    `llama3` divides frequencies of less than one rotation in `rotary.original_length` tokens, keeps those of over 4
-    rotations, and interpolates in between ("The Llama 3 Herd of Models", 2024). `yarn` does so between `beta_slow` and
-    `beta_fast` rotations, linearly in the index i instead of the rotations ("YaRN", 2023, section 3.2).
+    `llama3` divides frequencies of less than one rotation in `rotary.original_length` tokens, keeps frequencies of over
+    4 rotations, and interpolates in between ("The Llama 3 Herd of Models", 2024). `yarn` interpolates between
+    `beta_slow` and `beta_fast` rotations, linearly in the index i instead of the rotations ("YaRN", 2023, section 3.2).
     """
     rotary, exponents = cfg.rotary, -np.arange(0, cfg.rotary_size, 2) / cfg.rotary_size
     if window and rotary.window_base is not None:
@@ -148,7 +148,7 @@ class Rotary(AttentionPositions):
         if rotary.window_base is not None and "window" not in cfg.layer_pattern:
             raise cfg.error("rotary.window_base", "no layer uses it; write 'window' in model.layer_pattern")
         if rotary.window_base is not None and "full" not in cfg.layer_pattern:
-            raise cfg.error("rotary.window_base", "is that of all layers; write it as model.rotary.base")
+            raise cfg.error("rotary.window_base", "applies to all layers; write it as model.rotary.base")
 
     def __call__(self, positions: jax.Array, *, window: bool) -> PositionTerms:
         """Returns the rotation by `position * frequency`, which also multiplies by `rotary_magnitude`."""
@@ -175,8 +175,8 @@ class AlibiBias:
 def alibi_slopes(heads: int) -> np.ndarray:
     """Returns ALiBi's slope of each head, float64 [N].
 
-    They are `2^(-8 i / N)` for i = 1..N if N is a power of two; else those of the next lower power P, then every other
-    slope of 2P.
+    The slopes are `2^(-8 i / N)` for i = 1..N if N is a power of two; else the slopes for the next lower power P,
+    followed by every other slope for 2P.
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)

@@ -34,13 +34,13 @@ def attend_with_cache(
 
     Args:
         q: [B, T, N, H].
-        new: entries [B, K, S, ...]: of the T tokens, or all that the queries attend to without slots.
+        new: entries [B, K, S, ...]: of the T tokens; without slots, all entries that the queries attend to.
         cache: the entries of earlier tokens; None: no cache.
         slots: slots of `cache` for the new entries; None: nothing is written.
         mask: as in `attend`.
         dtype: floating dtype of the keys and values.
         backend: as in `attend`; with a cache, replaced as in `backend_for_cache`. Pages have one implementation.
-        watched: module for which `watch` stores the operands, except those of pages; None: not stored.
+        watched: module for which `watch` stores the operands, except with pages; None: not stored.
         dropout_rate, dropout_key: as in `attend`; there is no dropout with pages.
         scoring: `bias`, `sinks`, `scale` and `softcap`, as in `attend`.
 

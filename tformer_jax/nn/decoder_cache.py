@@ -35,9 +35,12 @@ class DecoderCache:
     def allocate(
         self, padding_mask: jax.Array, *, same_position: bool = False
     ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
-        """Assigns positions and slots to T new tokens, of which those in `padding_mask` (bool [B, T]) are real.
+        """Assigns positions and slots to T new tokens.
 
         The positions are consecutive or, if `same_position`, the same for all tokens of a row.
+
+        Args:
+            padding_mask: bool [B, T], True for tokens that are not padding.
 
         Returns:
             The cache with updated slots and lengths (layers write keys and values later), the tokens' positions
@@ -154,9 +157,9 @@ class DecoderCache:
     def compact(self, ancestry: BeamAncestry, rows: jax.Array) -> "DecoderCache":
         """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
 
-        After some steps, all beams of a row have the same ancestors at early positions, one slot each instead of one
-        per beam. Only for the caches of `row_cache` and `paged_cache`, in which all kinds of layers have the same
-        slots. `rows`, bool [B], are the rows to compact; others are unchanged.
+        After some steps, all beams of a row share their ancestors at early positions: each such position then needs one
+        slot instead of one per beam. Only for the caches of `row_cache` and `paged_cache`, in which all kinds of layers
+        have the same slots. `rows`, bool [B], are the rows to compact; others are unchanged.
         """
         slots, first = self.row_slots, self.first_slots
         used = ancestry.may_attend(first.tokens).any(axis=(1, 2)) & (first.tokens.positions != EMPTY)

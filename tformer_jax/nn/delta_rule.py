@@ -1,12 +1,12 @@
 """The gated delta rule ("Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024) as pure functions.
 
-Each head has a state S, a matrix [H, P] that maps keys to values. Token t forgets a part of it, reads what it holds
-for the token's key, and corrects that by a fraction of the error:
+Each head has a state S, a matrix [H, P] that maps keys to values. Token t decays the state, reads the value that it
+holds for the token's key, and corrects this value by a fraction of the error:
 
     S_t = alpha_t S_{t-1} + beta_t k_t (v_t - alpha_t S_{t-1}^T k_t)^T        o_t = S_t^T q_t
 
-with the decay alpha in (0, 1] and the writing strength beta in [0, 1]. H is the size of queries and keys, P that of
-values.
+with the decay alpha in (0, 1] and the writing strength beta in [0, 1]. H is the size of queries and keys, P the size
+of values.
 """
 
 import jax
@@ -46,7 +46,7 @@ def full_pass(
     state: jax.Array,
     segments: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the same as `step` for T tokens in turn, but in chunks: matrix products compute all tokens of a chunk.
+    """Computes the same as T calls of `step`, but in chunks: matrix products compute all tokens of a chunk.
 
     With D_ij the decay from token j to token i of a chunk and L = tril(beta_i D_ij k_i . k_j, -1), the corrections U
     that the chunk writes solve `(I + L) U = R`, where row i of R is `beta_i (v_i - D_i0 S^T k_i)^T` (section 3.3 of the
@@ -57,7 +57,7 @@ def full_pass(
         v: float32 [B, T, N, P].
         log_decay, beta: float32 [B, T, N].
         state: float32 [B, N, H, P], of the first token's segment.
-        segments: int [B, T]: segment ids of documents packed into a row, each of which starts with a state of zeros;
+        segments: int [B, T]: segment ids of documents packed into a row; each document starts with a state of zeros.
             None: one segment.
 
     Returns:

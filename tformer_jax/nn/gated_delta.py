@@ -1,6 +1,6 @@
 """Gated DeltaNet ("Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024): a recurrent state per head.
 
-H is the size of queries and keys, P that of values, W the number of columns (beams) of a row.
+H is the size of queries and keys, P the size of values, W the number of columns (beams) of a row.
 """
 
 import math

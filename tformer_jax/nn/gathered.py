@@ -40,7 +40,7 @@ def with_gathered(
 
     Args:
         function: must treat the rows of x independently.
-        names: logical names of the parameter's two axes, one of which is the model width.
+        names: logical names of the parameter's two axes; one must be the model width.
         dtype: as for `all_gather`.
     """
     mesh, axis = jax.sharding.get_abstract_mesh(), names.index(axes.EMBED)
@@ -113,7 +113,7 @@ _in_stages.defvjp(_forward, _backward)
 
 
 def _stages_along(along: MeshAxes) -> list[Groups | None]:
-    """Returns the `stages` of these mesh axes, one for all devices where XLA needs no stages."""
+    """Returns the `stages` of these mesh axes; a single stage where XLA needs no stages."""
     return stages(sharding.devices(along)) if sharding.platform() in PLATFORMS else [None]
 
 
@@ -129,8 +129,8 @@ def stages(devices: int) -> list[Groups | None]:
     """Returns the device groups of successive reduce-scatters, after which device i holds shard i.
 
     The devices form the squarest possible grid, row by row. The groups of the first stage are the columns of the grid,
-    those of the second stage its rows; each group is a list of device indices. A prime number of devices has one stage
-    with all devices in one group, None.
+    the groups of the second stage its rows; each group is a list of device indices. A prime number of devices has one
+    stage with all devices in one group, None.
     """
     rows = max(side for side in range(1, math.isqrt(devices) + 1) if devices % side == 0)
     columns = devices // rows

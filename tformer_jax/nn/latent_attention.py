@@ -36,7 +36,7 @@ class Latents(TokenCache):
         return cls(*(jnp.zeros((rows, 1, slots, size), cfg.dtype) for size in sizes))
 
     def unpack(self, dtype: str) -> tuple[jax.Array, jax.Array]:
-        """Returns [B, S, 1, C + R] twice: as keys, and as values, of which callers use the first C features."""
+        """Returns [B, S, 1, C + R] twice: as keys, and as values; callers use the first C features of the values."""
         both = jnp.concatenate([self.latent.astype(dtype), self.rotated.astype(dtype)], axis=-1)
         entries = jnp.swapaxes(both, 1, 2)
         return entries, entries
@@ -45,8 +45,8 @@ class Latents(TokenCache):
 class LatentAttention(Module):
     """Attention whose keys and values are projections of one latent per token, `c = norm(x W_c)` of size C.
 
-    The key of head n is `[c W_k[n], r]`, where the R features of r, which all heads share, are the only ones that are
-    rotated by position; its value is `c W_v[n]`. Queries are projections of x, or of a latent of their own.
+    The key of head n is `[c W_k[n], r]`, its value `c W_v[n]`. Only the R features of r, which all heads share, are
+    rotated by position. Queries are projections of x, or of a latent of their own.
 
     Without a cache, keys and values are computed ("expanded"). With a cache, which stores only c and r, queries attend
     to latents: `q . (c W_k) = (q W_k^T) . c`, and `W_v` is applied to the weighted sum of latents ("absorbed").

@@ -46,7 +46,7 @@ class LayerContext:
     """int32 [B, T]: for beams, the columns of recurrent states that they continue."""
 
     def for_attention(self, layer: str) -> dict[str, Any]:
-        """Returns the arguments of self-attention in a kind of layer; those of "nope" have no positions."""
+        """Returns the arguments of self-attention in a kind of layer; layers of kind "nope" get no positions."""
         kind = mask_kind(layer)
         position = None if layer == "nope" else self.positions.get(kind)
         return {"mask": self.masks[kind], "position": position, "slots": self.slots.get(kind)}
@@ -60,7 +60,7 @@ class Residual(nn.Module):
     """Residual connection around a sub-layer f, with norms as in `cfg.norm_placement`.
 
     pre: `x + drop(f(norm(x)))`; post: `norm(x + drop(f(x)))`; both: `x + drop(norm(f(norm(x))))`; output:
-    `x + drop(norm(f(x)))`. What is added to x is first multiplied by `cfg.residual_multiplier`.
+    `x + drop(norm(f(x)))`. The value added to x is first multiplied by `cfg.residual_multiplier`.
     """
 
     cfg: ModelConfig
@@ -125,7 +125,7 @@ class TransformerLayer(nn.Module):
         Args:
             x: [B, T, D].
             ctx: masks, positions and memory, shared by all layers.
-            cache: what the layer stored of earlier tokens; keys and values of x are written to `ctx.slots`.
+            cache: the layer's entries of earlier tokens; keys and values of x are written to `ctx.slots`.
 
         Returns:
             [B, T, D], and the updated cache, or None without a cache.

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 
 @jax.custom_vjp
 def lookup(table: jax.Array, indices: jax.Array) -> jax.Array:
-    """Returns rows of a table: [V, D], int [...] -> [..., D]; NaN for indices outside 0, ..., V - 1.
+    """Returns rows of a table; their gradients are summed in float32.
 
-    Contributions to the gradient of a row are added in float32 and rounded once: a sum of ones in bfloat16 ends at 256.
+    [V, D], int [...] -> [..., D]; NaN for indices outside 0, ..., V - 1. The sum is rounded once to the table's dtype:
+    a sum of ones in bfloat16 would stop at 256.
     """
     return jnp.asarray(table).at[indices].get(mode="fill", wrap_negative_indices=False)
 

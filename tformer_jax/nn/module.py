@@ -36,10 +36,10 @@ def check_vectors(name: str, x: jax.Array, size: int) -> None:
 class Module(nn.Module):
     """A Linen module whose `param` does not trace the initializer of a parameter that exists.
 
-    Flax traces it in every call, to compare the shapes, which takes about a tenth of the tracing of a model.
+    Flax traces the initializer in every call to compare shapes, which takes about a tenth of the time to trace a model.
 
     Raises:
-        UserError: the field `cfg` of a subclass is no `ModelConfig`.
+        UserError: the field `cfg` of a subclass is not a `ModelConfig`.
     """
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Position embeddings, which are added to token embeddings; `attention_positions` has those of attention."""
+"""Position embeddings, which are added to token embeddings; see `attention_positions` for positions in attention."""
 
 from typing import ClassVar
 

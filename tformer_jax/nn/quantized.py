@@ -29,7 +29,7 @@ def is_quantized(parameter: Any) -> bool:
 
 
 def stored_arrays(params: Any) -> Any:
-    """Returns parameters with the integers of those that are stored as int8 in their place."""
+    """Replaces each parameter that is stored as int8 by the array of its integers."""
     return jax.tree.map(lambda leaf: getattr(leaf, "qvalue", leaf), params, is_leaf=is_quantized)
 
 

@@ -189,7 +189,7 @@ class PagedSlots(RowSlots):
         return stored, stored
 
     def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
-        """See `RowSlots`; slots that keep their token, such as those in pages that rows share, are not written."""
+        """See `RowSlots`; slots that keep their token, such as slots in shared pages, are not written."""
         to = jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape)
         pages, offsets = self._locate(order)
         moved = entries[pages, :, offsets]

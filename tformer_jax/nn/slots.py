@@ -103,8 +103,8 @@ class RingSlots:
     """Ring buffer of each row's newest tokens, for sliding-window layers.
 
     The `width` slots of a position begin at `position % window * width`: a token overwrites one that is outside of all
-    later windows. In a call with several positions, the tokens attend to
-    the ring before the call and to each other, because the last of them may overwrite what the first still attends to.
+    later windows. In a call with several positions, the tokens attend to the ring before the call and to each other,
+    because the last tokens may overwrite entries that the first tokens still attend to.
     """
 
     in_place: ClassVar[bool] = False

@@ -14,7 +14,7 @@ attention              `operands`    `attention_ops.Operands`, after norms, rota
 
 Each value is in a tuple, as `flax.linen.Module.sow` stores it: of one element, or with `model.shared_layers` of one for
 each use of the layer. Scanned layers have a leading axis of repetitions in each leaf. Attention to a paged KV cache is
-not watched, nor is that of `LatentAttention` to a cache.
+not watched, and neither is `LatentAttention` with a cache.
 """
 
 from typing import Any

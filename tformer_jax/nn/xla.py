@@ -82,7 +82,7 @@ def top_k(values: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Returns the k largest values along the last axis and their indices, like `jax.lax.top_k`, but faster.
 
     Values are in descending order, equal values in order of their indices. Only the k blocks with the largest maxima
-    are searched: no value of another block is larger than these k maxima.
+    are searched, because no value of another block exceeds any of these k maxima.
 
     Args:
         values: float [..., V], which may contain -inf.

@@ -80,7 +80,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def _check_tokenizers(tokenizers: Any) -> None:
-    expected = "Tokenizers(source, target), such as those of tj.batches or of a run"
+    expected = "Tokenizers(source, target), such as the tokenizers of tj.batches or of a run"
     check_type("tokenizers", tokenizers, Tokenizers, expected)
 
 
@@ -118,7 +118,7 @@ def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = Non
 
     Raises:
         UserError: cfg lacks the sizes of the vocabulary, names another run without `params`, or names a teacher, or
-            `params` are not those of its model.
+            `params` do not fit its model.
     """
     _check_parts(cfg)
     model = registry.build(cfg.model, train=True)
@@ -144,15 +144,15 @@ def train_step(
 ) -> Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, jax.Array]]]:
     """Returns the compiled step `(state, batch) -> (state, metrics)`; it donates the old state.
 
-    Metrics are those of `train.step.make_train_step`.
+    The step returns the metrics of `train.step.make_train_step`.
 
     Args:
-        optimizer: an Optax transformation, with its learning rate; None: that of `cfg.optim`.
-        tokenizers: those of the batches, over whose tokens label smoothing spreads; None: over all `model.vocab_size`.
+        optimizer: an Optax transformation, with its learning rate; None: the optimizer of `cfg.optim`.
+        tokenizers: tokenizers of the batches: label smoothing covers their tokens only; None: all `model.vocab_size`.
 
     Raises:
-        UserError: by the step, for a batch without a key of the model, or with arrays of another type, shape, range or
-            device, or a state that an earlier step has used or another optimizer made.
+        UserError: raised by the step, for a batch without a key of the model, or with arrays of the wrong type, shape,
+            range or device, or a state that an earlier step has used or another optimizer made.
     """
     _check_parts(cfg)
     model = registry.build(cfg.model, train=True)
@@ -244,7 +244,7 @@ def check_params(cfg: Config, params: Any) -> None:
         raise UserError("params is a dictionary of collections: pass variables['params']")
     for what, names in (("lack", expected.keys() - given.keys()), ("have the unknown", given.keys() - expected.keys())):
         if names:
-            raise UserError(f"params {what} {min(names)!r}: they are those of another model than cfg.model")
+            raise UserError(f"params {what} {min(names)!r}: they belong to another model than cfg.model")
     for name, leaf in expected.items():
         if (given[name].shape, given[name].dtype) != (leaf.shape, leaf.dtype):
             is_now = f"{given[name].dtype}{list(given[name].shape)}"
@@ -263,12 +263,12 @@ def save_run(
     """Writes a run folder with final weights, which every command and `tj.load` read.
 
     Args:
-        params: those of a state, into which updates of LoRA are merged, or a dictionary.
+        params: parameters of a state, or a dictionary; updates of LoRA are merged.
         cfg: with the sizes of the vocabulary, as `Batches.config`.
         labels: the classes of a classifier, in the order of its logits.
 
     Raises:
-        UserError: the folder holds a run, or parameters, tokenizers or labels do not fit the model.
+        UserError: the folder already holds a run, or parameters, tokenizers or labels do not fit the model.
     """
     check_config(cfg)
     _check_tokenizers(tokenizers)

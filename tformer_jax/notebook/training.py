@@ -1,4 +1,4 @@
-"""Trains a config in Python, on data of one's own or that of the config."""
+"""Trains a config in Python, on your own data or the config's."""
 
 import contextlib
 import dataclasses
@@ -46,13 +46,13 @@ def train(
         data: `{"train": ..., "validation": ...}`, and "test" if there is one: sequences or iterables of texts,
             (source, target) or (text, label) pairs, or dictionaries; None: the data that `cfg.data` names.
         run: the run folder; None: `runs/NAME` of the config.
-        resume, overwrite: continue or replace the run in the folder. A resumed run needs the same data and optimizer,
-            which is checked, and then continues exactly.
+        resume, overwrite: continue or replace the run in the folder. A resumed run continues exactly; it checks that
+            the data and the optimizer are the same.
         optimizer: an Optax transformation with its learning rate, in place of all of `cfg.optim`.
         metrics: further metrics of evaluations by name: functions of outputs and references, two lists of texts
             (or labels), in the order of the examples.
-        callbacks: functions `(step, state, metrics)`, called after each step that is recorded, with the metrics of
-            that step named as in `Run.history`. The next step frees the arrays of the state: copy what is to stay.
+        callbacks: functions `(step, state, metrics)`, called after each recorded step; its metrics are named as in
+            `Run.history`. The next step frees the arrays of the state: copy what you keep.
         data_root: the data folder, for sources that read files.
 
     Raises:
@@ -84,7 +84,7 @@ def train(
 
 @contextlib.contextmanager
 def _in_one_thread() -> Iterator[None]:
-    """Context of a training: Orbax 0.12 numbers the saves of a process, and those of two threads disturb each other."""
+    """Lets one thread train at a time: Orbax 0.12 numbers saves per process, so that two threads would interfere."""
     if not _TRAINS.acquire(blocking=False):
         raise UserError("another thread of this process trains: wait until it ends, or train in another process")
     try:
@@ -139,13 +139,13 @@ def _check_call(name: str, function: Any, arguments: str) -> None:
 
 
 def in_notebook() -> bool:
-    """Returns whether this is a notebook, whose outputs can be replaced."""
+    """Returns whether this is a notebook, so that outputs can be replaced."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel")
 
 
 class LiveCurves:
-    """A callback that draws the curves of a run in a notebook, in place of those drawn before."""
+    """A callback that draws the curves of a run in a notebook, replacing the previous drawing."""
 
     def __init__(self) -> None:
         self._records: list[dict[str, Any]] = []

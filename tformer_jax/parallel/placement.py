@@ -25,7 +25,7 @@ def mesh_of(arrays: Any) -> Mesh | None:
 
 @contextlib.contextmanager
 def use_whole_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Context in which computations run on the whole mesh, even those without arguments on it; no effect for None."""
+    """Context in which computations run on the whole mesh, even without arguments on it; no effect for None."""
     if mesh is None:
         yield
     else:
@@ -46,7 +46,7 @@ def shard_batch(
     """Shards the rows of a global batch over a mesh, or replicates them if they do not divide evenly.
 
     Args:
-        batch: all rows in every process; with `own` (see `own_shards`), only the rows of those shards.
+        batch: all rows in every process; with `own` (see `own_shards`), only the rows of the process's shards.
     """
     if mesh is None:
         return batch

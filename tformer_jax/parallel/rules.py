@@ -49,7 +49,7 @@ def parameter_spec(
 ) -> PartitionSpec:
     """Returns the `PartitionSpec` of an array by its logical axes.
 
-    An axis that its mesh axes do not divide evenly is sharded over the first of them that do, or not at all.
+    An axis that its mesh axes do not divide evenly is sharded over the first mesh axes that do, or not at all.
     Vectors of the model width (norm scales, biases) are not sharded either: that would cost a collective each.
     (`nn.sharding.activation_spec` shards an axis over all of its mesh axes or over none.)
 
@@ -86,8 +86,8 @@ def state_shardings(
     """Returns a `NamedSharding` for each leaf of a training state.
 
     A leaf whose path ends with a parameter's path and which has its shape (a moment, a moving average) is sharded like
-    the parameter; with `zero1`, by `ZERO1` unless it is the parameter itself. So are the parts of a parameter that is
-    stored in several arrays, along the axes of its size. Other leaves are replicated.
+    the parameter; with `zero1`, by `ZERO1` unless it is the parameter itself. The parts of a parameter that is stored
+    in several arrays are sharded in the same way, along the axes that have its size. Other leaves are replicated.
 
     Args:
         boxed_params: parameter shapes, boxed with their logical axes.

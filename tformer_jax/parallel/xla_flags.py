@@ -11,7 +11,7 @@ VARIABLES = {"gpu": "XLA_FLAGS", "tpu": "LIBTPU_INIT_ARGS"}
 """The environment variable that each kind of device reads."""
 ALWAYS = "always"
 USES = (ALWAYS, "data", "fsdp", "tensor", "sequence", "expert")
-"""The meshes that a flag is for: all, or those in which this axis is larger than 1."""
+"""The meshes that a flag is for: all, or meshes in which this axis is larger than 1."""
 
 
 class Flag(NamedTuple):
@@ -53,19 +53,19 @@ FLAGS = {
             "xla_gpu_all_gather_combine_threshold_bytes",
             LAYER_BYTES,
             ("fsdp",),
-            "bytes of parameters in one all-gather: those of a layer or more",
+            "bytes of parameters in one all-gather: at least one layer's parameters",
         ),
         Flag(
             "xla_gpu_reduce_scatter_combine_threshold_bytes",
             LAYER_BYTES,
             ("fsdp",),
-            "bytes of gradients in one reduce-scatter: those of a layer or more",
+            "bytes of gradients in one reduce-scatter: at least one layer's gradients",
         ),
         Flag(
             "xla_gpu_all_reduce_combine_threshold_bytes",
             LAYER_BYTES,
             ("data", "expert"),
-            "bytes of gradients in one all-reduce: more use the bandwidth better, fewer overlap better",
+            "bytes of gradients in one all-reduce: more bytes use the bandwidth better, fewer overlap better",
         ),
         Flag(
             "xla_gpu_threshold_for_windowed_einsum_mib",

@@ -4,7 +4,7 @@ from tformer_jax.presets.types import Settings
 
 
 def gpt2(dim: int, layers: int, heads: int) -> Settings:
-    """ "Language Models are Unsupervised Multitask Learners" (2019), table 2."""
+    """Returns the settings of GPT-2 ("Language Models are Unsupervised Multitask Learners", 2019, table 2)."""
     return {
         "family": "decoder_lm",
         "vocab_size": 50_257,
@@ -26,7 +26,10 @@ def gpt2(dim: int, layers: int, heads: int) -> Settings:
 def llama(
     vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, length: int, base: float = 10_000.0
 ) -> Settings:
-    """ "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023) and similar models."""
+    """Returns the settings of Llama 2 or a similar model.
+
+    "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023).
+    """
     return {
         "family": "decoder_lm",
         "vocab_size": vocab_size,
@@ -55,17 +58,17 @@ _LLAMA3_2 = {"rotary": {"base": 500_000.0, "scaling": "llama3", "factor": 32.0},
 
 
 def llama3(dim: int, layers: int, heads: int, ffn_dim: int, length: int = 8192) -> Settings:
-    """ "The Llama 3 Herd of Models" (2024), table 3."""
+    """Returns the settings of Llama 3 ("The Llama 3 Herd of Models", 2024, table 3)."""
     return llama(128_256, dim, layers, heads, 8, ffn_dim, length, 500_000.0)
 
 
 def mistral() -> Settings:
-    """ "Mistral 7B" (2023), table 1."""
+    """Returns the settings of Mistral 7B ("Mistral 7B", 2023, table 1)."""
     return llama(32_000, 4096, 32, 32, 8, 14_336, 32_768) | {"window": 4096, "layer_pattern": ("window",)}
 
 
 def qwen2_5(vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Settings:
-    """ "Qwen2.5 Technical Report" (2024), table 1: biases of queries, keys and values."""
+    """Returns the settings of Qwen2.5, which has biases of queries, keys and values (its report, 2024, table 1)."""
     return llama(vocab_size, dim, layers, heads, kv_heads, ffn_dim, 32_768, 1_000_000.0) | {
         "attention_bias": ("query", "key", "value"),
         "norm_eps": 1e-6,
@@ -73,7 +76,10 @@ def qwen2_5(vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, f
 
 
 def qwen3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Settings:
-    """ "Qwen3 Technical Report" (2025), table 1: queries and keys are normalized, heads have 128 features."""
+    """Returns the settings of Qwen3 ("Qwen3 Technical Report", 2025, table 1).
+
+    Queries and keys are normalized, and heads have 128 features.
+    """
     return llama(151_936, dim, layers, heads, kv_heads, ffn_dim, 40_960, 1_000_000.0) | {
         "head_dim": 128,
         "qk_norm": True,
@@ -82,7 +88,10 @@ def qwen3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Set
 
 
 def gemma2(dim: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn_dim: int, scale_dim: int) -> Settings:
-    """ "Gemma 2: Improving Open Language Models at a Practical Size" (2024), table 1."""
+    """Returns the settings of Gemma 2.
+
+    "Gemma 2: Improving Open Language Models at a Practical Size" (2024), table 1.
+    """
     return llama(256_000, dim, layers, heads, kv_heads, ffn_dim, 8192) | {
         "head_dim": head_dim,
         "layer_pattern": ("window", "full"),
@@ -103,7 +112,10 @@ _GEMMA3_ROTARY = {"base": 1_000_000.0, "window_base": 10_000.0}
 
 
 def gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, vocab_size: int, window: int) -> Settings:
-    """ "Gemma 3 Technical Report" (2025), table 1 (the language model): five sliding-window layers per full layer."""
+    """Returns the settings of Gemma 3's language model ("Gemma 3 Technical Report", 2025, table 1).
+
+    There are five sliding-window layers per full layer.
+    """
     return gemma2(dim, layers, heads, kv_heads, 256, ffn_dim, 256) | {
         "vocab_size": vocab_size,
         "max_length": 32_768,
@@ -119,9 +131,10 @@ def gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, vocab
 def mixtral(
     vocab_size: int, dim: int, layers: int, heads: int, ffn_dim: int, length: int, router_aux_loss_coef: float
 ) -> Settings:
-    """ "Mixtral of Experts" (2024), table 1, and its successor 8x22B: eight experts, two per token.
+    """Returns the settings of Mixtral ("Mixtral of Experts", 2024, table 1) or its successor 8x22B.
 
-    The published weight of the load-balance loss is for the sum over the experts of a token and the mean of all layers.
+    Each token uses two of eight experts. The published weight of the load-balance loss is for the sum over the experts
+    of a token and the mean of all layers.
     """
     balance_loss = router_aux_loss_coef * 2 / layers
     return llama(vocab_size, dim, layers, heads, 8, ffn_dim, length, 1_000_000.0) | {

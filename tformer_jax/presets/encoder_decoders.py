@@ -4,7 +4,10 @@ from tformer_jax.presets.types import Settings
 
 
 def vaswani(dim: int, heads: int, ffn_dim: int, dropout: float) -> Settings:
-    """ "Attention Is All You Need" (2017), table 3; one vocabulary of 37,000 for English and German."""
+    """Returns the settings of a Transformer ("Attention Is All You Need", 2017, table 3).
+
+    English and German share one vocabulary of 37,000 tokens.
+    """
     return {
         "vocab_size": 37_000,
         "source_vocab_size": 37_000,
@@ -20,7 +23,10 @@ def vaswani(dim: int, heads: int, ffn_dim: int, dropout: float) -> Settings:
 
 
 def t5(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> Settings:
-    """ "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020)."""
+    """Returns the settings of T5.
+
+    "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
+    """
     return {
         "vocab_size": 32_128,
         "source_vocab_size": 32_128,
@@ -49,7 +55,7 @@ def t5(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> Settin
 
 
 def t5_v1_1(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> Settings:
-    """T5 1.1: GEGLU ("GLU Variants Improve Transformer", 2020), no dropout, a separate output head."""
+    """Returns the settings of T5 1.1: GEGLU ("GLU Variants Improve Transformer", 2020), no dropout, a separate head."""
     return t5(dim, layers, heads, head_dim, ffn_dim) | {
         "ffn": "gated",
         "activation": "gelu_tanh",
@@ -62,7 +68,10 @@ def t5_v1_1(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> S
 
 
 def bart(dim: int, layers: int, heads: int) -> Settings:
-    """ "BART: Denoising Sequence-to-Sequence Pre-training" (2020); positions start at row 2 of their tables."""
+    """Returns the settings of BART ("BART: Denoising Sequence-to-Sequence Pre-training", 2020).
+
+    Positions start at row 2 of their tables.
+    """
     return {
         "vocab_size": 50_265,
         "source_vocab_size": 50_265,
@@ -86,7 +95,10 @@ def bart(dim: int, layers: int, heads: int) -> Settings:
 
 
 def m2m_100(vocab_size: int) -> Settings:
-    """ "Beyond English-Centric Multilingual Machine Translation" (2021); positions start after padding's id of 1."""
+    """Returns the settings of M2M-100 ("Beyond English-Centric Multilingual Machine Translation", 2021) or NLLB.
+
+    Positions start after padding's id of 1.
+    """
     return {
         "vocab_size": vocab_size,
         "source_vocab_size": vocab_size,

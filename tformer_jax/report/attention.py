@@ -37,11 +37,11 @@ def render_attention(
 
     Args:
         name: name of the run.
-        texts: texts to show, by what they are.
+        texts: texts to show, by label.
         watched: result of `tj.Run.watch`.
         tokens: texts of the tokens of "encoder" and "decoder", as far as the model has them.
         label: returns the text of a token or class that the model predicts.
-        layer, head: what the page shows first; None: the last layer, the mean of its heads.
+        layer, head: shown first; None: the last layer, the mean of its heads.
         with_heads: whether to store the weights of all heads; see `has_heads`.
     """
     shown = {stack: [visible(text) for text in pieces] for stack, pieces in tokens.items()}
@@ -65,7 +65,7 @@ def render_attention(
 
 
 def _read(watched: Watched, shown: Mapping[str, list[str]]) -> list[str]:
-    """Returns the texts of the tokens from which `watched` has predictions; a classifier has one for the whole text."""
+    """Returns the texts of the tokens that predictions are read from; for a classifier, one for the whole text."""
     tokens = shown.get("decoder") or shown["encoder"]
     return tokens if watched.predictions.shape[1] == len(tokens) else ["text"]
 

@@ -58,9 +58,9 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
     The first system is the baseline of the paired bootstrap test (Koehn, 2004). All systems share the resamples, and
     must have the same references. The loss needs losses of the same parts in all systems.
 
-    The p-value is two-sided: the share of resamples whose difference is at least as far from the observed difference as
-    that is from 0 (Efron and Tibshirani, 1993, chapter 16). sacreBLEU's rejects about twice as often, because it takes
-    absolute differences before it centers them.
+    The p-value is two-sided: the share of resamples whose difference d satisfies `|d - observed| >= |observed|` (Efron
+    and Tibshirani, 1993, chapter 16). sacreBLEU's test rejects about twice as often, because it takes absolute
+    differences before it centers them.
     """
     results: dict[str, list[Estimate]] = {}
     labels = systems[0].labels
@@ -87,7 +87,7 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
 
 
 def _directions_with(name: str, system: Outputs) -> set[str | None]:
-    """Returns the directions for whose outputs a system stored a metric."""
+    """Returns the directions of outputs for which a system stored a metric."""
     return {direction for direction, row in zip(system.directions, system.metrics, strict=False) if name in row}
 
 
@@ -107,7 +107,8 @@ class Sampled(NamedTuple):
 def _of_translations(systems: Sequence[Outputs], direction: str | None, resamples: int) -> dict[str, Sampled]:
     """Returns the metrics of translations in one direction by name, in the order of `kinds.METRICS`.
 
-    They are those that all systems stored, those that need no signature, and those that the baseline has.
+    Includes metrics that all systems stored, metrics that need no signature (chrF and exact match), and BLEU, chrF++
+    and TER if the baseline's signatures name them.
     """
     measured: dict[str, Sampled] = {}
     stored = set.intersection(*({*row} for system in systems for row in system.metrics or [{}]))

@@ -15,9 +15,9 @@ from tformer_jax.report.series import bucket_means, downsample_indices
 
 AXES = ("step", "tokens", "seconds")
 DIGITS = 6
-"""Significant digits of the numbers in a chart; the CSV files have all."""
+"""Significant digits of the numbers in a chart; the CSV files have all digits."""
 MARKED = ("stage", "spike", "skipped", "resume", "failed")
-"""Kinds of events that charts of the loss and of the gradient norm mark; those of evaluation mark stages."""
+"""Kinds of events that charts of the loss and of the gradient norm mark; charts of evaluation metrics mark stages."""
 TITLES = {
     "loss": ("Loss", "nats per label"),
     "nll": ("Negative log-likelihood", "nats per label"),

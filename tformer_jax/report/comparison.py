@@ -48,7 +48,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What differs between the runs `a`, the baseline, and `b`."""
+    """Differences between the runs `a`, the baseline, and `b`."""
 
     a: RunFiles
     b: RunFiles
@@ -176,7 +176,7 @@ def _same_documents(a: Outputs, b: Outputs) -> bool:
 
 
 def _same_labels(a: RunFiles, b: RunFiles, split: str) -> bool:
-    """Returns whether runs of texts alone, whose outputs do not show all labels, read the same corpus."""
+    """Returns whether runs on documents, whose outputs do not show all labels, read the same corpus."""
     if not a.task.documents:
         return True
     checksums = [run.corpus.get(f"the checksum of the {split} examples") for run in (a, b)]

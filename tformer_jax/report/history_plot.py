@@ -19,7 +19,7 @@ EVALUATED = "validation/"
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A drawn figure, which notebooks show; `figure` is that of matplotlib."""
+    """A drawn figure, which notebooks show; `figure` is matplotlib's."""
 
     figure: Any
 
@@ -38,7 +38,7 @@ def plot_history(history: Mapping[str, np.ndarray], names: Sequence[str] = ()) -
 
     Args:
         history: columns of equal length, as `Run.history`.
-        names: metrics, with or without `validation/`; default: the loss and those of the validation split.
+        names: metrics, with or without `validation/`; default: the loss and up to three validation metrics.
 
     Raises:
         UserError: a metric is not in the history, it is empty, or matplotlib is not installed.

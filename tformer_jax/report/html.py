@@ -57,7 +57,7 @@ def render_page(template: str, data: Any, *, refresh: int | None = None, **value
     """Renders the page `template` with its script and plotly.js.
 
     Args:
-        data: what the script reads, ready for JSON.
+        data: data for the script, ready for JSON.
         refresh: seconds after which a browser reloads the file; None: never.
         values: variables of the template; `title` is the page's title.
     """

@@ -40,7 +40,7 @@ def _shown() -> set[str]:
 
 
 def of_run(run: RunFiles) -> list[Matrix]:
-    """Returns the matrices of the split that represents a run; none if it has one direction."""
+    """Returns the matrices of the split that represents a run; [] if its examples have no named directions."""
     if run.split is None:
         return []
     directions = [name for name in dict.fromkeys(run.outputs[run.split].directions) if name]

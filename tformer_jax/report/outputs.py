@@ -99,7 +99,7 @@ def choose_outputs(outputs: Outputs, task: Task, shown: int = SHOWN) -> dict[str
 
 
 def mark_differences(reference: str, output: str) -> tuple[list[Piece], list[Piece]]:
-    """Returns both texts in pieces, with marks on what is not in their longest common subsequence.
+    """Splits both texts into pieces and marks the pieces outside their longest common subsequence.
 
     Texts are compared by words, or by characters if the reference has no spaces.
     """

@@ -35,7 +35,7 @@ class MetricRow:
     validation: float | None
     """At the last evaluation."""
     best: float | None
-    """None also for a function of `tj.train(metrics=)`, of which higher or lower values may be better."""
+    """None also for a function of `tj.train(metrics=)`, for which higher or lower values may be better."""
     best_step: int | None
     test: float | None
     intervals: dict[str, Estimate]
@@ -157,7 +157,7 @@ def _sides(run: RunFiles, reference: str, output: str) -> tuple[list[Piece], lis
 
 
 def settings(runs: Sequence[RunFiles]) -> dict[str, Any]:
-    """Returns all settings by section, those that differ between runs, and those that are not the default."""
+    """Returns all settings by section, which settings differ between runs, and which differ from the default."""
     names = list(dict.fromkeys(name for run in runs for name in run.config))
     sections: dict[str, list[str]] = {}
     for name in names:

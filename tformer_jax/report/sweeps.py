@@ -25,7 +25,7 @@ def without_setting(combination: Combination, *names: str) -> Combination:
 
 
 def chosen_combinations(results: Results, setting: str, metric: str) -> set[Combination]:
-    """Returns the combination with the best value of `setting` on validation, for each combination of the others.
+    """Returns the combinations with the best value of `setting` on validation, one for each combination of the others.
 
     Args:
         results: runs with one seed.
@@ -73,7 +73,7 @@ def make_record(results: Results, metric: str, *, only: Collection[Combination] 
 
     Args:
         metric: the validation metric that is also compared at an equal time of training.
-        of: combinations without seeds, to whose groups the statistics are limited; None: all.
+        only: combinations without seeds whose groups get statistics; None: all.
 
     Returns:
         `groups`, with the means of the test metrics over seeds, their standard deviations and intervals (None if a run
@@ -99,7 +99,7 @@ def make_record(results: Results, metric: str, *, only: Collection[Combination] 
 
 
 def at_equal_time(groups: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> tuple[float | None, list[list[float]]]:
-    """Interpolates the validation curves of runs at the time in which the fastest group finished.
+    """Interpolates the validation curves of runs at the time when the fastest group finished.
 
     The time of a run is its tokens over the mean training speed of its group, so that evaluations do not count.
 

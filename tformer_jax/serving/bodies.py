@@ -84,7 +84,7 @@ class Body(Section):
 
 @dataclasses.dataclass(frozen=True)
 class DirectedBody(Body):
-    """Fields of routes that generate outputs: each is a text for all texts, or a list of one (or null) for each."""
+    """Fields of routes that generate outputs: one text for all texts, or a list with a text or null for each text."""
 
     target_language: str | tuple[Any, ...] = setting((), "language to translate into, a code or an English name")
     source_language: str | tuple[Any, ...] = setting((), "language of the text, a code or an English name")
@@ -94,8 +94,8 @@ class DirectedBody(Body):
     )
     candidates: int | None = setting(
         None,
-        "number of outputs of which those with the least Bayes risk are returned (default: the run's, where a request "
-        "selects no strategy)",
+        "number of outputs to choose from: those with the least Bayes risk are returned (default: the run's, if the "
+        "request selects no strategy)",
         low=1,
         high=MAX_OUTPUTS,
     )
@@ -168,9 +168,9 @@ class Translation(DirectedBody):
     stream: bool = setting(False, "respond with server-sent events")
 
     def by_sentence(self, served: ServedModel) -> tuple["Translation", list[tuple[str, ...]]]:
-        """Returns a request for each sentence of the texts, and the white space around those of each text.
+        """Returns a request for each sentence of the texts, and the white space around each text's sentences.
 
-        There is no white space if each text has one sentence, or texts are not to be split.
+        The white space is [] if each text has one sentence, or if texts are not split.
 
         Raises:
             RequestError: several sentences have fields that only a whole text can have.
@@ -298,7 +298,7 @@ class Generated(ModelBody, DirectedBody):
         raise NotImplementedError
 
     def inputs(self) -> list[Text]:
-        """Returns the texts of which unknown words are copied."""
+        """Returns the texts from which unknown words are copied."""
         raise NotImplementedError
 
     def requests(

@@ -34,7 +34,7 @@ class Generation(Response):
         requests: engine requests of this HTTP request.
         reply: builds the response of the route.
         utility: ranks the outputs of each text.
-        returned: number of outputs of each text to return; where there are more, those with the least risk.
+        returned: number of outputs of each text to return; of more outputs, returns the ones with the least risk.
         seconds: maximum time until the end of the response.
         stream: whether to respond with server-sent events.
 

@@ -13,7 +13,7 @@ LOWEST = -9999.0
 
 
 Part = tuple[Decoder, Sequence[int]]
-"""Token ids of a part of a choice that is decoded by itself, and its decoder."""
+"""A part of a choice that is decoded separately: its decoder and its token ids."""
 
 
 def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def logprobs(parts: Sequence[Part], scored: Scored) -> dict[str, Any]:
 
     Args:
         parts: prompt and output, or the output.
-        scored: scores of the last of these tokens; those before them have none, such as the first token of a prompt.
+        scored: scores of the last tokens; earlier tokens, such as the first token of a prompt, have no score.
     """
     places = [(decoder, part, n) for decoder, part in parts for n in range(len(part))]
     tokens = [piece for part in parts for piece in added_texts(*part)]

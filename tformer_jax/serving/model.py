@@ -246,7 +246,7 @@ class ServedModel:
         return ids if ids[:size][size - len(closing) :] == closing else (*ids[:size], *closing, *ids[size:])
 
     def decode_all(self, ids: Sequence[int], *, named: bool = False) -> str:
-        """Returns the text of all ids, also of those after an EOS token, with the names of unknown tokens.
+        """Returns the text of all ids, also of ids after an EOS token, with the names of unknown tokens.
 
         Args:
             named: with the names of all special tokens.

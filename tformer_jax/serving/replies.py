@@ -64,7 +64,7 @@ class Reply:
     """Computes the log-probabilities of tokens; None: they are not requested."""
 
     def work(self, outputs: Outputs) -> Callable[[], Any] | None:
-        """Returns what the model computes after the last token, by default the log-probabilities; None for nothing."""
+        """Returns the computation after the last token, by default of log-probabilities; None if there is none."""
         return None if self._scores is None else self._scores.work(outputs)
 
     def response(self, outputs: Outputs, result: Any) -> Response:
@@ -95,7 +95,7 @@ class TokenScores:
         served: the model.
         rows: token ids of the sources or prompts.
         top: number of most probable tokens to show at each place.
-        tags: language tags of each source and its outputs; those of outputs have no log-probabilities.
+        tags: language tags of each source and its outputs; tags of outputs have no log-probabilities.
         unknown: as `decode.unknown`; None: the run's.
         echo: whether the tokens of the prompts are scored, too.
     """

@@ -182,7 +182,7 @@ def test_different_losses_are_refused():
     assert actual == {"a": pytest.approx(5e-5, 1e-2), "b": 0}
     for wrong in (ours[7] * (1 + 3e-4), np.nan):
         theirs = np.where(np.arange(20) == 7, wrong, ours)
-        with pytest.raises(RunError, match="small: the loss of step 8 is 4.63158, that of a "):
+        with pytest.raises(RunError, match="small: the loss of step 8 is 4.63158, but "):
             train.loss_differences("small", {"tformer_jax": ours, "a": theirs, "b": ours}, 1e-4)
 
 

@@ -219,9 +219,7 @@ def test_disk_space_for_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda path: usage)
     assert list(machine_checks.check_folder(run, checkpoint=gib, count=4)) == []
     (sentence,) = machine_checks.check_folder(run, checkpoint=gib, count=5)
-    assert (
-        "has 5.00 GiB free, but a run needs 6.00 GiB, of which 5 checkpoints take 5.00 GiB: free some space" in sentence
-    )
+    assert "has 5.00 GiB free, but a run needs 6.00 GiB (5 checkpoints take 5.00 GiB): free some space" in sentence
     assert not run.parent.exists()
 
 

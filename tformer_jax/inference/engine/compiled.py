@@ -152,7 +152,7 @@ def advance(
     Args:
         ended: bool [B], rows to end before the first step.
         steps: int32 scalar in 1, ..., `MAX_STEPS`: maximum number of steps.
-        min_done: int32 scalar: number of rows that are done at which the steps end, after at least one step.
+        min_done: int32 scalar: stop when this number of rows is done, after at least one step.
         pages: number of pages per row to read, enough for the longest row after `steps` steps; None for a dense cache.
 
     Returns:
@@ -186,7 +186,7 @@ def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) ->
     """Runs `DecoderCache.compact` on the running rows of beam search.
 
     Args:
-        ended: bool [B], rows that are not running, whose pages may belong to others.
+        ended: bool [B], rows that are not running; their pages may belong to other rows.
         pages: number of pages per row in use; None for a dense cache.
 
     Returns:

@@ -39,7 +39,7 @@ from tformer_jax.parallel.placement import mesh_of, use_whole_mesh
 MAX_LANES = 4
 """Maximum number of lanes, one per `Kind`."""
 MAX_CACHED = 256
-"""Maximum number of decoding settings whose kinds, and of those whose first tokens, are cached."""
+"""Maximum size of each cache by decoding settings: of kinds, and of first tokens."""
 SMOOTH_SECONDS = 0.05
 """Step duration in seconds at which streamed text appears smoothly."""
 BEAM_SETTINGS = (

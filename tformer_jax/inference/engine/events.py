@@ -90,7 +90,7 @@ def token_event(running: RequestRow, new: NewTokens) -> Event:
 def beam_events(running: RequestRow, decoder: Decoder, tokens: np.ndarray, scores: np.ndarray) -> Iterator[Event]:
     """Yields the events of a finished beam search, given tokens, int [k, length], and scores, float [k].
 
-    Where outputs get placeholders of their source, those with exactly these come first.
+    If outputs get the placeholders of their source, hypotheses with exactly these placeholders come first.
     """
     hypotheses = [(row[row != PAD].tolist(), score) for row, score in zip(tokens, scores, strict=True)]
     source, originals = running.masked

@@ -34,7 +34,7 @@ def row_pages(cfg: Config, prompt: int) -> int:
 
 
 def pool_pages(cfg: Config, prompts: Sequence[int], *, max_rows: int, outputs: int) -> int:
-    """Returns the number of pages with which no row of an engine waits for pages.
+    """Returns the number of pages that an engine needs so that no row waits for pages.
 
     Longer outputs than `expected_tokens` need more; see `Engine`. The number is a power of two, so that few pool sizes
     are compiled, but at most enough for `max_rows` rows of maximum length.

@@ -185,7 +185,7 @@ def _figures(program: Any, mesh: Mesh, rows: int, length: int, useful: float, ex
 
 
 def _training_flops(cfg: Config, rows: int, length: int) -> tuple[float, float]:
-    """Returns the FLOPs of a train step by the model's formula, and those executed, recomputation included."""
+    """Returns the FLOPs of a train step by the model's formula, and the executed FLOPs, including recomputation."""
     row = registry.example_batch(cfg.model, 1, length)
     useful = cost.TRAINING_FLOPS * rows * cost.forward_flops(cfg.model, row, all_scores=True)
     head = 2 * cfg.model.dim * rows * length * cfg.model.size("vocab_size") if cfg.train.loss_chunk else 0

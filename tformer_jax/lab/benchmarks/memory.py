@@ -27,7 +27,7 @@ PROGRAM = "jit_on_mesh"
 LIVE = re.compile(r"^ +(?P<name>[\w.\-]+)\{[\d,]*\}: (?P<size>\d+) bytes", re.MULTILINE)
 """A buffer that is live at the peak, in a file of live ranges."""
 ARGUMENTS = {"state.params": "parameters", "state.opt_state": "optimizer", "state.ema": "mean of parameters"}
-"""Arguments of the step, by the begin of their paths; the others are the batch and counters."""
+"""Arguments of the step, by the beginnings of their paths; the others are the batch and counters."""
 
 
 class Measured(Ours):

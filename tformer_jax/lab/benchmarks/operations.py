@@ -28,7 +28,7 @@ PRODUCTS = {"dot", "convolution", "ragged-dot"}
 LOOPS = {"while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
 """Components that loops and rematerialization add to the paths of operations."""
 WITHOUT_GRAPHS = "--xla_gpu_enable_command_buffer="
-"""Flag without which XLA runs most operations of a GPU program as CUDA graphs, whose parts have no names in a trace."""
+"""Flag that turns off CUDA graphs. XLA runs most GPU operations in them, and a trace does not name their parts."""
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.-]+) = .*?\s(?P<opcode>[a-z][a-z0-9-]*)\(")
 
 
@@ -74,7 +74,10 @@ class Traced(Ours):
 
 
 def measure_operations(cases: Sequence[Case], steps: int) -> dict[str, Any]:
-    """Traces each case in a separate process, prints a table, and returns the record for `--record`."""
+    """Profiles train steps, each case in its own process, and returns the time per XLA operation; sets XLA_FLAGS.
+
+    Prints a table for each case. The result is the record for `--record`.
+    """
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {WITHOUT_GRAPHS}"
     results = []
     for case in cases:

@@ -35,7 +35,7 @@ SQUARES = {"cpu": (1024, 2048), "gpu": (4096, 8192), "tpu": (4096, 8192)}
 WARM_UP_STEPS = 1
 """Steps at the start of each turn that are not measured."""
 PRODUCT_GROUPS, PRODUCTS = 5, 4
-"""Repetitions of each product: groups, the fastest of which counts, and products per group."""
+"""Repetitions of each product: number of groups (the fastest one counts), and products per group."""
 
 
 def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def compute_speeds(
 
 
 def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance: float) -> dict[str, float]:
-    """Returns the largest difference of the losses of a step, relative to PyTorch's, for each peer.
+    """Returns the largest difference between our loss and each peer's in a step, relative to the peer's loss.
 
     Raises:
         RunError: a difference exceeds `tolerance`.
@@ -179,7 +179,7 @@ def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance
         worst = int(np.argmax(difference))
         if not difference[worst] <= tolerance:
             raise RunError(
-                f"{case}: the loss of step {worst + 1} is {ours[worst]:.6g}, that of {name} {theirs[worst]:.6g}: "
+                f"{case}: the loss of step {worst + 1} is {ours[worst]:.6g}, but {theirs[worst]:.6g} with {name}: "
                 f"their relative difference exceeds {tolerance:g}, so their speeds cannot be compared"
             )
         differences[name] = float(difference[worst])

@@ -103,7 +103,7 @@ def machine_table(gpus: list[machine_checks.Gpu], run: Path) -> Table:
     rows = {
         "devices": f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})",
         "memory of a device": format_size(memory) if memory else "unknown",
-        "processes": f"{jax.process_count()}, of which this is number {jax.process_index()}",
+        "processes": f"{jax.process_count()}; this is number {jax.process_index()}",
         "processor": "{processor}; cores: {cores}".format(**provenance.hardware()),
         "memory of this host": format_size(host) if host else "unknown",
         "free disk": f"{format_size(disk.free)} of {format_size(disk.total)}",

@@ -39,8 +39,8 @@ state, metrics = train_step.call(state, batch)
 """
 DECODING = """
 `start.bin` reads {read}, and `step.bin` one more token per row. Both return the logits of the next token, -inf for
-tokens that the run never generates, and the cache, which has room for {new} of them. `outputs` are those of greedy
-decoding without penalties; each ends at one of the tokens {eos}.
+tokens that the run never generates, and the cache, which has room for {new} new tokens. `outputs` are the tokens of
+greedy decoding without penalties; each output ends at one of the tokens {eos}.
 
 ```python
 start, step = (export.deserialize(open(f"{{name}}.bin", "rb").read()) for name in ("start", "step"))

@@ -175,7 +175,7 @@ def check_folder(run: Path, checkpoint: int, count: int) -> Iterator[str]:
         return
     free, needed = shutil.disk_usage(parent).free, checkpoint * count + MIN_FREE
     if free < needed:
-        held = f", of which {count} checkpoints take {format_size(checkpoint * count)}" if checkpoint else ""
+        held = f" ({count} checkpoints take {format_size(checkpoint * count)})" if checkpoint else ""
         yield (
             f"the disk of {run} has {format_size(free)} free, but a run needs {format_size(needed)}{held}: free some "
             "space, choose another --run, or keep fewer (train.keep_checkpoints, train.keep_best, "

@@ -17,7 +17,7 @@ from tformer_jax.nn.masks import Mask, as_mask
 
 CONDITION_NAMES = {
     "cross": "cross-attention",
-    "explicit": "mask arrays (such as that of model.lookahead)",
+    "explicit": "mask arrays (such as model.lookahead's)",
     "positions": "caches",
     "prefix": "prefixes (model.prefix_lm)",
     "window": "windows (model.window)",

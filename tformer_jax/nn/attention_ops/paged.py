@@ -30,7 +30,7 @@ GROUP = 512
 
 @flax.struct.dataclass
 class PagedOperands:
-    """Inputs of one call: those of `attend_pages`, and the parameters of the scores."""
+    """Inputs of one call of `attend_pages`, and the parameters of the scores."""
 
     q: jax.Array
     pool: TokenCache
@@ -108,7 +108,7 @@ def attend_pages(
 ) -> jax.Array:
     """Computes `attend` for the keys and values of each row's pages.
 
-    The output of a query that may attend to no key is zero, as are those of a row without new tokens.
+    Outputs are zero for queries that may attend to no key, and for rows without new tokens.
 
     Args:
         q: [B, T, N, H].

@@ -47,8 +47,8 @@ class _Keys(NamedTuple):
 def ring(x: Operands, block: int = BLOCK) -> jax.Array:
     """Computes `blockwise` with T and S sharded as in `nn.sharding.activation_spec`.
 
-    Runs `blockwise` itself unless both are sharded along the same mesh axes, and for an explicit mask, which is as
-    large as all weights.
+    Runs `blockwise` if T and S are not sharded along the same mesh axes, or if the mask is explicit (and so as large as
+    all weights).
     """
     T, S = x.q.shape[1], x.k.shape[1]
     length = sharding.mesh_axes(axes.LENGTH, T)
