@@ -4,7 +4,8 @@ If a mesh axis spans both sides of a TPU slice's torus, XLA's partitioner sums t
 sends twice the bytes of a reduce-scatter. It also replaces a reduce-scatter or all-gather among all devices of the axis
 by an all-reduce. Both are therefore explicit here, in two stages of smaller groups, along a leading axis of
 shards. An all-reduce remains in the second stage for shards of fewer than 8 rows (one tile), where it sends a fraction
-of the parameter. Observed in programs compiled for slices of v5e and v6e (`tests/programs/topologies.py`);
+of the parameter. On 16 chips, XLA also sums by one all-reduce the gradients of a table that embeds sources and targets
+and is the output head. Observed in programs compiled for slices of v5e and v6e (`tests/programs/topologies.py`);
 unmeasured on devices.
 """
 

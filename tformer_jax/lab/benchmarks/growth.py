@@ -122,7 +122,7 @@ def exponents(name: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[float,
 
 def growth_cells(name: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Returns the cells of a table with one row per value, under the `HEADINGS` after the size."""
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for row, powers in zip(rows, exponents(name, rows), strict=True):
         time, memory = ("", "") if powers is None else (f"{power:.2f}" for power in powers)
         peer = row.get("peers", {}).get(EAGER)
