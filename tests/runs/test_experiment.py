@@ -12,7 +12,7 @@ from tests.helpers import tiny
 from tests.runs.conftest import small_config, write_pairs
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, ParallelConfig
+from tformer_jax.config import Config, DataConfig, DecodeConfig, ModelConfig, ParallelConfig, TrainConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import check_predictable
 from tformer_jax.data.prepare import prepare
@@ -329,6 +329,17 @@ def test_a_prefix_that_fills_the_outputs_is_rejected_before_training(corpus_fold
     cfg = dataclasses.replace(small_config(), decode=DecodeConfig(prefix="ab" * 12))
     with pytest.raises(UserError, match="decode.prefix='abab.*leaves no token of model.max_length=16 for other tok"):
         experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_of_a_direction_without_held_out_pairs_is_rejected_before_training(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("en\tde\ta\tb\n")
+    data = DataConfig(
+        source="tsv", train="pairs.tsv", validation="pairs.tsv", language_fields=("1", "2"), fields=("3", "4")
+    )
+    model, train = ModelConfig(dim=8, num_heads=2, ffn_dim=8), TrainConfig(metric="chrf:de-en")
+    with pytest.raises(UserError, match="train.metric='chrf:de-en': the validation split has no direction or group"):
+        experiment.build(Config(model=model, data=data, train=train), tmp_path / "run", data_root=tmp_path)
     assert not (tmp_path / "run").exists()
 
 
