@@ -120,6 +120,8 @@ def test_trained_directions_are_named_as_those_of_test_sets(tmp_path, parts):
     (tmp_path / "data.json").write_text(json.dumps({"splits": {"train": {"parts": parts}}}))
     given = [Segment("a", ("b",), "en-German"), Segment("a", ("b",), "deu-fr")]
     directions = [segment.direction for segment in test_sets.with_directions_of(run, given)]
+    with pytest.raises(UserError, match="direction en-germna: the model has no language 'germna'; did you mean"):
+        test_sets.with_directions_of(run, [Segment("a", ("b",), "en-germna")])
     trained = evaluate.trained_directions(run)
     assert trained == ("eng_Latn-deu_Latn",)
     assert group_directions(directions, trained) == {"zero-shot": ["deu_Latn-fra_Latn"]}

@@ -115,8 +115,15 @@ def with_directions_of(run: "tj.Run", segments: Sequence[Segment]) -> list[Segme
 
 
 def named_direction(run: "tj.Run", direction: str) -> str:
-    """Returns a direction with languages named as in the vocabulary of a run."""
-    return str(Direction(*(find_language(run.tokenizers.target, name) for name in Direction.parse(direction))))
+    """Returns a direction with languages named as in the vocabulary of a run.
+
+    Raises:
+        UserError: the model does not have a language, or has several that it may be.
+    """
+    try:
+        return str(Direction(*(find_language(run.tokenizers.target, name) for name in Direction.parse(direction))))
+    except UserError as error:
+        raise UserError(f"direction {direction}: {error}") from None
 
 
 def _direction(text: str) -> str:
