@@ -50,7 +50,7 @@ def shard_batch(
     """
     if mesh is None:
         return batch
-    count = data_parallelism(mesh)
+    count, split = data_parallelism(mesh), rules.batch_sharding(mesh)
 
     def place(rows: np.ndarray) -> jax.Array:
         if own is not None:
@@ -59,7 +59,6 @@ def shard_batch(
         where = rules.replicated(mesh) if len(rows) % count else split
         return jax.make_array_from_callback(rows.shape, where, rows.__getitem__)
 
-    split = rules.batch_sharding(mesh)
     return {name: place(rows) for name, rows in batch.items()}
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,7 @@ def build(
     built = assemble(cfg, folder, mesh, corpus, tokenizers, group=group, finished=finished)
     built = dataclasses.replace(built, optimizer=optimizer)
     group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run
-    allowed = (True, False) if overwrite else (resume,)
-    lock = group.run(lambda: open_folder(built, facts, allowed, resume=resume) if group.first else None)
+    lock = group.run(lambda: open_folder(built, facts, resume=resume, overwrite=overwrite) if group.first else None)
     group.check_shared(folder)
     return dataclasses.replace(built, lock=lock)
 
@@ -174,14 +173,11 @@ def assemble(
     )
 
 
-def open_folder(
-    built: Experiment, facts: dict[str, Any], allowed: Collection[bool], *, resume: bool
-) -> FolderLock | None:
+def open_folder(built: Experiment, facts: dict[str, Any], *, resume: bool, overwrite: bool) -> FolderLock | None:
     """Locks the run folder and creates it, or checks that its run can continue; returns the lock, None for a bucket.
 
     Args:
         facts: see `corpus_facts`.
-        allowed: whether the folder may hold a run; another process may have created or removed one.
 
     Raises:
         UserError: the folder is in use, cannot be written or holds another run.
@@ -190,7 +186,7 @@ def open_folder(
         lock = None if is_remote(built.folder) else FolderLock(built.folder)
         if lock is not None:
             on_error.callback(lock.release)
-        if run_folder.holds_run(built.folder) not in allowed:
+        if not overwrite and run_folder.holds_run(built.folder) != resume:
             raise UserError(
                 f"another process has created or removed {built.folder} since this one started: start this one again"
             )

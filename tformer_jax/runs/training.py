@@ -136,12 +136,18 @@ class Training:
         )
         place = functools.partial(placement.shard_batch, experiment.mesh, own=experiment.shards.own)
         meter = Meter(**host["meter"])
-        parts = cfg, train_step, state, experiment.batches, place
         taught_by = [self.teacher.params] if self.teacher else []
-        self.trainer = Trainer(*parts, meter=meter, monitor=monitor, taught_by=taught_by)
-        best, evaluated_at = best_so_far(host, self.checkpointer.fingerprint), host.get("evaluated_at", step)
-        evaluated = best, evaluated_at, metrics or {}
-        self.evaluations = Evaluations(experiment, self.record, self.watchdog, *evaluated)
+        self.trainer = Trainer(
+            cfg, train_step, state, experiment.batches, place, meter=meter, monitor=monitor, taught_by=taught_by
+        )
+        self.evaluations = Evaluations(
+            experiment,
+            self.record,
+            self.watchdog,
+            best=best_so_far(host, self.checkpointer.fingerprint),
+            evaluated_at=host.get("evaluated_at", step),
+            own=metrics or {},
+        )
         self.callbacks, self._logged = callbacks, dict[str, float]()
         changed = run_folder.changed_settings(host["settings"], cfg)
         self.changes = SettingChanges(step, changed, host.get("changes", []))
@@ -205,7 +211,7 @@ class Training:
         ]
 
     def _logs(self, step: int) -> bool:
-        last_evaluation = self._validates(step) and bool(self.cfg.train.patience)  # it may be
+        last_evaluation = self._validates(step) and bool(self.cfg.train.patience)  # patience may end the run here
         return step == self.cfg.train.steps or step % self.cfg.train.log_every == 0 or last_evaluation
 
     def _validates(self, step: int) -> bool:

@@ -98,12 +98,12 @@ class TranslationEvaluator:
                 segment.source,
                 segment.references[0],
                 output.text,
-                output.score,
-                output.finish_reason,
-                segment.references[1:],
-                segment.direction,
-                segment.document,
-                self._scores(row, target_language(self._cfg, segment.direction)),
+                score=output.score,
+                finish_reason=output.finish_reason,
+                more_references=segment.references[1:],
+                direction=segment.direction,
+                document=segment.document,
+                metrics=self._scores(row, target_language(self._cfg, segment.direction)),
             )
             for segment, output, row in zip(self._segments, outputs, rows, strict=True)
         ]
