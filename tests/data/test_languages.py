@@ -2,7 +2,7 @@
 
 import pytest
 
-from tformer_jax.data.languages import english_name, read_language
+from tformer_jax.data.languages import describe_unknown, english_name, read_language
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,10 @@ def test_names_in_english_are_read(code):
     """Regression test: a name with a region or a script, as the server lists it, was refused."""
     assert read_language(english_name(code)).written == code
     assert read_language(f"{english_name(code)} (Nowhere)") is None
+
+
+def test_codes_that_no_standard_names():
+    assert describe_unknown(["de", "ca@valencia", "pt_BR"]) == ""
+    unknown = ["germna", "xx", "a", "b", "c", "d"]
+    expected = "no standard names the languages 'germna', 'xx', 'a', 'b', 'c' and 1 more"
+    assert describe_unknown(["de", *unknown]) == expected

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -93,6 +94,7 @@ def _trim(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, A
 
 def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, Any]]:
     """Adds the tokens that the flags name to both sides; with a corpus, each side gets the words of its own texts."""
+    from tformer_jax.data.languages import describe_unknown
     from tformer_jax.data.tokenizers.surgery import extend
     from tformer_jax.runs import vocabulary
 
@@ -102,6 +104,8 @@ def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str,
         tokenizer = getattr(run.tokenizers, both[-1])
         pieces |= dict.fromkeys(both, _new_pieces(options, tokenizer, functools.partial(_joined, texts, both)))
     symbols, languages = options.symbols, [code.replace("-", "_") for code in options.languages]
+    if unknown := describe_unknown(languages):
+        logging.getLogger(__name__).warning("%s: if they are none, correct --languages", unknown)
     sides = {side: extend(getattr(run.tokenizers, side), pieces[side], symbols, languages) for side in vocabulary.SIDES}
     if shared and sides["source"].rows != sides["target"].rows:
         raise UserError(f"{run.path} has two tokenizers with the ids of one vocabulary, which cannot be extended")

@@ -2,10 +2,13 @@
 
 import functools
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import babel
 from babel.core import get_global
+
+from tformer_jax.base.errors import list_names
 
 CODE = re.compile(r"([a-z]{2,3})(?:[-_]([a-z]{4}))?(?:[-_]([a-z]{2}|[0-9]{3}))?", re.IGNORECASE)
 """Language, script and region."""
@@ -57,6 +60,12 @@ def _likely_script(code: str, region: str | None) -> str | None:
     likely = get_global("likely_subtags")
     parts = (likely.get(f"{code}_{region}") or likely.get(code) or "").split("_")
     return parts[1] if len(parts) > 1 else None
+
+
+def describe_unknown(codes: Iterable[str]) -> str:
+    """Returns a clause about the codes that no standard names; "" if there are none."""
+    unknown = [repr(code) for code in codes if read_language(code.partition("@")[0]) is None]
+    return f"no standard names the languages {list_names(unknown, 5)}" if unknown else ""
 
 
 def english_name(code: str) -> str:

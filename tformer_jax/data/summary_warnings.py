@@ -7,7 +7,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, Example
-from tformer_jax.data.languages import read_language
+from tformer_jax.data.languages import describe_unknown
 from tformer_jax.data.summary import LARGE_RATIO, SplitSummary
 
 FEW_EXAMPLES = 100
@@ -34,9 +34,8 @@ def warnings(cfg: Config, corpus: Corpus, summaries: Mapping[str, SplitSummary])
 def _languages(cfg: Config, corpus: Corpus) -> Iterator[str]:
     directions = list(map(Direction.parse, corpus.directions or ()))
     codes = dict.fromkeys(code for direction in directions for code in direction)
-    if unknown := [code for code in codes if read_language(code.partition("@")[0]) is None]:
-        shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
-        yield f"no standard names the languages {shown}: if they are none, correct data.language_fields or the data"
+    if unknown := describe_unknown(codes):
+        yield f"{unknown}: if they are none, correct data.language_fields or the data"
     if len({direction.target for direction in directions}) > 1 and not (cfg.data.source_tags or cfg.data.target_tags):
         yield "no tag tells the model into which language to translate: set data.source_tags=('target',)"
 
