@@ -37,8 +37,8 @@ def test_chips_are_distinguished():
         assert hardware.peak_flops([device, device]) == 2 * peak
     for kind in ("cpu", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"):
         assert hardware.peak_flops([type("Device", (), {"device_kind": kind})()]) is None
-    memory, ici = 17_179_869_184, 1600e9 / 8  # of v5e's data sheet: 16 GiB of HBM, 1600 Gbit/s
-    assert dataclasses.astuple(CHIPS["v5e"]) == ("TPU v5 lite", 197e12, memory, ici)
+    memory, ici = 17_179_869_184, 1600e9 / 8  # of v5e's data sheet: 16 GiB of HBM with 800 GB/s, 1600 Gbit/s
+    assert dataclasses.astuple(CHIPS["v5e"]) == ("TPU v5 lite", 197e12, memory, 800e9, ici)
 
 
 def test_the_memory_of_the_fullest_own_device(monkeypatch):
