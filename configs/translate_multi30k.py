@@ -21,7 +21,8 @@ for Visual Context in Multimodal Machine Translation" (2021): lower-cased, norma
 four layers of width 128 on each side, dropout of 0.3, averaged checkpoints, beam width 5, BLEU on tokens. It needs
 `pip install -e ".[tokenizers]"`. The layers (Qwen3's, with FFNs of as many parameters as the paper's), Muon, a label
 smoothing of 0.2 (the paper's is 0.1) and a vocabulary of 6,000 (10,000) differ from the paper. Expect a BLEU of 40.4 on
-test_2016_flickr (three seeds: 40.5, 40.6, 40.2) after 50 to 60 minutes on two CPU cores; the paper has 41.0.
+test_2016_flickr (three seeds: 40.8, 39.8, 40.7) after 44 to 64 minutes on one core of an AMD EPYC of the Zen 5
+generation; the paper has 41.0.
 
 `diversified` is `published` with three times as many pairs ("Data Diversification: A Simple Strategy For Neural Machine
 Translation", 2020): the training split, its English with the translation of a run of `en-de` (`forward`), and its
