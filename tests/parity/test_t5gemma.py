@@ -55,7 +55,7 @@ def test_every_field_that_transformers_writes_is_read_or_declared():
     ("changes", "problem"),
     [
         ({"encoder": {"intermediate_size": 13}}, "intermediate_size=13 of the encoder differs from 12 of the decoder"),
-        ({"encoder": {"layer_types": ["full_attention"] * 2}}, "layer_types of the encoder and the decoder have different patterns"),
+        ({"encoder": {"layer_types": ["full_attention"] * 2}}, "layer_types of the encoder and the decoder have"),
         ({"encoder": {"attn_logit_softcapping": None}}, "attn_logit_softcapping=None of the encoder differs from 50.0"),
     ],
 )
