@@ -54,19 +54,23 @@ def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
         examples = f"{summary.long:,} examples of {split} ({two_digits(share)} %)"
         yield f"{examples} are truncated to model.max_length; increase it"
         return
-    row = "data.bucket_lengths" if cfg.data.batching == "buckets" else "data.window"
     drops = cfg.data.long_pairs == "drop" and (chats or "target" in summary.sides)
     what = "dropped" if drops else f"truncated, by {beyond:,} tokens"
-    yield f"{two_digits(share)} % of the training examples are too long for their row and {what}; increase {row}"
+    examples = f"{two_digits(share)} % of the training examples"
+    yield f"{examples} are too long for their row and {what}; increase {_row_setting(cfg)}"
 
 
 def _never_fits(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     for part in summary.parts:
         if part["examples"] and not part["tokens"]:
             yield (
-                f"no example of {part['name']} that was read fits its row, so that it is drawn (size {part['size']:,}) "
-                "but not trained; increase data.bucket_lengths, or leave it out"
+                f"{part['name']} is drawn but not trained, because no example that was read fits its row (examples: "
+                f"{part['size']:,}); increase {_row_setting(cfg)}, or leave it out"
             )
+
+
+def _row_setting(cfg: Config) -> str:
+    return "data.bucket_lengths" if cfg.data.batching == "buckets" else "data.window"
 
 
 def _unknown(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:

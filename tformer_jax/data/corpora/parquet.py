@@ -41,7 +41,7 @@ class Parquet(FileSource):
                 names = batch.schema.names
                 columns = {field: field if field in names else field.partition(".")[0] for field in fields}
                 if missing := next((field for field, column in columns.items() if column not in names), None):
-                    problem = describe_missing_field(missing, names, named=missing in self.cfg.language_fields)
+                    problem = describe_missing_field(missing, names, of_language=missing in self.cfg.language_fields)
                     self.bad.reject(path, number + 1, problem, batch.num_rows)
                     number += batch.num_rows
                     continue

@@ -139,7 +139,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
     """
     if not isinstance(record, dict):
         raise DataError("is not an object with named fields")
-    values = {key: read_field(record, field, named=key in LANGUAGES) for key, field in fields.items()}
+    values = {key: read_field(record, field, of_language=key in LANGUAGES) for key, field in fields.items()}
     for key, value in values.items():
         if not isinstance(value, str | int if key == "label" else str):
             expected = "text or an integer" if key == "label" else "text"
@@ -149,20 +149,20 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
     return with_direction({key: str(value) for key, value in values.items()})
 
 
-def read_field(record: dict[str, Any], field: str, *, named: bool = False) -> Any:
+def read_field(record: dict[str, Any], field: str, *, of_language: bool = False) -> Any:
     """Returns a field of a record; `a.b` is field b of the object in field a, unless a field has this name.
 
     Args:
-        named: whether the field names a language.
+        of_language: whether the field names a language.
     """
     if field in record:
         return record[field]
     outer, dot, inner = field.partition(".")
     if dot and isinstance(record.get(outer), dict):
-        return read_field(record[outer], inner, named=named)
-    raise DataError(describe_missing_field(field, record, named=named))
+        return read_field(record[outer], inner, of_language=of_language)
+    raise DataError(describe_missing_field(field, record, of_language=of_language))
 
 
-def describe_missing_field(field: str, names: Iterable[str], *, named: bool) -> str:
+def describe_missing_field(field: str, names: Iterable[str], *, of_language: bool) -> str:
     """Returns what is wrong with a record that lacks a field, which may name a language."""
-    return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.{'language_' * named}fields"
+    return f"has no field {field!r}, only {', '.join(map(repr, names))}: set data.{'language_' * of_language}fields"
