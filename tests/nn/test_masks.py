@@ -1,6 +1,7 @@
 """Masks against matrices written by hand."""
 
 import dataclasses
+import itertools
 import re
 
 import jax
@@ -107,13 +108,12 @@ def test_blocks_equal_parts_of_the_dense_mask_and_skipped_ones_are_masked(exampl
     def check(data):
         mask = data.draw(any_mask(8, 12))
         whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
-        for t in range(0, 8, 4):
-            for s in range(0, 12, 4):
-                part = whole[..., t : t + 4, s : s + 4]
-                block = mask.block(jnp.int32(t), 4, jnp.int32(s), 4)
-                np.testing.assert_array_equal(np.broadcast_to(True if block is None else block, part.shape), part)
-                if mask.masks_block(t, 4, s, 4):
-                    assert not part.any()
+        visible = mask.visible_blocks(8, 12, 4, 4)
+        for i, j in np.ndindex(2, 3):
+            part = whole[..., 4 * i : 4 * i + 4, 4 * j : 4 * j + 4]
+            block = mask.block(jnp.int32(4 * i), 4, jnp.int32(4 * j), 4)
+            np.testing.assert_array_equal(np.broadcast_to(True if block is None else block, part.shape), part)
+            assert visible[i, j] or not part.any()
 
     check()
 
@@ -139,19 +139,15 @@ SINGLE_RULES = {
 @pytest.mark.parametrize("mask", SINGLE_RULES.values(), ids=SINGLE_RULES)
 def test_every_block_that_one_rule_hides_is_skipped(mask):
     whole = np.broadcast_to(True if mask.dense(8, 12) is None else mask.dense(8, 12), (2, 1, 8, 12))
-    for t, s in np.ndindex(6, 9):
-        visible = whole[..., t : t + 3, s : s + 4].any()
-        assert bool(mask.masks_block(t, 3, s, 4)) is not bool(visible), (t, s)
+    for rows, columns in itertools.product((1, 2, 4, 8), (1, 2, 3, 4, 6, 12)):
+        expected = whole.reshape(2, 8 // rows, rows, 12 // columns, columns).any(axis=(0, 2, 4))
+        np.testing.assert_array_equal(mask.visible_blocks(8, 12, rows, columns), expected, f"{rows} x {columns}")
 
 
-def test_blocks_beyond_the_prefix_are_skipped_from_their_first_key_on():
-    mask = Mask(causal=True, prefix=jnp.array([4, 2]))
-    assert [bool(mask.masks_block(0, 4, s, 4)) for s in (0, 4, 8)] == [False, True, True]
-    assert [bool(Mask(causal=True, prefix=jnp.array([5])).masks_block(0, 4, s, 4)) for s in (0, 4, 8)] == [
-        False,
-        False,
-        True,
-    ]
+@pytest.mark.parametrize(("prefix", "expected"), [((4, 2), (True, False, False)), ((5,), (True, True, False))])
+def test_blocks_beyond_the_prefix_are_skipped_from_their_first_key_on(prefix, expected):
+    mask = Mask(causal=True, prefix=jnp.array(prefix))
+    assert tuple(mask.visible_blocks(4, 12, 4, 4)[0].tolist()) == expected
 
 
 def array(shape: tuple[int, ...], low: int, high: int) -> st.SearchStrategy[np.ndarray]:

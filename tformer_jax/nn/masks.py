@@ -104,26 +104,34 @@ class Mask:
             first, end = max(t - self.window + 1, 0), min(t + T + self.window - 1, end)
         return min(first, S), end
 
-    def masks_block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array:
-        """Returns a bool scalar that is True only if the block is fully masked, without evaluating the block.
+    def visible_blocks(self, T: int, S: int, rows: int, columns: int) -> jax.Array:
+        """Returns which blocks of queries and keys are not fully masked, without evaluating them.
 
         Ignores `explicit`, so that some fully masked blocks are not detected.
+
+        Args:
+            T, S: multiples of `rows` and `columns`.
+
+        Returns:
+            bool [T / rows, S / columns].
         """
-        queries, keys = self.block_positions(t, T, s, S)
-        after, before = keys.min() - queries.max(), queries.min() - keys.max()
-        masked = jnp.zeros((), bool) if self.positions is None else keys.max() < 0
+        queries, keys = self.block_positions(0, T, 0, S)
+        (first_query, last_query), (first_key, last_key) = _extremes(queries, rows), _extremes(keys, columns)
+        after, before = first_key - last_query[:, None], first_query[:, None] - last_key
+        masked = jnp.broadcast_to(False if self.positions is None else last_key < 0, after.shape)
         if self.causal:
-            beyond_prefix = True if self.prefix is None else keys.min() >= self.prefix.max()
+            beyond_prefix = True if self.prefix is None else first_key >= self.prefix.max()
             masked |= (after > 0) & beyond_prefix
         if self.window is not None:
             masked |= (before >= self.window) | (after >= self.window)
         if self.padding_mask is not None:
-            masked |= ~_part(self.padding_mask, s, S, 1).any()
+            masked |= ~_blocks(self.padding_mask, columns).any(axis=(0, 2))
         if self.segments is not None:
-            mine, others = _part(self.segments[0], t, T, 1), _part(self.segments[1], s, S, 1)
-            apart = (mine.max(axis=1) < others.min(axis=1)) | (mine.min(axis=1) > others.max(axis=1))
-            masked |= apart.all()
-        return masked
+            mine, others = _blocks(self.segments[0], rows), _blocks(self.segments[1], columns)
+            below = mine.max(axis=2)[:, :, None] < others.min(axis=2)[:, None]
+            above = mine.min(axis=2)[:, :, None] > others.max(axis=2)[:, None]
+            masked |= (below | above).all(axis=0)
+        return ~masked
 
     def _by_distance(self, t, T, s, S) -> jax.Array | None:
         """Evaluates `positions`, `causal`, `prefix` and `window`: bool [B or 1, 1, T, S]; None if none is set."""
@@ -192,3 +200,15 @@ def _part(array: jax.Array, start: jax.Array | int, size: int, axis: int) -> jax
     if array.shape[axis] == 1 or (isinstance(start, int) and start == 0 and array.shape[axis] == size):
         return array
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
+
+
+def _blocks(array: jax.Array, size: int) -> jax.Array:
+    """Splits the last axis into blocks: [L] or [B, L] -> [B or 1, L / size, size]."""
+    array = jnp.atleast_2d(array)
+    return array.reshape(len(array), -1, size)
+
+
+def _extremes(positions: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the minimum and maximum of each block of positions [L] or [B, L] over all rows: [L / size] each."""
+    blocks = _blocks(positions, size)
+    return blocks.min(axis=(0, 2)), blocks.max(axis=(0, 2))

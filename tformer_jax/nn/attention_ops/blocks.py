@@ -2,8 +2,12 @@
 
 The algorithm of "FlashAttention" (2022) and "FlashAttention-2" (2023), with its own backward pass. Queries and keys
 are split into blocks; the softmax of each query is updated with each block of keys ("Online normalizer calculation
-for softmax", 2018), and the backward pass recomputes each block of weights from the row's log-sum-exp. Blocks
-that are fully masked are skipped.
+for softmax", 2018), and the backward pass recomputes each block of weights from the row's log-sum-exp. Fully masked
+blocks are not visited.
+
+The loop has no conditions, and the operands of all products have their batch axes first and the summed axis where a
+matrix product expects it: XLA copies the carry of a condition, runs its branches on one core of a CPU, and transposes
+other operands once per block.
 """
 
 import dataclasses
@@ -14,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.nn.attention_ops.core import Bias, Operands, Scoring
-from tformer_jax.nn.attention_ops.reference import MASKED_SCORE, scores, weighted_sum
+from tformer_jax.nn.attention_ops.core import Operands, Scoring
+from tformer_jax.nn.attention_ops.reference import MASKED_SCORE, scaled, softcapped
 from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
 
@@ -26,13 +30,14 @@ Carry = TypeVar("Carry")
 
 
 class Inputs(NamedTuple):
-    """Differentiable inputs, or their gradients."""
+    """Differentiable inputs; or their gradients in float32, of which those of k and v are [B, K, H, S]."""
 
     q: jax.Array
-    """[B, T, N, H], T a multiple of `Grid.rows`."""
+    """[B, K, G, T, H], T a multiple of `Grid.rows`; multiplied by the scale of the scores."""
     k: jax.Array
-    """[B, S, K, H], S a multiple of `Grid.columns`."""
+    """[B, K, S, H], S a multiple of `Grid.columns`."""
     v: jax.Array
+    """[B, K, S, H]."""
     bias: Any
     sinks: jax.Array | None
     """float32 [N]."""
@@ -54,25 +59,25 @@ class Grid(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """Online softmax of each query over the keys so far, float32; axis 0 has R = T / `Grid.rows` query blocks."""
+    """Online softmax of each query over the keys so far, float32."""
 
     peak: jax.Array
-    """[R, B, N, rows]: the maximum score."""
+    """[B, K, G, T]: the maximum score."""
     total: jax.Array
-    """[R, B, N, rows]: the sum of `exp(score - peak)`."""
+    """[B, K, G, T]: the sum of `exp(score - peak)`; arbitrary as long as the peak is `MASKED_SCORE`."""
     out: jax.Array
-    """[R, B, rows, N, H]: the sum of `exp(score - peak) * value`."""
+    """[B, K, G, T, H]: the sum of `exp(score - peak) * value`, as arbitrary."""
 
 
 class Results(NamedTuple):
     """Results of the forward pass and the output's gradient, as the backward pass needs them."""
 
     logsumexp: jax.Array
-    """float32 [B, N, T], with the sinks; without sinks, inf for a query that may attend to no key."""
+    """float32 [B, K, G, T], with the sinks; without sinks, inf for a query that may attend to no key."""
     d_out: jax.Array
-    """[B, T, N, H]."""
+    """[B, K, G, T, H]."""
     d_sum: jax.Array
-    """float32 [B, N, T]: the sum of weight * d_weight, equal to `d_out . out` (FlashAttention-2, section 2.3.2)."""
+    """float32 [B, K, G, T]: the sum of weight * d_weight, equal to `d_out . out` (FlashAttention-2, section 2.3.2)."""
 
 
 def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
@@ -82,154 +87,139 @@ def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
         The inputs in their dtypes, with the padded lengths T and S; the mask of the padded inputs, whose `padding_mask`
         is bool [B, S], with the dropout key; and the block sizes.
     """
-    (B, T), S = x.q.shape[:2], x.k.shape[1]
+    (B, T, N, H), (S, K) = x.q.shape, x.k.shape[1:3]
     grid = Grid(min(block, T), min(block, S), x.scoring)
     padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
-    q, k, v = _pad(x.q, padded_T, 1), _pad(x.k, padded_S, 1), _pad(x.v, padded_S, 1)
+    q = _pad(scaled(x.q, x.scoring.scale), padded_T, 1).reshape(B, padded_T, K, N // K, H)
+    k, v = (jnp.swapaxes(_pad(array, padded_S, 1), 1, 2) for array in (x.k, x.v))
     mask = _pad_mask(x.mask, B, T, S, padded_T, padded_S)
-    return Inputs(q, k, v, x.bias, x.sinks), NonDiff(mask, x.dropout_key), grid
+    return Inputs(jnp.moveaxis(q, 1, 3), k, v, x.bias, x.sinks), NonDiff(mask, x.dropout_key), grid
 
 
-def init(inputs: Inputs, grid: Grid) -> Softmax:
+def unpadded(out: jax.Array, T: int) -> jax.Array:
+    """Returns the output [B, K, G, padded T, H] as [B, T, N, H]."""
+    B, K, G, _, H = out.shape
+    return jnp.moveaxis(out[:, :, :, :T], 3, 1).reshape(B, T, K * G, H)
+
+
+def init(inputs: Inputs) -> Softmax:
     """Returns the online softmax before any keys, which has only the sinks, if there are any."""
-    B, T, N, H = inputs.q.shape
-    R = T // grid.rows
-    rows, out = (R, B, N, grid.rows), jnp.zeros((R, B, grid.rows, N, H))
+    rows, out = inputs.q.shape[:-1], jnp.zeros(inputs.q.shape, jnp.float32)
     if inputs.sinks is None:
         return Softmax(jnp.full(rows, MASKED_SCORE), jnp.zeros(rows), out)
-    return Softmax(jnp.broadcast_to(inputs.sinks[:, None], rows), jnp.ones(rows), out)
+    return Softmax(jnp.broadcast_to(_by_head(inputs.sinks, inputs.q), rows), jnp.ones(rows), out)
 
 
 def update(inputs: Inputs, nondiff: NonDiff, grid: Grid, softmax: Softmax) -> Softmax:
     """Updates the online softmax with all keys of `inputs`."""
+    queries, keys = functools.partial(_block, size=grid.rows, axis=3), functools.partial(_block, size=grid.columns)
+    k_transposed = jnp.swapaxes(inputs.k, 2, 3)
 
-    def row(i: jax.Array, softmax: Softmax) -> Softmax:
-        body = functools.partial(
-            _unless_masked, nondiff.mask, grid, i, functools.partial(_add_block, inputs, nondiff, grid, i)
-        )
-        mine = jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, i, keepdims=False), softmax)
-        mine = jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, body, mine)
-        return jax.tree.map(lambda array, part: jax.lax.dynamic_update_index_in_dim(array, part, i, 0), softmax, mine)
+    def add_block(i: jax.Array, j: jax.Array, softmax: Softmax) -> Softmax:
+        peak, total, out = (queries(array, i) for array in softmax)
+        products = _product("BKGTH,BKHS->BKGTS", queries(inputs.q, i), keys(k_transposed, j, axis=3))
+        scores = _masked_scores(products, inputs.bias, nondiff.mask, grid, i, j)
+        new_peak = jnp.maximum(peak, scores.max(axis=-1))
+        weights, shrink = jnp.exp(scores - new_peak[..., None]), jnp.exp(peak - new_peak)
+        dropped = _dropout(weights, nondiff.dropout_key, grid, i, j).astype(inputs.v.dtype)
+        added = _product("BKGTS,BKSH->BKGTH", dropped, keys(inputs.v, j, axis=2))
+        new = Softmax(new_peak, total * shrink + weights.sum(axis=-1), out * shrink[..., None] + added)
+        return jax.tree.map(lambda array, part: _set_block(array, part, i, 3), softmax, new)
 
-    return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, softmax)
+    return _over_visible_blocks(inputs, nondiff.mask, grid, add_block, softmax)
 
 
 def finalize(softmax: Softmax, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """Finalizes the online softmax: the output [B, T, N, H] in `dtype`, and the log-sum-exp as in `Results`."""
-    R, B, rows, N, H = softmax.out.shape
-    any_key = softmax.total > 0
-    total = jnp.where(any_key, softmax.total, 1)
-    out = (softmax.out / jnp.swapaxes(total, 2, 3)[..., None]).astype(dtype)
-    logsumexp = jnp.where(any_key, softmax.peak + jnp.log(total), jnp.inf)
-    return jnp.moveaxis(out, 0, 1).reshape(B, R * rows, N, H), jnp.moveaxis(logsumexp, 0, 2).reshape(B, N, R * rows)
+    """Finalizes the online softmax: the output [B, K, G, T, H] in `dtype`, and the log-sum-exp as in `Results`."""
+    any_key = softmax.peak > MASKED_SCORE
+    total = jnp.where(any_key, softmax.total, jnp.inf)
+    return (softmax.out / total[..., None]).astype(dtype), softmax.peak + jnp.log(total)
 
 
 def make_results(out: jax.Array, logsumexp: jax.Array, d_out: jax.Array) -> Results:
     """Builds `Results` from the output of `finalize` and its gradient."""
-    return Results(logsumexp, d_out, jnp.einsum("BTNH,BTNH->BNT", d_out, out, preferred_element_type=jnp.float32))
+    return Results(logsumexp, d_out, _product("BKGTH,BKGTH->BKGT", d_out, out))
 
 
 def init_gradients(inputs: Inputs, results: Results) -> Inputs:
-    """Returns the gradients before any keys: float32 zeros, and the gradients of the sinks.
+    """Returns the gradients before any keys: zeros, and the gradients of the sinks.
 
     A sink has a weight but no value, so that the gradient of its score is `weight * (0 - d_sum)`.
     """
-    zeros: Inputs = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), inputs)
+    transposed = inputs._replace(k=jnp.swapaxes(inputs.k, 2, 3), v=jnp.swapaxes(inputs.v, 2, 3))
+    zeros: Inputs = jax.tree.map(lambda array: jnp.zeros(array.shape, jnp.float32), transposed)
     if inputs.sinks is None:
         return zeros
-    weights = jnp.exp(inputs.sinks[:, None] - results.logsumexp)
-    return zeros._replace(sinks=-(weights * results.d_sum).sum(axis=(0, 2)))
+    weights = jnp.exp(_by_head(inputs.sinks, inputs.q) - results.logsumexp)
+    return zeros._replace(sinks=-(weights * results.d_sum).sum(axis=(0, 3)).reshape(-1))
 
 
 def add_gradients(inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, gradients: Inputs) -> Inputs:
     """Adds the contributions of all keys of `inputs` to `gradients`."""
+    queries, keys = functools.partial(_block, size=grid.rows, axis=3), functools.partial(_block, size=grid.columns)
+    k_transposed, v_transposed = (jnp.swapaxes(array, 2, 3) for array in (inputs.k, inputs.v))
+    q_transposed, d_out_transposed = (jnp.moveaxis(array, 4, 2) for array in (inputs.q, results.d_out))
 
-    def row(i: jax.Array, gradients: Inputs) -> Inputs:
-        body = functools.partial(_block_gradients, inputs, nondiff, grid, results, i)
-        visible = functools.partial(_unless_masked, nondiff.mask, grid, i, body)
-        return jax.lax.fori_loop(0, inputs.k.shape[1] // grid.columns, visible, gradients)
+    def add_block(i: jax.Array, j: jax.Array, gradients: Inputs) -> Inputs:
+        products = _product("BKGTH,BKHS->BKGTS", queries(inputs.q, i), keys(k_transposed, j, axis=3))
+        scores, pull_scores = jax.vjp(
+            lambda products, bias: _masked_scores(products, bias, nondiff.mask, grid, i, j), products, inputs.bias
+        )
+        weights = jnp.exp(scores - queries(results.logsumexp, i)[..., None])
+        dropped, pull_dropout = jax.vjp(lambda weights: _dropout(weights, nondiff.dropout_key, grid, i, j), weights)
+        (d_weights,) = pull_dropout(
+            _product("BKGTH,BKHS->BKGTS", queries(results.d_out, i), keys(v_transposed, j, axis=3))
+        )
+        d_products, d_bias = pull_scores(weights * (d_weights - queries(results.d_sum, i)[..., None]))
+        d_products, dropped = d_products.astype(inputs.q.dtype), dropped.astype(inputs.v.dtype)
+        d_queries = _product("BKGTS,BKSH->BKGTH", d_products, keys(inputs.k, j, axis=2))
+        d_keys = _product("BKHGT,BKGTS->BKHS", queries(q_transposed, i, axis=4), d_products)
+        d_values = _product("BKHGT,BKGTS->BKHS", queries(d_out_transposed, i, axis=4), dropped)
+        return Inputs(
+            _add_to_block(gradients.q, d_queries, i, 3),
+            _add_to_block(gradients.k, d_keys, j, 3),
+            _add_to_block(gradients.v, d_values, j, 3),
+            jax.tree.map(jnp.add, gradients.bias, d_bias),
+            gradients.sinks,
+        )
 
-    return jax.lax.fori_loop(0, inputs.q.shape[1] // grid.rows, row, gradients)
+    return _over_visible_blocks(inputs, nondiff.mask, grid, add_block, gradients)
 
 
 def cast_like(inputs: Inputs, gradients: Inputs) -> Inputs:
-    """Casts gradients to the dtypes of `inputs`."""
-    cast: Inputs = jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), gradients, inputs)
+    """Returns gradients in the shapes and dtypes of `inputs`."""
+    alike = gradients._replace(k=jnp.swapaxes(gradients.k, 2, 3), v=jnp.swapaxes(gradients.v, 2, 3))
+    cast: Inputs = jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), alike, inputs)
     return cast
 
 
-def _add_block(inputs: Inputs, nondiff: NonDiff, grid: Grid, i: jax.Array, j: jax.Array, softmax: Softmax) -> Softmax:
-    """Updates the online softmax of query block i with key block j."""
-    peak, total, out = softmax
-    logits, may_attend = _masked_scores(inputs, nondiff.mask, grid, i, j)
-    new_peak = jnp.maximum(peak, logits.max(axis=-1))
-    weights = jnp.where(may_attend, jnp.exp(logits - new_peak[..., None]), 0)
-    shrink = jnp.exp(peak - new_peak)
-    dropped = _dropout(weights, nondiff.dropout_key, grid, i, j).astype(inputs.v.dtype)
-    added = _weighted_sum(dropped, _block(inputs.v, j, grid.columns))
-    out = out * jnp.swapaxes(shrink, 1, 2)[..., None] + added
-    return Softmax(new_peak, total * shrink + weights.sum(axis=-1), out)
-
-
-def _block_gradients(
-    inputs: Inputs, nondiff: NonDiff, grid: Grid, results: Results, i: jax.Array, j: jax.Array, gradients: Inputs
-) -> Inputs:
-    """Adds the contribution of block (i, j) to `gradients`."""
-    queries, keys = _block(inputs.q, i, grid.rows), _block(inputs.k, j, grid.columns)
-    values, d_out = _block(inputs.v, j, grid.columns), _block(results.d_out, i, grid.rows)
-
-    logits, pull = jax.vjp(lambda q, k, bias: _scores(q, k, bias, nondiff.mask, grid, i, j), queries, keys, inputs.bias)
-    may_attend = _may_attend(nondiff.mask, grid, i, j)
-    weights = jnp.where(may_attend, jnp.exp(logits - _block(results.logsumexp, i, grid.rows, axis=2)[..., None]), 0)
-
-    dropped = functools.partial(_dropout, key=nondiff.dropout_key, grid=grid, i=i, j=j)
-    _, pull_sum = jax.vjp(lambda w, v: _weighted_sum(dropped(w).astype(v.dtype), v), weights, values)
-    d_weights, d_values = pull_sum(d_out.astype(jnp.float32))
-    d_logits = weights * (d_weights - _block(results.d_sum, i, grid.rows, axis=2)[..., None])
-    d_queries, d_keys, d_bias = pull(d_logits)
-    return Inputs(
-        _add_to_block(gradients.q, d_queries, i),
-        _add_to_block(gradients.k, d_keys, j),
-        _add_to_block(gradients.v, d_values, j),
-        jax.tree.map(jnp.add, gradients.bias, d_bias),
-        gradients.sinks,
-    )
-
-
-def _unless_masked(
-    mask: Mask, grid: Grid, i: jax.Array, body: Callable[[jax.Array, Carry], Carry], j: jax.Array, carry: Carry
+def _over_visible_blocks(
+    inputs: Inputs, mask: Mask, grid: Grid, body: Callable[[jax.Array, jax.Array, Carry], Carry], carry: Carry
 ) -> Carry:
-    """Returns `body(j, carry)`, or `carry` if the mask hides block (i, j)."""
-    skip = mask.masks_block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
-    result: Carry = jax.lax.cond(skip, lambda j, carry: carry, body, j, carry)
+    """Updates `carry` with `body(i, j, carry)` for each block (i, j) that is not fully masked, row by row."""
+    visible = mask.visible_blocks(inputs.q.shape[3], inputs.k.shape[2], grid.rows, grid.columns)
+    rows, columns = jnp.nonzero(visible, size=visible.size, fill_value=0)
+    result: Carry = jax.lax.fori_loop(0, visible.sum(), lambda n, carry: body(rows[n], columns[n], carry), carry)
     return result
 
 
-def _scores(
-    q: jax.Array, k: jax.Array, bias: Bias | None, mask: Mask, grid: Grid, i: jax.Array, j: jax.Array
-) -> jax.Array:
-    added = None
+def _product(axes: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes an einsum in float32, so that a sum over blocks is rounded only once."""
+    return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
+
+
+def _masked_scores(products: jax.Array, bias: Any, mask: Mask, grid: Grid, i: jax.Array, j: jax.Array) -> jax.Array:
+    """Returns the scores of block (i, j), with the shape of `products`, [B, K, G, rows, columns]."""
+    block = i * grid.rows, grid.rows, j * grid.columns, grid.columns
+    scores = softcapped(products, grid.scoring.softcap)
     if bias is not None:
-        added = bias.block(*mask.block_positions(i * grid.rows, grid.rows, j * grid.columns, grid.columns))
-    return scores(q, k, added, grid.scoring)
-
-
-def _weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes `weights v`, float32 [B, T, N, H], so that a sum over blocks is rounded only once."""
-    return jnp.swapaxes(weighted_sum(weights, v), 1, 2)
-
-
-def _masked_scores(inputs: Inputs, mask: Mask, grid: Grid, i: jax.Array, j: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the scores of block (i, j), `MASKED_SCORE` where masked, and the mask."""
-    q, k = _block(inputs.q, i, grid.rows), _block(inputs.k, j, grid.columns)
-    may_attend = _may_attend(mask, grid, i, j)
-    return jnp.where(may_attend, _scores(q, k, inputs.bias, mask, grid, i, j), MASKED_SCORE), may_attend
-
-
-def _may_attend(mask: Mask, grid: Grid, i: jax.Array, j: jax.Array) -> jax.Array:
-    allowed = mask.block(i * grid.rows, grid.rows, j * grid.columns, grid.columns)
-    assert allowed is not None, "padded inputs hide their padding"
-    return allowed
+        added = bias.block(*mask.block_positions(*block))
+        scores += added.reshape(*added.shape[:-3], *scores.shape[1:])
+    may_attend = mask.block(*block)
+    if may_attend is None:
+        return scores
+    heads = scores.shape[1:3] if may_attend.shape[1] > 1 else (1, 1)
+    return jnp.where(may_attend.reshape(-1, *heads, *may_attend.shape[2:]), scores, MASKED_SCORE)
 
 
 def _dropout(weights: jax.Array, key: jax.Array | None, grid: Grid, i: jax.Array, j: jax.Array) -> jax.Array:
@@ -238,15 +228,22 @@ def _dropout(weights: jax.Array, key: jax.Array | None, grid: Grid, i: jax.Array
     return dropout(weights, grid.scoring.dropout_rate, block_key)
 
 
-def _block(array: jax.Array, index: jax.Array, size: int, axis: int = 1) -> jax.Array:
+def _by_head(sinks: jax.Array, q: jax.Array) -> jax.Array:
+    """Returns sinks [N] as [K, G, 1], to broadcast with arrays [B, K, G, T]."""
+    return sinks.reshape(*q.shape[1:3], 1)
+
+
+def _block(array: jax.Array, index: jax.Array, size: int, axis: int) -> jax.Array:
     """Returns block `index`, of `size` elements, along `axis`."""
     return jax.lax.dynamic_slice_in_dim(array, index * size, size, axis)
 
 
-def _add_to_block(array: jax.Array, part: jax.Array, index: jax.Array) -> jax.Array:
-    size = part.shape[1]
-    old = _block(array, index, size)
-    return jax.lax.dynamic_update_slice_in_dim(array, old + part.astype(array.dtype), index * size, axis=1)
+def _set_block(array: jax.Array, part: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(array, part, index * part.shape[axis], axis)
+
+
+def _add_to_block(array: jax.Array, part: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    return _set_block(array, _block(array, index, part.shape[axis], axis) + part, index, axis)
 
 
 def _round_up(length: int, block: int) -> int:
@@ -260,7 +257,7 @@ def _pad(array: jax.Array, length: int, axis: int, mode: str = "constant") -> ja
 
 
 def _pad_pair(pair: tuple[jax.Array, jax.Array] | None, T: int, S: int) -> tuple[jax.Array, jax.Array] | None:
-    """Pads with the last value, so that `Mask.masks_block` detects as much as without padding."""
+    """Pads with the last value, so that `Mask.visible_blocks` detects as much as without padding."""
     return pair and (_pad(pair[0], T, 1, "edge"), _pad(pair[1], S, 1, "edge"))
 
 

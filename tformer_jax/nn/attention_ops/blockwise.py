@@ -12,7 +12,7 @@ from tformer_jax.nn.attention_ops.core import Backend, Operands
 def blockwise(x: Operands, block: int = BLOCK) -> jax.Array:
     """Computes `reference` without materializing all weights."""
     inputs, nondiff, grid = blocks.padded(x, block)
-    return _attention(inputs, nondiff, grid)[:, : x.q.shape[1]]
+    return blocks.unpadded(_attention(inputs, nondiff, grid), x.q.shape[1])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -21,8 +21,8 @@ def _attention(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> jax.Array:
 
 
 def _forward(inputs: Inputs, nondiff: NonDiff, grid: Grid) -> tuple[jax.Array, tuple]:
-    """Returns the output [B, T, N, H] and the residuals, with the log-sum-exp [B, N, T] instead of the weights."""
-    softmax = blocks.update(inputs, nondiff, grid, blocks.init(inputs, grid))
+    """Returns the output [B, K, G, T, H] and the residuals, with the log-sum-exp instead of the weights."""
+    softmax = blocks.update(inputs, nondiff, grid, blocks.init(inputs))
     out, logsumexp = blocks.finalize(softmax, inputs.q.dtype)
     return out, (inputs, nondiff, out, logsumexp)
 

@@ -25,10 +25,13 @@ def scores(q: jax.Array, k: jax.Array, bias: jax.Array | None, scoring: Scoring)
     S, K = k.shape[1:3]
     grouped = scaled(q, scoring.scale).reshape(B, T, K, N // K, H)
     result = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32)
-    if scoring.softcap is not None:
-        result = scoring.softcap * jnp.tanh(result / scoring.softcap)
-    result = result.reshape(B, N, T, S)
+    result = softcapped(result, scoring.softcap).reshape(B, N, T, S)
     return result if bias is None else result + bias
+
+
+def softcapped(scores: jax.Array, cap: float | None) -> jax.Array:
+    """Computes `cap * tanh(scores / cap)`; None: returns the scores."""
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
 def scaled(q: jax.Array, scale: float) -> jax.Array:

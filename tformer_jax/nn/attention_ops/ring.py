@@ -61,7 +61,7 @@ def ring(x: Operands, block: int = BLOCK) -> jax.Array:
 
     def kernel(x: Operands) -> jax.Array:
         inputs, nondiff, grid = blocks.padded(x, block)
-        return _attention(inputs, nondiff.mask, grid, devices)[:, : x.q.shape[1]]
+        return blocks.unpadded(_attention(inputs, nondiff.mask, grid, devices), x.q.shape[1])
 
     return shards.on_each_device(kernel, x, length=True)
 
@@ -78,7 +78,7 @@ def _forward(inputs: Inputs, mask: Mask, grid: Grid, devices: _Ring) -> tuple[ja
         keys, softmax = carry
         return devices.send(keys), blocks.update(*_combine(keys, inputs, mask), grid, softmax)
 
-    start = _keys(inputs, mask), blocks.init(inputs, grid)
+    start = _keys(inputs, mask), blocks.init(inputs)
     _, softmax = jax.lax.fori_loop(0, devices.size, hop, start)
     out, logsumexp = blocks.finalize(softmax, inputs.q.dtype)
     return out, (inputs, mask, out, logsumexp)
