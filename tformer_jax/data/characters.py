@@ -110,7 +110,8 @@ def rules(escape: Callable[[int], str]) -> list[tuple[str, str]]:
 
 
 _RULES = [(re.compile(pattern), replacement) for pattern, replacement in rules(_escape)]
-_UNCLEAN = re.compile(rf"[^\S ]|[{_letters(REMOVED, JOINERS, TAGS)}]|  |\A | \Z")
+GRAPHEME_JOINER = "\u034f"
+"""The only character but the space that the rules change and `str.isprintable` accepts."""
 
 
 def clean_whitespace(text: str) -> str:
@@ -120,8 +121,8 @@ def clean_whitespace(text: str) -> str:
     spaces and bidirectional marks are removed, and so are joiners (U+200C, U+200D) except where spelling needs them
     (Unicode Standard Annex 31, section 2.3, simplified) and within emoji. The result is its own result.
     """
-    if not _UNCLEAN.search(text):
-        return text
+    if text.isprintable() and GRAPHEME_JOINER not in text and "  " not in text and text == text.strip(" "):
+        return text  # most texts, in a tenth of the time
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text.strip(" ")
