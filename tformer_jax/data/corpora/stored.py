@@ -48,8 +48,7 @@ class Stored(Sequence[Example]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number, row = divmod(range(len(self))[index], ROWS)
-        batch = self._batches[number]
-        return {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        return {name: column[row].as_py() for name, column in self._columns[number].items()}
 
     def __iter__(self) -> Iterator[Example]:
         return itertools.chain.from_iterable(batch.to_pylist() for batch in self._batches)
@@ -61,6 +60,11 @@ class Stored(Sequence[Example]):
     def _batches(self) -> list[pa.RecordBatch]:
         reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+    @functools.cached_property
+    def _columns(self) -> list[dict[str, pa.Array]]:
+        """Each batch by name: the attribute `columns` of a batch makes new objects every time."""
+        return [dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in self._batches]
 
 
 def hold(
