@@ -18,6 +18,7 @@ from tformer_jax.config import kinds
 from tformer_jax.nn import attention_ops
 from tformer_jax.nn.attention import BasicAttention
 from tformer_jax.nn.attention_ops import blockwise as blockwise_file
+from tformer_jax.nn.attention_ops.blocks import block_size
 from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
 from tformer_jax.nn.attention_positions import AlibiBias, BucketBias
 from tformer_jax.nn.masks import Mask
@@ -258,6 +259,13 @@ def test_blockwise_equals_reference_for_ragged_sizes_and_every_mask(rule, data):
         what = "values" if name == "o" else "gradients"
         proves = (f"attention_backend=blockwise, every mask and ragged sizes, {what}", "reference backend")
         assert_close(actual, expected, 2e-6, proves=proves)
+
+
+def test_blocks_are_equal_and_pad_little():
+    for length in range(1, 3000):
+        size, number = block_size(length, 512), -(-length // 512)
+        assert size <= min(512, length)
+        assert 0 <= number * size - length < 32 * number
 
 
 def test_blockwise_has_a_gradient_for_a_trained_bias():

@@ -24,7 +24,9 @@ from tformer_jax.nn.dropout import dropout
 from tformer_jax.nn.masks import Mask
 
 BLOCK = 512
-"""Queries and keys per block; shorter inputs use smaller blocks."""
+"""Maximum number of queries and keys per block."""
+BLOCK_STEP = 32
+"""Blocks below the maximum size have a multiple of this many queries and keys."""
 
 Carry = TypeVar("Carry")
 
@@ -88,12 +90,18 @@ def padded(x: Operands, block: int) -> tuple[Inputs, NonDiff, Grid]:
         is bool [B, S], with the dropout key; and the block sizes.
     """
     (B, T, N, H), (S, K) = x.q.shape, x.k.shape[1:3]
-    grid = Grid(min(block, T), min(block, S), x.scoring)
+    grid = Grid(block_size(T, block), block_size(S, block), x.scoring)
     padded_T, padded_S = _round_up(T, grid.rows), _round_up(S, grid.columns)
     q = _pad(scaled(x.q, x.scoring.scale), padded_T, 1).reshape(B, padded_T, K, N // K, H)
     k, v = (jnp.swapaxes(_pad(array, padded_S, 1), 1, 2) for array in (x.k, x.v))
     mask = _pad_mask(x.mask, B, T, S, padded_T, padded_S)
     return Inputs(jnp.moveaxis(q, 1, 3), k, v, x.bias, x.sinks), NonDiff(mask, x.dropout_key), grid
+
+
+def block_size(length: int, block: int) -> int:
+    """Returns the size of equal blocks that need the least padding, of as many blocks as blocks of size `block`."""
+    equal = -(-length // -(-length // block))
+    return min(_round_up(equal, BLOCK_STEP), block, length)
 
 
 def unpadded(out: jax.Array, T: int) -> jax.Array:
