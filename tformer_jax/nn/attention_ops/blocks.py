@@ -224,8 +224,7 @@ def _masked_scores(products: jax.Array, bias: Any, mask: Mask, grid: Grid, i: ja
         added = bias.block(*mask.block_positions(*block))
         scores += added.reshape(*added.shape[:-3], *scores.shape[1:])
     may_attend = mask.block(*block)
-    if may_attend is None:
-        return scores
+    assert may_attend is not None, "padded inputs hide their padding"
     heads = scores.shape[1:3] if may_attend.shape[1] > 1 else (1, 1)
     return jnp.where(may_attend.reshape(-1, *heads, *may_attend.shape[2:]), scores, MASKED_SCORE)
 
