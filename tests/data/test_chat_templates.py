@@ -13,6 +13,8 @@ from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.chats import chat_of
 from tformer_jax.data.pipeline import without_refused
+from tformer_jax.data.summary import summarize
+from tformer_jax.data.summary_warnings import warnings
 from tformer_jax.data.tokenizers.chats import encode_chat, with_chat, written_text
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -77,9 +79,12 @@ def test_conversations_with_blank_sides_are_dropped(checkpoint, tmp_path):
     blank = [chats.chat("a", " "), chats.chat("\u200b", "b"), chats.chat("a", "b", "c", "")]
     present = [PAIR, [PAIR[0], {**PAIR[1], "content": "", "weight": 0}, *PAIR], [PAIR[0], call]]
     write(tmp_path, *({"messages": messages} for messages in (*blank, *present)))
-    corpus = load_corpus(config(checkpoint), tmp_path)
+    cfg = config(checkpoint)
+    corpus = load_corpus(cfg, tmp_path)
     assert len(corpus.train) == 3
     assert corpus.left_out["train"]["blank texts"] == 3
+    told = warnings(cfg, corpus, summarize(cfg, corpus, train_tokenizers(cfg.data, corpus.train, tmp_path)))
+    assert "3 examples of train were left out for a blank text: look for messages without a text" in told
     remaining = load_corpus(config(checkpoint, filters=FilterConfig(blank_sides=False)), tmp_path)
     assert len(remaining.train) == 6
 

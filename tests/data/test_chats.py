@@ -40,6 +40,9 @@ LAYOUTS = [
     ({"conversations": SHAREGPT, "system": "Be brief."}, (), [SYSTEM, *PAIR]),
     ({"prompt": "How are you?", "response": "I am fine."}, (), PAIR),
     ({"prompt": "How are you?", "completion": "I am fine.", "system": None}, (), PAIR),
+    ({"prompt": PAIR[:1], "completion": PAIR[1:]}, (), PAIR),
+    ({"instruction": "How are you?", "input": "", "output": "I am fine."}, (), PAIR),
+    ({"instruction": "Add.", "input": "1 2", "output": "3"}, (), chats.chat("Add.\n\n1 2", "3")),
     ({"q": "How are you?", "a": "I am fine.", "messages": "other"}, ("q", "a"), PAIR),
     ({"dialog": SHAREGPT}, ("dialog",), PAIR),
 ]
@@ -254,10 +257,10 @@ def test_conversations_that_the_template_refuses_are_left_out_before_training(ch
     assert "2 conversations are left out; conversation 2 of train: " in caplog.text
 
 
-def test_a_call_of_a_tool_keeps_its_empty_content(checkpoint, tmp_path):
-    """Templates may ask whether it is none, as transformers passes it; regression test: it was dropped."""
+def test_fields_that_are_null_are_left_out():
+    """As transformers 5 does; regression test: templates wrote "None" where a call of a tool has no content."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}], "name": None}
-    assert Chat.read([PAIR[0], call]).messages[1] == {name: call[name] for name in ("role", "content", "tool_calls")}
+    assert Chat.read([PAIR[0], call]).messages[1] == {name: call[name] for name in ("role", "tool_calls")}
     with pytest.raises(UserError, match="message 1 of the assistant has no content"):
         Chat.read([{"role": "assistant", "content": None}])
 

@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tformer_jax as tj
+from tests.helpers import tiny
 from tformer_jax.data import packing
 from tformer_jax.data.columns import Column, split_examples, with_ids
 from tformer_jax.data.features import FeatureConverter, Tokenized
 from tformer_jax.data.packing import POOL, choose_row
 from tformer_jax.data.rows import WHOLE_BATCH, RowReader
+from tformer_jax.data.tokenizers.base import FIRST
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
@@ -135,3 +138,19 @@ def test_padding_of_sentence_pairs_stays_below_one_percent():
     batches = list(packed_once(examples, 8, {"source": room, "target_in": 256}))[:-8]
     for key in ("source", "target_in"):
         assert np.mean([(batch[key] == PAD).mean() for batch in batches]) < 0.01
+
+
+def test_short_examples_of_small_corpora_are_not_taken_epochs_ahead():
+    """Regression test: they filled the rows of the first epochs up to four times, and others were not drawn at all."""
+    sizes = np.random.default_rng(0).integers(4, 60, 160)
+    texts = [[number] * size for number, size in enumerate(sizes.tolist())]
+    data = tj.DataConfig(source="python", tokenizer="ids", batching="packed", window=64, batch_size=8, vocab_size=256)
+    cfg = tj.Config(model=tiny("decoder_lm", vocab_size=None, max_length=64), data=data)
+    drawn, epochs = np.zeros(160), 2
+    for batch in itertools.islice(tj.batches(cfg, texts), epochs * int(sizes.sum()) // (8 * 64)):
+        ids, counts = np.unique(batch["tokens"], return_counts=True)
+        numbers, counts = ids[ids >= FIRST] - FIRST, counts[ids >= FIRST]
+        drawn[numbers] += counts / sizes[numbers]
+    short = sizes < np.quantile(sizes, 0.25)
+    assert drawn.max() <= epochs + 1 and drawn.min() >= epochs - 1
+    assert drawn[short].mean() < drawn[~short].mean() + 0.3

@@ -206,3 +206,17 @@ def test_a_second_thread_that_trains_is_refused(tmp_path):
     tj.train(changed(steps=1), DATA, run=tmp_path / "run", callbacks=[other])
     assert len(problems) == 1 and problems[0].startswith("another thread of this process trains")
     assert not (tmp_path / "other").exists()
+
+
+def test_batches_of_conversations():
+    """Regression test: they were read twice, and refused as no list of messages."""
+    cfg = tj.Config(
+        task="chat",
+        model=tiny("decoder_lm", vocab_size=None, max_length=64),
+        data=tj.DataConfig(source="python", tokenizer="bytes", batching="packed", window=64, batch_size=2),
+    )
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    batches = [next(tj.batches(cfg, [each] * 8)) for each in (chat, {"messages": chat})]
+    assert (batches[0]["targets"] >= 0).any()
+    for key, value in batches[0].items():
+        np.testing.assert_array_equal(value, batches[1][key])

@@ -22,7 +22,16 @@ from tformer_jax.data.tokenizers.chats import encode_chat, encode_prompt, with_c
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 
 TOOLS = "{% if tools %}{{ '<|im_start|>system\\n' + tools|tojson + '<|im_end|>\\n' }}{% endif %}"
-TEMPLATES = {"tools": TOOLS + chats.CHATML, "chatml": chats.CHATML, "generation": chats.GENERATION, "plain": PLAIN}
+WRITTEN = chats.CHATML.replace(
+    "'\n' + message['content'] + '<|im_end|>'", "'\n' }}{{ message['content'] }}{{ '<|im_end|>'"
+)
+TEMPLATES = {
+    "written": WRITTEN,
+    "tools": TOOLS + chats.CHATML,
+    "chatml": chats.CHATML,
+    "generation": chats.GENERATION,
+    "plain": PLAIN,
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +81,16 @@ def test_tools_are_given_to_the_template(both):
     actual = encode_chat(ours, Chat.read(chats.CHATS[0], tools))
     expected = theirs.apply_chat_template(chats.CHATS[0], tools, return_dict=False, sanitize_control_tokens=True)
     assert actual.ids == expected and actual.ids.count(2) == 3
+
+
+def test_a_call_without_content_has_none_in_the_text(both):
+    """Regression test: the text had the word "None", which was learned."""
+    theirs, ours = both("written")
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    messages = [chats.CHATS[0][0], call, {"role": "tool", "content": "4"}, chats.CHATS[0][1]]
+    actual = encode_chat(ours, Chat.read(messages))
+    assert actual.ids == theirs.apply_chat_template(messages, return_dict=False)
+    assert "None" not in theirs.decode(actual.ids)
 
 
 def test_an_exported_run_answers_as_here(tmp_path):

@@ -27,7 +27,7 @@ def lm():
 
 
 def test_an_answer(lm):
-    reply = lm.post(ROUTE, messages=MESSAGES, temperature=0, user="someone", model="fake").json()
+    reply = lm.post(ROUTE, messages=MESSAGES, temperature=0, user="someone", model="fake", tool_choice="none").json()
     (request,) = lm.engine.seen[-1:]
     end = BYTES.special.eos[0]
     text = PROMPT.removesuffix("\nAssistant:\n")

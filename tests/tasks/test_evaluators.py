@@ -102,7 +102,8 @@ def test_language_model(batch_size):
         total -= actual[np.arange(len(targets)), targets].sum()
     metrics, outputs = evaluate("decoder_lm", model, params, [{"text": text}], batch_size=batch_size)
     assert metrics["loss"] == pytest.approx(total / (len(stream) - 1), rel=1e-5)
-    assert metrics["bits_per_byte"] == metrics["bits_per_character"] == pytest.approx(total / math.log(2) / 16)
+    bits = total / (len(stream) - 1) * len(stream) / math.log(2) / 16  # the first token counts as much as the others
+    assert metrics["bits_per_byte"] == metrics["bits_per_character"] == pytest.approx(bits)
     assert (outputs[0].source, outputs[0].reference) == ("abcd", "efgabcdefggg")
     cleaned = CharacterTokenizer("abcdefg").normalized(("whitespace",), "en")
     spaced = [{"text": f"  {text}\n\n"}]
@@ -116,18 +117,18 @@ def test_language_model(batch_size):
 def test_continuations_of_prompts_with_unknown_tokens():
     """Unknown tokens have their name, and the model reads them; an empty document has no continuation."""
     model, params = build(tiny("decoder_lm"))
-    texts = ["????abcdefg", "??abcdefg", "", "gfedcba"]
+    texts = ["????abcdefg", "??abcdefg", "", "gfedcba", "abc"]
     cfg = Config(
         model=model.cfg,
         data=DataConfig(source="stdlib_text", batching="windows", window=4),
         decode=DecodeConfig(max_new_tokens=5),
-        eval=EvalConfig(samples=4),
+        eval=EvalConfig(samples=5),
     )
     actual = ContinuationEvaluator(cfg, model, TOKENIZERS, [{"text": text} for text in texts])(params)
-    prompts = [EncodedRequest(LETTERS.encode(text)[:4]) for text in texts if text]
+    prompts = [EncodedRequest(LETTERS.encode(text)[: min(4, (len(text) + 1) // 2)]) for text in texts if text]
     expected = RowDecoder(cfg, model, params, TOKENIZERS)(prompts)
-    assert [output.source for output in actual.outputs] == ["<unk>" * 4, "<unk><unk>ab", "gfed"]
-    assert [output.reference for output in actual.outputs] == ["abcdefg", "cdefg", "cba"]
+    assert [output.source for output in actual.outputs] == ["<unk>" * 4, "<unk><unk>ab", "gfed", "ab"]
+    assert [output.reference for output in actual.outputs] == ["abcdefg", "cdefg", "cba", "c"]
     assert [output.output for output in actual.outputs] == [output.text for (output,) in expected]
 
 

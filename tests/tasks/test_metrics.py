@@ -162,15 +162,16 @@ def test_means_of_stored_scores_are_those_of_sums():
 
 
 def test_bits_are_those_of_all_tokens_over_the_size_of_the_texts():
-    """A tokenizer with fewer tokens, whose losses have the same sum, has the same bits, unlike the loss per token."""
-    actual = []
-    for tokens in ([2.0, 4.0, 6.0], [12.0]):
-        sums = np.array([[sum(tokens), 0, len(tokens)]])
-        loss = sum(tokens) / len(tokens)
-        measured = Measured(loss, 0.0, Losses([], []), sums)
-        actual.append(PerplexityEvaluator(lambda _, it=measured: it, texts=iter(["a\u00e4", "\u6f22b"]))(None).metrics)
-    assert actual[0]["bits_per_byte"] == actual[1]["bits_per_byte"] == pytest.approx(12 / np.log(2) / (3 + 4))
-    assert actual[0]["bits_per_character"] == pytest.approx(12 / np.log(2) / 4)
+    """First tokens count with the mean loss; regression test: packed texts had them for nothing."""
+    texts = ["a\u00e4", "\u6f22b"]
+    for alone, unpredicted in ((False, 1), (True, 2)):
+        for losses in ([2.0, 4.0, 6.0], [4.0] * 6):  # of 3 or 6 tokens
+            sums = np.array([[sum(losses), 0, len(losses)]])
+            measured = Measured(4.0, 0.0, Losses([], []), sums)
+            metrics = PerplexityEvaluator(lambda _, it=measured: it, texts=iter(texts), alone=alone)(None).metrics
+            bits = 4.0 * (len(losses) + unpredicted) / np.log(2)
+            assert metrics["bits_per_byte"] == pytest.approx(bits / (3 + 4))
+            assert metrics["bits_per_character"] == pytest.approx(bits / 4)
     assert lower_is_better("bits_per_byte")
     assert "bits_per_byte" not in PerplexityEvaluator(lambda _: measured)(None).metrics
 

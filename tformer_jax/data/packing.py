@@ -1,5 +1,6 @@
 """Packing: several whole examples in one row, separated by segment numbers."""
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -22,8 +23,10 @@ SEGMENTS = {"source": "source_segments", "target_in": "target_segments", "tokens
 """Keys of segment numbers by keys of tokens. Examples of a row are numbered from 1; padding is 0."""
 OWNER = {"target_out": "target_in", "targets": "tokens"}
 """Keys of tokens by keys of their labels."""
-POOL = 512
-"""Number of pending examples to choose from."""
+POOL, SMALLEST_POOL = 512, 32
+"""Number of pending examples to choose from, and its minimum."""
+POOL_SHARE = 4
+"""The pool has at most 1 / POOL_SHARE of all examples: short ones, which fill rows, are taken ahead of the others."""
 SEARCH_SPAN = 2
 """Length of the end of a row that is filled by search instead of in order, in examples of mean length."""
 
@@ -34,8 +37,9 @@ class Packed(Batching):
     @staticmethod
     def train_batches(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shards: Shards) -> grain.IterDataset:
         examples = training_examples(cfg, corpus, tokenizers, shards)
-        rows, sizes = cfg.data.batch_size, row_capacity(cfg)
-        return ExampleBatches(examples, lambda parent: PackedIterator(parent, rows, sizes, examples))
+        pool = min(POOL, max(sum(corpus.sizes) // POOL_SHARE, SMALLEST_POOL))
+        pack = functools.partial(PackedIterator, rows=cfg.data.batch_size, capacity=row_capacity(cfg), pool=pool)
+        return ExampleBatches(examples, lambda parent: pack(parent, examples))
 
     @staticmethod
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
@@ -129,10 +133,10 @@ def pack_rows(
 
 
 class Pool:
-    """Pending examples, oldest first."""
+    """Pending examples, oldest first; a row is chosen from the first `size` of them."""
 
-    def __init__(self, capacity: dict[str, int], examples: Iterable[PendingExample] = ()):
-        self._sides = list(capacity)
+    def __init__(self, capacity: dict[str, int], examples: Iterable[PendingExample] = (), size: int = POOL):
+        self._sides, self._size = list(capacity), size
         self._capacity = np.array(list(capacity.values()), np.int32)
         self.examples: list[PendingExample] = []
         self._lengths = np.zeros((len(self._sides), 0), np.int32)
@@ -150,7 +154,7 @@ class Pool:
         if (self._lengths[:, 0] == self._capacity).all():
             self._lengths = self._lengths[:, 1:]
             return [self.examples.pop(0)]
-        chosen = choose_row(self._lengths[:, :POOL], self._capacity)
+        chosen = choose_row(self._lengths[:, : self._size], self._capacity)
         row = [self.examples[index] for index in chosen]
         self._lengths = np.delete(self._lengths, chosen, axis=1)
         for index in sorted(chosen, reverse=True):
@@ -161,19 +165,28 @@ class Pool:
 class PackedIterator(grain.DatasetIterator):
     """Packs a parent's pending examples into batches of `rows` rows and yields this process's.
 
-    Each side of `capacity` (tokens by key) must hold every single example. Its state is the parent's state and the
+    The examples of a row are chosen from `pool` pending ones. Each side of `capacity` (tokens by key) must hold every
+    single example. Its state is the parent's state and the
     pending examples.
     """
 
-    def __init__(self, parent: grain.DatasetIterator, rows: int, capacity: dict[str, int], examples: TrainingExamples):
+    def __init__(
+        self,
+        parent: grain.DatasetIterator,
+        examples: TrainingExamples,
+        *,
+        rows: int,
+        capacity: dict[str, int],
+        pool: int,
+    ):
         super().__init__(parent)
         self._rows, self._capacity, self._reader, self._stages = rows, capacity, examples.rows, examples.stages
-        self._pool = Pool(capacity)
+        self._size, self._pool = pool, Pool(capacity, size=pool)
 
     def __next__(self) -> dict[str, np.ndarray]:
         rows = []
         for _ in range(self._rows):
-            while len(self._pool.examples) < POOL:
+            while len(self._pool.examples) < self._size:
                 self._pool.add(next(self._parent))
             rows.append(self._pool.take_row())
         if self._stages is not None:
@@ -187,7 +200,7 @@ class PackedIterator(grain.DatasetIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues with the batches that followed `get_state`."""
         self._parent.set_state(state["parent"])
-        self._pool = Pool(self._capacity, PendingExamples.restored(state["pending"]))
+        self._pool = Pool(self._capacity, PendingExamples.restored(state["pending"]), self._size)
 
 
 def packed_once(

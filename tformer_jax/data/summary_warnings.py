@@ -130,7 +130,8 @@ def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
             )
     left_out = summary.left_out.get("blank texts", 0)
     if _share(left_out, left_out + (summary.examples or 0)) >= 1:
-        yield f"{left_out:,} examples of {split} were left out for a blank text: look for misaligned columns"
+        cause = "messages without a text" if "messages" in summary.sides else "misaligned columns"
+        yield f"{left_out:,} examples of {split} were left out for a blank text: look for {cause}"
 
 
 def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:

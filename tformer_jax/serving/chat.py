@@ -23,7 +23,6 @@ class ChatCompletion(Generated):
         "store": False,
         "metadata": {},
         "response_format": {"type": "text"},
-        "tool_choice": "auto",
         "parallel_tool_calls": True,
         "modalities": ["text"],
         "service_tier": "auto",
@@ -31,6 +30,7 @@ class ChatCompletion(Generated):
 
     messages: tuple[Any, ...] = setting((), "the conversation: objects with role and content")
     tools: tuple[Any, ...] = setting((), "descriptions of functions, which the chat template may show the model")
+    tool_choice: str = setting("auto", "accepted; answers are texts", choices=("auto", "none"))
     max_completion_tokens: int | None = setting(None, "as max_tokens, its new name", low=0, high=INT32_MAX)
     logprobs: bool = setting(False, "with the log-probabilities of tokens")
     top_logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)

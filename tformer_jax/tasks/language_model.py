@@ -36,7 +36,8 @@ class LanguageModel(TokenPrediction):
         normalize = parts.tokenizers.target.normalize
         predicted = () if parts.cfg.model.prefix_lm else map(normalize, (example["text"] for example in parts.examples))
         continuations = ContinuationEvaluator(parts.cfg, parts.model, parts.tokenizers, parts.examples)
-        return [PerplexityEvaluator(parts.likelihood, texts=predicted), continuations]
+        alone = parts.cfg.data.batching != "windows"
+        return [PerplexityEvaluator(parts.likelihood, texts=predicted, alone=alone), continuations]
 
 
 LANGUAGE_MODEL = LanguageModel()

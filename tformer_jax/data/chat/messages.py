@@ -104,20 +104,19 @@ def say(content: str, system: str | None = None) -> Chat:
 def _read_message(message: Any, number: int) -> Message:
     if not isinstance(message, Mapping):
         raise UserError(f"message {number} is {type(message).__name__}, not an object with role and content")
-    called = bool(message.get("tool_calls"))  # templates ask then whether the content is none
-    values = {name: value for name, value in message.items() if value is not None or (called and name == "content")}
+    values = {name: value for name, value in message.items() if value is not None}  # templates would write "None"
     role = values.get("role")
     if role not in ROLES:
         raise UserError(f"message {number} has the role {role!r}: write one of {', '.join(ROLES)}")
     if isinstance(values.get("content"), list):
         values["content"] = "".join(_text_of(part, number) for part in values["content"])
-    if not isinstance(values.get("content", ""), str | None):
+    if not isinstance(values.get("content", ""), str):
         raise UserError(f"the content of message {number} is {type(values['content']).__name__}, not text")
     if "content" not in values and not values.get("tool_calls"):
         raise UserError(f"message {number} of the {role} has no content")
     if values.get("weight", 1) not in (0, 1):
         raise UserError(f"message {number} has the weight {values['weight']!r}: write 0 or 1")
-    if called:  # templates read objects, and OpenAI's API has them as JSON
+    if values.get("tool_calls"):  # templates read objects, and OpenAI's API has them as JSON
         values["tool_calls"] = _rewritten(values["tool_calls"], _read_arguments)
     _check_marks(values, f"message {number}")
     return values

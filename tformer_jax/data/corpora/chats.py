@@ -10,10 +10,11 @@ from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 
-LAYOUTS = (("messages",), ("conversations",), ("prompt", "response"), ("prompt", "completion"))
+ALPACA = ("instruction", "output")
+LAYOUTS = (("messages",), ("conversations",), ("prompt", "response"), ("prompt", "completion"), ALPACA)
 """Fields of each layout; a record is read by the first layout whose fields it has."""
-ASIDE = ("system", "tools")
-"""Fields that a record may have besides."""
+ASIDE = ("system", "tools", "input")
+"""Fields that a record may have besides; `input` continues the instruction of `ALPACA`."""
 SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
 """Roles of ShareGPT that have other names than OpenAI's."""
 
@@ -53,6 +54,8 @@ def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
         present = ", ".join(map(repr, record)) or "none"
         raise DataError(f"has no field {wanted}, only {present}: name the fields in data.fields")
     values = [_find(record, name) for name in layout]
+    if layout == ALPACA and record.get("input"):
+        values[0] = f"{values[0]}\n\n{record['input']}"
     messages = _from_pair(layout, *values) if len(values) == 2 else _as_openai(layout[0], values[0])
     system = record.get("system")
     if not isinstance(system, str | None):
@@ -84,11 +87,14 @@ def _tools(value: Any) -> Any:
         raise DataError("field 'tools' is a text that is not JSON") from None
 
 
-def _from_pair(layout: Sequence[str], prompt: Any, response: Any) -> list[dict[str, Any]]:
-    for name, value in zip(layout, (prompt, response), strict=True):
-        if not isinstance(value, str):
-            raise DataError(f"field {name!r} is {type(value).__name__}, not text")
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+def _from_pair(layout: Sequence[str], *values: Any) -> list[Any]:
+    """Returns the messages of a prompt and a response, each a text or, as in TRL, a list of messages."""
+    messages: list[Any] = []
+    for name, value, role in zip(layout, values, ("user", "assistant"), strict=True):
+        if not isinstance(value, str | list | tuple):
+            raise DataError(f"field {name!r} is {type(value).__name__}, not text or a list of messages")
+        messages += [{"role": role, "content": value}] if isinstance(value, str) else _as_openai(name, value)
+    return messages
 
 
 def _as_openai(field: str, messages: Any) -> list[Any]:

@@ -49,21 +49,23 @@ def python_corpus(cfg: Config, data: Any) -> Corpus:
     if not isinstance(data, Mapping) or not {"train", "validation"} <= data.keys() <= set(SPLITS):
         given = sorted(data) if isinstance(data, Mapping) else type_with_article(data)
         raise DataError(f"data is {given}: write {{'train': texts, 'validation': others}}, and 'test' if there is one")
-    keys = task_of(cfg).keys
-    splits = {name: _read_split(name, examples, cfg) for name, examples in data.items()}
-    labels = tuple(sorted({example["label"] for example in splits["train"]})) if "label" in keys else None
-    for name, examples in splits.items():
-        if labels and (unknown := {example["label"] for example in examples} - {*labels}):
-            raise DataError(f"{name} has the label {min(unknown)!r}, which no example of train has")
-    return Corpus(splits["train"], splits["validation"], splits.get("test", splits["validation"]), labels)
+    return _corpus(cfg, {name: _read_split(name, examples, cfg) for name, examples in data.items()})
 
 
 def python_examples(cfg: Config, examples: Any) -> Corpus:
     """Returns the corpus whose splits all are `examples`, as for `python_corpus`; raises as it does."""
     if isinstance(examples, Mapping):
         raise DataError(f"data is a dictionary of {', '.join(map(str, examples))}: pass the examples of one split")
-    split = _read_split("train", examples, cfg)
-    return python_corpus(cfg, dict.fromkeys(("train", "validation"), split))
+    return _corpus(cfg, dict.fromkeys(("train", "validation"), _read_split("train", examples, cfg)))
+
+
+def _corpus(cfg: Config, splits: Mapping[str, Sequence[Example]]) -> Corpus:
+    keys = task_of(cfg).keys
+    labels = tuple(sorted({example["label"] for example in splits["train"]})) if "label" in keys else None
+    for name, examples in splits.items():
+        if labels and (unknown := {example["label"] for example in examples} - {*labels}):
+            raise DataError(f"{name} has the label {min(unknown)!r}, which no example of train has")
+    return Corpus(splits["train"], splits["validation"], splits.get("test", splits["validation"]), labels)
 
 
 def _read_split(name: str, examples: Iterable[Any], cfg: Config) -> Sequence[Example]:

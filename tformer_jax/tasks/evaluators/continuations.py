@@ -18,7 +18,8 @@ from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.tasks.evaluators.evaluation import Evaluation, Sample
 
 PROMPT_DIVISOR = 4
-"""A prompt has 1 / PROMPT_DIVISOR of the model's maximum length, or less if `decode.prefix` leaves less."""
+"""A prompt has 1 / PROMPT_DIVISOR of the model's maximum length, less if `decode.prefix` leaves less, and at most half
+of its document."""
 SAMPLE_TOKENS = 128
 """Maximum number of new tokens of a continuation if `decode.max_new_tokens` is None."""
 
@@ -47,8 +48,8 @@ class ContinuationEvaluator:
         room = max_length - special.added - forced
         length = max(min(max_length // PROMPT_DIVISOR, room), 1)
         for ids in documents:
-            if prompt := ids[:length]:
-                yield special.wrap_text(prompt), decode(special.wrap_text(prompt)), decode(ids[length:])
+            if prompt := ids[: min(length, -(-len(ids) // 2))]:
+                yield special.wrap_text(prompt), decode(special.wrap_text(prompt)), decode(ids[len(prompt) :])
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns prompts, reference continuations and generated continuations, without metrics."""

@@ -19,7 +19,8 @@ class PerplexityEvaluator:
     Args:
         directions: the direction of each row of the batches, in the order of the examples; None: the row has none.
         trained: as for `evaluate_directions`.
-        texts: the texts, normalized, whose tokens are all predicted; () if there are none.
+        texts: the texts, normalized, whose tokens are predicted; () if there are none.
+        alone: whether the first token of each of them has no loss, since nothing stands before it; else that of all.
     """
 
     def __init__(
@@ -29,21 +30,23 @@ class PerplexityEvaluator:
         trained: Collection[str] = (),
         *,
         texts: Iterable[str] = (),
+        alone: bool = False,
     ):
         self._likelihood, self._places, self._trained = likelihood, by_direction(directions), trained
-        self._texts = texts
+        self._texts, self._alone = texts, alone
 
     @functools.cached_property
-    def _sizes(self) -> tuple[int, int]:
-        """The numbers of bytes, in UTF-8, and of characters of all texts."""
-        sizes = [(len(text.encode("utf-8", "surrogatepass")), len(text)) for text in self._texts]
-        return sum(size for size, _ in sizes), sum(size for _, size in sizes)
+    def _sizes(self) -> tuple[int, int, int]:
+        """The numbers of bytes, in UTF-8, of characters, and of tokens without a loss, of all texts."""
+        sizes = [(len(text.encode("utf-8", "surrogatepass")), len(text)) for text in self._texts if text]
+        first = len(sizes) if self._alone else 1
+        return sum(size for size, _ in sizes), sum(size for _, size in sizes), first
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per token, `perplexity` = exp(loss) and `token_accuracy` in percent.
 
-        Texts also have `bits_per_byte` and `bits_per_character`: the sum of all losses, divided by the size of the
-        texts. Their first token, which windows do not predict, has no loss.
+        Texts also have `bits_per_byte` and `bits_per_character`: the sum of the losses of all tokens, divided by the
+        size of the texts. First tokens, which have no loss, count with the mean loss of the others.
 
         Means are over all tokens. `loss:en-de` is the loss of one direction; `loss:to-en` averages the losses of the
         directions in a group.
@@ -52,9 +55,10 @@ class PerplexityEvaluator:
         with np.errstate(over="ignore"):
             perplexity = float(np.exp(loss))
         metrics = {"loss": loss, "perplexity": perplexity, "token_accuracy": accuracy}
-        for name, size in zip(PER_TEXT_SIZE, self._sizes, strict=True):
+        *sizes, first = self._sizes
+        for name, size in zip(PER_TEXT_SIZE, sizes, strict=True):
             if size:
-                metrics[name] = float(sums[:, 0].sum()) / math.log(2) / size
+                metrics[name] = loss * (float(sums[:, 2].sum()) + first) / math.log(2) / size
         parts = {
             name: {"loss": float(sums[places, 0].sum() / sums[places, 2].sum())}
             for name, places in self._places.items()
