@@ -26,8 +26,9 @@ generation; the paper has 41.0.
 
 `diversified` is `published` with three times as many pairs ("Data Diversification: A Simple Strategy For Neural Machine
 Translation", 2020): the training split, its English with the translation of a run of `en-de` (`forward`), and its
-German with that of a run of `de-en` (`backward`). One seed had a BLEU of 41.0 on test_2016_flickr after 53 minutes on
-two cores of an AMD EPYC, and 47 more for the two runs and the translations.
+German with that of a run of `de-en` (`backward`). One seed had a BLEU of 41.2 on test_2016_flickr after 72 minutes on
+one core of an AMD EPYC of the Zen 5 generation, beside other work, and about 45 more for the two runs and the
+translations.
 
 `bidirectional` is `published`, starting from a run of `both_directions`, which learns to translate English to German
 and German to English ("Improving Neural Machine Translation by Bidirectional Training", 2021). Expect a BLEU
