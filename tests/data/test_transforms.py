@@ -57,8 +57,8 @@ DIGESTS = {
     "documents packed and split": "098535ed2637c839",
     "a mixture": "5984b93536b96698",
 }
-"""Of the first ten batches of revision b451ab9, which had no transforms; packed pairs of c0d5d81d, which packs small corpora
-by epochs."""
+"""Of the first ten batches of revision b451ab9, which had no transforms; packed pairs of c0d5d81d, which packs small
+corpora by epochs."""
 PAIRS = [{"source": f"cat dog, b {n} {n % 7}", "target": f"kat hond, z {n} {n % 7}"} for n in range(60)]
 
 
