@@ -103,8 +103,8 @@ def test_models_and_files_that_do_not_fit(runs, tmp_path):
     run = runs["seq2seq"]
     (tmp_path / "s").write_text("a\n")
     flags = ["--source", str(tmp_path / "s"), "--reference", str(tmp_path / "s")]
-    with pytest.raises(UserError, match="translate: .* holds a classifier model; use classify"):
-        evaluate.main(["--run", str(runs["classifier"]), *flags])
+    with pytest.raises(UserError, match="translate: .* holds a decoder_lm model; use generate"):
+        evaluate.main(["--run", str(runs["decoder_lm"]), *flags])
     with pytest.raises(UserError, match=r"eval.metrics=\('ter',\): must be \(\) for model.family='classifier'"):
         evaluate.main(["--run", str(runs["classifier"]), "--metrics", "ter"])
     with pytest.raises(UserError, match="--direction and --language-fields name directions, but .* has one: omit them"):
@@ -192,3 +192,24 @@ def test_int8_kernels_change_the_loss_a_little_and_are_recorded(runs, tmp_path):
     translate.main([*flags, "abc", "gh", "--output", str(output)])
     assert output.read_text().split("\n")[:2] == tj.load(run, quantization="int8").translate(["abc", "gh"])
     assert json.loads((tmp_path / "output.txt.provenance.json").read_text())["command"]["quantize"] == "int8"
+
+
+@pytest.mark.long
+def test_a_test_set_of_labels(runs, tmp_path):
+    """Texts and labels of the test split in files, by line and as records, have its metrics; others are refused."""
+    run = runs["classifier"]
+    rows = [line.split("\t") for line in (run.parent / "labels.tsv").read_text().splitlines()[9:]]  # held out
+    (tmp_path / "texts").write_text("".join(f"{text}\n" for _, text in rows))
+    (tmp_path / "labels").write_text("".join(f"{label}\n" for label, _ in rows))
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps({'t': text, 'l': label})}\n" for label, text in rows))
+    lines = ["--source", str(tmp_path / "texts"), "--reference", str(tmp_path / "labels")]
+    records = ["--source", str(tmp_path / "rows.jsonl"), "--source-field", "t", "--reference-field", "l"]
+    expected = json.loads((run / "result.json").read_text())["test"]
+    for flags in (lines, records):
+        evaluate.main(["--run", str(run), *flags, "--record", str(tmp_path / "record.json")])
+        assert json.loads((tmp_path / "record.json").read_text())["metrics"] == pytest.approx(expected, rel=1e-6)
+    (tmp_path / "labels").write_text("other\n" * len(rows))
+    with pytest.raises(UserError, match="the test set has the label 'other', but .* has the labels "):
+        evaluate.main(["--run", str(run), *lines])
+    with pytest.raises(UserError, match="a classifier compares each text with one label: leave out directions"):
+        evaluate.main(["--run", str(run), *records[:-2], "--reference-field", "l", "l"])

@@ -202,12 +202,21 @@ def test_unknown_labels(tmp_path):
 def test_texts_in_the_column_of_labels_are_noticed(tmp_path):
     rows = "".join(f"text {number}\t{number % 2}\n" for number in range(30))
     write(tmp_path, **{"a.tsv": rows.encode()})
-    with pytest.raises(DataError, match="data.train has 30 labels in 30 examples: name the fields .* in data.fields"):
+    with pytest.raises(DataError, match="has 30 labels in 30 examples, such as 'text 0': say in data.fields"):
         load_corpus(config("tsv", "a.tsv", "classifier", validation="a.tsv"), tmp_path)
     by_name = config("tsv", "a.tsv", "classifier", validation="a.tsv", fields=("1", "2"))
     assert load_corpus(by_name, tmp_path).labels == ("0", "1")
     exchanged = config("tsv", "a.tsv", "classifier", validation="a.tsv", fields=("2", "1"))
     assert len(load_corpus(exchanged, tmp_path).labels) == 30
+
+
+def test_blank_labels_are_no_classes(tmp_path, caplog):
+    """Regression test: they were; and of several rare labels, one was named."""
+    write(tmp_path, **{"a.tsv": b"x\t1\nx\t2\n\t3\n \t4\ny\t5\nz\t6\n"})
+    corpus = load_corpus(config("tsv", "a.tsv", "classifier", validation="a.tsv"), tmp_path)
+    assert corpus.labels == ("x", "y", "z")
+    assert corpus.left_out["train"] == {"blank labels": 2}
+    assert "2 labels, such as 'y', have only one example in data.train" in caplog.text
 
 
 def test_a_part_of_a_file_sorted_by_label_is_not_held_out(tmp_path):

@@ -203,6 +203,17 @@ def test_tags_of_languages_take_room(tags, limits):
     assert (summary.long, summary.sides["source"].tokens_beyond) == lost_tokens(cfg, train, tokenizers, "source")
 
 
+def test_texts_with_several_labels(tmp_path):
+    write(tmp_path, **{"a.tsv": b"x\ta\ny\ta\nx\ta\nx\tb\ny\t b\n"})
+    data = DataConfig(source="tsv", train="a.tsv", validation="a.tsv", tokenizer="bytes")
+    cfg = Config(model=ModelConfig(family="classifier"), data=data)
+    corpus = load_corpus(cfg, tmp_path)
+    actual = summarize(cfg, corpus, train_tokenizers(data, corpus.train))
+    assert actual["train"].contradictory == 2  # y of "a", and of "b" but for its space
+    told = " | ".join(warnings(cfg, corpus, actual))
+    assert "2 of 5 examples of train have the text of another one with another label" in told
+
+
 def test_left_out_lines_and_headers(tmp_path):
     write(tmp_path, **{"a.tsv": b"en\tde\na\tb\n\n\tc\nd\n" + b"e\tf\n" * 3})
     data = DataConfig(source="tsv", train="a.tsv", validation="a.tsv", tokenizer="bytes", on_bad_line="skip")

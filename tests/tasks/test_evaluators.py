@@ -23,6 +23,7 @@ from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.scores import Scorer
 from tformer_jax.models import registry
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
+from tformer_jax.tasks.evaluators.classification import macro_f1
 from tformer_jax.tasks.evaluators.continuations import ContinuationEvaluator
 from tformer_jax.tasks.evaluators.evaluation import Segment
 from tformer_jax.tasks.evaluators.split import Evaluation, evaluators_for
@@ -190,6 +191,20 @@ def test_classification(batch_size):
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert metrics["accuracy"] == pytest.approx(100 * np.mean(hits))
     assert [output.output == output.reference for output in outputs] == hits
+    pairs = [(output.reference, output.output) for output in outputs]
+    scores = []
+    for label in {label for pair in pairs for label in pair}:
+        occurs, predicted = (np.array([label == each for each in side]) for side in zip(*pairs, strict=True))
+        true = (occurs & predicted).sum()
+        precision, recall = true / max(predicted.sum(), 1), true / max(occurs.sum(), 1)
+        scores.append(2 * precision * recall / (precision + recall) if true else 0)
+    assert metrics["macro_f1"] == pytest.approx(100 * np.mean(scores))
+
+
+def test_macro_f1_weights_labels_equally():
+    """By hand: F1 of "a" is 2 * 3 / (4 + 4), of "b" 2 * 1 / (1 + 2); "c", which is not predicted, counts as 0."""
+    actual = macro_f1(["a", "a", "a", "a", "b", "c"], ["a", "a", "a", "b", "b", "a"])
+    assert actual == pytest.approx(100 * (2 * 3 / (4 + 4) + 2 * 1 / (1 + 2) + 0) / 3)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from tformer_jax.config.fields import flag
 from tformer_jax.config.metrics import PROGRAMS, base_metric, group_of_metric
 from tformer_jax.config.task import task_of
 from tformer_jax.tasks.evaluators.directions import signatures_of
-from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Sample, Segment
+from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Evaluator, Sample, Segment
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -164,17 +164,39 @@ def evaluate_test_set(
     """Evaluates the test set that the options name; also returns the facts that identify it in the record.
 
     Raises:
-        UserError: the model does not translate, or the directions do not fit it.
+        UserError: the model neither translates nor classifies, or directions or labels do not fit it.
     """
+    evaluate = _label_evaluator if task_of(cfg).references == "labels" else _translation_evaluator
+    evaluator = evaluate(run, cfg, segments, scored=options.output is not None)
+    files = {str(path): checksum(path) for _, path in _test_files(options)}
+    facts = {"test_set": files, "examples": len(segments)}
+    return facts, evaluator(run.params)
+
+
+def _translation_evaluator(run: "tj.Run", cfg: Config, segments: Sequence[Segment], *, scored: bool) -> Evaluator:
     from tformer_jax.tasks.evaluators.translation import TranslationEvaluator
 
     run.require("translate")
     segments = test_sets.with_directions_of(run, segments)
-    trained, scored = trained_directions(run), options.output is not None
-    evaluate = TranslationEvaluator(cfg, run.model, run.tokenizers, segments, trained=trained, scored=scored)
-    files = {str(path): checksum(path) for _, path in _test_files(options)}
-    facts = {"test_set": files, "examples": len(segments)}
-    return facts, evaluate(run.params)
+    return TranslationEvaluator(
+        cfg, run.model, run.tokenizers, segments, trained=trained_directions(run), scored=scored
+    )
+
+
+def _label_evaluator(run: "tj.Run", cfg: Config, segments: Sequence[Segment], *, scored: bool) -> Evaluator:
+    from tformer_jax.data.corpora import Corpus
+    from tformer_jax.tasks.evaluators.split import evaluators_for
+
+    examples = [{"text": segment.source, "label": segment.references[0]} for segment in segments]
+    known = ", ".join(run.labels or ())
+    for example, segment in zip(examples, segments, strict=True):
+        if example["label"] not in (run.labels or ()):
+            raise UserError(f"the test set has the label {example['label']!r}, but {run.path} has the labels {known}")
+        if segment.direction is not None or len(segment.references) > 1:
+            raise UserError("a classifier compares each text with one label: leave out directions and other references")
+    corpus = Corpus(examples, (), examples, run.labels)
+    (evaluator,) = evaluators_for(cfg, run.model, corpus, run.tokenizers, "test", limit=0, scored=scored)
+    return evaluator
 
 
 def trained_directions(run: "tj.Run") -> tuple[str, ...]:

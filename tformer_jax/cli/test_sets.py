@@ -34,7 +34,7 @@ def add_test_set(parser: argparse.ArgumentParser) -> None:
         "test set", "Examples to use instead of a split: lines of --source and --reference, or records of --source."
     )
     add_path(group, "--source", "sources: one per line, or records (.tsv with a header, .jsonl)")
-    add_path(group, "--reference", "references of the lines, one file for each set", nargs="+")
+    add_path(group, "--reference", "references of the lines, one file for each set; of a classifier, labels", nargs="+")
     group.add_argument("--direction", metavar="EN-DE", help="direction of all lines, for a model of many languages")
     group.add_argument("--source-field", default="source", metavar="NAME", help="field of the source (default: source)")
     group.add_argument(

@@ -122,6 +122,8 @@ class SplitSummary:
     """Number of examples that occurred before."""
     in_training: int = 0
     """Number of held-out examples that are in the training split, too."""
+    contradictory: int = 0
+    """Number of examples whose text occurred before with another label."""
     identical_sides: int = 0
     large_ratio: int = 0
     """Number of pairs with a side of more than `LARGE_RATIO` times the characters of the other."""
@@ -235,6 +237,7 @@ def _compare(
     if isinstance(examples, Endless):
         return
     seen = trained if training else set[bytes]()
+    labels: dict[bytes, str] = {}
     chosen = spread(len(examples), COMPARED)
     summary.compared = len(chosen)
     for index in chosen:
@@ -247,6 +250,9 @@ def _compare(
         summary.quoted += _is_quoted([text for key, text in example.items() if key not in NO_TEXT])
         for key, side in summary.sides.items():
             side.blank += is_blank_side(key, example[key])
+        if "label" in example:
+            first = labels.setdefault(digest_of({"text": read["text"]}), example["label"])
+            summary.contradictory += first != example["label"]
         if "source" in example:
             summary.identical_sides += read["source"] == read["target"]
             summary.large_ratio += length_ratio(read) > LARGE_RATIO

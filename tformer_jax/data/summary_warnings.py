@@ -96,6 +96,14 @@ def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
         )
 
 
+def _contradictory(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
+    if _share(summary.contradictory, summary.compared) >= 1:
+        yield (
+            f"{summary.contradictory:,} of {summary.compared:,} examples of {split} have the text of another one with "
+            "another label: no model is right on both"
+        )
+
+
 def _misaligned(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     share = _share(summary.large_ratio, summary.compared)
     if share >= 5:
@@ -141,7 +149,7 @@ def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Config, str, SplitSummary], Iterator[str]], ...] = (
-    *(_long, _never_fits, _unknown, _repeated, _misaligned, _quoted, _blank, _small),
+    *(_long, _never_fits, _unknown, _repeated, _contradictory, _misaligned, _quoted, _blank, _small),
 )
 
 

@@ -44,6 +44,7 @@ TITLES = {
     "unknown_outputs": ("Outputs with unknown tokens", "%"),
     "placeholders_kept": ("Outputs with the placeholders of their source", "%"),
     "accuracy": ("Accuracy", "%"),
+    "macro_f1": ("Macro F1", "%"),
     "token_accuracy": ("Token accuracy", "%"),
 }
 """Title and unit of each metric, in the order of the report."""

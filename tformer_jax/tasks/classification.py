@@ -13,7 +13,7 @@ class Classification(Task):
     family = "classifier"
     keys = ("text", "label")
     batchings = ("buckets",)
-    metrics = ("loss", "accuracy")
+    metrics = ("loss", "accuracy", "macro_f1")
     verb = "classify"
     verbs = ("classify",)
     route = "/classify"

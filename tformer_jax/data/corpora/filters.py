@@ -29,13 +29,14 @@ class Filters:
         rules: dict[str, Callable[[Example], bool]] = {}
         if cfg.blank_sides:
             rules["blank texts"] = _has_blank_text
+            rules["blank labels"] = lambda example: "label" in example and is_blank(example["label"])
         if training and cfg.identical_sides:
             rules["identical sides"] = lambda example: "source" in example and example["source"] == example["target"]
         if training and cfg.max_length_ratio is not None:
             largest = cfg.max_length_ratio
             rules["length ratio"] = lambda example: "source" in example and length_ratio(example) > largest
         self._rules, self._once = rules, training and once and cfg.duplicates
-        self._compares = self._once or rules.keys() - {"blank texts"}
+        self._compares = self._once or rules.keys() - {"blank texts", "blank labels"}
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields the examples that no filter drops; a new pass counts from zero."""

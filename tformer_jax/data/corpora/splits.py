@@ -263,14 +263,15 @@ def _labels(data: DataConfig, train: Iterable[Example], others: Iterable[Iterabl
     labels = tuple(sorted(counts))
     if not data.fields and len(labels) > max(MANY_LABELS, counts.total() / 2):
         raise DataError(
-            f"data.train has {len(labels):,} labels in {counts.total():,} examples: name the fields of text and label "
-            "in data.fields, such as ('1', '2')"
+            f"data.train has {len(labels):,} labels in {counts.total():,} examples, such as {labels[0][:40]!r}: say in "
+            "data.fields which fields are text and label, in this order"
         )
     if len(labels) == 1:
         raise DataError(f"data.train has only the label {labels[0]!r}: a classifier needs at least two")
     hint = "; if it names a column, set data.header=True" if data.source == "tsv" and not data.header else ""
     if once := [label for label in labels if counts[label] == 1]:
-        logging.getLogger(__name__).warning("label %r has only one example in data.train%s", min(once), hint)
+        what = f"label {once[0]!r} has" if len(once) == 1 else f"{len(once):,} labels, such as {once[0]!r}, have"
+        logging.getLogger(__name__).warning("%s only one example in data.train%s", what, hint)
     for split in others:
         unknown = {example["label"] for example in split} - set(labels)
         if unknown:

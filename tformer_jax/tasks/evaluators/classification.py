@@ -1,5 +1,6 @@
 """Evaluation of classifiers."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ class ClassificationEvaluator:
         self._classify = LabelClassifier(cfg, model, tokenizers, labels)
 
     def __call__(self, params: Any) -> Evaluation:
-        """Returns `loss` in nats per text and `accuracy` in percent, with the predicted labels.
+        """Returns `loss` in nats per text, `accuracy` and `macro_f1` in percent, with the predicted labels.
 
         Texts are truncated to the model's maximum length, and their number is remarked on.
         """
@@ -44,4 +45,16 @@ class ClassificationEvaluator:
             for example, (label, probability) in zip(self._examples, predictions, strict=True)
         ]
         remarks = long_texts.remarks(len(texts), "texts", self._classify.cfg.model.max_length)
-        return Evaluation({"loss": loss, "accuracy": accuracy}, outputs, losses=losses, remarks=remarks)
+        f1 = macro_f1([output.reference for output in outputs], [output.output for output in outputs])
+        metrics = {"loss": loss, "accuracy": accuracy, "macro_f1": f1}
+        return Evaluation(metrics, outputs, losses=losses, remarks=remarks)
+
+
+def macro_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
+    """Returns the mean F1 of the labels that occur or are predicted, in percent: 2 hits / (occurrences + predictions).
+
+    Every label has the same weight, however rare it is.
+    """
+    hits = Counter(label for label, prediction in zip(labels, predictions, strict=True) if label == prediction)
+    sizes = Counter(labels) + Counter(predictions)
+    return 100 * sum(2 * hits[label] / size for label, size in sizes.items()) / len(sizes)
