@@ -10,8 +10,8 @@ rmsnorm         post-norm RMSNorm, two encoder and three decoder layers, no bias
 transformer     the 2017 Transformer: post-norm, sinusoids, one embedding                  Multi30k, English to German
 pre_norm        pre-norm encoder-decoder, one embedding for source and target              Multi30k, English to German
 
-README.md shows the results, which take 20 seconds to 7 minutes on two CPU cores. That of `imdb` is not recorded; its
-data is downloaded by `python scripts/prepare_data.py --config configs/tutorials.py:imdb --download`.
+README.md shows the results, which take 20 seconds to 17 minutes, the longest on one CPU core. That of `imdb` is not
+recorded; its data is downloaded by `python scripts/prepare_data.py --config configs/tutorials.py:imdb --download`.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ MAX_REFERENCE_SCORES = 2**19
 """Maximum number of scores per head, T x S, for which `reference` is used; above it, `blockwise` is.
 
 Measured on a CPU in configs/results/benchmarks/attention_backends.json: with 1,024 x 1,024 scores `blockwise` is
-faster and needs less than half of the memory; with 512 x 512 it is slower. Unmeasured in float32 on other devices.
+faster and XLA plans half of the memory; with 512 x 512 it is slower. Unmeasured in float32 on other devices.
 """
 PLATFORM_BACKENDS = {"gpu": "cudnn", "tpu": "splash"}
 """Preferred backend by the platform of the mesh, used if it supports the inputs.
