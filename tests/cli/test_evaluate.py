@@ -208,6 +208,11 @@ def test_a_test_set_of_labels(runs, tmp_path):
     for flags in (lines, records):
         evaluate.main(["--run", str(run), *flags, "--record", str(tmp_path / "record.json")])
         assert json.loads((tmp_path / "record.json").read_text())["metrics"] == pytest.approx(expected, rel=1e-6)
+    blank = ["--source", str(tmp_path / "blank"), "--reference", str(tmp_path / "x")]
+    (tmp_path / "blank").write_text("a\n\n")
+    (tmp_path / "x").write_text("x\nx\n")
+    with pytest.raises(UserError, match="the test set has a blank text with the label 'x': remove both lines"):
+        evaluate.main(["--run", str(run), *blank])
     (tmp_path / "labels").write_text("other\n" * len(rows))
     with pytest.raises(UserError, match="the test set has the label 'other', but .* has the labels "):
         evaluate.main(["--run", str(run), *lines])

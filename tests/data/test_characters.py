@@ -36,6 +36,7 @@ HIEROGLYPHS = {*range(0x13430, 0x13440)}
         ("\U0001f3f3\ufe0f\u200d\U0001f308!", "\U0001f3f3\ufe0f\u200d\U0001f308!"),
         ("\U0001f3f4\U000e0067\U000e007f", "\U0001f3f4\U000e0067\U000e007f"),
         ("a\U000e0067\U000e007fb", "ab"),
+        ("a\u034fb", "ab"),
         ("unchanged, too", "unchanged, too"),
     ],
 )

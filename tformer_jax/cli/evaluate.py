@@ -31,6 +31,7 @@ from tformer_jax.config import Config, kinds, read_mesh, to_dict
 from tformer_jax.config.fields import flag
 from tformer_jax.config.metrics import PROGRAMS, base_metric, group_of_metric
 from tformer_jax.config.task import task_of
+from tformer_jax.data.characters import is_blank
 from tformer_jax.tasks.evaluators.directions import signatures_of
 from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Evaluator, Sample, Segment
 
@@ -190,6 +191,8 @@ def _label_evaluator(run: "tj.Run", cfg: Config, segments: Sequence[Segment], *,
     examples = [{"text": segment.source, "label": segment.references[0]} for segment in segments]
     known = ", ".join(run.labels or ())
     for example, segment in zip(examples, segments, strict=True):
+        if is_blank(example["text"]):
+            raise UserError(f"the test set has a blank text with the label {example['label']!r}: remove both lines")
         if example["label"] not in (run.labels or ()):
             raise UserError(f"the test set has the label {example['label']!r}, but {run.path} has the labels {known}")
         if segment.direction is not None or len(segment.references) > 1:

@@ -68,7 +68,7 @@ class Softmax(NamedTuple):
     total: jax.Array
     """[B, K, G, T]: the sum of `exp(score - peak)`; arbitrary as long as the peak is `MASKED_SCORE`."""
     out: jax.Array
-    """[B, K, G, T, H]: the sum of `exp(score - peak) * value`, as arbitrary."""
+    """[B, K, G, T, H]: the sum of `exp(score - peak) * value`; arbitrary where `total` is."""
 
 
 class Results(NamedTuple):

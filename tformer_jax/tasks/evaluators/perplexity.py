@@ -20,7 +20,8 @@ class PerplexityEvaluator:
         directions: the direction of each row of the batches, in the order of the examples; None: the row has none.
         trained: as for `evaluate_directions`.
         texts: the texts, normalized, whose tokens are predicted; () if there are none.
-        alone: whether the first token of each of them has no loss, since nothing stands before it; else that of all.
+        alone: whether each text is predicted without the texts before it, so that its first token has no loss;
+            otherwise, only the first token of the first text has none.
     """
 
     def __init__(
