@@ -42,6 +42,8 @@ def test_labels_are_no_ids():
     labeled = [([1, 2], "a")]
     corpus = python_corpus(config("classifier"), {"train": labeled, "validation": labeled})
     assert corpus.train == [{"text": "1 2", "label": "a"}]
+    with pytest.raises(DataError, match=r"validation example 0 has a blank label$"):
+        python_corpus(config("classifier"), {"train": labeled, "validation": [([1, 2], " ")]})
     for wrong in (([1, 2], [3]), ([1, 2], "a", "b"), ([1, 2],)):
         with pytest.raises(DataError, match=r"train example 0 is a tuple"):
             python_corpus(config("classifier"), {"train": [wrong], "validation": labeled})

@@ -55,11 +55,9 @@ def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
         raise DataError(f"has no field {wanted}, only {present}: name the fields in data.fields")
     values = [_find(record, name) for name in layout]
     if layout == ALPACA and record.get("input"):
-        values[0] = f"{values[0]}\n\n{record['input']}"
+        values[0] = "\n\n".join(_text(record, name) for name in ("instruction", "input"))
     messages = _from_pair(layout, *values) if len(values) == 2 else _as_openai(layout[0], values[0])
-    system = record.get("system")
-    if not isinstance(system, str | None):
-        raise DataError(f"field 'system' is {type(system).__name__}, not text")
+    system = _text(record, "system") if record.get("system") is not None else None
     first = [{"role": "system", "content": system}] if system else []
     if first and isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
         if messages[0].get("content") != system:
@@ -69,6 +67,12 @@ def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
         return Chat.read([*first, *messages], _tools(record.get("tools")))
     except UserError as error:
         raise DataError(str(error)) from None
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    if not isinstance(record[name], str):
+        raise DataError(f"field {name!r} is {type(record[name]).__name__}, not text")
+    return str(record[name])
 
 
 def _find(record: Mapping[str, Any], name: str) -> Any:

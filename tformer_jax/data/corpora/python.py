@@ -10,6 +10,7 @@ import numpy as np
 from tformer_jax.base.arguments import type_with_article
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
+from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, Corpus, DataError, Example, Source
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
@@ -111,6 +112,8 @@ def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: Collec
     texts = [str(part) for part in parts]
     if wrong := [text for text in texts if not is_unicode(text)]:
         raise DataError(f"{where}: {wrong[0][:40]!r} {NOT_A_CHARACTER}")
+    if keys[-1] == "label" and is_blank(texts[-1]):
+        raise DataError(f"{where} has a blank label")
     extra = {"direction": example["direction"]} if isinstance(example, Mapping) and "direction" in example else {}
     return {**with_direction(dict(zip(keys, texts, strict=True))), **extra}
 
