@@ -91,7 +91,8 @@ class SpecialTokens:
 
     def count_unknown(self, ids: Sequence[int]) -> int:
         """Returns the number of unknown tokens, of a text or an output."""
-        return sum(i == self.shown_unknown for i in ids)
+        unknown = self.shown_unknown
+        return 0 if unknown is None else list(ids).count(unknown)
 
     @property
     def used(self) -> set[int]:

@@ -1,9 +1,14 @@
-"""Checks of the types of arguments, each reported in one sentence that says what to pass."""
+"""Types of attributes, and checks of the types of arguments, each reported in a sentence that says what to pass."""
 
-from collections.abc import Collection
+import functools
+import typing
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tformer_jax.base.errors import UserError
+
+annotated_types: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Returns the annotated types of a class by attribute; evaluating them takes as long as all checks of a config."""
 
 
 def type_with_article(value: object) -> str:

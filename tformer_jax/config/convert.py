@@ -4,12 +4,12 @@ import dataclasses
 import json
 import logging
 import types
-import typing
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from tformer_jax.base.arguments import annotated_types
 from tformer_jax.base.paths import write_text
 from tformer_jax.config.decode import DecodeConfig, EmbedConfig
 from tformer_jax.config.fields import ConfigError, Section, UnknownKindError, allowed_types, qualified
@@ -27,7 +27,7 @@ CHANGEABLE_SECTIONS: dict[str, type[Section]] = {
 
 def to_config_dict(section: Section) -> ConfigDict:
     """Returns an editable ConfigDict with every setting of `section`, locked against other keys."""
-    annotations = typing.get_type_hints(type(section))
+    annotations = annotated_types(type(section))
     result = ConfigDict()
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
-from tformer_jax.base.arguments import plain_value_hint
+from tformer_jax.base.arguments import annotated_types, plain_value_hint
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 
@@ -230,13 +230,13 @@ class Section:
     @classmethod
     def nested(cls) -> dict[str, type["Section"]]:
         """Returns the sections within this one, by name."""
-        hints = typing.get_type_hints(cls).items()
+        hints = annotated_types(cls).items()
         return {name: kind for name, kind in hints if isinstance(kind, type) and issubclass(kind, Section)}
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Returns all defaults as nested dictionaries; unlike a section with them, it loads no kinds."""
-        hints, nested = typing.get_type_hints(cls), cls.nested()
+        hints, nested = annotated_types(cls), cls.nested()
         return {
             field.name: nested[field.name].defaults()
             if field.name in nested
@@ -254,7 +254,7 @@ class Section:
         return None
 
     def __post_init__(self) -> None:
-        annotations = typing.get_type_hints(type(self))
+        annotations = annotated_types(type(self))
         for field in dataclasses.fields(self):
             value = coerce(annotations[field.name], getattr(self, field.name))
             object.__setattr__(self, field.name, value)

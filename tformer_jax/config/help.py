@@ -1,9 +1,9 @@
 """Explains settings: their types, defaults, allowed values and meanings."""
 
 import dataclasses
-import typing
 from collections.abc import Iterator
 
+from tformer_jax.base.arguments import annotated_types
 from tformer_jax.config.fields import Bounds, ConfigError, Section, allowed_types, member_types, qualified
 from tformer_jax.config.schema import Config
 
@@ -38,7 +38,7 @@ def _paragraphs(kind: type[Section], path: str) -> Iterator[str]:
 
 def _paragraph(kind: type[Section], key: str, name: str) -> str:
     (field,) = (field for field in dataclasses.fields(kind) if field.name == key)
-    annotation = typing.get_type_hints(kind)[key]
+    annotation = annotated_types(kind)[key]
     types = " or ".join("None" if each is type(None) else each.__name__ for each in allowed_types(annotation))
     if members := member_types(annotation):
         types += f" of {' or '.join(member.__name__ for member in members)}"

@@ -143,8 +143,8 @@ def _named_tags(tokenizer: Tokenizer, sides: Sequence[str], ids: Sequence[int]) 
 
 def own_direction(data: DataConfig) -> Direction | None:
     """Returns the direction of a translator that has only one; None if the settings do not specify it."""
-    direction, default = Direction(data.source_language, data.target_language), DataConfig()
-    unset = direction == (default.source_language, default.target_language)
+    direction = Direction(data.source_language, data.target_language)
+    unset = direction == (DataConfig.source_language, DataConfig.target_language)
     specified = data.source in ("cldr_translation", "parallel_lines") or not unset
     return direction if specified and not data.multilingual else None
 
