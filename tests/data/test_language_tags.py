@@ -25,7 +25,7 @@ FORMATS = {
     "MADLAD-400": ("<2de>", "<2zh>", "<2zh_Hant>", "<2pt>"),
     "M2M-100": ("__de__", "__zh__", "__ast__"),
     "mBART": ("de_DE", "en_XX", "zh_CN", "<mask>"),
-    "NLLB": ("deu_Latn", "eng_Latn", "srp_Cyrl", "zho_Hans", "zho_Hant", "pes_Arab", "prs_Arab", "<mask>"),
+    "NLLB": ("deu_Latn", "eng_Latn", "srp_Cyrl", "zho_Hans", "zho_Hant", "pes_Arab", "prs_Arab", "nob_Latn", "<mask>"),
     "Marian": (">>deu<<", ">>cmn_Hans<<", ">>pt_br<<", "<unk>"),
 }
 MEANT = [
@@ -43,6 +43,7 @@ MEANT = [
     ("NLLB", "sr", "srp_Cyrl"),
     ("NLLB", "zh_Hant", "zho_Hant"),
     ("NLLB", "pes_Arab", "pes_Arab"),
+    ("NLLB", "no", "nob_Latn"),
     ("Marian", "German", "deu"),
     ("Marian", "zh", "cmn_Hans"),
     ("Marian", "pt-BR", "pt_br"),

@@ -31,6 +31,11 @@ from tformer_jax.data.languages import describe_unknown, english_name, read_lang
         ("uz@Cyrillic", "uz", "Cyrl", "uz_Cyrl"),
         ("prs_Arab", "fa", "Arab", "fa_Arab_AF"),
         ("pes_Arab", "fa", "Arab", "fa_Arab"),
+        ("no", "nb", "Latn", "nb"),
+        ("nor", "nb", "Latn", "nb"),
+        ("Norwegian", "nb", "Latn", "nb"),
+        ("nob_Latn", "nb", "Latn", "nb_Latn"),
+        ("nno_Latn", "nn", "Latn", "nn_Latn"),
     ],
 )
 def test_codes_of_different_standards(name, code, script, written):

@@ -48,6 +48,7 @@ def read_language(name: str) -> Language | None:
         return read_language("_".join((code, *filter(None, parts)))) if code and all(parts) else None
     code, script, region = match[1].lower(), match[2] and match[2].title(), match[3] and match[3].upper()
     alias, *details = get_global("language_aliases").get(code, code).split("_")
+    alias = "nb" if alias == "no" else alias  # CLDR's Norwegian is Bokmål
     for part in details:  # of `sh`, `sr_Latn`, and of `prs`, `fa_AF`
         script, region = (script or part, region) if len(part) == 4 else (script, region or part)
     if alias not in babel.Locale("en").languages and script is None:
