@@ -1,6 +1,7 @@
 """The commands that prepare a corpus and measure how fast it is read."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,12 @@ def check_resuming(file, arguments, capsys):
     ):
         with pytest.raises(UserError, match=rf"was prepared otherwise \(.*{change}.*\): restore this, or add"):
             prepare_data.main([*arguments, *more])
+    (lost,) = Path(arguments[5]).glob("train-*")
+    lost.unlink()
+    with pytest.raises(UserError, match=f"{lost.name} does not exist: restore this, or add --overwrite to prepare it"):
+        prepare_data.main(arguments)
+    prepare_data.main([*arguments, "--overwrite"])
+    assert lost.exists()
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("word1", "word_"), encoding="utf-8")
     with pytest.raises(UserError, match=r"was prepared otherwise \(files.seq2seq.tsv: .*\): restore this"):

@@ -1,5 +1,6 @@
 """Mistakes in corpus files: each gives one sentence that names the file, or is skipped, counted and reported."""
 
+import dataclasses
 import gzip
 import os
 from pathlib import Path
@@ -165,8 +166,21 @@ def test_a_file_that_is_not_found(tmp_path, name, sentence):
 
 def test_a_label_is_text_or_an_integer(tmp_path):
     write(tmp_path, **{"a.jsonl": b'{"label": 1, "text": "a"}\n{"label": 0.5, "text": "b"}\n'})
-    with pytest.raises(DataError, match="line 2: field 'label' is float, not text or an integer"):
-        load_corpus(config("jsonl", "a.jsonl", "classifier", validation="a.jsonl"), tmp_path)
+    write(tmp_path, **{"b.jsonl": b'{"label": true, "text": "a"}\n'})
+    for name, place in (("a.jsonl", "line 2: field 'label' is float"), ("b.jsonl", "line 1: field 'label' is bool")):
+        with pytest.raises(DataError, match=f"{place}, not text or an integer"):
+            load_corpus(config("jsonl", name, "classifier", validation=name), tmp_path)
+
+
+def test_a_damaged_file_is_not_an_empty_one_too(tmp_path, caplog):
+    write(tmp_path, **{"a.zst": zstd(b"a\tb\n" * 9)[:-5], "b.tsv": b"c\td\n", "c.tsv": b""})
+    files = ("a.zst", "b.tsv", "c.tsv")
+    cfg = config("tsv", "a.zst", validation="b.tsv", on_bad_line="skip")
+    corpus = load_corpus(dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train=files)), tmp_path)
+    (damaged, count), empty = corpus.left_out["train"].items()
+    assert ("is not a complete zstd file" in damaged, count) == (True, 1)
+    assert empty == ("the file is empty", 1)
+    assert "a.zst: malformed lines skipped: 1, the first at line 1: from here on, this is not a" in caplog.text
 
 
 @pytest.mark.parametrize("name", [".", "part"])

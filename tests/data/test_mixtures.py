@@ -107,8 +107,9 @@ def test_unequal_weights_by_tokens(weights):
         ),
     ],
 )
-def test_prepared_data_has_the_batches_of_its_text(kind, changes, tmp_path):
-    """Prepared data is weighted by the lengths that it stores."""
+def test_prepared_data_has_the_batches_of_its_text(kind, changes, tmp_path, monkeypatch):
+    """Prepared data is weighted by the lengths that it stores, of as few examples as long texts are."""
+    monkeypatch.setattr("tformer_jax.data.corpora.corpus.CHARACTERS", 3000)
     cfg, corpus, tokenizers = mixed(kind, **changes)
     folders = []
     for name, texts in (("long", LONG), ("short", SHORT)):

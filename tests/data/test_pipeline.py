@@ -254,6 +254,9 @@ def test_training_data_of_long_pairs_alone_is_an_error():
     cfg, _, tokenizers = setup("translation in buckets")
     with pytest.raises(DataError, match="all pairs of split train are longer than 16 or 16 tokens: increase the last"):
         check_predictable(cfg, Corpus([LONG] * 3, PAIRS, PAIRS), tokenizers)
+    blank = [{"source": "a", "target": ""}, {"source": "", "target": "b"}]
+    with pytest.raises(DataError, match="all pairs of split train have a blank side: name other data"):
+        check_predictable(cfg, Corpus(blank, PAIRS, PAIRS), tokenizers)
 
 
 @pytest.mark.parametrize(

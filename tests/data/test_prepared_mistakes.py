@@ -37,6 +37,12 @@ MISTAKES = {
         lambda p: (f := next(p.glob("train*"))).write_bytes(f.read_bytes()[:100]),
         "has 0 records instead of 81",
     ),
+    "a changed length": (lambda p: (p / "train.lengths").write_bytes(b"\2" * 4 * 81 * 2), "train.lengths is not the"),
+    "another tokenizer": (
+        lambda p: next((p / "tokenizers").iterdir()).write_text("{}"),
+        r"tokenizers/.*\.json is not the file that was prepared: restore it, or prepare the data again",
+    ),
+    "a lost tokenizer": (lambda p: next((p / "tokenizers").iterdir()).unlink(), "does not exist: prepare the data"),
     "an overwritten shard": (lambda p: damage(next(p.glob("train*"))), "is damaged"),
 }
 
@@ -67,8 +73,9 @@ def test_a_damaged_token_stream(kind, cut, corpus_folder, tmp_path):
     prepare(cfg, corpus_folder, tmp_path / "p")
     CUTS[cut](tmp_path / "p" / "train.tokens")
     cfg = prepared(cfg, tmp_path / "p")
-    corpus = load_corpus(cfg, None)
-    with pytest.raises(DataError, match=r"train\.tokens is missing or of another size: prepare the data again"):
+    problem = "does not exist" if cut == "missing" else "is missing or of another size"
+    with pytest.raises(DataError, match=rf"train\.tokens {problem}: prepare the data again"):
+        corpus = load_corpus(cfg, None)
         list(itertools.islice(train_batches(cfg, corpus, Tokenizers.load(corpus.tokenizers)), 3))
 
 

@@ -66,7 +66,7 @@ def test_what_would_spoil_a_run_is_said():
         "17 % of the training examples are too long for their row and dropped; increase data.bucket_lengths",
         "1 examples of validation (33 %) are truncated to model.max_length",
         "10 % of the source tokens of train are unknown",
-        "17 % of the training examples occurred before; data.filters.duplicates=True drops them",
+        "17 % of the training examples occurred before; data.filters.duplicates=True drops such training examples",
         "1 of 3 examples of validation are in the training split, too",
         "33 % of the pairs of validation have a side of more than 9 times",
         "17 % of the pairs of train have identical sides",
@@ -212,6 +212,45 @@ def test_texts_with_several_labels(tmp_path):
     assert actual["train"].contradictory == 2  # y of "a", and of "b" but for its space
     told = " | ".join(warnings(cfg, corpus, actual))
     assert "2 of 5 examples of train have the text of another one with another label" in told
+
+
+def test_texts_of_training_with_other_labels():
+    cfg = Config(model=ModelConfig(family="classifier", max_length=16), data=CFG.data)
+    train = [{"text": text, "label": label} for text, label in (("a", "x"), ("b", "y"), ("c", "y"))]
+    held_out = [{"text": text, "label": label} for text, label in (("a", "x"), (" b", "x"), ("d", "x"), ("d", "y"))]
+    corpus = Corpus(train, held_out, held_out, ("x", "y"))
+    actual = summarize(cfg, corpus, TOKENIZERS)
+    assert (actual["train"].contradictory, actual["validation"].contradictory) == (0, 2)
+    assert actual["validation"].in_training == 1
+    told = " | ".join(warnings(cfg, corpus, actual))
+    assert "2 of 4 examples of validation have the text of another one, or of a training example, with another" in told
+
+
+def test_sources_of_training_with_other_targets():
+    held_out = [pair("abc", "e"), pair("h ", "g"), pair("abc", "de"), pair("d", "d")]
+    corpus = Corpus(TRAIN, held_out, held_out)
+    actual = summarize(CFG, corpus, TOKENIZERS)
+    assert (actual["train"].known_sources, actual["validation"].known_sources) == (0, 2)
+    assert actual["validation"].in_training == 1
+    assert "2 with a source of the training split" in "".join(lines(actual))
+    assert "2 of 4 sources of validation are in the training split with another target" in " | ".join(
+        warnings(CFG, corpus, actual)
+    )
+    parts = [[example | {"direction": name} for example in held_out] for name in ("en-de", "en-fr")]
+    fields = {"language_fields": ("1", "2"), "fields": ("3", "4"), "validation": "b.tsv"}
+    cfg = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, **fields))
+    train = [*parts[0], pair("fgh", "a") | {"direction": "en-fr"}]
+    corpus = Corpus(train, [*parts[1], parts[0][0] | {"target": "c"}], train, directions={"en-de": 4, "en-fr": 1})
+    actual = summarize(cfg, corpus, train_tokenizers(cfg.data, train))
+    assert actual["validation"].known_sources == 1, "other directions are other texts"
+
+
+def test_remedies_are_settings_that_the_source_has():
+    cfg = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, source="cldr_translation", train=()))
+    corpus = Corpus(TRAIN, HELD_OUT, HELD_OUT)
+    told = " | ".join(warnings(cfg, corpus, summarize(cfg, corpus, TOKENIZERS)))
+    assert "17 % of the training examples occurred before |" in told
+    assert "data.filters" not in told
 
 
 def test_left_out_lines_and_headers(tmp_path):

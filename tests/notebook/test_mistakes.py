@@ -13,7 +13,8 @@ import pytest
 import tformer_jax as tj
 from tests.helpers import build, tiny
 from tformer_jax.base.errors import UserError
-from tformer_jax.data.corpora.python import python_examples
+from tformer_jax.config import FilterConfig
+from tformer_jax.data.corpora.python import python_corpus, python_examples
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.models import registry
@@ -43,6 +44,13 @@ BATCH = {"tokens": np.ones((2, 8), np.int32), "targets": np.ones((2, 8), np.int3
         (lambda: tj.init_state(CONFIG.model), "cfg is a ModelConfig: pass a Config"),
         (lambda: tj.batches(["abc"], CONFIG), "cfg is a list: pass a Config"),
         (lambda: tj.batches(CONFIG, None), r"data\['train'\] is None: pass a sequence of examples"),
+        (lambda: tj.batches(CONFIG, np.array(5)), r"data\['train'\] is a ndarray: pass a sequence of examples"),
+        (lambda: tj.train(CONFIG, {**DATA, 1: ["a"]}), r"data is \['1', 'train', 'validation'\]: write"),
+        (lambda: tj.batches(CONFIG, [" ", ""]), r"has no example that data.filters leave; dropped: 2 blank texts"),
+        (
+            lambda: tj.batches(CONFIG, ["a"]),
+            "data.window=8: the training text has 1 tokens, fewer than one window",
+        ),
         (lambda: tj.batches(CONFIG, DATA), "data is a dictionary of train, validation: pass the examples of one split"),
         (
             lambda: tj.batches(CONFIG, ["abc"], tokenizers=LETTERS),
@@ -90,6 +98,17 @@ def test_a_metric_of_another_signature_is_named_before_training():
     ):
         with pytest.raises(UserError, match=problem):
             tj.train(seq2seq, pairs, metrics=metrics)
+
+
+def test_filters_drop_examples_of_python_and_count_them(caplog):
+    data = dataclasses.replace(CONFIG.data, filters=FilterConfig(duplicates=True))
+    cfg = dataclasses.replace(CONFIG, data=data)
+    corpus = python_corpus(cfg, {"train": ["a", "\n", "b", "a"], "validation": ["a", "a", ""]})
+    assert corpus.train == [{"text": "a"}, {"text": "b"}]
+    assert corpus.validation == [{"text": "a"}] * 2
+    assert corpus.left_out == {"train": {"blank texts": 1, "duplicates": 1}, "validation": {"blank texts": 1}}
+    python_examples(cfg, ["a", "b", "a", ""])
+    assert "left out by data.filters: 1 duplicates, 1 blank texts" in caplog.text
 
 
 def test_a_text_with_a_lone_surrogate_is_named():

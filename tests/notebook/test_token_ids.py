@@ -39,14 +39,19 @@ def test_ids_are_sequences_or_arrays_of_integers(ids):
 
 
 def test_labels_are_no_ids():
-    labeled = [([1, 2], "a")]
+    labeled = [([1, 2], "a"), ([2], 3)]
     corpus = python_corpus(config("classifier"), {"train": labeled, "validation": labeled})
-    assert corpus.train == [{"text": "1 2", "label": "a"}]
+    assert corpus.train == [{"text": "1 2", "label": "a"}, {"text": "2", "label": "3"}]
     with pytest.raises(DataError, match=r"validation example 0 has a blank label$"):
         python_corpus(config("classifier"), {"train": labeled, "validation": [([1, 2], " ")]})
     for wrong in (([1, 2], [3]), ([1, 2], "a", "b"), ([1, 2],)):
         with pytest.raises(DataError, match=r"train example 0 is a tuple"):
             python_corpus(config("classifier"), {"train": [wrong], "validation": labeled})
+    for wrong in (True, 0.5):
+        with pytest.raises(DataError, match=r"train example 0 is a tuple"):
+            python_corpus(config("classifier"), {"train": [([1], wrong)], "validation": labeled})
+    with pytest.raises(DataError, match=r"train has only the label 'a': a classifier needs at least two"):
+        python_corpus(config("classifier"), {"train": labeled[:1], "validation": labeled[:1]})
 
 
 def test_only_the_side_whose_tokenizer_reads_ids_has_them():

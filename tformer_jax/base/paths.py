@@ -4,6 +4,7 @@ A bucket has no locks, no append and no atomic rename of folders; each object is
 """
 
 import contextlib
+import hashlib
 import math
 import os
 import shutil
@@ -141,6 +142,12 @@ def append_lines(path: Path, lines: str) -> None:
         file.seek(-min(file.tell(), 1), os.SEEK_END)
         incomplete = file.read(1) not in (b"", b"\n")
         file.write(b"\n" * incomplete + lines.encode())
+
+
+def checksum(path: Path) -> str:
+    """Returns the SHA-256 checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def finite(value: Any) -> Any:

@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
-from tformer_jax.base.paths import resolved
-from tformer_jax.cli.common import checksum
+from tformer_jax.base.paths import checksum, resolved
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers

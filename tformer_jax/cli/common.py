@@ -5,7 +5,6 @@ import contextlib
 import difflib
 import errno
 import gc
-import hashlib
 import io
 import logging
 import math
@@ -368,12 +367,6 @@ def check_new_folder(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists: name a new folder")
     check_writable_folder(path, "FOLDER")
-
-
-def checksum(path: Path) -> str:
-    """Returns the SHA-256 checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable_folder(path: Path, flag: str) -> None:

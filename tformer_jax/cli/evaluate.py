@@ -13,14 +13,13 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import write_text
+from tformer_jax.base.paths import checksum, write_text
 from tformer_jax.cli import generation, test_sets
 from tformer_jax.cli.common import (
     add_data,
     add_path,
     add_weights,
     check_writable,
-    checksum,
     load_run,
     reporting_writes,
     run_parser,

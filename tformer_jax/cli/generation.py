@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import checksum
 from tformer_jax.cli import chats, interrupt, languages, lines
-from tformer_jax.cli.common import add_number, checksum, load_run
+from tformer_jax.cli.common import add_number, load_run
 from tformer_jax.cli.inputs import Line, check_argument
 from tformer_jax.cli.outputs import Facts, join_lines
 from tformer_jax.config import DecodeConfig

@@ -3,9 +3,11 @@
 import argparse
 import contextlib
 import dataclasses
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,7 +20,8 @@ from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.outputs import fact_differences
 from tformer_jax.config import Config
 from tformer_jax.config.fields import flag
-from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.corpora import DataError, load_corpus
+from tformer_jax.data.corpora.prepared import check_files
 from tformer_jax.data.prepare import Summary, is_prepared, origin, prepare, stored_origin
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -40,14 +43,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = _tokenizers(options.tokenizers) if options.tokenizers else None
     if options.output is not None:
         if options.resume and is_prepared(options.output):
-            before, now = stored_origin(options.output), origin(cfg, options.data, given, options.shards)
-            changes = fact_differences(before, {topic: now[topic] for topic in before})
-            if not changes:
+            problem = difference(options.output, origin(cfg, options.data, given, options.shards))
+            if problem is None:
                 print(f"{options.output} is complete")
                 return
             if not options.overwrite:
-                problem = f"was prepared otherwise ({'; '.join(changes[:3])})"
-                raise UserError(f"{options.output} {problem}: restore this, or add --overwrite to prepare it again")
+                raise UserError(f"{problem}: restore this, or add --overwrite to prepare it again")
         check_output_folder(options.output, overwrite=options.overwrite)
     if options.download:
         download_dataset(cfg, options.data, options.manual)
@@ -66,6 +67,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress=lambda split, count: bar.advance(tasks[split], count),
         )
     Console().print(summary_table(options.output, summaries))
+
+
+def difference(folder: Path, now: Mapping[str, Any]) -> str | None:
+    """Returns how prepared data differs from what a command with the origin `now` would write; None: it does not."""
+    before = stored_origin(folder)
+    if changes := fact_differences(before, {topic: now[topic] for topic in before}):
+        return f"{folder} was prepared otherwise ({'; '.join(changes[:3])})"
+    try:
+        check_files(folder, json.loads((folder / "dataset.json").read_text(encoding="utf-8")))
+    except DataError as error:
+        return str(error).rpartition(": ")[0]
+    return None
 
 
 @contextlib.contextmanager

@@ -15,7 +15,10 @@ class FilterConfig(Section):
 
     blank_sides: bool = setting(True, "drop examples with a text that has no visible character, in every split")
     identical_sides: bool = setting(False, "drop training pairs whose source and target are the same text")
-    duplicates: bool = setting(False, "drop training examples that occurred before in their entry of data.train")
+    duplicates: bool = setting(
+        False,
+        "drop training examples that occurred before, in all of data.train or, with weights or stages, in their entry",
+    )
     max_length_ratio: float | None = setting(
         None, "drop training pairs with a side of more than this many times the characters of the other", above=1
     )

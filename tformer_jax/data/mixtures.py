@@ -8,7 +8,7 @@ import numpy as np
 
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, DataError
-from tformer_jax.data.corpora.corpus import Part, affordable, spread
+from tformer_jax.data.corpora.corpus import Part, affordable
 from tformer_jax.data.features import Tokenized, feature_converter
 from tformer_jax.data.rows import BLOCK, IndexedReader, bucket_sizes, id_reader, pending_reader, row_capacity
 from tformer_jax.data.tokenizers import Tokenizers
@@ -112,7 +112,7 @@ def mean_sizes(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> MeanSizes
     means = []
     for size, end in zip(corpus.sizes, itertools.accumulate(corpus.sizes), strict=True):
         part = Part(corpus.train, range(end - size, end))
-        chosen = affordable(part, limit) if isinstance(reader, Tokenized) else spread(size, limit)
+        chosen = affordable(part, limit)  # the same for prepared data, whose lengths are stored
         sizes = _sizes(cfg, reader, [part.indices[index] for index in chosen], tokenizers)
         means.append(np.sum(list(sizes), axis=0) / len(chosen) if sizes else np.zeros(2))
     return MeanSizes(*np.array(means).T)

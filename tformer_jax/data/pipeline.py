@@ -1,5 +1,6 @@
 """Turns a corpus into batches: an endless, seeded, resumable stream for training, single passes for evaluation."""
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +9,7 @@ from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, DataError, Example
 from tformer_jax.data.corpora.corpus import CHATS, spread
 from tformer_jax.data.corpora.example import NO_TEXT
-from tformer_jax.data.features import document_end, feature_converter
+from tformer_jax.data.features import FeatureConverter, document_end, feature_converter
 from tformer_jax.data.prefetch import Batch, Prefetched
 from tformer_jax.data.rows import (
     BLOCK,
@@ -113,20 +114,26 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
 
 
 def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
-    """Raises `DataError` if all training pairs or conversations would be dropped for their length."""
-    convert = feature_converter(cfg, tokenizers)
-    convert.reported = True  # training reports what it drops
-    task = task_of(cfg)
+    """Raises `DataError` if all training pairs or conversations would be dropped."""
+    task, convert = task_of(cfg), feature_converter(cfg, tokenizers)
     if not (convert.drop and task.pairs) and task.keys != CHATS:
         return
     reader = id_reader(corpus.train, tokenizers)
-    blocks = (range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK))
-    if not any(pending_reader(reader, convert)(block) for block in blocks):
-        raise DataError(
-            f"all {'pairs' if task.pairs else 'conversations'} of split train are longer than "
-            f"{f'{convert.source_length} or ' if task.pairs else ''}{convert.length} tokens: increase "
-            f"{convert.settings[0]}, or set data.long_pairs='truncate'"
-        )
+    blocks = [range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK)]
+
+    def has_examples(convert: FeatureConverter) -> bool:
+        convert.reported = True  # training reports what it drops
+        return any(pending_reader(reader, convert)(block) for block in blocks)
+
+    if has_examples(convert):
+        return
+    if task.pairs and not has_examples(dataclasses.replace(convert, drop=False)):
+        raise DataError("all pairs of split train have a blank side: name other data")
+    raise DataError(
+        f"all {'pairs' if task.pairs else 'conversations'} of split train are longer than "
+        f"{f'{convert.source_length} or ' if task.pairs else ''}{convert.length} tokens: increase "
+        f"{convert.settings[0]}, or set data.long_pairs='truncate'"
+    )
 
 
 def _has_tokens(example: Example, tokenizers: Tokenizers) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from tformer_jax.base.paths import replacing_folder
+from tformer_jax.base.paths import checksum, replacing_folder
 from tformer_jax.config import Config, kinds, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
@@ -127,6 +127,7 @@ def prepare(
             "end": tokenizers.target.special.eos[0],
             "splits": {name: dataclasses.asdict(summary) for name, summary in summaries.items()},
             "tokenizers": _digest(tokenizers),
+            "checksums": _checksums(partial),
             "seed": cfg.seed,
             **origins,
         }
@@ -218,14 +219,16 @@ def origin(cfg: Config, root: Path | None, given: Tokenizers | None, shards: int
     tokenizers = _digest(given) if given else None
     return {
         "options": {"family": cfg.model.family, "seed": cfg.seed, "shards": shards, "tokenizers": tokenizers},
-        "files": {os.path.relpath(path, root or "."): _checksum(path) for path in files if path.is_file()},
+        "files": {os.path.relpath(path, root or "."): checksum(path)[:16] for path in files if path.is_file()},
         "data": {name: value for name, value in to_dict(cfg.data).items() if name not in unused},
     }
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+def _checksums(folder: Path) -> dict[str, str | None]:
+    """Returns the checksum of each file, by relative path; None for records and tokens, which may be large."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    large = (".array_record", ".tokens")
+    return {path.relative_to(folder).as_posix(): None if path.suffix in large else checksum(path) for path in files}
 
 
 def _digest(tokenizers: Tokenizers) -> str:

@@ -122,8 +122,10 @@ class SplitSummary:
     """Number of examples that occurred before."""
     in_training: int = 0
     """Number of held-out examples that are in the training split, too."""
+    known_sources: int = 0
+    """Number of other held-out pairs whose source is in the training split."""
     contradictory: int = 0
-    """Number of examples whose text occurred before with another label."""
+    """Number of examples whose text occurred before, or in the training split, with another label."""
     identical_sides: int = 0
     large_ratio: int = 0
     """Number of pairs with a side of more than `LARGE_RATIO` times the characters of the other."""
@@ -155,7 +157,7 @@ class SplitSummary:
 def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, SplitSummary]:
     """Summarizes each split; a test split that is the validation split has no summary of its own."""
     summaries: dict[str, SplitSummary] = {}
-    trained: set[bytes] = set()
+    trained = Trained()
     transforms = build_transforms(cfg, corpus, tokenizers)
     for split in SPLITS:
         examples = getattr(corpus, split)
@@ -230,30 +232,43 @@ def _of_tokens(
     return summary
 
 
+@dataclasses.dataclass
+class Trained:
+    """Digests of the training examples that were compared."""
+
+    examples: set[bytes] = dataclasses.field(default_factory=set)
+    inputs: dict[bytes, str] = dataclasses.field(default_factory=dict)
+    """The first label of each labeled text, and "" for each source."""
+
+
 def _compare(
-    cfg: Config, summary: SplitSummary, examples: Sequence[Example], trained: set[bytes], *, training: bool
+    cfg: Config, summary: SplitSummary, examples: Sequence[Example], trained: Trained, *, training: bool
 ) -> None:
     """Counts duplicates, held-out examples of the training split, blank texts and what looks misaligned."""
     if isinstance(examples, Endless):
         return
-    seen = trained if training else set[bytes]()
-    labels: dict[bytes, str] = {}
+    seen = trained if training else Trained()
     chosen = spread(len(examples), COMPARED)
     summary.compared = len(chosen)
     for index in chosen:
         example = examples[index]
         read = cleaned(cfg.data, example)
         digest = digest_of(read)
-        summary.duplicates += digest in seen
-        summary.in_training += not training and digest in trained
-        seen.add(digest)
+        summary.duplicates += digest in seen.examples
+        summary.in_training += not training and digest in trained.examples
+        seen.examples.add(digest)
         summary.quoted += _is_quoted([text for key, text in example.items() if key not in NO_TEXT])
         for key, side in summary.sides.items():
             side.blank += is_blank_side(key, example[key])
         if "label" in example:
-            first = labels.setdefault(digest_of({"text": read["text"]}), example["label"])
-            summary.contradictory += first != example["label"]
+            text, label = digest_of({"text": read["text"]}), example["label"]
+            others = {seen.inputs.setdefault(text, label), trained.inputs.get(text, label)} - {label}
+            summary.contradictory += bool(others)
         if "source" in example:
+            text = digest_of({key: read[key] for key in read.keys() - {"target"}})  # of the same direction
+            known = not training and text in trained.inputs
+            summary.known_sources += known and digest not in trained.examples
+            seen.inputs[text] = ""
             summary.identical_sides += read["source"] == read["target"]
             summary.large_ratio += length_ratio(read) > LARGE_RATIO
 
@@ -291,7 +306,11 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
             parts.append(f"{summary.long:,} too long")
         if summary.unanswered:
             parts.append(f"{summary.unanswered:,} without an answer in their row")
-        names = {"duplicates": summary.duplicates, "in the training split": summary.in_training}
+        names = {
+            "duplicates": summary.duplicates,
+            "in the training split": summary.in_training,
+            "with a source of the training split": summary.known_sources,
+        }
         parts += [f"{count:,} {name}" for name, count in names.items() if count]
         if summary.unmatched_placeholders:
             parts.append(f"{summary.unmatched_placeholders:,} placeholders of targets are not in their source")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from tformer_jax.base.numbers import two_digits
-from tformer_jax.config import Config
+from tformer_jax.config import Config, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, Example
@@ -86,21 +86,33 @@ def _unknown(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     share = _share(summary.duplicates, summary.compared)
     if split == "train" and share >= 10:
-        remedy = "entries share them" if cfg.data.filters.duplicates else "data.filters.duplicates=True drops them"
-        yield f"{two_digits(share)} % of the training examples occurred before; {remedy}"
+        remedy = "; entries share them" if cfg.data.filters.duplicates else _filter_hint(cfg, "duplicates")
+        yield f"{two_digits(share)} % of the training examples occurred before{remedy}"
     share = _share(summary.in_training, summary.compared)
     if share >= 1:
         yield (
             f"{summary.in_training:,} of {summary.compared:,} examples of {split} are in the training split, too: "
             "their scores say nothing about new texts; remove them from one of the two"
         )
+    share = _share(summary.known_sources, summary.compared)
+    if share >= 1:
+        yield (
+            f"{summary.known_sources:,} of {summary.compared:,} sources of {split} are in the training split with "
+            "another target: their scores say little about new texts; remove them from one of the two"
+        )
+
+
+def _filter_hint(cfg: Config, name: str, value: str = "True") -> str:
+    """Returns a clause about a filter of training examples; "" if the source has none."""
+    used = cfg.data.source in kinds.Users(kinds.CORPORA, "filters")
+    return f"; data.filters.{name}={value} drops such training examples" if used else ""
 
 
 def _contradictory(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     if _share(summary.contradictory, summary.compared) >= 1:
         yield (
-            f"{summary.contradictory:,} of {summary.compared:,} examples of {split} have the text of another one with "
-            "another label: no model is right on both"
+            f"{summary.contradictory:,} of {summary.compared:,} examples of {split} have the text of another one"
+            f"{'' if split == 'train' else ', or of a training example,'} with another label: no model is right on both"
         )
 
 
@@ -109,14 +121,13 @@ def _misaligned(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]
     if share >= 5:
         yield (
             f"{two_digits(share)} % of the pairs of {split} have a side of more than {LARGE_RATIO:.0f} times the "
-            "characters of the other: look for misaligned lines; data.filters.max_length_ratio drops such training "
-            "pairs"
+            "characters of the other: look for misaligned lines"
+            f"{_filter_hint(cfg, 'max_length_ratio', f'{LARGE_RATIO:.0f}')}"
         )
     share = _share(summary.identical_sides, summary.compared)
     if share >= 10:
         yield (
-            f"{two_digits(share)} % of the pairs of {split} have identical sides; data.filters.identical_sides=True "
-            "drops such training pairs"
+            f"{two_digits(share)} % of the pairs of {split} have identical sides{_filter_hint(cfg, 'identical_sides')}"
         )
 
 
@@ -132,9 +143,11 @@ def _quoted(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     for key, side in summary.sides.items():
         if side.blank and not (split == "train" and cfg.data.filters.blank_sides):
+            texts = {"text": "texts", "messages": "conversations"}.get(key, f"{key} texts")
+            remedy = "" if cfg.data.filters.blank_sides else _filter_hint(cfg, "blank_sides")
             yield (
-                f"{side.blank:,} {key} texts of {split} are blank, so that a model that answers nothing is right there;"
-                " data.filters.blank_sides=True drops them"
+                f"{side.blank:,} {texts} of {split} are blank, so that a model that answers nothing is right there"
+                f"{remedy}"
             )
     left_out = summary.left_out.get("blank texts", 0)
     if _share(left_out, left_out + (summary.examples or 0)) >= 1:

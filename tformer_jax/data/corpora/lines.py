@@ -52,14 +52,15 @@ class BadLines:
         self._first.setdefault((path, problem), line)
 
     def reject_empty(self, path: Path) -> None:
-        """Raises an error for an empty file, or counts it as a malformed line.
+        """Raises an error for an empty file, or counts it as a malformed line, unless its first line is one.
 
         Raises:
             DataError: malformed lines are not skipped.
         """
         if not self._skip:
             raise DataError(f"{path} is empty{self._advice}")
-        self.reject(path, 1, "the file is empty")
+        if not self._counts.get(path):
+            self.reject(path, 1, "the file is empty")
 
     def facts(self) -> dict[str, dict[str, tuple[int, int]]]:
         """Returns by file and reason the number of skipped lines and the number of the first one, ready for JSON."""

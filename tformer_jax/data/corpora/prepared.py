@@ -1,7 +1,7 @@
 """Reads the corpora that `scripts/prepare_data.py` writes: texts and token ids in array_record files.
 
 FOLDER/
-  dataset.json             format, family, labels, vocabulary size; files and statistics of each split
+  dataset.json             format, family, labels, vocabulary size; files and statistics of each split, checksums
   tokenizers/              the tokenizers of the ids
   SPLIT-00000-of-00004.array_record
                            example i is record i // files of file i % files
@@ -17,7 +17,7 @@ import functools
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.base.errors import first_line
+from tformer_jax.base.paths import checksum
 from tformer_jax.config import Config, DataConfig, kinds, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
@@ -354,6 +355,16 @@ def _has_test(metadata: dict[str, Any]) -> bool:
     return own_splits or data.get("test") != []
 
 
+def check_files(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Raises `DataError` if a file of prepared data is missing, or differs from its checksum, if it has any."""
+    for name, expected in metadata.get("checksums", {}).items():
+        path = folder / name
+        if not path.is_file():
+            raise DataError(f"{path} does not exist: prepare the data again")
+        if expected is not None and checksum(path) != expected:
+            raise DataError(f"{path} is not the file that was prepared: restore it, or prepare the data again")
+
+
 def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
     path = folder / "dataset.json"
     if folder.is_file():
@@ -372,6 +383,7 @@ def _metadata(folder: Path, cfg: Config) -> dict[str, Any]:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is damaged: {error}") from error
+    check_files(folder, metadata)
     settings = {"model.family": metadata["family"], "data.objective": metadata["data"].get("objective")}
     for name, value in {"model.family": cfg.model.family, "data.objective": cfg.data.objective}.items():
         if settings[name] != value:

@@ -1,6 +1,7 @@
 """Examples that `tformer_jax.train` and `tformer_jax.batches` are given in Python."""
 
 import itertools
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from tformer_jax.config.task import task_of
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, Corpus, DataError, Example, Source
+from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
-from tformer_jax.data.corpora.records import with_direction
+from tformer_jax.data.corpora.records import is_integer, with_direction
 
 SPLITS = ("train", "validation", "test")
 MAX_READ = 10_000_000
@@ -24,6 +26,7 @@ MAX_READ = 10_000_000
 class PythonData(Source):
     """The data of a run that was trained in Python; no command can read it again."""
 
+    settings = ("filters",)
     examples = None
     reads_chats = True
 
@@ -39,41 +42,62 @@ def python_corpus(cfg: Config, data: Any) -> Corpus:
     """Returns the corpus of examples of `cfg`'s task, each a text, a tuple of texts or a dictionary.
 
     With `data.tokenizer="ids"`, a text may be a sequence or an array of integers, and a split of texts such an array.
-    Examples are read into memory, so that a resumed run, whose examples must be equal, continues exactly.
+    Examples are read into memory, so that a resumed run, whose examples must be equal, continues exactly. Those that
+    `data.filters` drop are counted in `left_out`.
 
     Args:
         data: `{"train": ..., "validation": ..., "test": ...}`; without "test", the validation split is tested.
 
     Raises:
-        DataError: a split is missing, empty or endless, or an example does not have the keys of the task.
+        DataError: a split is missing, empty or endless, an example does not have the keys of the task, or all have the
+            same label.
     """
     if not isinstance(data, Mapping) or not {"train", "validation"} <= data.keys() <= set(SPLITS):
-        given = sorted(data) if isinstance(data, Mapping) else type_with_article(data)
+        given = sorted(map(str, data)) if isinstance(data, Mapping) else type_with_article(data)
         raise DataError(f"data is {given}: write {{'train': texts, 'validation': others}}, and 'test' if there is one")
-    return _corpus(cfg, {name: _read_split(name, examples, cfg) for name, examples in data.items()})
+    corpus = _corpus(cfg, {name: _read_split(name, examples, cfg) for name, examples in data.items()})
+    if corpus.labels and len(corpus.labels) == 1:
+        raise DataError(f"train has only the label {corpus.labels[0]!r}: a classifier needs at least two")
+    return corpus
 
 
 def python_examples(cfg: Config, examples: Any) -> Corpus:
-    """Returns the corpus whose splits all are `examples`, as for `python_corpus`; raises as it does."""
+    """Returns the corpus whose splits all are `examples`, as for `python_corpus`; says what it leaves out.
+
+    Raises:
+        DataError: as `python_corpus`; but one label is enough.
+    """
     if isinstance(examples, Mapping):
         raise DataError(f"data is a dictionary of {', '.join(map(str, examples))}: pass the examples of one split")
-    return _corpus(cfg, dict.fromkeys(("train", "validation"), _read_split("train", examples, cfg)))
+    corpus = _corpus(cfg, {"train": _read_split("train", examples, cfg)})
+    if left_out := corpus.left_out["train"]:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        logging.getLogger(__name__).warning("left out by data.filters: %s", counts)
+    return corpus
 
 
-def _corpus(cfg: Config, splits: Mapping[str, Sequence[Example]]) -> Corpus:
-    keys = task_of(cfg).keys
+def _corpus(cfg: Config, given: Mapping[str, Sequence[Example]]) -> Corpus:
+    keys, splits, left_out = task_of(cfg).keys, dict[str, list[Example]](), {}
+    for name, examples in given.items():
+        filters = Filters(cfg.data, training=name == "train")
+        splits[name] = list(filters(examples))
+        left_out[name] = dict(filters.dropped)
+        if not splits[name]:
+            raise DataError(f"data[{name!r}] has no example that data.filters leave{filters.explanation()}")
     labels = tuple(sorted({example["label"] for example in splits["train"]})) if "label" in keys else None
     for name, examples in splits.items():
         if labels and (unknown := {example["label"] for example in examples} - {*labels}):
             raise DataError(f"{name} has the label {min(unknown)!r}, which no example of train has")
-    return Corpus(splits["train"], splits["validation"], splits.get("test", splits["validation"]), labels)
+    validation = splits.get("validation", splits["train"])
+    return Corpus(splits["train"], validation, splits.get("test", validation), labels, left_out=left_out)
 
 
 def _read_split(name: str, examples: Iterable[Any], cfg: Config) -> Sequence[Example]:
     keys, ids = task_of(cfg).keys, _keys_of_ids(cfg)
     if keys == ids and len(keys) == 1 and _ids_as_text(examples) is not None:
         examples = [examples]
-    if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable):
+    is_number = getattr(examples, "ndim", None) == 0
+    if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable) or is_number:
         raise DataError(f"data[{name!r}] is {type_with_article(examples)}: pass a sequence of examples")
     numbered = enumerate(itertools.islice(examples, MAX_READ + 1))
     split = [read_example(example, keys, f"{name} example {number}", ids=ids) for number, example in numbered]
@@ -99,6 +123,8 @@ def read_example(example: Any, keys: tuple[str, ...], where: str, *, ids: Collec
         except DataError as error:
             raise DataError(f"{where} {error}") from None
     parts = _parts_of(example, keys)
+    if keys[-1] == "label" and is_integer(parts[-1]):
+        parts = [*parts[:-1], str(parts[-1])]
     if len(parts) == len(keys):
         given = [_ids_as_text(part) if key in ids else None for key, part in zip(keys, parts, strict=True)]
         parts = [part if text is None else text for part, text in zip(parts, given, strict=True)]
@@ -141,5 +167,5 @@ def _ids_as_text(part: Any) -> str | None:
     if not (isinstance(part, list | tuple | range) or getattr(part, "ndim", None) == 1):
         return None
     values = np.asarray(part).tolist() if hasattr(part, "ndim") else part
-    is_ids = all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values)
+    is_ids = all(map(is_integer, values))
     return " ".join(map(str, map(int, values))) if is_ids else None

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tformer_jax.config import DataConfig
 from tformer_jax.config.fields import separated
 from tformer_jax.data.characters import clean_whitespace
@@ -141,12 +143,17 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
         raise DataError("is not an object with named fields")
     values = {key: read_field(record, field, of_language=key in LANGUAGES) for key, field in fields.items()}
     for key, value in values.items():
-        if not isinstance(value, str | int if key == "label" else str):
+        if not isinstance(value, str) and not (key == "label" and is_integer(value)):
             expected = "text or an integer" if key == "label" else "text"
             raise DataError(f"field {fields[key]!r} is {type(value).__name__}, not {expected}")
         if not is_unicode(str(value)):
             raise DataError(f"field {fields[key]!r} {NOT_A_CHARACTER}")
     return with_direction({key: str(value) for key, value in values.items()})
+
+
+def is_integer(value: Any) -> bool:
+    """Returns whether a value is an integer of Python or NumPy, and no truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def read_field(record: dict[str, Any], field: str, *, of_language: bool = False) -> Any:

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ SETTINGS = (
     *("character_coverage", "byte_fallback", "symbols", "placeholders", "tokenizer_temperature"),
 )
 """Settings that determine a trained tokenizer; part of the cache key."""
+LONG_WORD = 1000
+"""Maximum number of characters of a word that a tokenizer is trained on."""
+LONG_WORDS = re.compile(rf"\S{{{LONG_WORD}}}(?=\S)")
 CODE = (characters, base, normalization)
 """Modules that also determine a trained tokenizer, besides the modules of its class and of placeholders."""
 
@@ -192,12 +196,22 @@ def _train_kind(
         for example in examples:
             masked = mask(example)
             for side, change in normalizers.items():
-                yield from texts_between(change(_text_of_side(masked, side)), whole)
+                for text in texts_between(change(_text_of_side(masked, side)), whole):
+                    yield from pieces_of(text)
 
     every = _sample(train, cfg.tokenizer_examples if isinstance(train, Endless) else None)
     tokenizer = find_class(kind).train(cfg, texts(_sample_balanced(cfg, train)), texts(every))
     tokenizer.kind = kind
     return tokenizer.with_symbols(whole, cfg.placeholders) if whole else tokenizer
+
+
+def pieces_of(text: str) -> Sequence[str]:
+    """Returns a text in pieces, so that no word has more than `LONG_WORD` characters.
+
+    The time to train BPE grows with the square of the length of a word, such as a line of a script without spaces.
+    """
+    cuts = [match.end() for match in LONG_WORDS.finditer(text)]
+    return [text[start:stop] for start, stop in itertools.pairwise([0, *cuts, len(text)])]
 
 
 def _text_of_side(example: Example, side: str) -> str:
