@@ -1,5 +1,6 @@
 """Files and folders are replaced atomically; devices, pipes and the targets of links are not lost."""
 
+import errno
 import os
 import threading
 
@@ -27,6 +28,12 @@ def test_a_pipe_is_written_to(tmp_path):
     write_text(pipe, "text")
     reader.join()
     assert actual == ["text"] and pipe.is_fifo()
+
+
+def test_a_failed_write_names_its_file(tmp_path):
+    with pytest.raises(OSError) as caught, replacing(tmp_path / "file"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "file")
 
 
 def test_a_block_that_fails_replaces_nothing(tmp_path):

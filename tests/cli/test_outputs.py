@@ -182,6 +182,16 @@ def test_files_of_a_run_are_not_replaced(tmp_path, name):
         check(tmp_path / "run" / "report.html")
 
 
+def test_a_file_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(outputs.PartialFile, "begin", fail)
+    with pytest.raises(OSError):
+        write(tmp_path / "out.txt", 3)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_full_disk_is_reported_and_nothing_is_lost(tmp_path, monkeypatch):
     class Full:
         def __init__(self, file):

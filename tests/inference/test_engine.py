@@ -354,7 +354,7 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
     [
         (Request((), GREEDY), "the request has 0 tokens; the model takes 1 to"),
         (Request((5,), BEAM, num_outputs=4), "4 outputs are more than decode.beams=3"),
-        (Request((5,), SAMPLE, num_outputs=4), "4 outputs are more than the engine's 3 rows"),
+        (Request((5,), SAMPLE, num_outputs=4), "4 outputs are more than --max-rows 3"),
         (
             Request((5,), dataclasses.replace(GREEDY, forbidden=("?",))),
             "'\\?' cannot be encoded with this vocabulary",

@@ -12,7 +12,7 @@ import pytest
 from tests.report.folders import cut, lock, write_run
 from tformer_jax.base import packages
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import report
+from tformer_jax.cli import compare, report
 from tformer_jax.config import kinds
 from tformer_jax.report import charts, sections
 from tformer_jax.report import html as page
@@ -144,6 +144,19 @@ def test_a_run_killed_within_a_record(tmp_path):
     assert "Worst" not in actual.text
 
 
+def test_a_damaged_file_is_named(tmp_path, caplog):
+    """Regression test: runs with damaged outputs of the test split were compared on the validation split."""
+    run = write_run(tmp_path / "run")
+    cut(run / "outputs" / "test.json")
+    (single,) = load_all([run])
+    assert "test.json is damaged" in caplog.text and "it is left out" in caplog.text
+    assert single.split == "validation"
+    with pytest.raises(UserError, match=r"test.json is damaged \(.*\): restore it from a copy, or remove it"):
+        load_all([run], strict=True)
+    with pytest.raises(UserError, match="test.json is damaged"):
+        compare.main([str(write_run(tmp_path / "other")), str(run)])
+
+
 @pytest.mark.parametrize(
     "missing", ["metrics.jsonl", "events.jsonl", "outputs/test.json", "model.json", "provenance.json"]
 )
@@ -255,7 +268,9 @@ def test_long_texts_are_cut_and_large_files_too(tmp_path, monkeypatch):
 def test_numbers_are_readable():
     counts = {950: "950", 12_345: "12.3 k", 999_600: "1 M", 4_353_393: "4.35 M", 1.2e9: "1.2 G"}
     assert {number: sections.format_count(number) for number in counts} == counts
-    assert [sections.format_duration(number) for number in (65, 3725, 90_061)] == ["1:05", "1:02:05", "1 d 1:01:01"]
+    assert [sections.format_duration(number) for number in (1.24, 9.94, 9.96, 65, 3725, 90_061)] == [
+        *("1.2 s", "9.9 s", "0:10", "1:05", "1:02:05", "1 d 1:01:01")
+    ]
     assert sections.format_difference(-0.25, "bleu") == "−0.25"
     assert sections.format_difference(0.25, "loss") == "+0.2500"
     assert (sections.format_metric(None, "loss"), sections.format_metric(1.5, "bleu")) == ("–", "1.50")

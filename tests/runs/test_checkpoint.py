@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -186,6 +187,26 @@ def restore_damaged(folder: str) -> None:
     keeper.close()
     print(caught.value)
     gc.collect()
+
+
+def fill_disk(folder: str) -> None:
+    """Saves a checkpoint of which no file may have more than 4 KiB."""
+    keeper = Checkpointer(Path(folder), keep=3)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    try:
+        keeper.save(1, many_arrays(), HOST)
+        keeper.wait()
+    except RunError as error:
+        print(error)
+
+
+@pytest.mark.long
+def test_a_full_disk_is_reported_once(tmp_path):
+    """Regression test: Orbax and TensorStore printed hundreds of lines of tracebacks before."""
+    code = f"from tests.runs.test_checkpoint import fill_disk; fill_disk({str(tmp_path / 'checkpoints')!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert re.fullmatch(r"a checkpoint could not be written to .* \(File too large\); there is no .*\n", done.stdout)
+    assert not {"Traceback", "ERROR"} & {*re.findall("[A-Za-z]+", done.stderr)}
 
 
 @pytest.mark.slow

@@ -43,7 +43,8 @@ def test_a_request_that_selects_a_strategy_asks_for_candidates_itself():
         assert [request.num_outputs for request in server.engine.seen] == [1, 2, 4, 3]
         answer = server.post("/v1/completions", prompt="abc", temperature=0, candidates=4)
         assert answer.status_code == 400
-        assert "candidates: compares outputs of sampling or beam search" in answer.json()["error"]["message"]
+        sentence = "candidates: compares outputs of sampling or beam search: give a temperature"
+        assert answer.json()["error"]["message"] == sentence
 
 
 def test_the_metric_of_the_run_ranks_outputs(monkeypatch):

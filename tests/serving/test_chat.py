@@ -10,6 +10,7 @@ from tests.serving.live import around
 from tformer_jax.data.chat.template import PLAIN
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.chats import with_chat
+from tformer_jax.serving.chat import chat_logprobs
 
 ROUTE = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "a</s>"}, {"role": "assistant", "content": "b"}]
@@ -69,11 +70,21 @@ def test_log_probabilities(lm):
     assert (end["logprobs"]["content"][0]["token"], end["finish_reason"]) == ("\n", "length")
 
 
+def test_bytes_of_parts_of_characters_are_unknown():
+    best = [{"\ufffd": -1.5}, {"token_id:7": -2}]
+    scores = {"tokens": ["", "ß"], "token_logprobs": [-1.0, -0.5], "top_logprobs": best}
+    first, second = chat_logprobs(scores, 1)["content"]
+    assert (first["bytes"], second["bytes"]) == ([], [0xC3, 0x9F]), "together, the bytes of the text"
+    assert [entry["top_logprobs"][0]["bytes"] for entry in (first, second)] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
         ({}, "messages: must be a list of messages, such as"),
-        ({"messages": "a"}, "messages: "),
+        ({"messages": "a"}, "^messages: must be a list, not a text$"),
+        ({"messages": MESSAGES, "tools": "a"}, "^tools: must be a list, not a text$"),
+        ({"messages": [5]}, "^messages: message 1 must be an object with role and content$"),
         ({"messages": [{"role": "me", "content": "a"}]}, "messages: message 1 has the role 'me': write one of system"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "a part of the type 'image_url': only"),
         (

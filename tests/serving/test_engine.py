@@ -222,7 +222,12 @@ def test_a_language_model_has_prefixes_but_no_languages(lm):
 def test_requests_that_the_engine_refuses(lm, translator):
     for server, route, body, sentence in (
         (lm[-1], "/v1/completions", {"prompt": "a" * 99}, "the prompt has 99 tokens"),
-        (lm[-1], "/v1/completions", {"prompt": "a", "n": 4}, "4 outputs are more than the engine's 3 rows"),
+        (
+            lm[-1],
+            "/v1/completions",
+            {"prompt": "a", "n": 4},
+            "4 outputs are more than --max-rows 3",
+        ),
     ):
         answer = server.post(route, **body)
         assert answer.status_code == 400

@@ -91,6 +91,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write to a full disk does not name the file
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

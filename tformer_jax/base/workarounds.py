@@ -33,29 +33,32 @@ def silenced_orbax() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def first_failure_of_reads() -> Iterator[None]:
-    """Context that drops the tracebacks which pending reads print when one read of a checkpoint fails.
+def first_failure_of_checkpoints() -> Iterator[None]:
+    """Context that drops the tracebacks which threads print when a checkpoint cannot be read or written.
 
-    Orbax 0.12 closes the event loop of the reads, and TensorStore 0.1.86's threads and the garbage collector report
-    each of them. Some reports come later: after a failure they are dropped for the rest of the process.
+    Orbax 0.12 logs the error that it raises, and closes the event loop of what is pending; TensorStore 0.1.86's threads
+    and the garbage collector report each of these. Some reports come later: after a failure they are dropped for the
+    rest of the process.
     """
-    report, tasks = sys.unraisablehook, logging.getLogger("asyncio")
+    report, loggers = sys.unraisablehook, [logging.getLogger(name) for name in ("asyncio", "absl")]
 
     def report_others(args: Any) -> None:
-        if not _mentions_pending_read("".join(traceback.format_exception(args.exc_value))):
+        if not _mentions_checkpoints("".join(traceback.format_exception(args.exc_value))):
             report(args)
 
     def log_others(record: logging.LogRecord) -> bool:
-        return not _mentions_pending_read(logging.Formatter().format(record))
+        return not _mentions_checkpoints(logging.Formatter().format(record))
 
     sys.unraisablehook = report_others
-    tasks.addFilter(log_others)
+    for logger in loggers:
+        logger.addFilter(log_others)
     yield
     sys.unraisablehook = report
-    tasks.removeFilter(log_others)
+    for logger in loggers:
+        logger.removeFilter(log_others)
 
 
-def _mentions_pending_read(text: str) -> bool:
+def _mentions_checkpoints(text: str) -> bool:
     return any(word in text for word in ("orbax", "tensorstore", "Event loop is closed"))
 
 

@@ -71,7 +71,7 @@ def run_main(main: Callable[[], None]) -> NoReturn:
         if error.errno not in FULL_DISK:
             raise
         discard_output()
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(FAILED)
     sys.exit(0)
 

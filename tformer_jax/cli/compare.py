@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         packages.require_pages("--report")
         check_writable(options.report, "--report")
     folders = [options.baseline, options.run]
-    a, b = run.load_all(folders)
+    a, b = run.load_all(folders, strict=True)
     at_terminal = sys.stdout is not None and sys.stdout.isatty()
     console = Console(highlight=False, emoji=False, width=None if at_terminal else WIDTH)
     for part in comparison_parts(compare_runs(a, b, options.resamples), options.sentences):

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import gzip
 import json
+import os
 import re
 import shutil
 import sys
@@ -171,6 +172,8 @@ def open_partial(path: Path, settings: Facts, identity: Identity, lines_per_text
     try:
         result.begin(settings, identity, resume)
     except BaseException:
+        if not os.fstat(file.fileno()).st_size:
+            partial.unlink(missing_ok=True)
         file.close()
         raise
     return result

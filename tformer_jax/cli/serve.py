@@ -201,7 +201,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the engine, of requests and of the shutdown."""
-    add_number(parser, "--max-rows", "number of rows per step", 8)
+    add_number(parser, "--max-rows", "number of rows per step; each output of a request takes one", 8)
     add_number(
         parser,
         "--cache-tokens",

@@ -341,7 +341,8 @@ def result_table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     """Returns a table of the test metrics `names` in the order of the sweep: means over seeds with 95 % intervals."""
     groups, metric = record["groups"], record["metric"]
     best = min(groups, key=lambda group: sweeps.badness(group["mean"].get(metric), metric))
-    title = f"{len(record['runs'])} runs; ± half of the 95 % interval of the mean; bold: best {metric}"
+    count = len(record["runs"])
+    title = f"{count} run{'s' * (count != 1)}; ± half of the 95 % interval of the mean; bold: best {metric}"
     seconds = record["equal_seconds"]
     timed = [f"validation {metric}\nafter {seconds:,.0f} s"] if seconds else []
     headings = ("settings", "seeds", "parameters", "tokens/s", *names, *timed)

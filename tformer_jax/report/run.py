@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,11 @@ class RunFiles:
         return np.interp(steps, [0, *self.train.steps], [0, *values])
 
 
-def load_all(folders: Sequence[Path]) -> list[RunFiles]:
-    """Reads several runs, named by the shortest ends of their paths that differ.
+def load_all(folders: Sequence[Path], *, strict: bool = False) -> list[RunFiles]:
+    """Reads several runs, named by the shortest ends of their paths that differ; damaged files are logged and left out.
 
     Raises:
-        UserError: one of them is not a run folder, or is given twice.
+        UserError: one of them is not a run folder, or is given twice; or a file is damaged, with `strict`.
     """
     paths = [resolved(folder) for folder in folders]
     if len(set(paths)) < len(paths):
@@ -112,33 +112,30 @@ def load_all(folders: Sequence[Path]) -> list[RunFiles]:
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             break
-    return [load_run_files(path, name) for path, name in zip(paths, names, strict=True)]
+    return [load_run_files(path, name, strict=strict) for path, name in zip(paths, names, strict=True)]
 
 
-def load_run_files(folder: Path, name: str) -> RunFiles:
-    """Reads the files of a run folder.
-
-    Raises:
-        UserError: it has no readable config.json.
-    """
-    config = _json(folder / "config.json")
+def load_run_files(folder: Path, name: str, *, strict: bool) -> RunFiles:
+    """Reads the files of a run folder; arguments and exceptions are as for `load_all`."""
+    config = _json(folder / "config.json", strict=True)
     if not config:
-        raise UserError(f"{folder} is not a run folder: it has no config.json that can be read")
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    read = functools.partial(_json, strict=strict)
     return RunFiles(
         name=name,
         folder=folder,
         config=flat_values(Config.defaults()) | {key: _setting(value) for key, value in flat_values(config).items()},
-        provenance=_json(folder / "provenance.json"),
-        corpus=_json(folder / run_folder.CORPUS),
-        model=_json(folder / "model.json"),
-        data=_json(folder / "data.json"),
-        result=_json(folder / "result.json"),
+        provenance=read(folder / "provenance.json"),
+        corpus=read(folder / run_folder.CORPUS),
+        model=read(folder / "model.json"),
+        data=read(folder / "data.json"),
+        result=read(folder / "result.json"),
         metrics=_metrics(folder / "metrics.jsonl"),
         events=_events(run_folder.events(folder)),
         outputs={
             path.stem: Outputs.from_json(contents)
             for path in sorted((folder / "outputs").glob("*.json"))
-            if (contents := _json(path))
+            if (contents := read(path))
         },
         running=guards.is_locked(folder),
     )
@@ -149,12 +146,16 @@ def _setting(value: Any) -> Any:
     return tuple(map(_setting, value)) if isinstance(value, list) else value
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, *, strict: bool) -> dict[str, Any]:
+    """Returns the contents of a file; {} if it does not exist, or is damaged and not `strict`."""
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        contents: dict[str, Any] = run_folder.read_json(path) if path.is_file() else {}
+    except UserError as error:
+        if strict:
+            raise
+        logging.getLogger(__name__).warning("%s; it is left out", error)
         return {}
-    return contents if isinstance(contents, dict) else {}
+    return contents
 
 
 def _metrics(path: Path) -> dict[str, Series]:

@@ -269,7 +269,9 @@ def format_count(number: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Formats seconds as `2 d 3:04:05`, `3:04:05` or `4:05`."""
+    """Formats seconds as `2 d 3:04:05`, `3:04:05`, `4:05` or, below 10 seconds, `1.2 s`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
     whole = datetime.timedelta(seconds=round(seconds))
     hours, rest = divmod(whole.seconds, 3600)
     clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours or whole.days else f"{rest // 60}:{rest % 60:02}"

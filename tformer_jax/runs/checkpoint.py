@@ -16,7 +16,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from tformer_jax.base.errors import RunError, UserError, cause_of_failed_write, first_line
 from tformer_jax.base.paths import resolved
-from tformer_jax.base.workarounds import first_failure_of_reads, silenced_orbax
+from tformer_jax.base.workarounds import first_failure_of_checkpoints, silenced_orbax
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder
 from tformer_jax.train.optimizers import plain_array
@@ -62,6 +62,7 @@ class Checkpointer:
         self.folder, self._group, self._seconds = resolved(folder), group, seconds
         self.fingerprint = fingerprint
         self._late_scores: dict[int, float] = {}
+        self._saving = contextlib.ExitStack()
         if keep is None:
             options = ocp.CheckpointManagerOptions(
                 read_only=True, save_interval_steps=0, create=False, best_fn=self._score
@@ -76,6 +77,7 @@ class Checkpointer:
                 best_fn=self._score,
                 cleanup_tmp_directories=True,
             )
+            self._saving.enter_context(first_failure_of_checkpoints())
         try:
             with silenced_orbax():  # it warns about `read_only`
                 self._manager = ocp.CheckpointManager(self.folder, options=options)
@@ -182,6 +184,7 @@ class Checkpointer:
         """Closes the checkpoint manager and its threads."""
         try:
             self._manager.close()
+            self._saving.close()
         except Exception as error:
             raise self._not_saved(error) from error
 
@@ -229,7 +232,7 @@ def _read(path: Path, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]
     alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
     handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
     try:
-        with first_failure_of_reads(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        with first_failure_of_checkpoints(), ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
             restored = reader.restore(path, args=args)
     except Exception as error:  # Orbax and TensorStore raise various types for damaged files
         reason = first_line(error.__cause__ or error, 200)  # the cause names the array

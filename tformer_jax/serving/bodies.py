@@ -123,7 +123,8 @@ class DirectedBody(Body):
             UserError: settings contradict each other.
         """
         if (self.candidates or 1) > 1 and changes.get("strategy", saved.strategy) == "greedy":
-            raise self.error("candidates", "compares outputs of sampling or beam search: give a temperature, or beams")
+            given = "a temperature" if hasattr(self, "temperature") else "beams"
+            raise self.error("candidates", f"compares outputs of sampling or beam search: give {given}")
         if self.candidates or "strategy" in changes:
             changes = {**changes, "candidates": self.candidates or 1}
             changes |= {} if changes["candidates"] > 1 else {"utility": "chrf"}

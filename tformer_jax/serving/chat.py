@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config.fields import INT32_MAX, setting
 from tformer_jax.data.chat.messages import ASSISTANT, Chat
 from tformer_jax.serving.bodies import MAX_LOGPROBS, Generated
+from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.model import Text
 from tformer_jax.serving.replies import CompletionReply
 
@@ -34,6 +35,14 @@ class ChatCompletion(Generated):
     max_completion_tokens: int | None = setting(None, "as max_tokens, its new name", low=0, high=INT32_MAX)
     logprobs: bool = setting(False, "with the log-probabilities of tokens")
     top_logprobs: int | None = setting(None, "number of most probable tokens to show", low=0, high=MAX_LOGPROBS)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """As `Generated.read`; a text is no list of messages or tools."""
+        for name in ("messages", "tools"):
+            if isinstance(values.get(name), str):
+                raise RequestError(f"{name}: must be a list, not a text", param=name)
+        return super().read(values)
 
     def check(self) -> None:
         super().check()
@@ -97,4 +106,6 @@ def chat_logprobs(scores: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 def _entry(token: str, value: float) -> dict[str, Any]:
-    return {"token": token, "logprob": value, "bytes": list(token.encode())}
+    """Returns a token with its bytes; null for parts of characters, and for tokens that are named by their ids."""
+    unknown = "\ufffd" in token or token.startswith("token_id:")
+    return {"token": token, "logprob": value, "bytes": None if unknown else list(token.encode())}

@@ -103,7 +103,7 @@ def say(content: str, system: str | None = None) -> Chat:
 
 def _read_message(message: Any, number: int) -> Message:
     if not isinstance(message, Mapping):
-        raise UserError(f"message {number} is {type(message).__name__}, not an object with role and content")
+        raise UserError(f"message {number} must be an object with role and content")
     values = {name: value for name, value in message.items() if value is not None}  # templates would write "None"
     role = values.get("role")
     if role not in ROLES:
@@ -111,7 +111,7 @@ def _read_message(message: Any, number: int) -> Message:
     if isinstance(values.get("content"), list):
         values["content"] = "".join(_text_of(part, number) for part in values["content"])
     if not isinstance(values.get("content", ""), str):
-        raise UserError(f"the content of message {number} is {type(values['content']).__name__}, not text")
+        raise UserError(f"the content of message {number} must be text")
     if "content" not in values and not values.get("tool_calls"):
         raise UserError(f"message {number} of the {role} has no content")
     if values.get("weight", 1) not in (0, 1):

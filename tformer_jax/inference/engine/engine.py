@@ -178,7 +178,7 @@ class Engine:
         """Raises `UserError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
         cfg, beams = self._cfg.model, request.decode.strategy == "beam"
         if request.num_outputs > (request.decode.beams if beams else self._max_rows):
-            limit = f"decode.beams={request.decode.beams}" if beams else f"the engine's {self._max_rows} rows"
+            limit = f"decode.beams={request.decode.beams}" if beams else f"--max-rows {self._max_rows}"
             raise UserError(f"{request.num_outputs} outputs are more than {limit}")
         most = cfg.max_length if cfg.model_class.reads_source else cfg.max_length - 1
         if not 0 < len(request.ids) <= most:
