@@ -234,11 +234,12 @@ def _of_tokens(
 
 @dataclasses.dataclass
 class Trained:
-    """Digests of the training examples that were compared."""
+    """Training examples that were compared."""
 
     examples: set[bytes] = dataclasses.field(default_factory=set)
-    inputs: dict[bytes, str] = dataclasses.field(default_factory=dict)
-    """The first label of each labeled text, and "" for each source."""
+    """Their digests."""
+    inputs: dict[int, str] = dataclasses.field(default_factory=dict)
+    """By the hash of the input: the first label of a text; "" for a source of a direction."""
 
 
 def _compare(
@@ -261,11 +262,11 @@ def _compare(
         for key, side in summary.sides.items():
             side.blank += is_blank_side(key, example[key])
         if "label" in example:
-            text, label = digest_of({"text": read["text"]}), example["label"]
+            text, label = hash(read["text"]), example["label"]
             others = {seen.inputs.setdefault(text, label), trained.inputs.get(text, label)} - {label}
             summary.contradictory += bool(others)
         if "source" in example:
-            text = digest_of({key: read[key] for key in read.keys() - {"target"}})  # of the same direction
+            text = hash((read["source"], read.get("direction")))
             known = not training and text in trained.inputs
             summary.known_sources += known and digest not in trained.examples
             seen.inputs[text] = ""
