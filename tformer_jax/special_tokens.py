@@ -17,6 +17,13 @@ PAD_TOKEN, BOS, EOS, UNK = range(4)
 """Ids of `SPECIAL_TOKENS` in this package's tokenizers; `PAD_TOKEN` occurs only in exported checkpoints."""
 
 
+def symbol_problem(text: str) -> str | None:
+    """Returns why a text cannot be a symbol, a text that is always one token; None: it can."""
+    if not text or " ".join(text.split()) != text or not text.isprintable():
+        return "must have visible characters, and single spaces only within"
+    return "is the name of a special token; choose another text" if text in SPECIAL_TOKENS else None
+
+
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
     """Special tokens of a vocabulary, and where models read and write them.

@@ -61,6 +61,11 @@ def test_the_steps_of_a_file(tmp_path):
     for text, sentence in (
         ("trian --config x", "'trian --config x' begins with no command of a step; did you mean 'train'"),
         ("copy a", "'copy a' must read copy FILE FILE"),
+        (
+            "translate --run x --input=y",
+            "x --input=y' needs --output FILE, so that it can be continued",
+        ),
+        ("score --run x", "'score --run x' needs --input and --output FILE"),
         ("train 'x", '"train \'x": No closing quotation'),
         ("# none", "x.steps has no step: write commands such as train --config FILE"),
     ):
@@ -70,7 +75,7 @@ def test_the_steps_of_a_file(tmp_path):
     with pytest.raises(UserError, match="absent cannot be read: No such file"):
         pipeline.main([str(tmp_path / "absent")])
     file.write_text(f"copy {tmp_path}/absent {tmp_path}/b")
-    with pytest.raises(RunError, match="No such file"):
+    with pytest.raises(RunError, match=f"{tmp_path}/b: {tmp_path}/absent: No such file or directory$"):
         pipeline.main([str(file)])
     assert len(pipeline.read_steps(ROOT / "configs" / "diversified.steps", Path("d"))) == 7
 

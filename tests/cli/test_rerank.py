@@ -106,6 +106,20 @@ def test_mistakes_are_told(nbest, flags, problem):
         rerank.main([nbest[0], *flags])
 
 
+@pytest.mark.parametrize("content", [{}, {"weights": {}}, {"weights": {"length": "a"}}, {"weights": {"length": True}}])
+def test_weights_are_numbers_by_feature(nbest, tmp_path, content):
+    weights = tmp_path / "weights.json"
+    weights.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"weights.json has no numbers by feature in 'weights': make it by --tune"):
+        rerank.main([*nbest, "--weights", str(weights)])
+
+
+def test_truth_values_are_no_numbers(tmp_path):
+    own = write(tmp_path / "own.jsonl", FIRST, ok=[[True] * len(texts) for texts in FIRST])
+    with pytest.raises(UserError, match=r"own.jsonl, line 1: has no number for each output in the field 'ok'"):
+        rerank.main([own, "--feature", "ok"])
+
+
 def test_files_that_are_read_are_not_overwritten(nbest, tmp_path):
     """Regression test: they were, without a word."""
     references = tmp_path / "references.txt"

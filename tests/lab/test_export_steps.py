@@ -1,5 +1,6 @@
 """Exported steps compute what the run does, in a process without this package."""
 
+import json
 import os
 import re
 import subprocess
@@ -75,6 +76,16 @@ def test_another_process_computes_the_same(name, tmp_path):
     assert actual["step"] == 1
     for path, leaf in named_leaves(new.params):
         assert_close(actual[f"params/{path}"], leaf, 1e-4)
+
+
+def test_a_teacher_is_not_written(tmp_path):
+    run = own_runs.make(tmp_path / "run", "llama")
+    config = json.loads((run / "config.json").read_text())
+    config["train"]["teacher"] = "runs/other"
+    (run / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="the step of .* also takes the parameters of train.teacher='runs/other'"):
+        export_steps.main(["--run", str(run), str(tmp_path / "out"), "--train"])
+    assert not (tmp_path / "out").exists()
 
 
 def greedy_outputs(run: tj.Run) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -85,3 +85,12 @@ def test_a_checkout_without_the_program_git_has_no_revision(monkeypatch, tmp_pat
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "tformer_jax" / "train" / "provenance.py"))
     monkeypatch.setenv("PATH", "")
     assert provenance._git_revision() is None
+
+
+def test_devices_that_are_not_used_are_said():
+    """Regression test: a mesh of 1 of 4 devices was recorded as 4."""
+    devices = jax.devices()
+    count, kind = len(devices), devices[0].device_kind
+    assert provenance.hardware()["devices"] == provenance.hardware(devices)["devices"] == f"{count} x {kind}"
+    expected = f"1 x {kind}" if count == 1 else f"1 of {count} x {kind}"
+    assert provenance.collect(devices[:1])["hardware"]["devices"] == expected

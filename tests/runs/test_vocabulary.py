@@ -141,13 +141,25 @@ def test_an_extended_run_has_the_same_outputs_for_texts_without_new_tokens(folde
         assert_close(now[:, :size], old, 1e-6)  # float32 rounds logits of 28 by up to 2e-6
 
 
+@pytest.mark.long
+def test_the_record_names_the_checkpoint_that_was_loaded(folder):
+    run, output = folder / "seq2seq", folder / "of_step"
+    command.main(["extend", str(run), "--output", str(output), "--symbols", "<sep>", "--step", "0"])
+    assert json.loads((output / "vocabulary.json").read_text())["weights"] == {"kind": "checkpoint", "steps": [0]}
+
+
 def test_mistakes_are_named(folder):
     run = str(folder / "seq2seq")
+    new = str(folder / "new")
     (folder / "empty.txt").write_text("")
     for arguments, message in {
         ("trim", run, "--output", run): "would replace the run that is changed",
         ("extend", run, "--output", str(folder / "new")): "nothing to add",
         ("trim", run, "--output", str(folder / "new"), "--texts", str(folder / "empty.txt")): "is empty",
+        ("extend", run, "--output", new, "--symbols", ""): "--symbols '': must have visible characters, and single",
+        ("extend", run, "--output", new, "--symbols", "a  b"): "--symbols 'a  b': must have visible characters",
+        ("extend", run, "--output", new, "--symbols", "</s>"): "--symbols '</s>': is the name of a special token",
+        ("extend", run, "--output", new, "--languages", "de", ""): "--languages '': must be a code of letters",
     }.items():
         with pytest.raises(UserError, match=message):
             command.main(list(arguments))

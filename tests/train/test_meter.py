@@ -150,6 +150,7 @@ def test_a_line_of_progress():
     expected = "loss 1.0000  lr 1.00e-03  1,234 tokens/s  5.5 TFLOP/s (50 %)  1.5 GiB  evaluation at 2,000"
     assert shown() == expected
     assert "3 steps skipped" in shown(skipped_steps=3.0)
+    assert "1 step skipped" in shown(skipped_steps=1.0)
 
 
 def test_waiting_is_shown_from_five_percent_on():

@@ -105,7 +105,7 @@ def test_labels_are_smoothed_over_the_tokens_of_the_tokenizer(chunk):
     counted = data["targets"] != IGNORED
     smoothed = 0.9 * np.eye(14)[data["targets"][counted]] + 0.1 / 11 * (np.arange(14) < 11)
     expected = -(smoothed * np.log(oracles.softmax(logits[counted]))).sum(-1).mean()
-    step = jax.jit(make_train_step(model, optimizer, cfg, smoothed=11))
+    step = jax.jit(make_train_step(model, optimizer, cfg, vocab_size=11))
     assert float(step(initial, data)[1]["loss"]) == pytest.approx(expected, rel=1e-5)
 
 

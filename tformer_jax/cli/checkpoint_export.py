@@ -80,7 +80,8 @@ def save_quantized(options: argparse.Namespace) -> None:
     sizes = {"before": cost.size_bytes(registry.shapes(plain)), "after": cost.size_bytes(run.params)}
     trained = Trained(run.config, run.model, run.params, run.tokenizers, run.labels)
     facts = {"quantization": options.quantize, "bytes": sizes}
-    vocabulary.save(options.folder, run.path, trained, "quantized", facts, run_folder.QUANTIZED)
+    record = run_folder.QUANTIZED
+    vocabulary.save(options.folder, run.path, trained, "quantized", facts, record, step=options.step)
     before, after = map(format_size, sizes.values())
     multiplied = " and multiplied in int8" if options.quantize == "int8" else ""
     print(f"{options.folder}: kernels of layers stored as int8{multiplied}; parameters {before} -> {after}")

@@ -17,6 +17,8 @@ from tformer_jax.data.corpora.lines import BadLines, read_text
 
 RESUMED = ("train", "prepare_data", "translate", "generate", "classify", "score")
 """Commands that `--resume` continues; complete, they have nothing to do."""
+READING = ("translate", "generate", "classify", "score")
+"""Those that read and write texts."""
 OTHERS = ("sweep",)
 """Commands that continue by themselves."""
 COPY = "copy"
@@ -85,12 +87,20 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
             raise UserError(f"{path}: {line!r} begins with no command of a step{hint}")
         if words[0] == COPY and len(words) != 3:
             raise UserError(f"{path}: {line!r} must read {COPY} FILE FILE")
+        needed = ("--input", "--output") if words[0] in READING else ()
+        if lacking := [flag for flag in needed if flag not in names(words)]:
+            raise UserError(f"{path}: {line!r} needs {' and '.join(lacking)} FILE, so that it can be continued")
         if DATA in line and data is None:
             raise UserError(f"{path}: {line!r} needs --data DIR, the folder that {DATA} stands for")
         steps.append([word.replace(DATA, str(data)) for word in words])
     if not steps:
         raise UserError(f"{path} has no step: write commands such as train --config FILE")
     return steps
+
+
+def names(words: Sequence[str]) -> set[str]:
+    """Returns the flags among the words of a command."""
+    return {word.partition("=")[0] for word in words}
 
 
 def run_step(step: Sequence[str], children: Children, data: Path | None) -> int:
@@ -105,7 +115,8 @@ def run_step(step: Sequence[str], children: Children, data: Path | None) -> int:
             with replacing(Path(arguments[1])) as partial:
                 shutil.copyfile(arguments[0], partial)
         except OSError as error:
-            raise RunError(f"{shlex.join(step)}: {error}") from error
+            reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            raise RunError(f"{shlex.join(step)}: {reason}") from error
         return 0
     if command in RESUMED and "--resume" not in arguments:
         arguments.append("--resume")

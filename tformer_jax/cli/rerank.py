@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ class Pool:
         if values == [None]:
             return [0.0]
         for number, value in zip(self.candidates, values, strict=True):
-            if not isinstance(value, int | float):
+            if not _is_number(value):
                 problem = f"has no number for each output in the field {name!r}: leave out the feature, or the text"
                 raise UserError(f"{self.places[number]}: {problem}")
         return values
@@ -179,15 +180,21 @@ def _given_or_saved(options: argparse.Namespace, saved: Mapping[str, Any], name:
     return str(given or tuned or default)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> dict[str, float]:
     """Returns the weights by feature; without saved weights, each `--feature` has the weight 1.
 
     Raises:
         UserError: there are several features without weights, or a name is not valid.
     """
-    if options.weights and not isinstance(saved.get("weights"), dict):
-        raise UserError(f"{options.weights} has no weights: make it by --tune")
-    weights: dict[str, float] = saved.get("weights") or dict.fromkeys(options.feature or ["risk"], 1.0)
+    weights: dict[str, float] = dict.fromkeys(options.feature or ["risk"], 1.0)
+    if options.weights:
+        weights = saved.get("weights") or {}
+        if not isinstance(weights, dict) or not weights or not all(map(_is_number, weights.values())):
+            raise UserError(f"{options.weights} has no numbers by feature in 'weights': make it by --tune")
     if len(weights) > 1 and not options.tune and not saved:
         raise UserError("several features need weights: tune them by --tune FILE --references FILE")
     for name in weights:

@@ -21,11 +21,13 @@ from tformer_jax.cli.common import (
     new_parser,
     run_path,
 )
+from tformer_jax.config.directions import LANGUAGE
 from tformer_jax.runs import run_folder
+from tformer_jax.special_tokens import symbol_problem
 
 if TYPE_CHECKING:
     from tformer_jax.api import Run
-    from tformer_jax.data.tokenizers import Tokenizer
+    from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
     from tformer_jax.runs.vocabulary import Sides
 
 COUNT = 1000
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         after = vocabulary.resize(before, sides)
         sizes = {"before": _sizes(before), "after": _sizes(after)}
         facts = {"change": options.change, **facts, **sizes}
-        vocabulary.save(options.output, run.path, after, KINDS[options.change], facts)
+        vocabulary.save(options.output, run.path, after, KINDS[options.change], facts, step=options.step)
     for name in sizes["before"]:
         old, new = (sizes[time][name] for time in ("before", "after"))
         print(f"{name}: {old:,} -> {new:,}" if isinstance(old, int) else f"{name}: {old:,.1f} -> {new:,.1f}")
@@ -104,6 +106,7 @@ def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str,
         tokenizer = getattr(run.tokenizers, both[-1])
         pieces |= dict.fromkeys(both, _new_pieces(options, tokenizer, functools.partial(_joined, texts, both)))
     symbols, languages = options.symbols, [code.replace("-", "_") for code in options.languages]
+    _check_names(symbols, languages, run.tokenizers)
     if unknown := describe_unknown(languages):
         logging.getLogger(__name__).warning("%s: if they are none, correct --languages", unknown)
     sides = {side: extend(getattr(run.tokenizers, side), pieces[side], symbols, languages) for side in vocabulary.SIDES}
@@ -113,6 +116,18 @@ def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str,
     if not any(added.values()):
         raise UserError(f"nothing to add: {run.path} has all of these tokens")
     return sides, {"added": added}
+
+
+def _check_names(symbols: Sequence[str], languages: Sequence[str], tokenizers: "Tokenizers") -> None:
+    """Raises `UserError` for a text that can be no symbol of the tokenizers, or no code of a language."""
+    names = {name for each in (tokenizers.source, tokenizers.target) for _, name in each.special.names}
+    for symbol in symbols:
+        problem = "is the name of a special token; choose another text" if symbol in names else symbol_problem(symbol)
+        if problem:
+            raise UserError(f"--symbols {symbol!r}: {problem}")
+    for code in languages:
+        if not LANGUAGE.fullmatch(code):
+            raise UserError(f"--languages {code!r}: must be a code of letters, such as de or pt_BR")
 
 
 def _new_pieces(options: argparse.Namespace, tokenizer: "Tokenizer", texts: Callable[[], Iterable[str]]) -> list[str]:

@@ -8,7 +8,7 @@ from tformer_jax.config.directions import Direction, check_directions, check_mix
 from tformer_jax.config.examples import FilterConfig, NoiseConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, section, setting
 from tformer_jax.config.transforms import Transform
-from tformer_jax.special_tokens import SPECIAL_TOKENS
+from tformer_jax.special_tokens import symbol_problem
 
 NORMALIZATIONS = ("nfkc", "lowercase", "punctuation", "moses", "simplified")
 PLACEHOLDERS = ("percent", "braces", "tags", "urls")
@@ -332,10 +332,8 @@ class DataConfig(Section):
             if len(set(values)) < len(values):
                 raise self.error(name, "has a value twice")
         for symbol in self.symbols:
-            if not symbol or " ".join(symbol.split()) != symbol or not symbol.isprintable():
-                raise self.error("symbols", f"{symbol!r} must have visible characters, and single spaces only within")
-            if symbol in SPECIAL_TOKENS:
-                raise self.error("symbols", f"{symbol!r} is the name of a special token; choose another text")
+            if problem := symbol_problem(symbol):
+                raise self.error("symbols", f"{symbol!r} {problem}")
 
     def _is_used(self, name: str) -> bool:
         """Returns whether a tokenizer uses the setting."""

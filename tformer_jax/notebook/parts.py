@@ -160,8 +160,8 @@ def train_step(
     chosen = _optimizer(cfg, model, optimizer)
     if tokenizers is not None:
         _check_tokenizers(tokenizers)
-    smoothed = None if tokenizers is None else tokenizers.target.vocab_size
-    step = make_train_step(model, chosen, cfg, smoothed=smoothed)
+    vocab_size = None if tokenizers is None else tokenizers.target.vocab_size
+    step = make_train_step(model, chosen, cfg, vocab_size=vocab_size)
     options = train_step_options(jax.local_devices()[0].platform)
     compiled = jax.jit(step, donate_argnums=0, compiler_options=options)  # JAX cannot nest such options
     check_state = _state_check(lambda: initializer(model, chosen, cfg, first_device_mesh())[0])

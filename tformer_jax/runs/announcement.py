@@ -45,7 +45,8 @@ def data_facts(experiment: Experiment) -> dict[str, Any]:
 def devices(experiment: Experiment) -> str:
     """Returns the devices of the run, as text."""
     count = experiment.group.count
-    return provenance.hardware()["devices"] + (f" of {count} processes" if count > 1 else "")
+    used = provenance.hardware(list(experiment.mesh.devices.flat))["devices"]
+    return used + (f" of {count} processes" if count > 1 else "")
 
 
 def model_facts(experiment: Experiment, params: Any) -> dict[str, Any]:

@@ -69,11 +69,6 @@ class Experiment:
     optimizer: optax.GradientTransformation | None = None
     """An optimizer that was given in Python; replaces the optimizer of `cfg.optim`."""
 
-    @property
-    def smoothed_tokens(self) -> int | None:
-        """Number of labels over which label smoothing spreads: tokens of the tokenizer; None for a classifier: all."""
-        return None if self.cfg.model.model_class.classifies else self.tokenizers.target.vocab_size
-
     def close(self) -> None:
         """Stops the loader and releases the lock."""
         self.batches.close()

@@ -31,7 +31,8 @@ def start_or_restore(
     cfg, model, mesh, batches = experiment.cfg, experiment.model, experiment.mesh, experiment.batches
     optimizer = experiment.optimizer or optimizers.build(cfg, registry.shapes(model))
     abstract = state.abstract(model, optimizer, cfg, mesh)
-    train_step = make_train_step(model, optimizer, cfg, smoothed=experiment.smoothed_tokens, teacher=teacher)
+    vocab_size = experiment.tokenizers.target.vocab_size
+    train_step = make_train_step(model, optimizer, cfg, vocab_size=vocab_size, teacher=teacher)
     step = jitted(train_step, abstract, mesh)
     host: dict[str, Any] = {"meter": {}, "spikes": {}, "best": {}, "settings": {}}
     host |= {"fingerprint": checkpointer.fingerprint}

@@ -43,7 +43,8 @@ class Figures:
         if metrics["data_wait_percent"] > SHOWN_WAIT_PERCENT:
             parts.append(f"{metrics['data_wait_percent']:.0f} % waiting for data")
         if metrics["skipped_steps"]:
-            parts.append(f"{metrics['skipped_steps']:.0f} steps skipped")
+            skipped = int(metrics["skipped_steps"])
+            parts.append(f"{skipped:,} step{'s' * (skipped != 1)} skipped")
         if self.next_evaluation is not None:
             parts.append(f"evaluation at {self.next_evaluation:,}")
         return "  ".join(parts)

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,14 @@ PROGRAM = "tformer"
 """Name of the installed command."""
 
 
-def collect() -> dict[str, Any]:
-    """Returns the versions of packages, the git revision, the command as typed, and the hardware of this process."""
+def collect(used: Sequence[Any] | None = None) -> dict[str, Any]:
+    """Returns the versions of packages, the git revision, the command as typed, and what `hardware` returns."""
     return {
         "command": command(),
         "git_revision": _git_revision(),
         "python": platform.python_version(),
         "packages": versions(),
-        "hardware": hardware(),
+        "hardware": hardware(used),
     }
 
 
@@ -63,15 +64,20 @@ def version(package: str) -> str | None:
         return None
 
 
-def hardware() -> dict[str, Any]:
-    """Returns the processor, the number of usable cores and the JAX devices."""
+def hardware(used: Sequence[Any] | None = None) -> dict[str, Any]:
+    """Returns the processor, the number of usable cores and the JAX devices.
+
+    Args:
+        used: the devices that are used; None: all.
+    """
     import jax  # imported here, so that run folders can be read without JAX
 
     devices = jax.devices()
+    count = f"{len(devices)}" if used is None or len(used) == len(devices) else f"{len(used)} of {len(devices)}"
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "devices": f"{len(devices)} x {devices[0].device_kind}",
+        "devices": f"{count} x {devices[0].device_kind}",
     }
 
 

@@ -128,8 +128,8 @@ def check_step(run: Path, step: int) -> None:
     """Raises `UserError` if a run has no complete checkpoint of `step`; the message names the steps that it has."""
     steps = steps_in(checkpoints(run))
     if step not in steps:
-        others = f"its checkpoints are of steps {', '.join(map(str, steps))}" if steps else "it has none"
-        raise UserError(f"{run} has no checkpoint of step {step}: {others}")
+        named = f"but of step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}" if steps else "and no other"
+        raise UserError(f"{run} has no checkpoint of step {step}, {named}")
 
 
 @contextlib.contextmanager

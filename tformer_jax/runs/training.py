@@ -340,7 +340,7 @@ class Training:
         changes = self.changes.of_training(step)
         return {
             "name": self.cfg.name,
-            **provenance.collect(),
+            **provenance.collect(list(self.experiment.mesh.devices.flat)),
             "seed": self.cfg.seed,
             "parameters": optax.tree.size(lora.base(self.trainer.state.params)),
             "steps": step,

@@ -104,11 +104,21 @@ def take_rows(table: np.ndarray, axis: int, rows: Sequence[Sequence[int]]) -> np
     return np.moveaxis(new, 0, axis)
 
 
-def save(output: Path, run: Path, trained: Trained, kind: str, facts: Mapping[str, Any], record: str = RECORD) -> None:
+def save(
+    output: Path,
+    run: Path,
+    trained: Trained,
+    kind: str,
+    facts: Mapping[str, Any],
+    record: str = RECORD,
+    *,
+    step: int | None = None,
+) -> None:
     """Writes a run folder, which appears when it is complete; training then starts from its tokenizers.
 
     Args:
         run: the run that was changed.
+        step: the step of the checkpoint that was loaded; None: its final weights, or the newest checkpoint.
         kind: what the weights are called.
         facts: what the file `record` holds besides the run.
     """
@@ -119,7 +129,8 @@ def save(output: Path, run: Path, trained: Trained, kind: str, facts: Mapping[st
         train=dataclasses.replace(trained.cfg.train, **_defaults(TrainConfig, START_SETTINGS)),
     )
     corpus = run_folder.read_json(run / run_folder.CORPUS) if (run / run_folder.CORPUS).exists() else None
-    origin = {"run": str(resolved(run)), "run_id": run_folder.run_id(run), "weights": run_folder.weights_of(run)}
+    loaded = run_folder.weights_of(run, step)
+    origin = {"run": str(resolved(run)), "run_id": run_folder.run_id(run), "weights": loaded}
     with run_folder.creating(output, cfg, trained.tokenizers, trained.labels, corpus) as folder:
         for name in COPIED:
             if (run / name).exists():

@@ -35,7 +35,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     cfg: Config,
     *,
-    smoothed: int | None = None,
+    vocab_size: int | None = None,
     teacher: Teacher | None = None,
 ) -> TrainStep:
     """Builds `train_step(state, batch, taught_by=None) -> (state, metrics)`, ready for `jax.jit`.
@@ -51,10 +51,11 @@ def make_train_step(
     `auxiliary_loss` (weighted, not part of `loss`), and the metrics of `step_metrics` that `cfg.train` selects.
 
     Args:
-        smoothed: number of labels over which label smoothing spreads: the tokenizer's tokens; None: all labels.
+        vocab_size: number of the tokenizer's tokens, over which label smoothing spreads; None: all of
+            `model.vocab_size`. A classifier's label smoothing spreads over its classes.
         teacher: the teacher of `cfg.train.teacher`; the step takes its parameters as the argument `taught_by`.
     """
-    train = cfg.train
+    train, smoothed = cfg.train, None if cfg.model.model_class.classifies else vocab_size
 
     def train_step(state: TrainState, batch: Batch, taught_by: Any = None) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)

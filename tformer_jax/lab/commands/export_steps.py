@@ -64,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     longest = run.config.model.max_length
     if options.length > longest:
         raise UserError(f"--length {options.length}: the model reads {longest} tokens; write at most that")
+    if options.train and run.config.train.teacher is not None:
+        raise UserError(
+            f"--train: the step of {run.path} also takes the parameters of train.teacher={run.config.train.teacher!r}, "
+            "which this command does not write: leave out --train"
+        )
     if options.decode:
         _check_decoding(run, options.decode, 1 if run.model.reads_source else options.length)
     from tformer_jax.models import registry
@@ -144,7 +149,7 @@ def _write_train_step(folder: Path, run: Any, batch: dict[str, Any], platforms: 
     optimizer = optimizers.build(cfg, registry.shapes(model))
     mesh = first_device_mesh()
     start = state.initializer(model, optimizer, cfg, mesh)[0](run.params)
-    step = make_train_step(model, optimizer, cfg)
+    step = make_train_step(model, optimizer, cfg, vocab_size=run.tokenizers.target.vocab_size)
 
     def train_step(arrays: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         new, metrics = step(_restored(arrays, start), batch)
