@@ -84,7 +84,7 @@ def test_a_teacher_is_not_written(tmp_path):
     config["train"]["teacher"] = "runs/other"
     (run / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="the step of .* also takes the parameters of train.teacher='runs/other'"):
-        export_steps.main(["--run", str(run), str(tmp_path / "out"), "--train"])
+        export_steps.main(["--run", str(run), str(tmp_path / "out"), "--train", "--length", "8"])
     assert not (tmp_path / "out").exists()
 
 
