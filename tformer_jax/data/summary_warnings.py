@@ -102,10 +102,10 @@ def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
         )
 
 
-def _filter_hint(cfg: Config, name: str, value: str = "True") -> str:
-    """Returns a clause about a filter of training examples; "" if the source has none."""
+def _filter_hint(cfg: Config, name: str, value: str = "True", dropped: str = "training examples") -> str:
+    """Returns a clause about a filter; "" if the source has none."""
     used = cfg.data.source in kinds.Users(kinds.CORPORA, "filters")
-    return f"; data.filters.{name}={value} drops such training examples" if used else ""
+    return f"; data.filters.{name}={value} drops such {dropped}" if used else ""
 
 
 def _contradictory(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     for key, side in summary.sides.items():
         if side.blank and not (split == "train" and cfg.data.filters.blank_sides):
             texts = {"text": "texts", "messages": "conversations"}.get(key, f"{key} texts")
-            remedy = "" if cfg.data.filters.blank_sides else _filter_hint(cfg, "blank_sides")
+            remedy = "" if cfg.data.filters.blank_sides else _filter_hint(cfg, "blank_sides", dropped="examples")
             yield (
                 f"{side.blank:,} {texts} of {split} are blank, so that a model that answers nothing is right there"
                 f"{remedy}"
