@@ -32,7 +32,7 @@ translations.
 
 `bidirectional` is `published`, starting from a run of `both_directions`, which learns to translate English to German
 and German to English ("Improving Neural Machine Translation by Bidirectional Training", 2021). Expect a BLEU
-of 41.2 on test_2016_flickr (three seeds: 41.3, 41.1, 41.1) after 48 minutes on two cores of an AMD EPYC of the Zen 5
+of 41.1 on test_2016_flickr (three seeds: 41.0, 40.7, 41.7) after 48 minutes on two cores of an AMD EPYC of the Zen 5
 generation: 12 for the first stage, which the three seeds share, and 36 for the second.
 
 `distilled` is `student` with the distributions of the run `runs/translate_multi30k` beside the labels (2015). It needs
