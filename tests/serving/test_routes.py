@@ -10,7 +10,7 @@ from tests.serving.fake_engine import BYTES, FakeEngine, expected, served
 from tests.serving.live import around, live
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.engine import Request
-from tformer_jax.serving.bodies import Translation
+from tformer_jax.serving.translation import Translation
 
 
 def test_translate_one_text_and_several(translator):

@@ -12,11 +12,12 @@ from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from tformer_jax.inference.detokenization import output_decoder
 from tformer_jax.inference.scores import Scored
-from tformer_jax.serving.bodies import Completion, Translation
+from tformer_jax.serving.bodies import Completion
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.logprobs import logprobs
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.serving.replies import AccumulatedOutput, TokenScores
+from tformer_jax.serving.translation import Translation
 from tformer_jax.serving.worker import Empty
 from tformer_jax.special_tokens import EOS, IGNORED, SpecialTokens
 

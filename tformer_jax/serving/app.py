@@ -21,7 +21,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.languages import TagIds
-from tformer_jax.serving.bodies import Body, Completion, DirectedBody, Translation
+from tformer_jax.serving.bodies import Body, Completion, DirectedBody
 from tformer_jax.serving.chat import ChatCompletion, ChatReply
 from tformer_jax.serving.errors import RequestError
 from tformer_jax.serving.generation import CLIENT_CLOSED, Generation
@@ -41,6 +41,7 @@ from tformer_jax.serving.replies import (
     embedding_list,
 )
 from tformer_jax.serving.text_bodies import Attention, Classification, Detokenization, Embedding, Tokenization
+from tformer_jax.serving.translation import Translation
 from tformer_jax.serving.worker import Empty, Worker, stopping_error
 
 BodyKind = TypeVar("BodyKind", bound=Body)
