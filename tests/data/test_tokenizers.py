@@ -16,7 +16,7 @@ from tformer_jax.data.corpora import Corpus
 from tformer_jax.data.features import tokenize
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
-from tformer_jax.data.tokenizers.training import pieces_of, train_tokenizers
+from tformer_jax.data.tokenizers.training import cut_long_words, train_tokenizers
 from tformer_jax.special_tokens import BOS, EOS, PAD_TOKEN, SPECIAL_TOKENS, UNK
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "der Hund saß auf dem Baum", "naïve 数字 123 456"]
@@ -159,13 +159,13 @@ def test_a_vocabulary_without_room_for_characters():
 def test_long_words_are_cut_before_training():
     """The time to train BPE grows with the square of the length of a word."""
     long, text = "ab" * 1250, "a\nbc  d"
-    assert pieces_of(text) == [text]
-    pieces = pieces_of(f"{text} {long}\n{text}")
+    assert cut_long_words(text) == [text]
+    pieces = cut_long_words(f"{text} {long}\n{text}")
     assert "".join(pieces) == f"{text} {long}\n{text}"
     assert max(len(word) for piece in pieces for word in piece.split()) == 1000
     assert len(pieces) == 3
-    assert pieces_of("x" * 1000) == ["x" * 1000]
-    assert pieces_of("") == [""]
+    assert cut_long_words("x" * 1000) == ["x" * 1000]
+    assert cut_long_words("") == [""]
 
 
 TRAIN = """

@@ -88,7 +88,7 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
         if words[0] == COPY and len(words) != 3:
             raise UserError(f"{path}: {line!r} must read {COPY} FILE FILE")
         needed = ("--input", "--output") if words[0] in READING else ()
-        if lacking := [flag for flag in needed if flag not in names(words)]:
+        if lacking := [flag for flag in needed if flag not in flags_in(words)]:
             raise UserError(f"{path}: {line!r} needs {' and '.join(lacking)} FILE, so that it can be continued")
         if DATA in line and data is None:
             raise UserError(f"{path}: {line!r} needs --data DIR, the folder that {DATA} stands for")
@@ -98,7 +98,7 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
     return steps
 
 
-def names(words: Sequence[str]) -> set[str]:
+def flags_in(words: Sequence[str]) -> set[str]:
     """Returns the flags among the words of a command."""
     return {word.partition("=")[0] for word in words}
 

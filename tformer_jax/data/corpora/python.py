@@ -96,8 +96,8 @@ def _read_split(name: str, examples: Iterable[Any], cfg: Config) -> Sequence[Exa
     keys, ids = task_of(cfg).keys, _keys_of_ids(cfg)
     if keys == ids and len(keys) == 1 and _ids_as_text(examples) is not None:
         examples = [examples]
-    is_number = getattr(examples, "ndim", None) == 0
-    if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable) or is_number:
+    is_scalar = getattr(examples, "ndim", None) == 0
+    if isinstance(examples, str | bytes | Mapping) or not isinstance(examples, Iterable) or is_scalar:
         raise DataError(f"data[{name!r}] is {type_with_article(examples)}: pass a sequence of examples")
     numbered = enumerate(itertools.islice(examples, MAX_READ + 1))
     split = [read_example(example, keys, f"{name} example {number}", ids=ids) for number, example in numbered]

@@ -197,7 +197,7 @@ def _train_kind(
             masked = mask(example)
             for side, change in normalizers.items():
                 for text in texts_between(change(_text_of_side(masked, side)), whole):
-                    yield from pieces_of(text)
+                    yield from cut_long_words(text)
 
     every = _sample(train, cfg.tokenizer_examples if isinstance(train, Endless) else None)
     tokenizer = find_class(kind).train(cfg, texts(_sample_balanced(cfg, train)), texts(every))
@@ -205,7 +205,7 @@ def _train_kind(
     return tokenizer.with_symbols(whole, cfg.placeholders) if whole else tokenizer
 
 
-def pieces_of(text: str) -> Sequence[str]:
+def cut_long_words(text: str) -> Sequence[str]:
     """Returns a text in pieces, so that no word has more than `LONG_WORD` characters.
 
     The time to train BPE grows with the square of the length of a word, such as a line of a script without spaces.
