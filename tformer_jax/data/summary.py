@@ -157,7 +157,7 @@ class SplitSummary:
 def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, SplitSummary]:
     """Summarizes each split; a test split that is the validation split has no summary of its own."""
     summaries: dict[str, SplitSummary] = {}
-    trained = TrainingExamples()
+    trained = SeenExamples()
     transforms = build_transforms(cfg, corpus, tokenizers)
     for split in SPLITS:
         examples = getattr(corpus, split)
@@ -233,8 +233,8 @@ def _of_tokens(
 
 
 @dataclasses.dataclass
-class TrainingExamples:
-    """The training examples that were compared."""
+class SeenExamples:
+    """The examples of a split that were compared."""
 
     examples: set[bytes] = dataclasses.field(default_factory=set)
     """Their digests."""
@@ -243,12 +243,12 @@ class TrainingExamples:
 
 
 def _compare(
-    cfg: Config, summary: SplitSummary, examples: Sequence[Example], trained: TrainingExamples, *, training: bool
+    cfg: Config, summary: SplitSummary, examples: Sequence[Example], trained: SeenExamples, *, training: bool
 ) -> None:
     """Counts duplicates, held-out examples of the training split, blank texts and what looks misaligned."""
     if isinstance(examples, Endless):
         return
-    seen = trained if training else TrainingExamples()
+    seen = trained if training else SeenExamples()
     chosen = spread(len(examples), COMPARED)
     summary.compared = len(chosen)
     for index in chosen:
