@@ -96,20 +96,21 @@ class FileSource(Source):
         raise NotImplementedError
 
     def lines(self, path: Path) -> Iterator[tuple[int, str | None]]:
-        """Yields the `numbered_lines` of a file after its header."""
-        for number, line in numbered_lines(path, self.bad):
-            if number == 1 and self.cfg.header:
-                self.dropped[HEADER] += 1
-            else:
-                yield number, line
+        """Returns the `numbered_lines` of a file after its header."""
+        lines = numbered_lines(path, self.bad)
+        if self.cfg.header and next(lines, None):
+            self.dropped[HEADER] += 1
+        return lines
 
     def filled_lines(self, path: Path) -> Iterator[tuple[int, str]]:
         """Yields the numbered lines that are neither blank nor skipped; counts blank ones."""
         for number, line in self.lines(path):
-            if line is not None and not line.strip():
-                self.dropped[BLANK_LINE] += 1
-            elif line is not None:
+            if line is None:
+                continue
+            if line.strip():
                 yield number, line
+            else:
+                self.dropped[BLANK_LINE] += 1
 
 
 def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileSource:

@@ -29,7 +29,7 @@ class Filters:
         rules: dict[str, Callable[[Example], bool]] = {}
         if cfg.blank_sides:
             rules["blank texts"] = _has_blank_text
-            rules["blank labels"] = lambda example: "label" in example and is_blank(example["label"])
+            rules["blank labels"] = _has_blank_label
         if training and cfg.identical_sides:
             rules["identical sides"] = lambda example: "source" in example and example["source"] == example["target"]
         if training and cfg.max_length_ratio is not None:
@@ -64,7 +64,11 @@ class Filters:
         seen: set[bytes] = set()
         for example in examples:
             read = cleaned(self.data, example) if self._compares else example
-            reason = next((name for name, drops in self._rules.items() if drops(read)), None)
+            reason = None
+            for name, drops in self._rules.items():
+                if drops(read):
+                    reason = name
+                    break
             if reason is None and self._once:
                 digest = digest_of(read)
                 reason = DUPLICATES if digest in seen else None
@@ -85,7 +89,14 @@ def length_ratio(pair: Example) -> float:
 
 
 def _has_blank_text(example: Example) -> bool:
-    return any(key not in NO_TEXT and is_blank_side(key, text) for key, text in example.items())
+    for key, text in example.items():  # noqa: SIM110 (`any` takes twice the time)
+        if key not in NO_TEXT and is_blank_side(key, text):
+            return True
+    return False
+
+
+def _has_blank_label(example: Example) -> bool:
+    return "label" in example and is_blank(example["label"])
 
 
 def is_blank_side(key: str, text: str) -> bool:

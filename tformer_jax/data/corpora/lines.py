@@ -123,14 +123,19 @@ def decoded_lines(
 ) -> Iterator[tuple[int, str | None]]:
     """Like `numbered_lines`, for an open file, which may be empty; `path` is its name in messages."""
     bad.start(path)
-    for number, raw in enumerate(_raw_lines(file, path, bad), start=1):
-        try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            bad.reject(path, number, NOT_UTF8)
-            yield number, None
-        else:
-            yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
+    number = 0
+    try:
+        for number, raw in enumerate(file, start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                bad.reject(path, number, NOT_UTF8)
+                yield number, None
+            else:
+                yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
+    except DAMAGED as error:
+        kind = COMPRESSIONS.get(path.suffix, "readable")
+        bad.reject(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")
 
 
 def read_text(path: Path, bad: BadLines) -> str:
@@ -163,14 +168,3 @@ def open_binary(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _raw_lines(file: BinaryIO, path: Path, bad: BadLines) -> Iterator[bytes]:
-    number = 0
-    try:
-        for raw in file:
-            number += 1
-            yield raw
-    except DAMAGED as error:
-        kind = COMPRESSIONS.get(path.suffix, "readable")
-        bad.reject(path, number + 1, f"from here on, this is not a complete {kind} file ({error})")

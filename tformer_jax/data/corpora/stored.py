@@ -149,7 +149,8 @@ def _write(path: Path, examples: Iterable[Example]) -> int:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         rows = first
         while rows:
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+            columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             size += len(rows)
             rows = list(itertools.islice(iterator, ROWS))
     return size
