@@ -164,8 +164,8 @@ def accumulated_gradients(
     The trainable parameters have gradients: all parameters, or with LoRA `lora.Adapted.trainable`. The gradients of
     frozen parameters are zero and not computed.
 
-    Processes `cfg.train.accumulate` micro-batches one after another; micro-batch i has rows i, i + accumulate, ..., so
-    that each device keeps its own rows. Gradients accumulate in float32.
+    Processes `cfg.train.accumulate` micro-batches one after another, whose gradients accumulate in float32; each device
+    keeps its own rows.
     """
     train, count = cfg.train, cfg.train.accumulate
     labels = batch[model.labels]
@@ -207,10 +207,14 @@ def accumulated_gradients(
         norm = optax.tree.norm(grads) * total / jnp.maximum(sums.labels, 1)
         return jax.tree.map(jnp.add, carry, (sums, auxiliary, grads)), (norm, sums.labels)
 
-    split = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), dict(batch))
     start = zero_sums(), jnp.zeros(()), jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
-    (sums, auxiliary, grads), stats = jax.lax.scan(add, start, (split, jnp.arange(count)))
+    (sums, auxiliary, grads), stats = jax.lax.scan(add, start, (_micro_batches(batch, count), jnp.arange(count)))
     return Gradients(sums, auxiliary, grads, stats)
+
+
+def _micro_batches(batch: Batch, count: int) -> dict[str, jax.Array]:
+    """Returns a batch as micro-batches, [count, B / count, ...]; number i has rows i, i + count, ..."""
+    return {name: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1) for name, rows in batch.items()}
 
 
 def _guide(cfg: Config, batch: Batch) -> Guide | None:
