@@ -79,6 +79,21 @@ def test_its_program_writes_what_the_run_writes(case, tmp_path, monkeypatch, cap
     assert expected[0].strip() and written.removeprefix("the cat sat") == expected[0]
 
 
+def test_its_program_names_tokens_that_are_not_special(tmp_path):
+    """Regression test: it was no valid call where an ordinary token ends outputs, or is never written."""
+    run = tj.load(own_runs.make(tmp_path / "run", "llama"))
+    target = run.tokenizers.target
+    token = target.encode("the")[0]
+    special = dataclasses.replace(target.special, eos=(*target.special.eos, token), suppressed=(token,))
+    tokenizers = types.SimpleNamespace(
+        target=types.SimpleNamespace(special=special, vocab_size=target.vocab_size, vocabulary=target.vocabulary)
+    )
+    own = types.SimpleNamespace(config=run.config, tokenizers=tokenizers)
+    program = model_card._converted_program("out", own, None)
+    name = next(text for text, i in target.vocabulary()[1].items() if i == token)
+    assert f"{name!r}]" in program and f"suppress_sequences=[[{name!r}]]" in program and "None" not in program
+
+
 @pytest.mark.parametrize(
     ("decode", "options"),
     [

@@ -29,6 +29,18 @@ WRITTEN = {
 }
 
 
+@pytest.mark.parametrize("ends", [2, [2, 9]])
+def test_a_forced_end_that_ends_no_output_is_reported(ends, tmp_path):
+    """Regression test: outputs were one token shorter, without a word."""
+    given = {"max_new_tokens": 8, "eos_token_id": ends}
+    read = {}
+    for forced in (2, 9):
+        (tmp_path / "generation_config.json").write_text(json.dumps(given | {"forced_eos_token_id": forced}))
+        cfg, left = generation.read_decoding(tmp_path, {}, tiny("decoder_lm"))
+        read[forced] = cfg.max_new_tokens, left
+    assert read == {2: (7, []), 9: (8, ["forced_eos_token_id=9"]) if ends == 2 else (7, [])}
+
+
 @pytest.mark.parametrize("family", ["decoder_lm", "seq2seq"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_is_read_as_the_same_settings(name, family, tmp_path):

@@ -17,6 +17,7 @@ import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
 from tests.parity import own_runs
 from tformer_jax.base.errors import UserError
+from tformer_jax.config import DecodeConfig
 from tformer_jax.lab.commands import export_steps
 from tformer_jax.models import registry
 from tformer_jax.nn.module import named_leaves
@@ -130,3 +131,15 @@ def test_a_length_beyond_the_model_is_refused(tmp_path):
     run = own_runs.make(tmp_path / "run", "llama")
     with pytest.raises(UserError, match="--length 64: the model reads 32 tokens; write at most that"):
         export_steps.main(["--run", str(run), str(tmp_path / "out")])
+
+
+@pytest.mark.long
+def test_the_first_tokens_of_all_outputs_are_named(tmp_path):
+    """Regression test: the program wrote what the model prefers in their place."""
+    run = own_runs.make(tmp_path / "run", "llama", decode=DecodeConfig(prefix="the cat"))
+    ids = tj.load(run).tokenizers.target.encode("the cat")
+    export_steps.main(["--run", str(run), str(tmp_path / "out"), "--length", "8", "--rows", "1", "--decode", "3"])
+    named = re.search(
+        r"Outputs of the run start with the tokens (\[.*?\]): take", (tmp_path / "out/README.md").read_text()
+    )
+    assert json.loads(named[1]) == list(ids)

@@ -186,6 +186,21 @@ def test_masked_lm_and_classifier_have_the_same_parameters_but_the_head():
     assert pretrained.keys() <= tuned.keys()
 
 
+def test_narrow_embeddings_have_a_narrow_output_head():
+    """Regression test: the transform had the width of the embeddings, but the untied head that of the layers."""
+    sizes = {"embedding_dim": 6, "head_transform": True}
+    (tied, params), (untied, separate) = (
+        build(tiny("masked_lm", tie_embeddings=tie, **sizes)) for tie in ("output", "none")
+    )
+    table = params["embedding"]["embedding"]
+    separate = flax.core.copy(params, {"head": {"kernel": table.T}})
+    assert table.shape[1] == 6
+    assert_close(apply(untied, separate, TOKENS), apply(tied, params, TOKENS), 1e-6)
+    classifier, params = build(tiny("classifier", num_classes=3, **sizes))
+    assert params["head"]["kernel"].shape == (6, 3)
+    assert apply(classifier, params, TOKENS).shape == (2, 3)
+
+
 def count(cfg: ModelConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(registry.shapes(registry.build(cfg))))
 

@@ -91,6 +91,15 @@ def test_batches_and_states_that_do_not_fit():
     step(state, BATCH)
 
 
+def test_guided_alignment_needs_the_links_of_a_batch():
+    """Regression test: a step without them trained as if `train.guided_alignment` were not set."""
+    data = tj.DataConfig(source="parallel_lines", train=("a.{lang}",), links="links", bucket_lengths=(8,))
+    cfg = tj.Config(model=tiny("seq2seq"), data=data, train=tj.TrainConfig(guided_alignment=0.5))
+    batch = {name: np.ones((2, 8), np.int32) for name in ("source", "target_in", "target_out")}
+    with pytest.raises(UserError, match="the batch lacks 'aligned': a seq2seq model reads a dictionary of source, "):
+        tj.train_step(cfg)(tj.init_state(cfg), batch)
+
+
 def test_parameters_with_lora_are_saved_with_their_updates(tmp_path):
     cfg = changed(lora_rank=2, lora_alpha=4.0, start_from="runs/other")
     state = tj.init_state(cfg, params=tj.init_state(CONFIG).params)

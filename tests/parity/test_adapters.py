@@ -21,6 +21,8 @@ from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.interop import hf
+from tformer_jax.interop.files import read_arrays
+from tformer_jax.models import registry
 from tformer_jax.runs import experiment, initial_state, training, weights
 from tformer_jax.train import lora
 
@@ -65,6 +67,39 @@ def test_logits_are_those_of_peft(kind, imported, tmp_path):
     assert_close(run.model.apply({"params": run.params}, jnp.asarray(TOKENS)), expected, 1e-4)
     origin = json.loads((tmp_path / "run" / "imported.json").read_text())
     assert origin["adapter"] == str(tmp_path / "adapter") and "adapter_model.safetensors" in origin["sha256"]
+
+
+def test_the_orientation_of_matrices_is_that_of_the_base(imported, tmp_path):
+    """Regression test: PEFT, too, ignores `fan_in_fan_out`, which decided about square matrices here."""
+    folder, _, model = imported("gpt2")
+    adapted = save_adapter(type(model).from_pretrained(folder), tmp_path, target_modules=["attn.c_proj"])
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fan_in_fan_out": False}))
+    cfg, params = hf.load(folder, adapter=tmp_path)
+    expected = adapted(torch.tensor(TOKENS)).logits.detach().numpy()
+    actual = registry.build(cfg).apply({"params": params}, jnp.asarray(TOKENS))
+    assert_close(actual, expected, 1e-4)
+
+
+def test_patterns_are_those_of_the_model_that_was_adapted(imported, tmp_path):
+    """Regression test: the names of a base model had the prefix of the whole model."""
+    folder, _, _ = imported("bert")
+    model = transformers.AutoModel.from_pretrained(folder)
+    options = {"target_modules": ["query"], "alpha_pattern": {"^encoder.layer.0.attention.self.query": 20}}
+    save_adapter(model, tmp_path, **options)
+    factors = {name: np.float64(each) for name, each in read_arrays(tmp_path).items() if "layer.0." in name}
+    a, b = (next(each for name, each in factors.items() if f"lora_{side}" in name) for side in "AB")
+    plain, changed = (hf.load(folder, adapter=adapter)[1] for adapter in (None, tmp_path))
+    before, after = (tree["encoder"]["layers_0"]["self_attention"]["query"]["kernel"] for tree in (plain, changed))
+    expected = np.float64(before) + (20 / 3 * (b @ a).T).reshape(before.shape)
+    assert_close(after, expected, 1e-5)
+
+
+def test_an_adapter_of_an_embedding_is_refused(imported, tmp_path):
+    folder, _, model = imported("llama")
+    save_adapter(type(model).from_pretrained(folder), tmp_path, target_modules=["embed_tokens"])
+    with pytest.raises(UserError, match="adapts the embedding model.embed_tokens: not supported"):
+        hf.load(folder, adapter=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_chat_template_and_the_length_of_a_tokenizer(in_a_file, imported, tmp_
     assert rendered == ["<user>the cat<assistant>sat"] * 2
 
 
-def test_the_files_of_sentence_transformers(imported, tmp_path):
+def test_the_files_of_sentence_transformers(imported, tmp_path, capsys):
     folder = shutil.copytree(imported("bert")[0], tmp_path / "copy")
     kinds = ("Transformer", "Pooling", "Normalize")
     paths = ("", "1_Pooling", "2_Normalize")
@@ -63,6 +63,15 @@ def test_the_files_of_sentence_transformers(imported, tmp_path):
         (folder / name).write_text(text)
     out = there_and_back(folder, tmp_path)
     assert {name: (out / name).read_text() for name in written} == written
+    changed = json.loads((tmp_path / "run" / "config.json").read_text())
+    changed["embed"] |= {"pooling": "mean"}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(changed))
+    export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "other"), "--no-check"])
+    assert not [name for name in written if (tmp_path / "other" / name).exists()]
+    assert (
+        "not written: modules.json of sentence-transformers, because the run has embed.pooling='mean'"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])

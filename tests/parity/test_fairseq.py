@@ -12,6 +12,7 @@ import tformer_jax as tj
 from tests.helpers import assert_close
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import import_hf
+from tformer_jax.data.tokenizers.standalone import load_standalone_tokenizers
 
 WORDS = {"en": ["the", "cat", "sat", "do@@", "gs"], "de": ["die", "Katze", "saß", "Hun@@"]}
 SIZES = {"d_model": 8, "num_hidden_layers": 2} | {
@@ -71,3 +72,11 @@ def test_other_objects_are_not_unpickled(model, tmp_path):
     (tmp_path / "dict.en.txt").write_text("the 1\n")
     with pytest.raises(UserError, match=r"dict\.en\.txt has 5 different tokens, but the model was trained on 9: name"):
         import_hf.main([*flags, "--model-args", "encoder_attention_heads=2"])
+
+
+def test_a_dictionary_has_a_token_per_line(tmp_path):
+    """As fairseq reads it: other line separators are tokens, and a flag gives a token the later id."""
+    path = tmp_path / "dict.en.txt"
+    path.write_text("the 9\n\u2028 5\n\x85 4\ncat 3\nthe 1 #fairseq:overwrite\n", encoding="utf-8")
+    tokenizer = load_standalone_tokenizers([path], pair=True).source
+    assert (tokenizer.vocab_size, tokenizer.encode("the cat")) == (9, [8, 7])

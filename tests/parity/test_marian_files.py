@@ -12,6 +12,7 @@ import yaml
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import import_hf
+from tformer_jax.config import kinds
 from tformer_jax.interop import hf, marian
 from tformer_jax.interop.files import read_arrays
 
@@ -22,12 +23,13 @@ SETTINGS = {
     "dec-depth": 2,
     "transformer-dim-ffn": 12,
     "transformer-heads": 4,
-    "transformer-ffn-activation": "gelu",
+    "transformer-ffn-activation": "swish",
     "transformer-preprocess": "",
     "transformer-postprocess": "dan",
     "right-left": False,
     "transformer-tied-layers": [],
 }
+SEARCH = {"beam-size": 6, "normalize": 1}
 ATTENTIONS = {"self_attn": "self", "encoder_attn": "context"}
 
 
@@ -51,7 +53,7 @@ def model(imported, tmp_path):
     folder = shutil.copytree(imported("marian")[0], tmp_path / "hf")
     vocab = json.loads((folder / "vocab.json").read_text())
 
-    def write(settings=SETTINGS, **more):
+    def write(settings=SETTINGS, search=SEARCH, **more):
         arrays = {"special:model.yml": np.frombuffer(yaml.dump(settings).encode() + b"\0", np.int8)}
         for name, array in read_arrays(folder).items():
             array = np.asarray(array)
@@ -65,7 +67,7 @@ def model(imported, tmp_path):
         (tmp_path / "opus.spm32k-spm32k.vocab.yml").write_text(
             yaml.dump({name: i for name, i in vocab.items() if name != "<pad>"}, allow_unicode=True)
         )
-        (tmp_path / "decoder.yml").write_text(yaml.dump({"beam-size": 6, "normalize": 1}))
+        (tmp_path / "decoder.yml").write_text(yaml.dump(search))
         for side in ("source", "target"):
             shutil.copy(folder / f"{side}.spm", tmp_path)
         return tmp_path / "model.npz"
@@ -76,7 +78,7 @@ def model(imported, tmp_path):
 def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
     import_hf.main([str(model()), "--run", str(tmp_path / "run")])
     actual, expected = tj.load(tmp_path / "run"), tj.load(imported("marian")[1])
-    cfg = dataclasses.replace(expected.config.model, max_length=marian.MAX_LENGTH)
+    cfg = dataclasses.replace(expected.config.model, max_length=marian.MAX_LENGTH, activation="silu")
     assert actual.config.model == cfg
     jax.tree.map(np.testing.assert_array_equal, actual.params, expected.params)
     assert (actual.config.decode.strategy, actual.config.decode.beams) == ("beam", 6)
@@ -86,6 +88,20 @@ def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
         assert ours.special == theirs.special
         for text in ("the cat sat", "der Hund Ω", ">>fr<< the dog"):
             assert ours.encode(text) == theirs.encode(text)
+
+
+def test_the_activation_and_the_search_are_those_of_marian(model, tmp_path):
+    """Marian's `gelu` is `Expression<SwishNodeOp>(a, 1.702f)`, and `--normalize` is 0 by default (its sources)."""
+    given = model(SETTINGS | {"transformer-ffn-activation": "gelu"}, {"beam-size": 4})
+    import_hf.main([str(given), "--run", str(tmp_path / "run")])
+    cfg = tj.load(tmp_path / "run").config
+    assert cfg.model.activation == "gelu_sigmoid"
+    x = np.linspace(-3, 3, 13)
+    actual = kinds.load(kinds.ACTIVATIONS, cfg.model.activation)(x)
+    np.testing.assert_allclose(actual, x / (1 + np.exp(-1.702 * x)), rtol=1e-5)
+    assert (cfg.decode.beams, cfg.decode.length_alpha) == (4, 0)
+    with pytest.raises(UserError, match="word-penalty=0.5 of decoder.yml is not supported; remove it there"):
+        marian.unpack(model(search={"word-penalty": 0.5}), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,18 @@ def test_state_dicts(name, tmp_path):
     assert_same(tmp_path, *expected)
 
 
+def test_a_state_dict_beside_other_files_of_safetensors(tmp_path):
+    """Regression test: files that transformers does not read came first."""
+    parity.their_model("llama").save_pretrained(tmp_path)
+    expected, arrays = hf.load(tmp_path), load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").rename(tmp_path / "model.fp32.safetensors")
+    save_file({"base_model.model.lora": np.zeros(1)}, tmp_path / "adapter_model.safetensors")
+    assert_same(tmp_path, *expected)
+    save_file({name: array + 1 for name, array in arrays.items()}, tmp_path / "model.fp32.safetensors")
+    torch.save({name: torch.tensor(array) for name, array in arrays.items()}, tmp_path / STATE)
+    assert_same(tmp_path, *expected)
+
+
 def test_an_old_pytorch_reads_no_file(tmp_path, monkeypatch):
     torch.save({"a": torch.ones(1)}, tmp_path / STATE)
     monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")

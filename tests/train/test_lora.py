@@ -187,6 +187,17 @@ def test_a_base_of_int8_is_that_of_rounded_kernels(name):
 
 
 @pytest.mark.long
+def test_chunks_of_the_loss_read_a_base_of_int8():
+    """Regression test: the integers of the transform before the output head became float32."""
+    cfg = tiny("masked_lm", head_transform=True)
+    model, params = registry.build(cfg), adapted(cfg, lora_base="int8")
+    full, factors = lora.split(params, registry.linear_kernels(model))
+    data = {key: np.random.default_rng(2).integers(4, 11, (4, 6)) for key in (*model.inputs, model.labels)}
+    plain, chunked = (batch_loss(model, full, data, chunk=chunk, low_rank=factors)[0].loss for chunk in (None, 4))
+    assert_close(chunked, plain, 1e-6)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_flops_are_those_of_the_products_of_a_step(rank):
     """Kernels without gradients have one product in the backward pass; those of the factors are small."""

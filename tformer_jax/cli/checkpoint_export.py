@@ -20,7 +20,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
-from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf
+from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf, sentence_transformers
 from tformer_jax.interop.architecture import label_fields
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel.placement import mesh_of
@@ -44,6 +44,8 @@ def save_run(options: argparse.Namespace) -> None:
     if options.format == "ctranslate2":
         ctranslate2_models.check_installed()
     run = load_run(options)
+    if (run.path / run_folder.QUANTIZED).is_file():
+        raise UserError(f"{run.path} has weights of int8: export the run that {run_folder.QUANTIZED} names")
     origin = _origin(run)
     folder, place = options.folder, resolved(options.folder)
     unfinished = place.with_name(f".{place.name}.unfinished")
@@ -175,8 +177,10 @@ def _write_files(
     special = run.tokenizers.target.special
     model_type = _save_model(folder, options, run, origin)
     why_not = export_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source)
+    notes = [f"without a tokenizer: {why_not}"] if why_not else []
     chat = run.tokenizers.target.chat
     companions.write(folder, origin.get("companions", {}), run.config.model.max_length, chat)
+    notes += _without_other_modules(folder, run, origin.get("companions", {}))
     fields = hf.token_ids(special, run.config.model)
     unwritten: list[str] = []
     if run.model.decodes:
@@ -184,10 +188,25 @@ def _write_files(
         sizes = run.tokenizers.target.vocab_size, run.config.model.size("vocab_size")
         fields |= settings | generation.suppressed_fields(special, *sizes)
     (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    notes = [f"without a tokenizer: {why_not}"] if why_not else []
     if names := run.tokenizers.placeholders.names:
         notes.append(f"not written: data.placeholders={names!r}; symbols from U+F0000 on stand for them in all texts")
     return model_type, [*notes, *([f"not written: {', '.join(unwritten)}"] if unwritten else [])]
+
+
+def _without_other_modules(folder: Path, run: tj.Run, written: dict[str, Any]) -> list[str]:
+    """Removes sentence-transformers' files if they embed texts in another way than the run; returns a note about it."""
+    if not (folder / sentence_transformers.MODULES).is_file():
+        return []
+    theirs = sentence_transformers.read_embedding(folder, run.tokenizers.source, run.config.model.max_length)
+    ours = dataclasses.replace(run.config.embed, only=theirs.only)
+    differing = [
+        field.name for field in dataclasses.fields(ours) if getattr(ours, field.name) != getattr(theirs, field.name)
+    ]
+    if not differing:
+        return []
+    companions.remove_modules(folder, written)
+    settings = ", ".join(f"embed.{name}={getattr(ours, name)!r}" for name in differing)
+    return [f"not written: {sentence_transformers.MODULES} of sentence-transformers, because the run has {settings}"]
 
 
 def _origin(run: tj.Run) -> dict[str, Any]:

@@ -177,7 +177,8 @@ def _converted_program(folder: str, run: tj.Run, tags: "Tags | None") -> str:
     cfg, target, pair = run.config.decode, run.tokenizers.target, run.config.model.model_class.reads_source
     V = run.config.model.size("vocab_size")
     never = generation.suppressed_fields(target.special, target.vocab_size, V).get("bad_words_ids", [])
-    names = [[target.special.name(token) for token in word] for word in never]
+    tokens = {token: text for text, token in target.vocabulary()[1].items()} | target.special.name_of
+    names = [[tokens[token] for token in word] for word in never]
     longest = cfg.max_new_tokens or run.config.model.max_length
     options: dict[str, Any] = {"beam_size": cfg.width, "max_decoding_length" if pair else "max_length": longest}
     options |= {"length_penalty": cfg.length_alpha} if cfg.width > 1 else {}
@@ -190,7 +191,7 @@ def _converted_program(folder: str, run: tj.Run, tags: "Tags | None") -> str:
     options |= {"suppress_sequences": names} if names else {}
     options |= {"target_prefix": [tags.target]} if tags and tags.target else {}
     if not pair:
-        ends = [target.special.name(token) for token in target.special.eos]
+        ends = [tokens[token] for token in target.special.eos]
         options |= {"include_prompt_in_result": False, "end_token": ends}
     return CTRANSLATE2.format(
         folder=folder,

@@ -19,8 +19,8 @@ from tformer_jax.base.json_files import read_json
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, Settings
 from tformer_jax.interop.array_names import with_prefix
-from tformer_jax.interop.files import ADAPTER, StoredArrays, read_arrays
-from tformer_jax.interop.mapping import Layout, their_rule
+from tformer_jax.interop.files import ADAPTER, ADAPTER_ARRAYS, StoredArrays, read_arrays
+from tformer_jax.interop.mapping import their_rule
 from tformer_jax.models import conversions
 from tformer_jax.nn.module import named_leaves
 
@@ -31,11 +31,11 @@ FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 USUAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base as it is."""
 UNREAD = (
-    *("auto_mapping", "base_model_name_or_path", "bias", "eva_config", "exclude_modules", "inference_mode"),
-    *("layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version"),
-    *("qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type"),
+    *("auto_mapping", "base_model_name_or_path", "bias", "eva_config", "exclude_modules", "fan_in_fan_out"),
+    *("inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save"),
+    *("peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type"),
 )
-"""Fields of adapter_config.json that are about training, or that the arrays determine."""
+"""Fields of adapter_config.json that are about training, or that the arrays or the architecture determine."""
 
 
 def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture: Architecture) -> StoredArrays:
@@ -54,15 +54,30 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
     config = _read_config(folder)
     arrays = read_arrays(folder)
     names = {name: name.removeprefix(STEM).replace(".base_layer.", ".") for name in arrays}
-    prefixed = with_prefix(arrays := arrays.renamed(names), architecture)
-    arrays = prefixed if any(f"{module}.weight" in base for module in _adapted_modules(prefixed)) else arrays
+    arrays, added = arrays.renamed(names), ""
+    prefixed = with_prefix(arrays, architecture)
+    if prefixed is not arrays and any(f"{module}.weight" in base for module in _adapted_modules(prefixed)):
+        arrays, added = prefixed, architecture.prefix
     modules = _adapted_modules(arrays)
     factors = {f"{module}.lora_{side}.weight" for module in modules for side in "AB"}
-    merged = {f"{module}.weight": functools.partial(_add_product, base, arrays, module, config) for module in modules}
+    merged = {
+        f"{module}.weight": functools.partial(
+            _add_product,
+            base,
+            arrays,
+            module,
+            alpha=_alpha(config, module.removeprefix(added)),
+            use_rslora=config["use_rslora"],
+            inputs_first=architecture.has_inputs_first(module),
+        )
+        for module in modules
+    }
     own = [name for name in arrays if name not in factors and name not in merged]
     whole = {name: functools.partial(arrays.__getitem__, name) for name in own}
     if not arrays:
         raise UserError(f"{folder} has no arrays of an adapter")
+    if tables := sorted(name for name in arrays if ".lora_embedding_" in name):
+        raise UserError(f"{folder} adapts the embedding {tables[0].partition('.lora_')[0]}: not supported")
     present = {name for name in whole if not _is_of_classifier(name, architecture)}
     for place, needed, held in (("adapter", factors, arrays), ("checkpoint", {*merged, *present}, base)):
         if absent := sorted(set(needed) - held.keys()):
@@ -92,12 +107,12 @@ def _read_config(folder: Path) -> Settings:
     config = read_json(folder / ADAPTER)
     if config.get("peft_type") != "LORA":
         raise UserError(f"{folder / ADAPTER}: peft_type={config.get('peft_type')!r} is not supported, only 'LORA' is")
-    read = ("peft_type", "lora_alpha", "alpha_pattern", "use_rslora", "fan_in_fan_out")
+    read = ("peft_type", "lora_alpha", "alpha_pattern", "use_rslora")
     usual = {*read, *UNREAD, *(("init_lora_weights",) if config.get("init_lora_weights") in USUAL_STARTS else ())}
     for name, value in config.items():
         if name not in usual and value not in (None, False, "", [], {}):
             raise UserError(f"{folder / ADAPTER}: {name}={value!r} is not supported")
-    config = {"alpha_pattern": {}, "use_rslora": False, "fan_in_fan_out": False, **config}
+    config = {"alpha_pattern": {}, "use_rslora": False, **config}
     alpha: Any = config.get("lora_alpha")
     patterns: Any = config["alpha_pattern"]
     by_pattern = isinstance(patterns, dict) and all(map(_is_pattern, patterns))
@@ -115,19 +130,28 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-def _add_product(base: StoredArrays, arrays: StoredArrays, module: str, config: Settings) -> np.ndarray:
-    """Returns the weight of a linear layer plus the scaled product of its factors B [out, r] and A [r, in]."""
+def _alpha(config: Settings, module: str) -> float:
+    """Returns alpha of a module, by its name in the model that was adapted."""
+    patterns: dict[str, float] = config["alpha_pattern"]
+    own = (alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
+    return next(own, config["lora_alpha"])
+
+
+def _add_product(
+    base: StoredArrays, arrays: StoredArrays, module: str, *, alpha: float, use_rslora: bool, inputs_first: bool
+) -> np.ndarray:
+    """Returns the weight of a linear layer plus the scaled product of its factors B [out, r] and A [r, in].
+
+    With `inputs_first`, the weight is [in, out], else [out, in].
+    """
     weight, a, b = (
         np.asarray(held[f"{module}{leaf}"], np.float32)
         for held, leaf in ((base, ".weight"), (arrays, ".lora_A.weight"), (arrays, ".lora_B.weight"))
     )
-    patterns: dict[str, Any] = config["alpha_pattern"]
-    own = (alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module))
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise UserError(f"{module}: factors of the adapter have the shapes {a.shape} and {b.shape}, which do not fit")
-    alpha, rank = next(own, config["lora_alpha"]), len(a)
-    product = b @ a * (alpha / (math.sqrt(rank) if config["use_rslora"] else rank))
-    product = product.T if config["fan_in_fan_out"] else product
+    product = b @ a * (alpha / (math.sqrt(len(a)) if use_rslora else len(a)))
+    product = product.T if inputs_first else product
     if product.shape != weight.shape:
         raise UserError(f"{module}: the adapter has the shape {product.shape}, and its base {weight.shape}")
     return weight + product
@@ -152,20 +176,20 @@ def save(folder: Path, architecture: Architecture, cfg: ModelConfig, trained: An
         raise UserError(f"{given} has other kernels than {architecture.name}: train with {architecture.projections!r}")
     cfg, trained = conversions.unrolled(cfg, trained)
     rules, arrays = architecture.rules(cfg), {}
-    targets: dict[str, Layout] = {}
+    targets: set[str] = set()
     for name, leaf in named_leaves(trained):
         factor = re.fullmatch("(.+)/([ab])", name)
         rule, theirs = their_rule(factor[1] if factor else name, rules)
         module, array = theirs.rpartition(".")[0], np.asarray(leaf)
         _check_adaptable(theirs, architecture, cfg, whole=not factor)
         if factor:
-            targets[module] = rule.layout
+            targets.add(module)
             matrix = array.reshape(-1, array.shape[-1]) if factor[2] == "a" else array.reshape(len(array), -1)
             arrays[f"{STEM}{module}.lora_{factor[2].upper()}.weight"] = np.ascontiguousarray(matrix.T)
         else:
             arrays[STEM + theirs] = np.ascontiguousarray(rule.layout.theirs(array))
     whole = {name.removeprefix(STEM).rpartition(".")[0] for name in arrays if not FACTOR.fullmatch(name)}
-    if not targets or (both := sorted(whole & targets.keys())):
+    if not targets or (both := sorted(whole & targets)):
         problem = f"{both[0]} has factors and a bias that is trained" if targets else "it has no factors of kernels"
         raise UserError(f"PEFT has no adapter like this one: {problem}; train.lora_kernels and train.lora_whole say so")
     config = {
@@ -176,13 +200,13 @@ def save(folder: Path, architecture: Architecture, cfg: ModelConfig, trained: An
         "lora_alpha": alpha,
         "target_modules": sorted(targets),
         "modules_to_save": sorted(whole) or None,
-        "fan_in_fan_out": all(layout.inputs_first for layout in targets.values()),
+        "fan_in_fan_out": all(map(architecture.has_inputs_first, targets)),
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
     }
     (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(arrays, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(arrays, folder / ADAPTER_ARRAYS, metadata={"format": "pt"})
 
 
 def _check_adaptable(theirs: str, architecture: Architecture, cfg: ModelConfig, *, whole: bool) -> None:

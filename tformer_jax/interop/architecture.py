@@ -63,6 +63,12 @@ class Architecture:
     """Our kinds of attention that it has."""
     projections: str = "separate"
     """Our `attention_projections` with the same layout."""
+    inputs_first: bool = False
+    """Whether matrices of the base model are [in, out] (GPT-2), unlike the output head."""
+
+    def has_inputs_first(self, module: str) -> bool:
+        """Returns whether the weight of one of their linear layers is [in, out]."""
+        return self.inputs_first and module.startswith(self.prefix)
 
 
 def our_settings(names: Mapping[str, str], hf: Settings) -> Settings:

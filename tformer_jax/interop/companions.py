@@ -56,6 +56,13 @@ def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatT
         path.write_text(json.dumps(given | read_json(path) | tokens, indent=2) + "\n", encoding="utf-8")
 
 
+def remove_modules(folder: Path, companions: dict[str, Any]) -> None:
+    """Removes sentence-transformers' files that `write` has written."""
+    for name in companions.get("files", {}):
+        if "template" not in name:
+            (folder / name).unlink()
+
+
 def _is_companion(path: PurePosixPath) -> bool:
     """Returns whether a relative path matches a pattern of `FILES`, part by part."""
     return any(path.match(pattern) and len(path.parts) == pattern.count("/") + 1 for pattern in FILES)

@@ -262,6 +262,7 @@ DECODERS = {
         "transformer.",
         shared="transformer.wte.weight",
         projections="fused_qkv",
+        inputs_first=True,
     ),
     "llama": llama.architecture("LlamaForCausalLM", llama.settings, llama.config),
     "mistral": llama.architecture("MistralForCausalLM", llama.mistral_settings, llama.mistral_config),

@@ -16,6 +16,8 @@ from tformer_jax.base.json_files import read_json
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
+ADAPTER_ARRAYS = "adapter_model.safetensors"
+"""Name of the file of an adapter, which may be beside the arrays of its base."""
 STATE = "pytorch_model.bin"
 STATE_INDEX = "pytorch_model.bin.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
@@ -123,10 +125,11 @@ class StoredArrays(MutableMapping[str, Any]):
 
 
 def read_arrays(folder: Path) -> StoredArrays:
-    """Opens `model.safetensors`, or else all shards that an index lists, or else all safetensors files.
+    """Opens the weights of a folder.
 
-    Without safetensors files, opens `pytorch_model.bin` or its shards. Like transformers, ignores an index beside
-    `model.safetensors`, because it may be left from an earlier checkpoint.
+    They are `model.safetensors`, or else the shards of its index, `pytorch_model.bin`, the shards of its index, or all
+    safetensors files of other names but an adapter's. Like transformers, ignores an index beside `model.safetensors`,
+    because it may be left from an earlier checkpoint.
 
     Raises:
         UserError: the folder has no weights, a shard is missing, or a file is damaged.
@@ -135,12 +138,13 @@ def read_arrays(folder: Path) -> StoredArrays:
         return StoredArrays(_open_all([folder / SINGLE], _open))
     if (folder / INDEX).is_file():
         return _read_shards(folder, INDEX, _open)
-    if files := sorted(folder.glob("*.safetensors")):
-        return StoredArrays(_open_all(files, _open))
     if (folder / STATE).is_file():
         return StoredArrays(_open_state(folder / STATE))
     if (folder / STATE_INDEX).is_file():
         return _read_shards(folder, STATE_INDEX, _open_state)
+    others = sorted(folder.glob("*.safetensors"))
+    if files := [path for path in others if path.name != ADAPTER_ARRAYS or len(others) == 1]:
+        return StoredArrays(_open_all(files, _open))
     raise UserError(f"{folder} has no .safetensors file; {_describe_pickles(folder)}")
 
 

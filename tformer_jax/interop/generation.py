@@ -89,6 +89,8 @@ def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[De
     unapplied = _differing_settings(given, NEUTRAL)
     if not cfg.model_class.reads_source:  # transformers forces it after a prompt of one token alone
         unapplied += _differing_settings(given, {"forced_bos_token_id": None})
+    given, unforced = _without_other_end(given, config)
+    unapplied += unforced
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
         unapplied.append(f"bad_words_ids={sequences!r}")
@@ -111,6 +113,18 @@ def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[De
     unknown = own.keys() - READ - IRRELEVANT - NEUTRAL.keys() - SAMPLING.keys() - LENGTHS.keys()
     unapplied += [f"{name}={own[name]!r}" for name in sorted(unknown) if own[name] not in (None, False)]
     return DecodeConfig(**settings, **chosen), unapplied
+
+
+def _without_other_end(given: Settings, config: Settings) -> tuple[Settings, list[str]]:
+    """Removes a `forced_eos_token_id` that does not end outputs; returns it as `name=value`, if there is one."""
+    ends, forced = (
+        {*value} if isinstance(value, list) else {value}
+        for value in (given.get("eos_token_id", config.get("eos_token_id")), given.get("forced_eos_token_id"))
+    )
+    if forced <= {None, *ends}:
+        return given, []
+    name = "forced_eos_token_id"
+    return {key: value for key, value in given.items() if key != name}, [f"{name}={given[name]!r}"]
 
 
 def _strategy_settings(given: Settings) -> tuple[Settings, list[str]]:

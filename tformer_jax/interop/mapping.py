@@ -24,8 +24,6 @@ class Layout:
     """Their array and our shape -> our array."""
     theirs: Callable[[np.ndarray], np.ndarray]
     """Our array -> theirs."""
-    inputs_first: bool = False
-    """Whether their matrix is [in, out]."""
 
 
 def kernel(inputs: int = 1) -> Layout:
@@ -43,7 +41,6 @@ def untransposed(inputs: int = 1) -> Layout:
     return Layout(
         lambda array, shape: array.reshape(shape),
         lambda array: array.reshape(int(np.prod(array.shape[:inputs])), -1),
-        inputs_first=True,
     )
 
 

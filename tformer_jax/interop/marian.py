@@ -30,6 +30,8 @@ FIELDS = {
     "transformer-heads": "encoder_attention_heads",
     "transformer-ffn-activation": "activation_function",
 }
+ACTIVATIONS = {"gelu": "quick_gelu"}
+"""Hugging Face's names of activations, where they differ: Marian's "gelu" is x * sigmoid(1.702 x)."""
 SUPPORTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "transformer-preprocess": ("",),
@@ -116,10 +118,11 @@ def _read_config(given: Settings, vocab: dict[str, int], search: Settings) -> Se
     except KeyError as error:
         raise UserError(f"the model of Marian has no {error} in {CONFIG} or in its vocabulary") from error
     config |= {name: int(value) for name, value in config.items() if name != "activation_function"}
+    config["activation_function"] = ACTIVATIONS.get(config["activation_function"], config["activation_function"])
     if "beam-size" in search:
-        config["num_beams"] = int(search["beam-size"])
-    if "normalize" in search:
-        config["length_penalty"] = float(search["normalize"])
+        config |= {"num_beams": int(search["beam-size"]), "length_penalty": float(search.get("normalize", 0))}
+    penalty = float(search.get("word-penalty", 0))
+    check(penalty == 0, f"word-penalty={penalty} of decoder.yml is not supported; remove it there to decode without it")
     pad, size = len(vocab), len(vocab) + 1
     return config | {
         "model_type": "marian",

@@ -47,7 +47,7 @@ class Classifier(TokenEncoder):
         cfg = self.cfg
         if cfg.pooler:
             self.pooler = Linear(cfg, ((axes.EMBED, cfg.dim),), ((axes.MLP, cfg.dim),), use_bias=True)
-        self.head = OutputHead(cfg, axes.CLASSES, cfg.size("num_classes"), use_bias=True)
+        self.head = OutputHead(self.head_cfg, axes.CLASSES, cfg.size("num_classes"), use_bias=True)
 
     def __call__(self, tokens: jax.Array, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
         """Computes logits: tokens int [B, S] -> float32 [B, classes]; arguments as for `features`."""

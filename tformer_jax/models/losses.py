@@ -14,6 +14,7 @@ from tformer_jax.data.columns import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.models import registry
 from tformer_jax.nn.attention_ops import attention_weights
 from tformer_jax.nn.linear import LOW_RANK
+from tformer_jax.nn.quantized import is_quantized
 from tformer_jax.nn.watch import COLLECTION
 from tformer_jax.special_tokens import IGNORED
 
@@ -179,7 +180,9 @@ def batch_loss(
         return sums(values, labels, taught), auxiliary_loss
 
     # the scan over chunks sums the gradients of the parameters in their dtype
-    in_float32 = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    in_float32 = jax.tree.map(
+        lambda leaf: leaf if is_quantized(leaf) else leaf.astype(jnp.float32), params, is_leaf=is_quantized
+    )
 
     def sums_of_chunk(features: tuple[jax.Array, Any], labels: jax.Array) -> Sums:
         own, taught = features

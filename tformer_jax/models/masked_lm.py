@@ -17,7 +17,7 @@ class MaskedLM(TokenEncoder):
     def setup(self) -> None:
         super().setup()
         cfg = self.cfg
-        self.head = OutputHead(cfg, axes.VOCAB, cfg.size("vocab_size"), cfg.output_bias)
+        self.head = OutputHead(self.head_cfg, axes.VOCAB, cfg.size("vocab_size"), cfg.output_bias)
 
     def __call__(self, tokens: jax.Array, padding_mask: jax.Array | None = None, **options: Any) -> jax.Array:
         """Computes logits: tokens int [B, T] -> float32 [B, T, V]; arguments as for `features`."""

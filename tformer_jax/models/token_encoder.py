@@ -32,6 +32,8 @@ class TokenEncoder(Family, nn.Module):
             embed, hidden = ((axes.EMBED, cfg.dim),), ((axes.MLP, narrow.dim),)
             self.transform = Linear(self.cfg, embed, hidden, use_bias=self.cfg.transform_bias)
             self.transform_norm = make_norm(self.cfg)
+        self.head_cfg = narrow if cfg.head_transform else cfg
+        """The config with the width of the output head's input as `dim`."""
 
     def transformed(self, x: jax.Array) -> jax.Array:
         """Returns features [..., D] as the output head reads them, after `cfg.head_transform`."""

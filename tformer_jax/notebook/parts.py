@@ -201,7 +201,7 @@ def _state_check(build: Callable[[], Callable[[], TrainState]]) -> Callable[[Any
 
 def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     family = cfg.model.model_class
-    needed = (*family.inputs, family.labels)
+    needed = (*family.inputs, family.labels, *(("aligned",) if cfg.train.guided_alignment else ()))
     if not isinstance(batch, Mapping) or (missing := [name for name in needed if name not in batch]):
         lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is {type_with_article(batch)}"
         raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")

@@ -77,8 +77,12 @@ def is_fairseq_dictionary(path: Path) -> bool:
 
 
 def _read_fairseq_dictionary(path: Path) -> Tokenizer:
-    """Reads a token and its count per line; texts are tokens between spaces, and EOS starts the decoder."""
-    tokens = [*FAIRSEQ, *(line.rsplit(" ", 1)[0] for line in path.read_text(encoding="utf-8").splitlines())]
+    """Reads a token and its count per line; texts are tokens between spaces, and EOS starts the decoder.
+
+    A flag after the count gives a token that occurs again the later id.
+    """
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    tokens = [*FAIRSEQ, *(line.removesuffix(" #fairseq:overwrite").rsplit(" ", 1)[0] for line in lines)]
     library = hf.Tokenizer(hf.models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     library.pre_tokenizer = hf.pre_tokenizers.WhitespaceSplit()
     options: Settings = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), FAIRSEQ, strict=True))

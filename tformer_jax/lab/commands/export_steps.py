@@ -40,7 +40,7 @@ state, metrics = train_step.call(state, batch)
 DECODING = """
 `start.bin` reads {read}, and `step.bin` one more token per row. Both return the logits of the next token, -inf for
 tokens that the run never generates, and the cache, which has room for {new} new tokens. `outputs` are the tokens of
-greedy decoding without penalties; each output ends at one of the tokens {eos}.
+greedy decoding without penalties and minimum lengths; each output ends at one of the tokens {eos}.{first}
 
 ```python
 start, step = (export.deserialize(open(f"{{name}}.bin", "rb").read()) for name in ("start", "step"))
@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     special = run.tokenizers.target.special
     sources = f"sources and the decoder's first inputs, {special.start}"
     read = sources if run.model.reads_source else "prompts, with padding before them"
-    tokens = {"new": options.decode, "read": read, "eos": list(special.eos)}
+    first = _describe_first_tokens(run) if options.decode else ""
+    tokens = {"new": options.decode, "read": read, "eos": list(special.eos), "first": first}
     arrays = {"inputs": _zeros(inputs), "batch": _zeros(batch), "given": _zeros(given)}
     readme = text.format(name=run.config.name, more=more, **sizes, **tokens, **arrays)
     (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -182,6 +183,18 @@ def _check_decoding(run: Any, new: int, read: int) -> None:
     room = run.config.model.max_length - read
     if new > room:
         raise UserError(f"--decode {new}: after {read} tokens, the model writes {room}; write at most that")
+
+
+def _describe_first_tokens(run: Any) -> str:
+    """Returns a sentence about the tokens with which all outputs of the run start; "" if the model chooses them."""
+    from tformer_jax.inference.forced import first_tokens
+
+    ids = first_tokens(run.config.decode, run.tokenizers.target, continues=run.model.continues).ids
+    tags = run.config.data.target_tags
+    parts = [f"the tokens {list(ids)}"] * bool(ids) + [f"the tag of the {side} language" for side in tags]
+    if not parts:
+        return ""
+    return f" Outputs of the run start with {', then '.join(parts)}: take these in place of the first `argmax`."
 
 
 def _write_decoding(folder: Path, run: Any, inputs: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
