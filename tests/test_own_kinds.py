@@ -1,5 +1,6 @@
 """Kinds that are not part of the package: `tests/outside` has one file each, the first of which the README shows."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,10 @@ from tests.helpers import apply, assert_close, build, tiny
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, generate, train
-from tformer_jax.config import kinds
+from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, kinds
+from tformer_jax.config.metrics import lower_is_better
+from tformer_jax.config.task import Task
+from tformer_jax.data.transforms.texts import TextTransform
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ROOT / "tests" / "outside"
@@ -152,6 +156,37 @@ def test_a_module_that_cannot_be_imported(text, sentence, tmp_path, monkeypatch)
     with pytest.raises(UserError, match=sentence) as caught:
         kinds.import_modules(["own_kind"])
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_stands_for_no_object(monkeypatch):
+    for entry in ("no_such_module:Thing", "json:Nope"):
+        monkeypatch.setitem(kinds.NORMS, "own", entry)
+        with pytest.raises(UserError, match=f"'{entry}', registered as 'own', cannot be imported: "):
+            tiny("decoder_lm", norm="own")
+
+
+def test_a_setting_of_a_transform_has_a_meaning(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Own(TextTransform):
+        rate: float = 0.5
+
+    monkeypatch.setitem(kinds.TRANSFORMS, "own", Own)
+    with pytest.raises(TypeError, match=r"Own.rate: write it as setting\(DEFAULT, MEANING\)"):
+        DataConfig(source="tsv", train="a", transforms=({"kind": "own"},))
+
+
+@pytest.mark.parametrize("name", ["loss", "step", "a:b", ""])
+def test_a_metric_has_no_name_of_another_quantity(name, monkeypatch):
+    """Regression test: a metric named `loss` replaced the loss, and higher was better."""
+    monkeypatch.setitem(kinds.METRICS, name, lambda sources, outputs, references: [1.0] * len(outputs))
+    assert lower_is_better("loss")
+    with pytest.raises(UserError, match=f"{name!r} is taken, empty, or has a colon; register another name"):
+        EvalConfig(metrics=(name,))
+
+
+def test_a_task_without_a_family_leaves_others_alone(monkeypatch):
+    monkeypatch.setitem(kinds.TASKS, "own", Task())
+    assert Config(model=ModelConfig(family="classifier"), data=DataConfig(source="tsv", train="a")).task is None
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,15 @@ def test_fields_of_nested_records(tmp_path):
         load_corpus(cfg, tmp_path)
 
 
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    column = pa.array(["x"])
+    parquet.write_table(
+        pa.Table.from_arrays([column] * 3, names=["source", "source", "target"]), tmp_path / "a.parquet"
+    )
+    with pytest.raises(DataError, match="a.parquet names two columns 'source': rename one of them"):
+        load_corpus(config("parquet", "a.parquet", validation="a.parquet"), tmp_path)
+
+
 def test_rows_of_a_missing_column_are_all_counted(tmp_path, caplog):
     parquet.write_table(pa.table({"other": ["x"] * 30}), tmp_path / "a.parquet")
     parquet.write_table(pa.table({"text": ["x"] * 3}), tmp_path / "b.parquet")

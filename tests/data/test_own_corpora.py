@@ -13,6 +13,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, prepare_data, train
 from tformer_jax.config import Config, DataConfig, ModelConfig, kinds
 from tformer_jax.data.corpora import load_corpus
+from tformer_jax.data.corpora.files import FileSource
 from tformer_jax.lab.commands.machine_checks import check_data
 
 OUTSIDE = Path(__file__).resolve().parents[1] / "outside"
@@ -64,6 +65,42 @@ def test_its_examples_are_split_and_filtered_like_others(tmp_path):
     corpus = load_corpus(Config(data=data), tmp_path)
     assert (len(corpus.train), len(corpus.validation)) == (32, 8)
     assert corpus.validation[-1] == {"source": f"{WORDS[-1]}, and {WORDS[-1]}", "target": WORDS[-1].upper()}
+
+
+@pytest.mark.usefixtures("registered")
+def test_malformed_files_are_named_or_skipped(tmp_path):
+    """Regression test: they were tracebacks of Python's, or lost cells."""
+    content = "\ufeffsource,target\na,b\nc\nd,e,f\n\xe4\n".encode("utf-8-sig").replace(b"\xc3\xa4", b"\xe4")
+    (tmp_path / "pairs.csv").write_bytes(content.removeprefix(b"\xef\xbb\xbf"))
+    data = DataConfig(source="csv", train="pairs.csv", validation="pairs.csv", on_bad_line="skip")
+    corpus = load_corpus(Config(data=data), tmp_path)
+    assert corpus.train == [{"source": "a", "target": "b"}]
+    left_out = {"has more or fewer cells than the first line": 2}
+    assert left_out.items() <= corpus.left_out["train"].items() and len(corpus.left_out["train"]) == 2
+    with pytest.raises(UserError, match="pairs.csv, line 3: has more or fewer cells than the first line"):
+        load_corpus(Config(data=dataclasses.replace(data, on_bad_line="stop")), tmp_path)
+    (tmp_path / "pairs.csv").write_text("source,other\na,b\n")
+    with pytest.raises(
+        UserError, match="pairs.csv: Csv.read_file yields {'source': 'a', 'target': None}: it must yield"
+    ):
+        load_corpus(Config(data=data), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "example", [("a", "b"), {"source": "a", "target": 3}, {"source": "a", "target": "b", "id": "c"}]
+)
+def test_examples_of_another_form_are_refused(example, tmp_path, monkeypatch):
+    class Own(FileSource):
+        def read_file(self, path):
+            yield example
+
+    monkeypatch.setitem(kinds.CORPORA, "own", Own)
+    (tmp_path / "a").write_text("a")
+    data = DataConfig(source="own", train="a", validation="a")
+    with pytest.raises(
+        UserError, match="a: Own.read_file yields .*: it must yield dictionaries with the texts source, ta"
+    ):
+        load_corpus(Config(data=data), tmp_path)
 
 
 @pytest.mark.usefixtures("registered")

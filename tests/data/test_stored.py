@@ -7,9 +7,10 @@ import pickle
 import pytest
 
 from tformer_jax.base.user_cache import VARIABLE
-from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config import Config, DataConfig, ModelConfig, kinds
 from tformer_jax.config.examples import FilterConfig
 from tformer_jax.data.corpora import load_corpus, stored
+from tformer_jax.data.corpora.files import FileSource
 
 FILES = {
     "pairs.tsv": "".join(f"a {n}\tb {n}\n" for n in range(40)) + "no tab\nc\t\n\nd\td\n\N{SNOWMAN}\t\r\n",
@@ -130,3 +131,20 @@ def test_without_a_place_examples_are_held_in_memory(root, monkeypatch, caplog):
     assert "the examples are held in memory" in caplog.text
     monkeypatch.delenv(VARIABLE)
     assert isinstance(load("files by language", root).train, list)
+
+
+def test_examples_of_other_code_are_not_stored(root, monkeypatch):
+    """Regression test: they were those of its code before a module that it calls was changed."""
+
+    class Own(FileSource):
+        examples, entry = None, "'a.txt'"
+
+        def read_file(self, path):
+            yield {"source": changed["text"], "target": "b"}
+
+    monkeypatch.setitem(kinds.CORPORA, "own", Own)
+    monkeypatch.setattr(stored, "LARGE", 1)
+    cfg = Config(data=DataConfig(source="own", train=("text.en",), validation=("text.en",)))
+    for text in ("first", "second"):
+        changed = {"text": text}
+        assert load_corpus(cfg, root).train == [{"source": text, "target": "b"}]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tformer_jax as tj
 from tests.data.test_pipeline import (
     CORPORA,
     assert_restored_exactly,
@@ -19,11 +20,12 @@ from tests.data.test_pipeline import (
     take,
     train_batches,
 )
+from tests.helpers import tiny
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import prepare_data, train
 from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig, kinds
-from tformer_jax.data import summary
+from tformer_jax.data import examples, summary
 from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.features import Tokenized
@@ -34,6 +36,7 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms.base import Training, build
 from tformer_jax.data.transforms.show import show_changes
+from tformer_jax.data.transforms.texts import TextTransform
 from tformer_jax.inference.languages import Languages
 from tformer_jax.runs.experiment import corpus_facts
 
@@ -320,3 +323,20 @@ def test_a_transform_of_other_code_is_registered_like_a_kind(config_file, capsys
     finally:
         sys.modules.pop("reversed_words", None)
         kinds.TRANSFORMS.pop("reversed_words", None)
+
+
+@pytest.mark.parametrize("text", ["", "long " * 40])
+def test_training_ends_if_transforms_leave_no_example_that_fits(text, monkeypatch):
+    """Regression test: it waited for one for ever."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(TextTransform):
+        def change_text(self, given, rng):
+            return text
+
+    monkeypatch.setitem(kinds.TRANSFORMS, "own", Own)
+    monkeypatch.setattr(examples, "MAX_UNUSABLE", 1000)
+    data = {"transforms": ({"kind": "own", "probability": 1.0},), "bucket_lengths": (8,), "tokenizer": "words"}
+    cfg = tj.Config(model=tiny("seq2seq"), data=tj.DataConfig(source="python", **data))
+    with pytest.raises(UserError, match=r"1,024 training examples in a row are blank or too long, as data.transforms"):
+        next(tj.batches(cfg, [("a b", "c d"), ("d", "e")]))

@@ -82,6 +82,8 @@ def test_batches_and_states_that_do_not_fit():
     three = {name: np.ones((3, 8), np.int32) for name in BATCH}
     with pytest.raises(UserError, match="the batch's tokens has 3 rows, which train.accumulate=2 does not divide"):
         step(state, three)
+    with pytest.raises(UserError, match="the batch's tokens has no rows"):
+        step(state, {name: ids[:0] for name, ids in three.items()})
     with pytest.raises(UserError, match="the batch's note is a str: pass an integer array"):
         step(state, BATCH | {"note": "first"})
     with pytest.raises(UserError, match="the state is of another optimizer or model"):

@@ -5,6 +5,7 @@ from pathlib import Path
 from tformer_jax.config import kinds
 from tformer_jax.data.corpora import Example
 from tformer_jax.data.corpora.files import FileSource
+from tformer_jax.data.corpora.lines import numbered_lines
 
 
 class Csv(FileSource):
@@ -14,9 +15,12 @@ class Csv(FileSource):
     entry = "'train.csv'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                yield {key: row[key] for key in self.keys}
+        rows = csv.DictReader(line for _, line in numbered_lines(path, self.bad, keep_ends=True) if line)
+        for row in rows:
+            if None in (*row, *row.values()):
+                self.bad.reject(path, rows.line_num, "has more or fewer cells than the first line")
+            else:
+                yield {key: row.get(key) for key in self.keys}
 
 
 kinds.CORPORA["csv"] = Csv

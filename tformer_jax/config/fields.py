@@ -375,6 +375,8 @@ class Section:
             expected = " or ".join(map(_type_name, members))
             hint = f"; write {tuple(map(str, value))}" if members == (str,) and None not in value else ""
             raise self.error(field.name, f"must hold {expected}, not {_type_name(type(wrong[0]))}{hint}")
+        if "choices" not in field.metadata:
+            raise TypeError(f"{type(self).__name__}.{field.name}: write it as setting(DEFAULT, MEANING)")
         choices, bounds = field.metadata["choices"], field.metadata["bounds"]
         for part in value if isinstance(value, tuple) else (value,):
             if choices is not None and part not in choices:

@@ -199,9 +199,17 @@ def load(kinds: Kinds, name: str) -> Any:
 
     Raises:
         KeyError: `kinds` has no such name.
+        UserError: another package has registered a name of an object that cannot be imported.
     """
     entry = kinds[name]
-    return _resolve(entry) if isinstance(entry, str) else entry
+    if not isinstance(entry, str):
+        return entry
+    try:
+        return _resolve(entry)
+    except (ImportError, AttributeError, ValueError) as error:
+        if not is_outside(kinds, name):
+            raise
+        raise UserError(f"{entry!r}, registered as {name!r}, cannot be imported: {one_line(error)}") from error
 
 
 _resolve = functools.cache(pkgutil.resolve_name)

@@ -17,6 +17,8 @@ LOWER_IS_BETTER = ("loss", "perplexity", *PER_TEXT_SIZE, "unknown_outputs")
 """Metrics for which lower is better, except kinds, which set `Metric.lower_is_better`."""
 DEFAULT = ("bleu", "chrf", "exact_match")
 """Metrics of all translations."""
+TAKEN = frozenset(("", "step", "group", "accuracy", "macro_f1", *DEFAULT, *PER_TOKEN, *LOWER_IS_BETTER))
+"""Names of other quantities and keys of their records, which no metric of one's own may have."""
 PROGRAMS = frozenset(("command", "command_error"))
 """Metrics whose scores a program writes (`eval.command`)."""
 
@@ -141,6 +143,6 @@ def group_of_metric(name: str) -> str:
 def lower_is_better(name: str) -> bool:
     """Returns whether lower values of a metric are better."""
     base = base_metric(name)
-    if base in kinds.METRICS:
-        return bool(getattr(kinds.load(kinds.METRICS, base), "lower_is_better", False))
-    return base in LOWER_IS_BETTER
+    if base in LOWER_IS_BETTER or base not in kinds.METRICS:
+        return base in LOWER_IS_BETTER
+    return bool(getattr(kinds.load(kinds.METRICS, base), "lower_is_better", False))

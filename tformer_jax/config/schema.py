@@ -8,6 +8,7 @@ from tformer_jax.config import kinds
 from tformer_jax.config.data import DataConfig
 from tformer_jax.config.decode import DecodeConfig, EmbedConfig
 from tformer_jax.config.fields import SAME_TRAINING, Section, coerce, section, setting
+from tformer_jax.config.metrics import TAKEN
 from tformer_jax.config.model import ModelConfig
 from tformer_jax.config.parallel import ParallelConfig
 from tformer_jax.config.task import task_of
@@ -66,6 +67,11 @@ class EvalConfig(Section):
     def values_of(self, switch: str) -> tuple[Any, ...]:
         """As `Section.values_of`; `metrics` has several."""
         return (switch == "metrics" and self.metrics) or super().values_of(switch)
+
+    def check(self) -> None:
+        for name in self.metrics:
+            if kinds.is_outside(kinds.METRICS, name) and (name in TAKEN or ":" in name):
+                raise self.error("metrics", f"{name!r} is taken, empty, or has a colon; register another name")
 
 
 @dataclasses.dataclass(frozen=True)

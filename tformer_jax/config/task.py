@@ -169,7 +169,7 @@ def _unused_pairs(cfg: Config) -> Iterator[str]:
 def tasks_of_family(family: str) -> list[Task]:
     """Returns the tasks for which a model family is trained, the main one first."""
     tasks: list[Task] = [kinds.load(kinds.TASKS, name) for name in kinds.TASKS]
-    return [task for task in tasks if task.family == family]
+    return [task for task in tasks if getattr(task, "family", None) == family]
 
 
 def find_task(name: str | None, family: str, objective: str | None) -> Task:

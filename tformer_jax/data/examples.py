@@ -8,8 +8,8 @@ import grain
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
-from tformer_jax.data.columns import PendingExample, split_block
-from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.columns import Block, PendingExample, split_block
+from tformer_jax.data.corpora import Corpus, DataError
 from tformer_jax.data.features import Tokenized, evaluation_converter, feature_converter
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.order import index_blocks, numbered_blocks
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 DOCUMENTS = 8
 """Number of documents that are read together; fewer, since they may be long."""
+MAX_UNUSABLE = 100_000
+"""Number of successive examples without a usable one after which training ends."""
 
 
 class TrainingExamples(NamedTuple):
@@ -87,7 +89,28 @@ def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shard
         lengths = blocks.map(LengthReader(reader, convert, taught))
         return TrainingExamples(LoadedBlocks(lengths, 0, stages), rows, stages)
     loaded = LoadedBlocks(blocks.map(BlockReader(reader, convert)), cfg.data.workers, stages)
-    return TrainingExamples(loaded.map(split_block), rows, stages)
+    return TrainingExamples(loaded.map(_UsableExamples(block)), rows, stages)
+
+
+class _UsableExamples:
+    """Splits blocks of `size` examples, without those that training drops, into examples.
+
+    Raises:
+        DataError: `MAX_UNUSABLE` examples in a row are dropped.
+    """
+
+    def __init__(self, size: int):
+        self._size, self._dropped = size, 0
+
+    def __call__(self, block: Block) -> list[PendingExample]:
+        examples = split_block(block)
+        self._dropped = 0 if examples else self._dropped + self._size
+        if self._dropped < MAX_UNUSABLE:
+            return examples
+        raise DataError(
+            f"{self._dropped:,} training examples in a row are blank or too long, as data.transforms change them: "
+            "prepare_data.py --config FILE --show 10 shows some"
+        )
 
 
 def _distributions(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> "Distributions | None":

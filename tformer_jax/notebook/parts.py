@@ -210,6 +210,8 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     for name in family.inputs:
         check_ids(f"the batch's {name}", batch[name], cfg.model, source=name == "source")
     rows, last = batch[family.inputs[0]].shape[:1], batch[family.inputs[-1]].shape
+    if not rows[0]:
+        raise UserError(f"the batch's {family.inputs[0]} has no rows")
     if rows[0] % cfg.train.accumulate:
         problem = f"which train.accumulate={cfg.train.accumulate} does not divide"
         raise UserError(f"the batch's {family.inputs[0]} has {rows[0]} rows, {problem}")

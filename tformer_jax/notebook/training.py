@@ -15,6 +15,7 @@ from tformer_jax import api
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, home_expanded
 from tformer_jax.config import Config, OptimConfig, kinds
+from tformer_jax.config.metrics import TAKEN
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora.python import python_corpus
 from tformer_jax.notebook.parts import check_config, check_optimizer, with_python_data
@@ -22,8 +23,6 @@ from tformer_jax.report.charts import TITLES
 from tformer_jax.report.history_plot import plot_history
 from tformer_jax.runs import curves, experiment, run_folder, training
 
-RESERVED = ("step", "group")
-"""Keys of the records of metrics."""
 _TRAINS = threading.RLock()
 """Held by the thread that trains; a callback may train another run."""
 
@@ -113,7 +112,7 @@ def _check_functions(cfg: Config, metrics: Any, callbacks: Any) -> None:
     if not isinstance(metrics, Mapping) or not all(isinstance(x, str) and callable(f) for x, f in metrics.items()):
         raise UserError("metrics must be functions of (outputs, references) by name: {'length': function}")
     for name in metrics:
-        if name in {"", *RESERVED, *TITLES, *task_of(cfg).metrics, *kinds.METRICS} or ":" in name:
+        if name in {*TAKEN, *TITLES, *task_of(cfg).metrics, *kinds.METRICS} or ":" in name:
             raise UserError(f"metrics[{name!r}]: this name is taken, empty, or has a colon; choose another")
     if metrics and task_of(cfg).references is None:
         by = task_of(cfg).named_by(cfg)

@@ -88,7 +88,7 @@ class Source:
 
     settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `data` that depend on the source and that this source uses."""
-    examples: ClassVar[tuple[tuple[str, ...], ...] | None]
+    examples: ClassVar[tuple[tuple[str, ...], ...] | None] = None
     """Keys of the examples that it may have; None: any, named by `data.fields`."""
     reads_chats: ClassVar[bool] = False
     """Whether its examples may be conversations."""

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -89,11 +89,23 @@ class FileSource(Source):
 
     def read_direction(self, name: str, direction: Direction) -> Iterator[Example]:
         """Yields the examples of an entry in one direction."""
-        return itertools.chain.from_iterable(map(self.read_file, locate(self.root, fill(name, direction))))
+        read = self._read_checked if kinds.is_outside(kinds.CORPORA, self.cfg.source) else self.read_file
+        return itertools.chain.from_iterable(map(read, locate(self.root, fill(name, direction))))
 
     def read_file(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file."""
         raise NotImplementedError
+
+    def _read_checked(self, path: Path) -> Iterator[Example]:
+        """Yields the examples of a file that other code reads; raises `DataError` if they are no texts by key."""
+        for example in self.read_file(path):
+            keys = example.keys() if isinstance(example, Mapping) else set()
+            if not {*self.keys} <= keys <= {*self.keys, "links", "direction"} or not all(
+                isinstance(text, str) for text in example.values()
+            ):
+                expected = f"it must yield dictionaries with the texts {', '.join(self.keys)}"
+                raise DataError(f"{path}: {type(self).__name__}.read_file yields {str(example)[:200]}: {expected}")
+            yield example
 
     def lines(self, path: Path) -> Iterator[tuple[int, str | None]]:
         """Returns the `numbered_lines` of a file after its header."""

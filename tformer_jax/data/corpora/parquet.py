@@ -45,6 +45,8 @@ class Parquet(FileSource):
                     self.bad.reject(path, number + 1, problem, batch.num_rows)
                     number += batch.num_rows
                     continue
+                if twice := next((column for column in columns.values() if names.count(column) > 1), None):
+                    raise DataError(f"{path} names two columns {twice!r}: rename one of them")
                 chosen = [name for name in names if is_chat_field(self.cfg, name)] or names
                 chosen = chosen if self.keys == CHATS else [*{*columns.values()}]
                 for row in _rows(batch.select(chosen)):  # others may not fit into Python

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tformer_jax.base import user_cache
-from tformer_jax.config import Config, DataConfig
+from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data import characters
@@ -199,14 +199,18 @@ def files_of(data: DataConfig, root: Path | None, names: Iterable[str], split: s
 
 def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Stream, name: str) -> Sequence[Example]:
     """Reads the examples of a split, or of the entry `name` of it."""
+    from tformer_jax.data.chat import messages
+    from tformer_jax.data.corpora import chats, example, records
     from tformer_jax.data.corpora.stored import hold  # loads pyarrow
 
     training = examples.filters.training
     settings = {*READING, *source.settings} - {*FILE_SETTINGS}
 
     def key() -> list[Any]:
+        if kinds.is_outside(kinds.CORPORA, cfg.data.source):
+            raise TypeError("code of other modules, which its own may call, cannot be known")
         modules = [sys.modules[each.__module__] for each in source.__mro__[:-1]]
-        modules += [characters, directions, filters, lines]
+        modules += [characters, chats, directions, example, filters, lines, messages, records]
         values = {setting: str(getattr(cfg.data, setting)) for setting in settings}
         return [user_cache.source_digest(*modules), values, examples.names, task_of(cfg).keys, training]
 
