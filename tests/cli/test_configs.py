@@ -1,5 +1,6 @@
 """The configs that come with the package are listed, and found by name."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import configs
 from tformer_jax.cli.config_file import read_config
+from tformer_jax.config import save
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs"
@@ -39,3 +41,16 @@ def test_each_library_has_one_oldest_version():
     """`.ci/run` installs the lower bounds together."""
     bounds = re.findall(r'"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert len(dict(bounds)) == len(set(bounds)) > 40
+
+
+def test_the_config_of_a_run_is_a_config(tmp_path):
+    """Regression test: its JSON was run as Python."""
+    cfg = read_config("translate_cldr")
+    save(cfg, tmp_path / "config.json")
+    changed = ["--config.train.steps=7"]
+    for name in (tmp_path, tmp_path / "config.json"):
+        assert read_config(str(name), changed) == dataclasses.replace(
+            cfg, train=dataclasses.replace(cfg.train, steps=7)
+        )
+    with pytest.raises(UserError, match="config.json has no variants: leave out the colon"):
+        read_config(f"{tmp_path / 'config.json'}:en-fr", [])

@@ -19,7 +19,7 @@ from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints
 from tformer_jax import config
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import export_hf, import_hf
+from tformer_jax.cli import export_hf, import_hf, vocabulary
 from tformer_jax.interop import hf
 from tformer_jax.interop.files import read_arrays
 from tformer_jax.models import registry
@@ -66,7 +66,7 @@ def test_logits_are_those_of_peft(kind, imported, tmp_path):
     assert np.abs(expected - before).max() > 0.1
     assert_close(run.model.apply({"params": run.params}, jnp.asarray(TOKENS)), expected, 1e-4)
     origin = json.loads((tmp_path / "run" / "imported.json").read_text())
-    assert origin["adapter"] == str(tmp_path / "adapter") and "adapter_model.safetensors" in origin["sha256"]
+    assert origin["adapter"] == str(tmp_path / "adapter") and "adapter/adapter_model.safetensors" in origin["sha256"]
 
 
 def test_the_orientation_of_matrices_is_that_of_the_base(imported, tmp_path):
@@ -181,6 +181,23 @@ def tuned(start, folder, **train):
         started.save()
         weights.save(folder / "run", weights.to_evaluate(built.cfg, state), "last", [0], 0)
     return folder / "run"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", rest_slow(["another vocabulary", "an adapter"], 1))
+def test_an_adapter_of_a_changed_base_needs_its_name(change, imported, tmp_path):
+    """Regression test: it was written for the checkpoint before the change."""
+    folder, start, model = imported("llama")
+    if change == "an adapter":
+        save_adapter(type(model).from_pretrained(folder), tmp_path / "adapter", target_modules=["q_proj"])
+        import_hf.main([str(folder), "--run", str(tmp_path / "base"), "--adapter", str(tmp_path / "adapter")])
+    else:
+        vocabulary.main(["extend", str(start), "--symbols", "<br>", "--output", str(tmp_path / "base")])
+    run = tuned(tmp_path / "base", tmp_path)
+    with pytest.raises(UserError, match=f"base is .* with {change}: export it, and name it by --base"):
+        export_hf.main(["--run", str(run), str(tmp_path / "out"), "--format", "peft", "--no-check"])
+    export_hf.main(["--run", str(tmp_path / "base"), str(tmp_path / "exported"), "--no-check"])
+    export_hf.main(["--run", str(run), str(tmp_path / "out"), "--format", "peft", "--base", str(tmp_path / "exported")])
 
 
 WRITTEN = {

@@ -16,7 +16,7 @@ import transformers
 import tformer_jax as tj
 from tests.helpers import assert_close, rest_slow
 from tests.parity import checkpoints, family_table, multilingual
-from tformer_jax.cli import evaluate, export_hf, import_hf, translate
+from tformer_jax.cli import evaluate, export_hf, import_hf, translate, vocabulary
 from tformer_jax.cli.export_checks import logits
 from tformer_jax.config import EvalConfig, OptimConfig, ParallelConfig, TrainConfig
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
@@ -217,3 +217,16 @@ def test_tuning_with_languages_as_the_data_name_them(imported, name, tmp_path, c
         ids = {"input_ids": row["source"], "decoder_input_ids": row["target_in"]}
         theirs = back(**{key: torch.tensor([value]) for key, value in ids.items()}).logits.numpy()
     assert_close(logits(tuned, {key: np.array([value], np.int32) for key, value in row.items()}), theirs, 1e-5)
+
+
+def test_a_trimmed_m2m_100_is_converted_by_ctranslate2(imported, tmp_path):
+    """Regression test: transformers' tokenizer counted eight rows that the trimmed model does not have."""
+    _, run, _ = imported("facebook/m2m100_418M")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    vocabulary.main(["trim", str(run.path), "--texts", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "run")])
+    rows = {}
+    for name, path in (("trimmed", tmp_path / "run"), ("whole", run.path)):
+        export_hf.main(["--run", str(path), str(tmp_path / name), "--format", "ctranslate2", "--no-check"])
+        written = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        rows[name] = written["num_madeup_words"]
+    assert rows == {"trimmed": 0, "whole": 8}

@@ -24,6 +24,7 @@ from tformer_jax.report.sweeps import format_mean
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "configs" / "results" / "benchmarks"
 SWEEPS = ROOT / "configs" / "results" / "sweeps"
+SCORES = "bleu", "chrf"
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
 CPUS = {"zen5": "AMD EPYC, Zen 5", "zen4": "AMD EPYC, Zen 4", "intel": "Intel Xeon"}
 """CPUs of the benchmarks, by the last part of the record's name."""
@@ -164,6 +165,19 @@ def many_languages_table() -> str:
     )
 
 
+def multi30k_directions_table() -> str:
+    """One row per direction of `translate_multi30k.py:many`: this model, and a model of the direction alone."""
+    results = ROOT / "configs" / "results"
+    many, rows = _read(results / "translate_multi30k_many.json"), []
+    for name in map(str, read_config("configs/translate_multi30k.py:many").data.wanted_directions):
+        config = f"translate_multi30k_{name.replace('-', '_')}".removesuffix("_en_de")
+        alone = _read(results / f"{config}.json")
+        pairs = [(many["groups"][0]["mean"][f"{key}:{name}"], alone["groups"][0]["mean"][key]) for key in SCORES]
+        rows.append((name, *(f"{score:.1f}" for pair in pairs for score in pair), str(len(alone["runs"]))))
+    titles = ("direction", "BLEU: one model", "each alone", "chrF: one model", "each alone", "seeds of each alone")
+    return _table(titles, rows)
+
+
 def quality_tables() -> str:
     """One table per record of `tests.programs.quality`: a row per strategy."""
     records = sorted(BENCHMARKS.glob("quality_*.json"))
@@ -285,6 +299,7 @@ TABLES = {
         "choices": choices_table,
         "ladder_shakespeare": functools.partial(ladder_table, "ladder_shakespeare.json"),
         "many_languages": many_languages_table,
+        "multi30k_directions": multi30k_directions_table,
         "quality": quality_tables,
         "ladder_multi30k": functools.partial(ladder_table, "ladder_multi30k.json"),
     },

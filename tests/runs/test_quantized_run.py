@@ -81,6 +81,8 @@ def test_what_is_refused(first, stored, corpus_folder, tmp_path):
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **tokenizer))
         with pytest.raises(UserError, match=f"train.{setting}=.*: has kernels of int8: name the run from which it was"):
             experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
+    with pytest.raises(UserError, match="has kernels of int8: export the run from which it was made"):
+        export_hf.main(["--run", str(stored), str(tmp_path / "out")])
 
 
 def test_flags_that_do_not_fit(tmp_path):

@@ -24,7 +24,7 @@ from tformer_jax.interop import adapters, companions, ctranslate2_models, files,
 from tformer_jax.interop.architecture import label_fields
 from tformer_jax.models import cost, registry
 from tformer_jax.parallel.placement import mesh_of
-from tformer_jax.runs import run_folder, vocabulary
+from tformer_jax.runs import run_folder, vocabulary, weights
 from tformer_jax.runs.trained import Trained, load_adapted
 
 
@@ -44,8 +44,8 @@ def save_run(options: argparse.Namespace) -> None:
     if options.format == "ctranslate2":
         ctranslate2_models.check_installed()
     run = load_run(options)
-    if (run.path / run_folder.QUANTIZED).is_file():
-        raise UserError(f"{run.path} has weights of int8: export the run that {run_folder.QUANTIZED} names")
+    if weights.are_quantized(run.path):
+        raise UserError(f"{run.path} has kernels of int8: export the run from which it was made")
     origin = _origin(run)
     folder, place = options.folder, resolved(options.folder)
     unfinished = place.with_name(f".{place.name}.unfinished")
@@ -121,6 +121,8 @@ def _save_adapter(place: Path, options: argparse.Namespace, run: tj.Run, origin:
         raise UserError(
             "the checkpoint that the adapter changes is not known: export train.start_from, and name it by --base"
         )
+    if not options.base and (change := _change_since_import(Path(run.config.train.start_from or run.path), origin)):
+        raise UserError(f"{run.config.train.start_from} is {base} with {change}: export it, and name it by --base")
     if Path(base).is_dir():
         model_type = files.read_config(Path(base))["model_type"]
     if model_type is None:
@@ -130,6 +132,13 @@ def _save_adapter(place: Path, options: argparse.Namespace, run: tj.Run, origin:
     cfg, alpha = run.config.model, run.config.train.lora_alpha
     adapters.save(folder, hf.architecture_of(model_type, cfg.family), cfg, adapted.trainable, alpha=alpha, base=base)
     return model_type, [export_checks.check_adapter(folder, base, run) if options.check else NOT_CHECKED], []
+
+
+def _change_since_import(run: Path, origin: dict[str, Any]) -> str:
+    """Returns how an imported run differs from its checkpoint; "" if it does not."""
+    changes = {"another vocabulary": vocabulary.RECORD, "kernels of int8": run_folder.QUANTIZED}
+    records = (change for change, record in changes.items() if (as_path(run) / record).is_file())
+    return "an adapter" if "adapter" in origin else next(records, "")
 
 
 def _base(options: argparse.Namespace, origin: dict[str, Any]) -> str:
@@ -176,7 +185,8 @@ def _write_files(
     """Writes all files; returns the model type, and what the files do not hold."""
     special = run.tokenizers.target.special
     model_type = _save_model(folder, options, run, origin)
-    why_not = export_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source)
+    rows = run.config.model.size("vocab_size")
+    why_not = export_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source, rows=rows)
     notes = [f"without a tokenizer: {why_not}"] if why_not else []
     chat = run.tokenizers.target.chat
     companions.write(folder, origin.get("companions", {}), run.config.model.max_length, chat)

@@ -82,7 +82,8 @@ def make_run(options: argparse.Namespace) -> None:
         embed=imported.embed,
     )
     adapter = [] if options.adapter is None else sorted(path for path in options.adapter.iterdir() if path.is_file())
-    checksums = {file.name: checksum(file) for file in (*adapter, *imported.files)}
+    checksums = {file.name: checksum(file) for file in imported.files}
+    checksums |= {f"adapter/{file.name}": checksum(file) for file in adapter}
     source = str(path.resolve()) if path.exists() else options.checkpoint
     origin = {"model_type": imported.kind, "checkpoint": source, "sha256": checksums}
     if options.adapter is not None:

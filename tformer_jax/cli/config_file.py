@@ -112,7 +112,7 @@ def _split_off_none(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
-    """Returns the result of `get_config` in a config file, which may import files beside it.
+    """Returns the result of `get_config` in a config file, which may import files beside it, or a run's `config.json`.
 
     Args:
         variant: the arguments of `get_config`: the name of a variant, or none.
@@ -120,6 +120,10 @@ def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
     Raises:
         UserError: the file raises it, or has a mistake.
     """
+    if path.suffix == ".json":
+        if variant:
+            raise UserError(f"{path} has no variants: leave out the colon")
+        return config.to_config_dict(config.load(path))
     loader = importlib.machinery.SourceFileLoader("config_file", str(path))
     module = types.ModuleType(loader.name)
     module.__file__ = str(path)
@@ -213,6 +217,8 @@ def config_path(name: str) -> Path:
         return path
     if shipped := shipped_configs().get(name.removesuffix(".py")):
         return shipped
+    if (path / "config.json").is_file():
+        return path / "config.json"
     problem = "is a folder; name a file in it" if path.is_dir() else f"does not exist{_available_configs(path)}"
     raise UserError(f"config file {path} {problem}")
 

@@ -125,6 +125,7 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
         "Vocabulary": f"{model.vocab_size:,} tokens",
         "Longest text": f"{model.max_length:,} tokens",
         "Checkpoint it was imported from": Path(str(origin.get("checkpoint", ""))).name if origin else "",
+        "Adapter in it": Path(str(origin.get("adapter", ""))).name,
         "Started from": Path(cfg.train.start_from).name if cfg.train.start_from else "",
         "Data": f"`{cfg.data.source}`" + (f": {', '.join(counted)} examples" if counted else ""),
         "Training": ", ".join(_training(loaded)),

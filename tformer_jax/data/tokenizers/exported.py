@@ -21,6 +21,8 @@ ROLES = ("bos", "eos", "unk", "pad")
 CLASSES = {**dict.fromkeys(T5S, "T5Tokenizer"), "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
 """Tokenizers of transformers that read a SentencePiece model, by `model_type`; other types use Llama's."""
 
+M2M_100 = "M2M100Tokenizer"
+
 CODE = '''"""Reads tokenizer.json as it is."""
 
 from transformers import PreTrainedTokenizerFast
@@ -31,11 +33,14 @@ class ExportedTokenizer(PreTrainedTokenizerFast):
 '''
 
 
-def export_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, pair: bool) -> str | None:
+def export_tokenizers(
+    folder: Path, tokenizers: Tokenizers, model_type: str, *, pair: bool, rows: int | None = None
+) -> str | None:
     """Writes tokenizers into an existing folder as transformers reads them, or returns why that is impossible.
 
     Args:
         pair: the model is a `Seq2Seq` model, whose sources and targets end in an EOS token.
+        rows: size of the model's vocabulary; None: of the tokenizers.
 
     Returns:
         Why transformers has no class for these tokenizers; None if they were written.
@@ -44,6 +49,8 @@ def export_tokenizers(folder: Path, tokenizers: Tokenizers, model_type: str, *, 
     options: dict[str, Any] = _names_by_role(target) | {"clean_up_tokenization_spaces": False}
     if _is_plain_model(source) and _is_plain_model(target):
         options |= _save_pieces(folder, source, target, model_type)
+        if options["tokenizer_class"] == M2M_100:
+            options["num_madeup_words"] = max((rows or 0) - target.vocab_size, 0)
     elif source.to_json() != target.to_json():
         return "the source and the target have different tokenizers"
     elif (library := _make_library(target)) is not None:
@@ -118,7 +125,7 @@ def _save_m2m_100(folder: Path, tokenizer: SentencePieceTokenizer) -> dict[str, 
     languages = " ".join(languages_of(tokenizer))
     codes = next(kind for kind, listed in LANGUAGES.items() if listed == languages)
     return {
-        "tokenizer_class": "M2M100Tokenizer",
+        "tokenizer_class": M2M_100,
         "language_codes": codes,
         "added_tokens_decoder": tokenizer.added.tokens,
     }
