@@ -104,9 +104,10 @@ def test_records_of_tsv_and_jsonl(tmp_path):
     (tmp_path / "b.tsv").write_text("source\ttarget\na\tb\nc\n")
     with pytest.raises(UserError, match=r"b.tsv, line 3: has 1 columns where the first line has 2"):
         read("--source", tmp_path / "b.tsv")
-    (tmp_path / "b.jsonl").write_text('{"source": "a", "target": [1]}\n')
-    with pytest.raises(UserError, match=r"b.jsonl, line 1: field 'target' is int, not text"):
-        read("--source", tmp_path / "b.jsonl")
+    for value, kind in (("[1]", "int"), ("0", "int"), ('["b", false]', "bool"), ('["b", {}]', "dict")):
+        (tmp_path / "b.jsonl").write_text(f'{{"source": "a", "target": {value}}}\n')
+        with pytest.raises(UserError, match=f"b.jsonl, line 1: field 'target' is {kind}, not text"):
+            read("--source", tmp_path / "b.jsonl")
 
 
 @pytest.mark.parametrize("parts", [[{"name": "en-de"}], []])

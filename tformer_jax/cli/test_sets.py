@@ -168,7 +168,8 @@ def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: 
     references = []
     for field in options.reference_field:
         value = value_in(record, "--reference-field", field)
-        references += [check_text(text, field) for text in (value if isinstance(value, list) else [value]) if text]
+        texts = value if isinstance(value, list) else [value]
+        references += [check_text(text, field) for text in texts if text not in ("", None)]
     source = text_in(record, "--source-field", options.source_field)
     if all(map(is_blank, (source, *references))):
         return Segment(source, tuple(references))
