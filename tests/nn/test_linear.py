@@ -168,3 +168,27 @@ def test_gradients_of_biases_are_summed_in_float32():
     params = init_module(module, x)
     gradient = jax.jit(jax.grad(lambda params: module.apply({"params": params}, x).astype(jnp.float32).sum()))(params)
     np.testing.assert_array_equal(gradient["bias"], np.full((N, H), 4096))
+
+
+@pytest.mark.parametrize("contracted", [0, 1])
+@pytest.mark.parametrize("precision", ["bfloat16", "BF16_BF16_F32"])
+def test_a_precision_of_bfloat16_rounds_the_factors_on_a_cpu(precision, contracted):
+    """Their sums, and the gradients, are float32; XLA for CPUs ignores the precision of products."""
+    x, matrix, weights = normal(2, 5, 6), normal(6, 4, seed=1), normal(2, 5, 4, seed=2)
+    stored = matrix if contracted == 0 else matrix.T
+    names = NAMES if contracted == 0 else NAMES[::-1]
+
+    def loss(x, matrix):
+        return (product(x, matrix, names, contracted=contracted) * weights).sum()
+
+    with jax.default_matmul_precision(precision):
+        actual = product(x, stored, names, contracted=contracted)
+        of_x, of_matrix = jax.grad(loss, argnums=(0, 1))(x, stored)
+    rounded = [np.float64(np.asarray(each).astype(jnp.bfloat16)) for each in (x, matrix, weights)]
+    assert actual.dtype == of_x.dtype == of_matrix.dtype == jnp.float32
+    assert_close(actual, rounded[0] @ rounded[1], 1e-6)
+    assert_close(of_x, rounded[2] @ rounded[1].T, 1e-6)
+    expected = np.einsum("BTD,BTF->DF", rounded[0], rounded[2])
+    assert_close(of_matrix, expected if contracted == 0 else expected.T, 1e-6)
+    with jax.default_matmul_precision("highest"):
+        assert_close(product(x, stored, names, contracted=contracted), np.float64(x) @ np.float64(matrix), 1e-6)

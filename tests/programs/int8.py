@@ -1,4 +1,4 @@
-"""Measures a translator with weights of float32 and int8, here and in CTranslate2: size, tokens per second and BLEU.
+"""Measures a translator in float32, bfloat16 products and int8, here and in CTranslate2: size, tokens/s and BLEU.
 
 python scripts/train.py --config configs/translate_multi30k.py:baseline --config.model.norm_placement=post \\
   --config.model.position=sinusoidal_halves --data DIR --run runs/translate_multi30k_marian
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import sacrebleu
 
 import tformer_jax as tj
@@ -35,6 +36,7 @@ Translate = Callable[[list[str]], list[str]]
 def load_systems(run: Path, folder: Path, beams: int) -> dict[str, tuple[Translate, int]]:
     """Returns the systems by name: what translates, and the bytes of its parameters."""
     made: dict[str, tuple[Translate, int]] = {"float32": (translator(run, beams), folder_bytes(run / "weights"))}
+    made["float32, bfloat16 products"] = with_bfloat16_products(translator(run, beams)), made["float32"][1]
     for name in ("int8_weights", "int8"):
         export_hf.main(["--run", str(run), str(folder / name), "--format", "run", "--quantization", name])
         made[name] = translator(folder / name, beams), folder_bytes(folder / name / "weights")
@@ -50,6 +52,16 @@ def translator(path: Path, beams: int) -> Translate:
     run = tj.load(path)
     search = {"strategy": "beam", "beams": beams, "length_alpha": ALPHA, "early_stopping": "first", "unknown": "omit"}
     return lambda texts: run.translate(texts, **search)
+
+
+def with_bfloat16_products(translate: Translate) -> Translate:
+    """Returns what translates with `JAX_DEFAULT_MATMUL_PRECISION=bfloat16`."""
+
+    def call(texts: list[str]) -> list[str]:
+        with jax.default_matmul_precision("bfloat16"):
+            return translate(texts)
+
+    return call
 
 
 def peer(folder: Path, beams: int, cfg: Any) -> Translate:

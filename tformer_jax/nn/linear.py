@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ ALIGNED, ALIGNED_ROWS = 64, 512
 With GPT-2's 50,257 columns, which are odd, a step in bfloat16 took 50.4 ms on an H200, and 36.1 ms with aligned columns
 and bfloat16 factors of the gradients. With fewer rows, reading the matrix determines the time.
 """
+BFLOAT16 = ("bfloat16", "BF16_BF16_F32")
+"""JAX's names of the matmul precision with factors of bfloat16, summed in float32."""
 LOW_RANK = "low_rank"
 """Collection of updates of kernels: A [*inputs, r] and B [r, *outputs]; the layer uses W + A B as its kernel W."""
 
@@ -97,43 +99,60 @@ def aligned_product(
     return product(x, jnp.pad(matrix, widths), names, contracted=contracted, dtype=dtype)[..., :size]
 
 
+class _Dtypes(NamedTuple):
+    """Dtypes of a product and of its gradients."""
+
+    factors: Any
+    result: Any
+    of_x: Any
+    of_matrix: Any
+
+
 def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    dtype = x.dtype if dtype is None else dtype
-    if x.dtype == matrix.dtype == dtype:
-        return _dot(contracted, dtype, x, matrix)
-    return _rounded_product(contracted, dtype, matrix.dtype, x, matrix)
+    dtypes = _Dtypes(_factors_dtype(x), x.dtype if dtype is None else dtype, x.dtype, matrix.dtype)
+    if x.dtype == matrix.dtype == dtypes.factors == dtypes.result:
+        return _dot(contracted, dtypes.result, x, matrix)
+    return _rounded_product(contracted, dtypes, x, matrix)
+
+
+def _factors_dtype(x: jax.Array) -> Any:
+    """Returns the dtype of the factors of products with x: its own, or that of JAX's matmul precision on a CPU.
+
+    XLA for CPUs ignores this precision.
+    """
+    rounds = x.dtype == jnp.float32 and platform() == "cpu" and jax.config.jax_default_matmul_precision in BFLOAT16
+    return jnp.dtype(jnp.bfloat16) if rounds else x.dtype
 
 
 def _dot(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
     return jax.lax.dot_general(x, matrix, (((x.ndim - 1,), (contracted,)), ((), ())), preferred_element_type=dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _rounded_product(contracted: int, dtype: Any, wide: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Computes `_dot` with the matrix, of dtype `wide`, rounded to the dtype of x; its gradient is not rounded.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _rounded_product(contracted: int, dtypes: _Dtypes, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Computes `_dot` of rounded factors; those of the gradients are rounded, too, and the gradients are not.
 
-    The factors of the gradients are rounded to the dtype of x, too: products of a float32 and a bfloat16 factor have
-    the speed of float32.
+    Products of a float32 and a bfloat16 factor have the speed of float32.
     """
-    return _dot(contracted, dtype, x, matrix.astype(x.dtype))
+    return _dot(contracted, dtypes.result, x.astype(dtypes.factors), matrix.astype(dtypes.factors))
 
 
 def _forward(
-    contracted: int, dtype: Any, wide: Any, x: jax.Array, matrix: jax.Array
+    contracted: int, dtypes: _Dtypes, x: jax.Array, matrix: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    rounded = matrix.astype(x.dtype)
-    return _dot(contracted, dtype, x, rounded), (x, rounded)
+    x, matrix = x.astype(dtypes.factors), matrix.astype(dtypes.factors)
+    return _dot(contracted, dtypes.result, x, matrix), (x, matrix)
 
 
 def _backward(
-    contracted: int, dtype: Any, wide: Any, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
+    contracted: int, dtypes: _Dtypes, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    x, rounded = saved
-    gradient = gradient.astype(x.dtype)
+    x, matrix = saved
+    gradient = gradient.astype(dtypes.factors)
     rows = tuple(range(x.ndim - 1))
     sides = (x, gradient) if contracted == 0 else (gradient, x)
-    of_x = jax.lax.dot_general(gradient, rounded, (((x.ndim - 1,), (1 - contracted,)), ((), ())))
-    return of_x, jax.lax.dot_general(*sides, ((rows, rows), ((), ())), preferred_element_type=wide)
+    of_matrix = jax.lax.dot_general(*sides, ((rows, rows), ((), ())), preferred_element_type=dtypes.of_matrix)
+    return _dot(1 - contracted, dtypes.of_x, gradient, matrix), of_matrix
 
 
 _rounded_product.defvjp(_forward, _backward)

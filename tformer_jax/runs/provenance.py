@@ -28,13 +28,20 @@ PROGRAM = "tformer"
 
 
 def collect(used: Sequence[Any] | None = None) -> dict[str, Any]:
-    """Returns the versions of packages, the git revision, the command as typed, and what `hardware` returns."""
+    """Returns the versions of packages, the git revision, the command as typed, and what `hardware` returns.
+
+    Also JAX's matmul precision, if it is set.
+    """
+    import jax
+
+    precision = jax.config.jax_default_matmul_precision
     return {
         "command": command(),
         "git_revision": _git_revision(),
         "python": platform.python_version(),
         "packages": versions(),
         "hardware": hardware(used),
+        **({"matmul_precision": precision} if precision else {}),
     }
 
 
