@@ -22,6 +22,12 @@ def test_bfloat16_is_slow_on_a_cpu_only(monkeypatch, device, dtype, warns):
     assert bool([*hardware.dtype_warnings(Config(model=ModelConfig(dtype=dtype)))]) == warns
 
 
+def test_a_matmul_precision_is_recorded():
+    assert "matmul_precision" not in provenance.collect()
+    with jax.default_matmul_precision("bfloat16"):
+        assert provenance.collect()["matmul_precision"] == "bfloat16"
+
+
 @pytest.mark.parametrize(("lora_rank", "warns"), [(0, True), (2, False)])
 def test_parameters_in_bfloat16_are_coarse_unless_they_are_frozen(lora_rank, warns):
     cfg = Config(model=ModelConfig(param_dtype="bfloat16"), train=TrainConfig(lora_rank=lora_rank, start_from="run"))

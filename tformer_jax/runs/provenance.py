@@ -34,7 +34,7 @@ def collect(used: Sequence[Any] | None = None) -> dict[str, Any]:
     """
     import jax
 
-    precision = jax.config.jax_default_matmul_precision
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return {
         "command": command(),
         "git_revision": _git_revision(),
