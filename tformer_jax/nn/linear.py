@@ -119,7 +119,7 @@ def _factors_dtype(x: jax.Array) -> Any:
     """Returns the dtype of the factors of products with x: its own, or that of JAX's matmul precision on a CPU.
 
     XLA for CPUs ignores this precision. With AVX512-BF16 (two cores of an AMD EPYC, Zen 5), products are twice as fast,
-    steps of multi30k, cldr and lm_large 1.1 to 1.2 times, and of lm_small 0.9 times as fast; a beam search is 1.3 times.
+    steps of `benchmark.py train` 0.9 times (lm_small) to 1.2 times as fast, and a beam search 1.2 times.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     rounds = x.dtype == jnp.float32 and precision in BFLOAT16 and platform() == "cpu"

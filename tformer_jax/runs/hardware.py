@@ -89,8 +89,8 @@ def dtype_warnings(cfg: Config) -> Iterator[str]:
     dtype, param_dtype = cfg.model.dtype, cfg.model.param_dtype
     if dtype != "float32" and jax.default_backend() == "cpu":
         yield (
-            f"model.dtype={dtype!r} trains more slowly on a CPU than 'float32' does, which is also more precise; on CPUs "
-            "with AVX512-BF16 or AMX, 'float32' with JAX_DEFAULT_MATMUL_PRECISION=bfloat16 is faster than both"
+            f"model.dtype={dtype!r} trains more slowly on a CPU than 'float32' does, which is also more precise; with "
+            "AVX512-BF16 or AMX, 'float32' with JAX_DEFAULT_MATMUL_PRECISION=bfloat16 may be faster than both"
         )
     if param_dtype != "float32" and not cfg.train.lora_rank:
         yield (
