@@ -56,8 +56,13 @@ def cached(topic: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
 
 
 def source_digest(*modules: ModuleType) -> str:
-    """Returns a hash of the source code of modules, as part of the key of what they compute."""
-    return _digest("".join(map(inspect.getsource, modules)))
+    """Returns a hash of the source code of modules, and of all files of packages, for the key of what they compute."""
+    return _digest("".join(map(_source, modules)))
+
+
+def _source(module: ModuleType) -> str:
+    files = (file for folder in getattr(module, "__path__", ()) for file in sorted(Path(folder).glob("*.py")))
+    return "".join(file.read_text(encoding="utf-8") for file in files) or inspect.getsource(module)
 
 
 def _read(path: Path, key: str) -> Any:

@@ -16,7 +16,6 @@ from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data import characters
-from tformer_jax.data.corpora import directions, filters, lines
 from tformer_jax.data.corpora.corpus import FILE_SETTINGS, Corpus, DataError, Example, Joined, Part, Splits
 from tformer_jax.data.corpora.directions import DirectionFilter, check_held_out, fill, group_by_direction
 from tformer_jax.data.corpora.filters import Filters
@@ -199,8 +198,7 @@ def files_of(data: DataConfig, root: Path | None, names: Iterable[str], split: s
 
 def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Stream, name: str) -> Sequence[Example]:
     """Reads the examples of a split, or of the entry `name` of it."""
-    from tformer_jax.data.chat import messages
-    from tformer_jax.data.corpora import chats, example, records
+    from tformer_jax.data import chat
     from tformer_jax.data.corpora.stored import hold  # loads pyarrow
 
     training = examples.filters.training
@@ -209,10 +207,9 @@ def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Str
     def key() -> list[Any]:
         if kinds.is_outside(kinds.CORPORA, cfg.data.source):
             raise TypeError("code of other modules, which its own may call, cannot be known")
-        modules = [sys.modules[each.__module__] for each in source.__mro__[:-1]]
-        modules += [characters, chats, directions, example, filters, lines, messages, records]
+        code = user_cache.source_digest(sys.modules[__package__], chat, characters)
         values = {setting: str(getattr(cfg.data, setting)) for setting in settings}
-        return [user_cache.source_digest(*modules), values, examples.names, task_of(cfg).keys, training]
+        return [code, values, examples.names, task_of(cfg).keys, training]
 
     files = files_of(cfg.data, root, examples.names, "train" if training else name)
     return hold(examples, files, key, examples.facts, examples.restore)
