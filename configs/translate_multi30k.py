@@ -15,8 +15,9 @@ On raw text expect a cased BLEU of 37.8 on test_2016_flickr after 15 to 20 minut
 to English, and 57.7 from English to French.
 
 `many` is one model of all six directions, with language tags, trained for six times the steps of one direction, in 63
-minutes on an AMD EPYC of the Zen 5 generation (3,397 steps on one core, the others on two). Its dropout of 0.1 was chosen
-on the validation split (BLEU 44.0, and 39.8 with 0.2). configs/README.md has its scores, and those of single directions.
+minutes on an AMD EPYC of the Zen 5 generation (3,397 steps on one core, the others on two). The dropout of 0.1 was
+chosen on the validation split (BLEU 44.0; 39.8 with 0.2). configs/README.md has its scores, and those of single
+directions.
 
 `published` is the setting of Transformer-Tiny in "Good for Misconceived Reasons: An Empirical Revisiting on the Need
 for Visual Context in Multimodal Machine Translation" (2021): lower-cased, normalized and tokenized text, joint BPE,
