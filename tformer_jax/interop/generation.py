@@ -116,12 +116,15 @@ def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[De
 
 
 def _without_other_end(given: Settings, config: Settings) -> tuple[Settings, list[str]]:
-    """Removes a `forced_eos_token_id` that does not end outputs; returns it as `name=value`, if there is one."""
+    """Removes a `forced_eos_token_id` that does not end outputs; returns it as `name=value`, if there is one.
+
+    Without `eos_token_id`, it is taken for the token that ends them.
+    """
     ends, forced = (
         {*value} if isinstance(value, list) else {value}
         for value in (given.get("eos_token_id", config.get("eos_token_id")), given.get("forced_eos_token_id"))
     )
-    if forced <= {None, *ends}:
+    if forced <= {None, *ends} or ends == {None}:
         return given, []
     name = "forced_eos_token_id"
     return {key: value for key, value in given.items() if key != name}, [f"{name}={given[name]!r}"]
