@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from tests import chats
 from tests.helpers import rest_slow
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, ModelConfig
 from tformer_jax.data.chat import template
@@ -292,7 +292,7 @@ def test_jinja2_is_named_if_it_is_missing(checkpoint, tmp_path, monkeypatch):
     cfg = config(checkpoint)
     corpus = load_corpus(cfg, tmp_path)
     template._compile.cache_clear()
-    monkeypatch.setattr(packages, "not_installed", lambda names: list(names))
+    monkeypatch.setattr(checks, "not_installed", lambda names: list(names))
     with pytest.raises(UserError, match=r'^a chat template needs jinja2: pip install -e "\.\[chat\]"$'):
         train_tokenizers(cfg.data, corpus.train)
 

@@ -6,16 +6,19 @@ import itertools
 import json
 import random
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import MIB
 from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, NoiseConfig
 from tformer_jax.data import order
 from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
+from tformer_jax.data.corpora.corpus import Endless
 from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -255,6 +258,23 @@ def test_training_data_of_long_pairs_alone_is_an_error():
     blank = [{"source": "a", "target": ""}, {"source": "", "target": "b"}]
     with pytest.raises(DataError, match="all pairs of split train have a blank side: name other data"):
         check_predictable(cfg, Corpus(blank, PAIRS, PAIRS), tokenizers)
+
+
+def test_generated_examples_are_checked_in_little_memory():
+    class Counted(Endless):
+        def __len__(self) -> int:
+            return 2**31
+
+        def __getitem__(self, index):
+            return PAIRS[index % len(PAIRS)]
+
+    cfg, _, tokenizers = setup("translation in buckets")
+    tracemalloc.start()
+    try:
+        check_predictable(cfg, Corpus(Counted(), PAIRS, PAIRS), tokenizers)
+        assert tracemalloc.get_traced_memory()[1] < 10 * MIB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

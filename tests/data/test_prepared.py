@@ -17,8 +17,8 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import prepare_data
 from tformer_jax.config import Config, DataConfig, TrainConfig
 from tformer_jax.data.corpora import Corpus, DataError, load_corpus
+from tformer_jax.data.corpora.array_records import Records, decode_ids, decode_texts, encode_record, id_dtype
 from tformer_jax.data.corpora.corpus import spread
-from tformer_jax.data.corpora.prepared import Records, decode_ids, decode_texts, encode_record, id_dtype
 from tformer_jax.data.features import Tokenized
 from tformer_jax.data.objectives import build_objective
 from tformer_jax.data.objectives.windows import CorruptedWindows
@@ -75,10 +75,12 @@ def test_a_limited_evaluation_reads_the_stored_ids(kind, corpus_folder, tmp_path
     prepare(cfg, corpus_folder, tmp_path / "p")
     corpus = load_corpus(cfg, corpus_folder)
     tokenizers = Tokenizers.load(tmp_path / "p" / "tokenizers")
-    folders = {5: ["p"], 12: ["p", "p"]}  # of 9 test examples each
-    expected = {}
+    other = config(kind, validation_fraction=0.2)
+    prepare(other, corpus_folder, tmp_path / "q", tokenizers=tokenizers)
+    held_out = {"p": corpus.test, "q": load_corpus(other, corpus_folder).test}
+    folders, expected = {5: ["p"], 12: ["p", "q"]}, {}
     for limit, names in folders.items():
-        whole = corpus.test * len(names)
+        whole = [example for name in names for example in held_out[name]]
         texts = [whole[number * len(whole) // limit] for number in range(limit)]  # evenly spread
         expected[limit] = list(evaluation_batches(cfg, texts, tokenizers, corpus.labels))
     monkeypatch.delattr(Tokenized, "read")
@@ -341,12 +343,32 @@ def test_links_are_not_dropped(tmp_path):
 
 
 def test_the_test_split_is_that_of_the_folders_which_have_one(tmp_path, caplog):
-    for name in ("train", "held", "test"):
+    for name in ("train", "held", "other", "test"):
         (tmp_path / f"{name}.tsv").write_text(f"{name}\tx\n" * 9)
-    files = {"train": "train.tsv", "validation": "held.tsv", "tokenizer": "bytes"}
-    prepare(config("seq2seq", **files), tmp_path, tmp_path / "a")
-    prepare(config("seq2seq", **files, test="test.tsv"), tmp_path, tmp_path / "b")
+    files = {"train": "train.tsv", "tokenizer": "bytes"}
+    prepare(config("seq2seq", **files, validation="held.tsv"), tmp_path, tmp_path / "a")
+    prepare(config("seq2seq", **files, validation="other.tsv", test="test.tsv"), tmp_path, tmp_path / "b")
     corpus = load_corpus(prepared(config("seq2seq", tokenizer="bytes"), tmp_path / "a", tmp_path / "b"), None)
     sources = [[example["source"] for example in split] for split in (corpus.train, corpus.validation, corpus.test)]
-    assert sources == [["train"] * 18, ["held"] * 18, ["test"] * 9]
+    assert sources == [["train"] * 18, ["held"] * 9 + ["other"] * 9, ["test"] * 9]
     assert f"no test split: {tmp_path / 'a'}; the test examples are from the others" in caplog.text
+    assert "is read once" not in caplog.text
+
+
+def test_the_same_held_out_files_of_several_folders_are_read_once(tmp_path, caplog):
+    lines = {name: [f"{name}\t{number}" for number in range(9)] for name in ("a", "b", "held", "test")}
+    lines["held"][4] = "\tblank"
+    for name, texts in lines.items():
+        (tmp_path / f"{name}.tsv").write_text("\n".join(texts))
+    for name, test in (("a", "test"), ("b", "test"), ("c", "held")):
+        held_out = {"validation": "held.tsv", "test": f"{test}.tsv", "tokenizer": "bytes"}
+        prepare(config("seq2seq", train=f"{name}.tsv".replace("c", "a"), **held_out), tmp_path, tmp_path / name)
+    cfg = prepared(config("seq2seq", tokenizer="bytes"), *(tmp_path / name for name in "abc"))
+    corpus = load_corpus(cfg, None)
+    raw = load_corpus(config("seq2seq", train=("a.tsv", "b.tsv", "a.tsv"), **held_out), tmp_path)
+    assert list(corpus.train) == list(raw.train)
+    assert list(corpus.validation) == list(raw.validation)
+    assert [example["source"] for example in corpus.test] == ["test"] * 9 + ["held"] * 8
+    assert corpus.left_out["validation"] == {"blank texts": 1}
+    assert f"the validation split of {tmp_path / 'b'} is the one of {tmp_path / 'a'}: it is read once" in caplog.text
+    assert f"the test split of {tmp_path / 'c'}" not in caplog.text

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers import build, tiny
 from tests.inference.test_text import TOKENIZERS, setup
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.encoding import TextError
@@ -118,6 +118,6 @@ def test_a_language_model_has_no_sentences():
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setattr(packages, "not_installed", list)
+    monkeypatch.setattr(checks, "not_installed", list)
     with pytest.raises(UserError, match=r'decode.split_sentences needs sentencex: pip install -e ".\[sentences\]"'):
         split_sentences("a", "en")

@@ -114,6 +114,6 @@ def test_settings_that_do_not_fit(settings, sentence):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("tformer_jax.base.packages.not_installed", lambda names: list(names))
+    monkeypatch.setattr("tformer_jax.base.checks.not_installed", lambda names: list(names))
     with pytest.raises(UserError, match=r"model.quantization='int8' needs qwix: pip install -e \"\.\[quantize\]\""):
         registry.build(ModelConfig(quantization="int8", vocab_size=8, source_vocab_size=8))

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.helpers import assert_close, normal, on_platform, rest_slow, tiny
 from tests.nn import test_splash
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ParallelConfig
 from tformer_jax.models import registry
@@ -55,7 +55,7 @@ def test_rows_and_heads_are_sharded_over_the_mesh():
 
 
 def test_the_missing_extra_is_named(monkeypatch):
-    monkeypatch.setattr(packages, "not_installed", list)
+    monkeypatch.setattr(checks, "not_installed", list)
     sentence = r"'tokamax' needs tokamax: pip install -e '.\[tokamax\]', with Python 3.12 or later; write one of auto,"
     with on_platform("gpu"), pytest.raises(UserError, match=sentence):
         registry.build(tiny("decoder_lm", attention_backend="tokamax"))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from tests import commands
-from tformer_jax.base import packages
+from tformer_jax.base.checks import not_installed
 from tformer_jax.base.errors import first_line
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask
@@ -127,7 +127,7 @@ def measure_backends(shape: tuple[int, int, int, int]) -> dict[str, float | str]
 
 def torch_times(shape: tuple[int, int, int, int]) -> Mapping[str, float]:
     """Returns the milliseconds of PyTorch's pass, if it is installed and has the same device."""
-    if packages.not_installed(["torch"]):
+    if not_installed(["torch"]):
         return {}
     import torch
 

@@ -170,7 +170,7 @@ def measure(cfg: Config, model: Translator, tokenizers: Tokenizers, batches: Seq
             seconds["here"].append((middle - start) / len(batches))
             seconds["torch"].append((time.perf_counter() - middle) / len(batches))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return {"seconds": seconds, "medians": medians, "hardware": provenance.hardware()}
+    return {"seconds": seconds, "medians": medians, "hardware": provenance.describe_hardware()}
 
 
 @torch.no_grad()

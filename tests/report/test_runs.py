@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.folders import cut, lock, write_run
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import compare, report
 from tformer_jax.config import kinds
@@ -316,4 +316,4 @@ def test_without_its_packages_the_extra_is_named(absent, monkeypatch):
     for name in absent:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf'this command needs {" and ".join(absent)}: pip install -e "\.\[report\]"'):
-        packages.require_pages("this command")
+        checks.require_pages("this command")

@@ -97,6 +97,7 @@ def test_devices_that_are_not_used_are_said():
     """Regression test: a mesh of 1 of 4 devices was recorded as 4."""
     devices = jax.devices()
     count, kind = len(devices), devices[0].device_kind
-    assert provenance.hardware()["devices"] == provenance.hardware(devices)["devices"] == f"{count} x {kind}"
+    for used in (None, devices):
+        assert provenance.describe_hardware(used)["devices"] == f"{count} x {kind}"
     expected = f"1 x {kind}" if count == 1 else f"1 of {count} x {kind}"
     assert provenance.collect(devices[:1])["hardware"]["devices"] == expected

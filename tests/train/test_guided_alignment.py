@@ -21,7 +21,7 @@ from tformer_jax.data.word_links import linked_places
 from tformer_jax.inference.watch import watch
 from tformer_jax.models.losses import Guide, guided_loss
 from tformer_jax.nn.attention_ops import Operands
-from tformer_jax.nn.watch import COLLECTION
+from tformer_jax.nn.module import WATCHED
 from tformer_jax.special_tokens import IGNORED
 from tformer_jax.train.step import accumulated_gradients
 
@@ -149,7 +149,7 @@ def test_the_loss_of_operands_is_that_of_numpy(number, query):
         "reads": [weights[0, 1, 4], weights[1, 1, 1], weights[1, 2, 2]],  # no step reads the last token
     }[query]
     operands = {"operands": (Operands.pack(*map(np.asarray, (q, k, k))),)}
-    collected = {COLLECTION: {"decoder": {"layers_0": {"cross_attention": operands}}}}
+    collected = {WATCHED: {"decoder": {"layers_0": {"cross_attention": operands}}}}
     guide = Guide(AlignmentHead(None, number, query), np.float32(1))
     actual = guided_loss(collected, tiny("seq2seq"), {"aligned": aligned}, guide)
     np.testing.assert_allclose(actual, -np.log(expected).sum(), rtol=1e-5)

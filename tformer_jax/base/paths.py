@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from tformer_jax.base import packages
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base import checks
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 
 
@@ -32,7 +32,7 @@ def as_path(location: str | Path) -> Path:
         return resolved(path) if path.name in ("", "..") else path
     if not location.startswith("gs://"):
         raise UserError(f"{location} is not supported: a run folder is a local folder or gs://BUCKET/FOLDER")
-    packages.require(location, ("gcsfs",), "gcs")
+    checks.require(location, ("gcsfs",), "gcs")
     from etils import epath  # local paths do not need it
 
     return cast(Path, epath.Path(location))

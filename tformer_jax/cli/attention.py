@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli import languages, lines
@@ -64,7 +64,7 @@ def check_flags(options: argparse.Namespace) -> None:
     if options.batch is None:
         if options.npz is not None and resolved(options.npz) == resolved(page_path(options)):
             raise UserError(f"--npz {options.npz}: is the page's file; name another file for the arrays")
-        packages.require_pages("this command")
+        checks.require_pages("this command")
         return
     if options.npz is None and options.links is None:
         raise UserError("--batch needs --npz FILE, to which the arrays are written, or --links FILE")

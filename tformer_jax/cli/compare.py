@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.cli import report
 from tformer_jax.cli.common import add_number, add_path, check_writable, new_parser, run_path
 from tformer_jax.cli.tables import make_table
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prints the comparison; with `--report`, also writes the report of both runs."""
     options = parser().parse_args(argv)
     if options.report:
-        packages.require_pages("--report")
+        checks.require_pages("--report")
         check_writable(options.report, "--report")
     folders = [options.baseline, options.run]
     a, b = run.load_all(folders, strict=True)

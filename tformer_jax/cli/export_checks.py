@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 import tformer_jax as tj
+from tformer_jax.base.checks import not_installed
 from tformer_jax.base.errors import UserError, first_line
-from tformer_jax.base.packages import not_installed
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.models import registry

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.paths import write_text
 from tformer_jax.cli.common import add_path, check_writable, integer, new_parser, reporting_writes, run_path
 from tformer_jax.report import html, run
@@ -16,7 +16,7 @@ NAME = "report.html"
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes the report; with `--watch`, rewrites it when the runs have new records, until all runs have ended."""
     options = parser().parse_args(argv)
-    packages.require_pages("this command")
+    checks.require_pages("this command")
     path = options.output or (options.runs[0] / NAME if len(options.runs) == 1 else Path(NAME))
     if options.output is not None:
         check_writable(options.output, "--output")

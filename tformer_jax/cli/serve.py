@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tformer_jax as tj
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
 from tformer_jax.cli.common import add_number, add_seconds, add_weights, format_size, integer, load_run, run_parser
@@ -29,7 +29,7 @@ CACHE_SHARE = 0.5
 def main(argv: Sequence[str] | None = None) -> None:
     """Serves until Ctrl-C or SIGTERM."""
     options = parser().parse_args(argv)
-    packages.require("serving", ("prometheus_client", "starlette", "uvicorn"), "serve")
+    checks.require("serving", ("prometheus_client", "starlette", "uvicorn"), "serve")
     from tformer_jax.cli.run_description import describe_run
     from tformer_jax.serving import server
     from tformer_jax.serving.model import ServedModel
@@ -55,7 +55,7 @@ def attention_renderer(run: "tj.Run") -> Callable[[Any, str], str] | str:
     from tformer_jax.inference import watch
 
     try:
-        packages.require_pages("the page of attention")
+        checks.require_pages("the page of attention")
         watch.check(run.model)
     except UserError as error:
         return str(error)

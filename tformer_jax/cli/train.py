@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.cpu import run_in_calling_thread
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import is_remote, resolved
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.profile and is_remote(folder):
         raise UserError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
     if cfg.train.report:
-        packages.require_pages("train.report=True")
+        checks.require_pages("train.report=True")
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
     compilation_cache.disable_if_private(group.count)
     if options.record:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from tformer_jax.base.arguments import annotated_types
+from tformer_jax.base.checks import annotated_types
 from tformer_jax.base.paths import write_text
 from tformer_jax.config.decode import DecodeConfig, EmbedConfig
 from tformer_jax.config.fields import ConfigError, Section, UnknownKindError, allowed_types, qualified

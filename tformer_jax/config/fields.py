@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
-from tformer_jax.base.arguments import annotated_types, plain_value_hint
+from tformer_jax.base.checks import annotated_types, plain_value_hint
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from tformer_jax.base.arguments import annotated_types
+from tformer_jax.base.checks import annotated_types
 from tformer_jax.config.fields import Bounds, ConfigError, Section, allowed_types, member_types, qualified
 from tformer_jax.config.schema import Config
 

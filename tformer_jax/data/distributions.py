@@ -19,8 +19,8 @@ from tformer_jax.base.paths import write_text
 from tformer_jax.config import Config
 from tformer_jax.data.columns import TAUGHT, TAUGHT_IDS, TAUGHT_LOG_P, PendingExample, TokenIds
 from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.corpora.array_records import id_dtype
 from tformer_jax.data.corpora.corpus import spread
-from tformer_jax.data.corpora.prepared import id_dtype
 from tformer_jax.data.features import feature_converter
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.rows import BLOCK, WHOLE_BATCH, IndexedReader, LengthReader, RowReader

@@ -119,11 +119,12 @@ def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
     if not (convert.drop and task.pairs) and task.keys != CHATS:
         return
     reader = id_reader(corpus.train, tokenizers)
-    blocks = [range(start, min(start + BLOCK, len(reader))) for start in range(0, len(reader), BLOCK)]
+    starts = range(0, len(reader), BLOCK)  # millions for generated examples, of which the first has examples
 
     def has_examples(convert: FeatureConverter) -> bool:
         convert.reported = True  # training reports what it drops
-        return any(pending_reader(reader, convert)(block) for block in blocks)
+        read = pending_reader(reader, convert)
+        return any(read(range(start, min(start + BLOCK, len(reader)))) for start in starts)
 
     if has_examples(convert):
         return

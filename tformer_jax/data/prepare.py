@@ -1,4 +1,4 @@
-"""Writes a corpus to array_record files of texts and token ids, which `corpora/prepared.py` reads."""
+"""Writes a corpus to array_record files of texts and token ids, which `corpora/array_records.py` reads."""
 
 import contextlib
 import dataclasses
@@ -18,18 +18,10 @@ from tformer_jax.config import Config, kinds, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
 from tformer_jax.data.corpora import DataError, Example, stream_corpus
+from tformer_jax.data.corpora.array_records import LENGTH, SUFFIXES, encode_record, id_dtype
 from tformer_jax.data.corpora.corpus import CHATS, Endless
 from tformer_jax.data.corpora.example import NO_TEXT
-from tformer_jax.data.corpora.prepared import (
-    FORMAT,
-    LENGTH,
-    SUFFIXES,
-    TOKENIZER_SETTINGS,
-    TOKENIZERS,
-    encode_record,
-    id_dtype,
-    stored_keys,
-)
+from tformer_jax.data.corpora.prepared import FORMAT, TOKENIZER_SETTINGS, TOKENIZERS, stored_keys
 from tformer_jax.data.corpora.splits import no_example
 from tformer_jax.data.features import document_end, tokenize
 from tformer_jax.data.tokenizers import Tokenizers

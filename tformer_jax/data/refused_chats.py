@@ -17,8 +17,8 @@ REFUSED = "the chat template refuses it"
 
 
 @dataclasses.dataclass
-class Check:
-    """Whether a template writes the conversations of a split, and their answers can be located."""
+class TemplateCheck:
+    """Tells whether a template writes the conversations of a split, and remembers those that it refuses."""
 
     tokenizer: Tokenizer
     split: str
@@ -67,7 +67,7 @@ def leave_out_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Co
         examples = getattr(corpus, split)
         if id(examples) in selected:  # the test split may be the validation split
             continue
-        check = Check(tokenizers.target, split, advice)
+        check = TemplateCheck(tokenizers.target, split, advice)
         selected[id(examples)] = check.select(examples)
         if check.refused:
             left_out.setdefault(split, {})[REFUSED] = count = len(check.refused)

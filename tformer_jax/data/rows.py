@@ -17,7 +17,7 @@ from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:
-    from tformer_jax.data.corpora.prepared import StoredIds
+    from tformer_jax.data.corpora.array_records import StoredIds
     from tformer_jax.data.transforms.base import Transforms
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -137,7 +137,7 @@ class StagedOrder:
         lengths = (example.lengths for example in examples)
         self.count_batch(sum(sizes[key] for sizes in lengths for key in COUNTED if key in sizes))
 
-    def counted(self, tokens: int, batch: Any) -> Any:
+    def count_and_return(self, tokens: int, batch: Any) -> Any:
         """Counts a batch and its tokens, and returns it."""
         self.count_batch(tokens)
         return batch

@@ -68,7 +68,9 @@ def window_stages(cfg: Config, sizes: Sequence[int], length: int) -> "StagedOrde
 def loaded_windows(blocks: grain.MapDataset, cfg: Config, stages: "StagedOrder | None") -> grain.IterDataset:
     """Returns the batches of windows, which are counted if there are stages."""
     batches = LoadedBlocks(blocks, cfg.data.workers, stages)
-    return batches if stages is None else batches.map(functools.partial(stages.counted, cfg.data.tokens_per_batch))
+    if stages is None:
+        return batches
+    return batches.map(functools.partial(stages.count_and_return, cfg.data.tokens_per_batch))
 
 
 def _mix_windows(joined: Joined, indices: Sequence[int]) -> Batch:

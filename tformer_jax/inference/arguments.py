@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode

@@ -136,7 +136,7 @@ class SamplingState(DecodingState):
         )
 
     def next_tokens(self) -> tuple[jax.Array, None]:
-        """Returns the newest token of each row, int32 [B, 1]."""
+        """Returns the next input of the model: the newest token of each row, int32 [B, 1]."""
         return jnp.where(self.done, PAD, self.last)[:, None], None
 
     def advance(self, logits: jax.Array) -> Self:

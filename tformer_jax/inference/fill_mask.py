@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank

@@ -58,8 +58,8 @@ def is_withheld(decode: DecodeConfig) -> bool:
     return decode.unknown == "copy" or decode.detokenize or decode.markup == "align" or decode.casing != "keep"
 
 
-def is_changed(decode: DecodeConfig) -> bool:
-    """Returns whether the ends of outputs with these settings change them."""
+def needs_finishing(decode: DecodeConfig) -> bool:
+    """Returns whether `Finisher` changes or completes the outputs with these settings."""
     return is_withheld(decode) or decode.alignments
 
 

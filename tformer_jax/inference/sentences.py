@@ -1,6 +1,6 @@
 """Sentences of texts."""
 
-from tformer_jax.base.packages import import_extra
+from tformer_jax.base.checks import import_extra
 
 
 def split_sentences(text: str, language: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from tformer_jax.models.conversions import convert_layers
 from tformer_jax.models.ensemble import Ensemble
 from tformer_jax.models.family import Family
 from tformer_jax.nn.attention_ops import Operands, attention_weights
-from tformer_jax.nn.watch import COLLECTION
+from tformer_jax.nn.module import WATCHED
 
 SUBLAYERS = ("self_attention", "cross_attention", "ffn")
 PREDICTIONS = 5
@@ -68,8 +68,8 @@ def watch(model: nn.Module, params: Any, batch: registry.Batch) -> Watched:
     if recurrent := [*filter(kinds.is_recurrent, model.cfg.attentions)]:
         raise UserError(f"layers with attention {min(recurrent)!r} have no attention weights, but a recurrent state")
     cfg, arguments = model.cfg, model.arguments(batch)
-    _, collected = model.apply({"params": params}, **arguments, mutable=[COLLECTION])
-    stacks = convert_layers(collected[COLLECTION], cfg, scan_layers=False)
+    _, collected = model.apply({"params": params}, **arguments, mutable=[WATCHED])
+    stacks = convert_layers(collected[WATCHED], cfg, scan_layers=False)
     depths = {"encoder": cfg.encoder_layers, "decoder": cfg.decoder_layers}
     layers = {
         name: [_layer(stacks[name], number, shared=cfg.shared_layers) for number in range(depth)]
@@ -167,7 +167,7 @@ def without_padding(watched: Watched, family: type[Family], lengths: dict[str, i
 def _operands(layer: dict[str, Any], name: str, kind: str) -> Operands:
     module = "cross_attention" if name == "cross" else "self_attention"
     if "operands" not in layer.get(module, {}):
-        raise UserError(f"model.attention={kind!r} does not store its operands: call `nn.watch.watch` in the module")
+        raise UserError(f"model.attention={kind!r} does not store its operands: call `nn.module.watch` in the module")
     (operands,) = layer[module]["operands"]
     return operands
 

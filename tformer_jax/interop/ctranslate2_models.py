@@ -7,7 +7,7 @@ do, and it divides the logits of a T5 with a head of its own, which transformers
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.base.packages import require
+from tformer_jax.base.checks import require
 from tformer_jax.interop.files import read_config
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError, first_line
-from tformer_jax.base.packages import import_extra
 from tformer_jax.interop.architecture import Settings, check
 from tformer_jax.interop.files import StoredArrays
 

@@ -114,7 +114,7 @@ def _traced(cfg: ModelConfig, batch: Any, *, all_scores: bool, method: str = "__
     """Returns the jaxpr of a forward pass."""
     model = registry.build(dataclasses.replace(cfg, attention_backend="reference"))  # others hide products in loops
     example = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
-    shapes = nn.unbox(registry.shapes(model))
+    shapes = nn.unbox(registry.shapes(cfg.model_class(cfg)))  # cached where the caller has this model
     with _on_tpu() if all_scores else contextlib.nullcontext():
         forward = functools.partial(registry.forward, model, method=method)
         return jax.make_jaxpr(lambda params, batch: forward(params, batch).values)(shapes, example).jaxpr

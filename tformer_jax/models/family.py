@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import errors
 
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.models import Batch
 from tformer_jax.nn.masks import check_padding_mask

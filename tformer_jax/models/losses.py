@@ -14,8 +14,8 @@ from tformer_jax.data.columns import TAUGHT_IDS, TAUGHT_LOG_P
 from tformer_jax.models import registry
 from tformer_jax.nn.attention_ops import attention_weights
 from tformer_jax.nn.linear import LOW_RANK
+from tformer_jax.nn.module import WATCHED
 from tformer_jax.nn.quantized import is_quantized
-from tformer_jax.nn.watch import COLLECTION
 from tformer_jax.special_tokens import IGNORED
 
 Tree = TypeVar("Tree")
@@ -80,7 +80,7 @@ def guided_loss(collected: Any, cfg: ModelConfig, batch: registry.Batch, guide: 
     layer = cfg.decoder_layers - 1 if guide.head.layer is None else guide.head.layer
     from tformer_jax.models.conversions import convert_layers
 
-    decoder = convert_layers(collected[COLLECTION], cfg, scan_layers=False)["decoder"]
+    decoder = convert_layers(collected[WATCHED], cfg, scan_layers=False)["decoder"]
     stored = decoder[f"layers_{layer}"]["cross_attention"]
     if "operands" not in stored:
         raise UserError(f"train.guided_alignment: model.attention={cfg.attention!r} does not store its operands")
@@ -158,7 +158,7 @@ def batch_loss(
     """
     method = "__call__" if chunk is None else "features"
     options: Any = {"train": True, "dropout_key": dropout_key, "low_rank": low_rank, "method": method}
-    watched = () if guide is None else (COLLECTION,)
+    watched = () if guide is None else (WATCHED,)
     (values, labels, auxiliary_loss), collected = registry.watched_forward(model, params, batch, watched, **options)
     if guide is not None:
         auxiliary_loss += guide.weight * guided_loss(collected, model.cfg, batch, guide)

@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.models import Batch

@@ -10,8 +10,8 @@ from tformer_jax.nn.attention_ops.paged import attend_pages
 from tformer_jax.nn.attention_ops.select import backend_for_cache
 from tformer_jax.nn.kv_cache import TokenCache
 from tformer_jax.nn.masks import Mask, as_mask, check_explicit
+from tformer_jax.nn.module import watch
 from tformer_jax.nn.slots import Slots
-from tformer_jax.nn.watch import watch
 
 Entries = TypeVar("Entries", bound=TokenCache)
 

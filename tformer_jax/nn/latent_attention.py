@@ -15,11 +15,10 @@ from tformer_jax.nn.cached_attention import attend_with_cache
 from tformer_jax.nn.kv_cache import Stored, TokenCache
 from tformer_jax.nn.linear import Linear, query_factor
 from tformer_jax.nn.masks import Mask, as_mask
-from tformer_jax.nn.module import Module, check_vectors
+from tformer_jax.nn.module import Module, check_vectors, watch
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
-from tformer_jax.nn.watch import watch
 
 
 @flax.struct.dataclass
@@ -63,7 +62,7 @@ class LatentAttention(Module):
 
     @staticmethod
     def rotated_size(cfg: ModelConfig) -> int:
-        """Returns R."""
+        """Returns R, the number of features of a head that rotary positions turn."""
         return cfg.mla.rotary_dim
 
     @staticmethod

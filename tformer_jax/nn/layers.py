@@ -16,10 +16,10 @@ from tformer_jax.nn.dropout import Dropout
 from tformer_jax.nn.ffn import make_ffn
 from tformer_jax.nn.kv_cache import LayerCache
 from tformer_jax.nn.masks import Mask
+from tformer_jax.nn.module import watch
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
-from tformer_jax.nn.watch import watch
 
 
 @flax.struct.dataclass

@@ -1,4 +1,4 @@
-"""Base class of the modules that have parameters, and the names of parameters."""
+"""Base class of the modules that have parameters, the names of parameters, and values that modules expose."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
 
+WATCHED = "watch"
+"""Collection of the values that `watch` exposes."""
 NO_DROPOUT_KEY = (
     "train=True draws dropout masks: pass rngs={'dropout': jax.random.key(0)}, or set the rates of dropout to 0"
 )
@@ -71,3 +73,27 @@ class Module(nn.Module):
             if existing is not None and existing.shape == shape
             else super().param(name, init_fn, shape, *init_args)
         )
+
+
+def watch(module: nn.Module, **values: Any) -> None:
+    """Exposes intermediate values, which are pytrees, in the collection "watch" if that is requested.
+
+    `model.apply(..., mutable=["watch"])` also returns the collection, a tree by module name. Without it, nothing is
+    computed or stored: the traced program is the same. `inference.watch` reads the collection.
+
+    =====================  ============  ==================================================================
+    module                 name          value
+    =====================  ============  ==================================================================
+    attention              `operands`    `attention_ops.Operands`, after norms, rotation and KV cache
+    `Residual`             `stream`      [B, T, D], the residual stream before the sub-layer
+    `Residual`             `added`       [B, T, D], what the sub-layer adds to it, before dropout
+    `Stack`                `stream`      [B, T, D], the residual stream after all layers
+    =====================  ============  ==================================================================
+
+    Each value is in a tuple, as `flax.linen.Module.sow` stores it: of one element, or with `model.shared_layers` of one
+    for each use of the layer. Scanned layers have a leading axis of repetitions in each leaf. Attention to a paged KV
+    cache is not watched, and neither is `LatentAttention` with a cache.
+    """
+    if module.is_mutable_collection(WATCHED) and not module.is_initializing():
+        for name, value in values.items():
+            module.sow(WATCHED, name, value)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.config import ModelConfig
 
 CALIBRATION = f"absmax,{127.5 / 127}"
@@ -20,7 +20,7 @@ CALIBRATION = f"absmax,{127.5 / 127}"
 def check_installed(cfg: ModelConfig) -> None:
     """Raises `UserError` if `cfg.quantization` is set and qwix is not installed."""
     if cfg.quantization is not None:
-        packages.require(f"model.quantization={cfg.quantization!r}", ("qwix",), "quantize")
+        checks.require(f"model.quantization={cfg.quantization!r}", ("qwix",), "quantize")
 
 
 def is_quantized(parameter: Any) -> bool:

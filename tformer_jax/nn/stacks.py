@@ -15,11 +15,10 @@ from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.linear import LOW_RANK
 from tformer_jax.nn.masks import Mask, check_padding_mask, lookahead_mask
-from tformer_jax.nn.module import check_vectors
+from tformer_jax.nn.module import WATCHED, check_vectors, watch
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
 from tformer_jax.nn.slots import Tokens
-from tformer_jax.nn.watch import COLLECTION, watch
 
 
 def make_layer(cfg: ModelConfig, number: int, *, cross: bool, bidirectional: bool) -> TransformerLayer:
@@ -101,7 +100,7 @@ class Stack(nn.Module):
         if self.repetitions:
             scan = nn.scan(
                 repeat,
-                variable_axes={"params": 0, LOW_RANK: 0, "losses": 0, COLLECTION: 0},
+                variable_axes={"params": 0, LOW_RANK: 0, "losses": 0, WATCHED: 0},
                 split_rngs={"params": True, "dropout": True},
                 in_axes=nn.broadcast,
                 length=self.repetitions,

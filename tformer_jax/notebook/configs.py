@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax import config
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli.config_file import config_path, run_file, shipped_configs
 from tformer_jax.config import Config

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from tformer_jax.base.arguments import check_type, type_with_article
+from tformer_jax.base.checks import check_type, type_with_article
 from tformer_jax.base.cpu import train_step_options
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path

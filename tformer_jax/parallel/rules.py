@@ -37,7 +37,7 @@ MUST_DIVIDE = {axes.HEADS: "num_heads", axes.MLP: "ffn_dim", axes.EMBED: "dim", 
 
 
 @contextlib.contextmanager
-def use_mesh(mesh: Mesh) -> Iterator[None]:
+def use_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
     """Context in which traced activations are sharded by `RULES`; arguments must be on the mesh."""
     linen_rules = [(name, where or None) for name, where in RULES.items()]
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(linen_rules):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.base import packages
-from tformer_jax.base.arguments import check_type
+from tformer_jax.base import checks
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.config.fields import nearest
 from tformer_jax.report.charts import LOGARITHMIC, TITLES, order_metrics
@@ -43,7 +43,7 @@ def plot_history(history: Mapping[str, np.ndarray], names: Sequence[str] = ()) -
     Raises:
         UserError: a metric is not in the history, it is empty, or matplotlib is not installed.
     """
-    packages.require("a plot", ("matplotlib",), "report")
+    checks.require("a plot", ("matplotlib",), "report")
     from matplotlib.figure import Figure
 
     for name in names:

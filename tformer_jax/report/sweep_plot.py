@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.config.metrics import base_metric
 from tformer_jax.report.charts import TITLES, title_of
@@ -23,7 +23,7 @@ def check_plot(path: Path) -> None:
     Raises:
         UserError: matplotlib is not installed, or the suffix of `path` is not one of `FORMATS`.
     """
-    packages.require("--plot", ("matplotlib",), "report")
+    checks.require("--plot", ("matplotlib",), "report")
     if path.suffix not in FORMATS:
         raise UserError(f"--plot {path}: the name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 

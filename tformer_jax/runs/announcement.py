@@ -14,7 +14,7 @@ from tformer_jax.runs.progress import describe_classes
 from tformer_jax.train import lora
 
 
-def first_line(experiment: Experiment, params: Any, step: int) -> str:
+def opening_line(experiment: Experiment, params: Any, step: int) -> str:
     """Returns a line with the name, parameters, devices, classes, attention backends and folder of a run.
 
     If `step` is not 0, it ends with the step that the run continues from.
@@ -45,7 +45,7 @@ def data_facts(experiment: Experiment) -> dict[str, Any]:
 def devices(experiment: Experiment) -> str:
     """Returns the devices of the run, as text."""
     count = experiment.group.count
-    used = provenance.hardware(list(experiment.mesh.devices.flat))["devices"]
+    used = provenance.describe_hardware(list(experiment.mesh.devices.flat))["devices"]
     return used + (f" of {count} processes" if count > 1 else "")
 
 

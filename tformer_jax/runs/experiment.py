@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax import config
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, is_remote, resolved
 from tformer_jax.config import Config
@@ -222,7 +222,7 @@ def _check(built: Experiment, *, resume: bool) -> None:
     if built.optimizer is None:
         optimizers.build(cfg, registry.shapes(built.model))  # raises
     if cfg.train.lora_base is not None:
-        packages.require(f"train.lora_base={cfg.train.lora_base!r}", ("qwix",), "quantize")
+        checks.require(f"train.lora_base={cfg.train.lora_base!r}", ("qwix",), "quantize")
     if start_from is not None:
         if built.finished is None and not (resume and run_folder.holds_checkpoint(folder)):
             from tformer_jax.runs import start_from as other_run

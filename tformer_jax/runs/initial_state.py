@@ -4,8 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import optax
-
 from tformer_jax.models import registry
 from tformer_jax.models.losses import Teacher
 from tformer_jax.parallel import placement
@@ -30,7 +28,7 @@ def start_or_restore(
     """
     cfg, model, mesh, batches = experiment.cfg, experiment.model, experiment.mesh, experiment.batches
     optimizer = experiment.optimizer or optimizers.build(cfg, registry.shapes(model))
-    abstract = state.abstract(model, optimizer, cfg, mesh)
+    init, abstract = state.initializer(model, optimizer, cfg, mesh)
     vocab_size = experiment.tokenizers.target.vocab_size
     train_step = make_train_step(model, optimizer, cfg, vocab_size=vocab_size, teacher=teacher)
     step = jitted(train_step, abstract, mesh)
@@ -42,7 +40,8 @@ def start_or_restore(
 
     if checkpointer.latest_step() is None:
         with compiling(step, abstract, placed_first, *([teacher.params] if teacher else [])):
-            start = _new_state(experiment, optimizer, say)
+            params = [] if experiment.start_from is None else [load_initial(experiment, say)]
+            start = state.on_devices(init, abstract, mesh, *params, donate=not cfg.train.lora_base)
             if batches.peek():
                 training_flops(cfg, placed_first())  # traced while the step compiles
     else:
@@ -53,14 +52,6 @@ def start_or_restore(
         batches.set_state(host["batches"])
     batches.start()
     return step, start, host
-
-
-def _new_state(
-    experiment: Experiment, optimizer: optax.GradientTransformation, say: Callable[[str], None]
-) -> TrainState:
-    cfg, model, mesh = experiment.cfg, experiment.model, experiment.mesh
-    params = None if experiment.start_from is None else load_initial(experiment, say)
-    return state.create(model, optimizer, cfg, mesh, params, donate=True)
 
 
 def load_initial(experiment: Experiment, say: Callable[[str], None]) -> Any:

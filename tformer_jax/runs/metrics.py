@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import RunError
 from tformer_jax.base.paths import append_lines, finite, is_remote, write_text
 from tformer_jax.base.workarounds import import_prevented
@@ -148,4 +148,4 @@ class WeightsAndBiases:
 def check_installed(cfg: Config) -> None:
     """Raises `UserError` if the package of a requested sink is not installed."""
     if cfg.train.wandb:
-        packages.require("train.wandb", ("wandb",), "wandb")
+        checks.require("train.wandb", ("wandb",), "wandb")

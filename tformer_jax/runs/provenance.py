@@ -28,7 +28,7 @@ PROGRAM = "tformer"
 
 
 def collect(used: Sequence[Any] | None = None) -> dict[str, Any]:
-    """Returns the versions of packages, the git revision, the command as typed, and what `hardware` returns.
+    """Returns the versions of packages, the git revision, the command as typed, and what `describe_hardware` returns.
 
     Also JAX's matmul precision, if it is set.
     """
@@ -40,7 +40,7 @@ def collect(used: Sequence[Any] | None = None) -> dict[str, Any]:
         "git_revision": _git_revision(),
         "python": platform.python_version(),
         "packages": versions(),
-        "hardware": hardware(used),
+        "hardware": describe_hardware(used),
         **({"matmul_precision": precision} if precision else {}),
     }
 
@@ -71,7 +71,7 @@ def version(package: str) -> str | None:
         return None
 
 
-def hardware(used: Sequence[Any] | None = None) -> dict[str, Any]:
+def describe_hardware(used: Sequence[Any] | None = None) -> dict[str, Any]:
     """Returns the processor, the number of usable cores and the JAX devices.
 
     Args:

@@ -84,7 +84,7 @@ def initial_params(model: nn.Module, seed: int, mesh: Mesh, names: Sequence[str]
         every = flatten_dict(conversions.convert_layers(params, model.cfg, scan_layers=False), sep="/")
         return {name: every[name] for name in names}
 
-    return on_devices(init, {name: leaves[name].sharding for name in names}, mesh) if names else {}
+    return on_devices(init, {name: leaves[name] for name in names}, mesh) if names else {}
 
 
 def load_matching(

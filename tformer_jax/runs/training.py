@@ -172,7 +172,7 @@ class Training:
             record.write_json("model.json", announcement.model_facts(experiment, self.trainer.state.params))
             record.write_json("data.json", announcement.data_facts(experiment))
         record.view.begin(step)
-        record.view.say(announcement.first_line(experiment, self.trainer.state.params, step))
+        record.view.say(announcement.opening_line(experiment, self.trainer.state.params, step))
         record.events.write(step, "resume" if step else "start", announcement.devices(experiment))
         if text := "; ".join(self.changes.texts):
             record.view.say(f"Changed settings from step {step} on: {text}")

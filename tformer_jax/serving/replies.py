@@ -216,7 +216,7 @@ class SentencesReply(TranslationReply):
         return super().complete(list(self._joined(outputs)), result)
 
     def chunk(self, event: Event) -> None:
-        """Returns None."""
+        """Returns None: translations are complete only when all of their sentences are."""
 
     def last(self, outputs: Outputs, result: Any) -> Iterator[dict[str, Any]]:
         """Yields the translations."""

@@ -35,13 +35,7 @@ class TrainState:
 
 
 def create(
-    model: nn.Module,
-    optimizer: optax.GradientTransformation,
-    cfg: Config,
-    mesh: Mesh,
-    params: Any = None,
-    *,
-    donate: bool = False,
+    model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh, params: Any = None
 ) -> TrainState:
     """Creates the initial state, each leaf directly on the devices that hold it.
 
@@ -49,22 +43,21 @@ def create(
 
     Args:
         params: initial parameters of the model; None: newly initialized ones.
-        donate: the state takes the memory of `params`, which must not be used afterwards.
     """
-    init, shardings = initializer(model, optimizer, cfg, mesh)
-    given = () if params is None else (params,)
-    return on_devices(init, shardings, mesh, *given, donate=donate and not cfg.train.lora_base)
+    init, start = initializer(model, optimizer, cfg, mesh)
+    return on_devices(init, start, mesh, *(() if params is None else (params,)))
 
 
-def on_devices(function: Callable[..., T], shardings: Any, mesh: Mesh, *arguments: Any, donate: bool = False) -> T:
+def on_devices(function: Callable[..., T], results: Any, mesh: Mesh, *arguments: Any, donate: bool = False) -> T:
     """Calls a function that is compiled as `create` describes.
 
     Args:
-        shardings: shardings of its results.
-        donate: its results take the memory of `arguments`.
+        results: the results' shapes, with shardings.
+        donate: the results take the memory of `arguments`, which must not be used afterwards.
     """
     options = initialization_options(mesh.devices.flat[0].platform)
     donated = tuple(range(len(arguments))) if donate else ()
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, results)
     with rules.use_mesh(mesh):
         compiled = jax.jit(function, out_shardings=shardings, donate_argnums=donated, compiler_options=options)
         return compiled(*arguments)
@@ -74,18 +67,13 @@ def abstract(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state, for restoring a checkpoint, without computing it."""
-    init, shardings = initializer(model, optimizer, cfg, mesh)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(init),
-        shardings,
-    )
+    return initializer(model, optimizer, cfg, mesh)[1]
 
 
 def initializer(
     model: nn.Module, optimizer: optax.GradientTransformation, cfg: Config, mesh: Mesh | AbstractMesh
-) -> tuple[Callable[..., TrainState], Any]:
-    """Returns a function from parameters (default: newly initialized) to the initial state, and its shardings."""
+) -> tuple[Callable[..., TrainState], TrainState]:
+    """Returns a function from parameters (default: newly initialized) to the initial state, and `abstract`'s result."""
     shapes = registry.shapes(model)
 
     def init(params: Any = None) -> TrainState:
@@ -96,6 +84,11 @@ def initializer(
         mean = None if cfg.train.ema_decay is None else optax.tree.cast(trainable, jnp.float32)
         return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trainable), ema=mean)
 
+    with rules.use_mesh(mesh):  # as in `on_devices`, which JAX then need not trace again
+        start = jax.eval_shape(init)
     zero1 = cfg.parallel.preset == "zero1"
     moments = lora.trainable_shapes(cfg.train, shapes) if cfg.train.lora_rank else optimizers.split_shapes(cfg)
-    return init, rules.state_shardings(mesh, shapes, jax.eval_shape(init), boxed_moments=moments, zero1=zero1)
+    shardings = rules.state_shardings(mesh, shapes, start, boxed_moments=moments, zero1=zero1)
+    return init, jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), start, shardings
+    )

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.lab.benchmarks import decode, decode_systems, turns
 from tformer_jax.lab.commands import benchmark
@@ -85,7 +85,7 @@ def test_only_the_cpu_is_compared(monkeypatch):
 
 @pytest.mark.slow
 def test_missing_peers_are_named_and_the_record_has_ours(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(packages, "not_installed", lambda modules: list(modules[-1:]))
+    monkeypatch.setattr(checks, "not_installed", lambda modules: list(modules[-1:]))
     monkeypatch.setattr(turns, "PAUSE", 0.0)
     benchmark.main(["decode", *FLAGS, "--record", str(tmp_path / "decode.json")])
     printed = capsys.readouterr().out

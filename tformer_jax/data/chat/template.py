@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.json_files import read_json
-from tformer_jax.base.packages import import_extra
 from tformer_jax.data.chat.messages import MARKS, Chat
 
 PLAIN = """\

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer_jax.base.arguments import type_with_article
+from tformer_jax.base.checks import type_with_article
 from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.characters import is_blank

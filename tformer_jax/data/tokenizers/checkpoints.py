@@ -9,9 +9,9 @@ from typing import Any
 
 import tokenizers as hf
 
+from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.json_files import Settings, read_json
-from tformer_jax.base.packages import import_extra
 from tformer_jax.config.examples import SENTINELS
 from tformer_jax.data.chat.template import TEMPLATE_FILE, default_template
 from tformer_jax.data.tokenizers.chats import with_chat

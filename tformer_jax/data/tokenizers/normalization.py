@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
 
+from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.packages import import_extra
 from tformer_jax.config import DataConfig
 from tformer_jax.data import characters
 from tformer_jax.data.corpora.example import is_cleaned

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import tokenizers as hf
 
-from tformer_jax.base.packages import import_extra
+from tformer_jax.base.checks import import_extra
 from tformer_jax.data.tokenizers.base import (
     FIRST,
     SENTINEL,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import tokenizers as hf
 
+from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.packages import import_extra
 from tformer_jax.data.tokenizers.base import FIRST, TAG, Tokenizer
 from tformer_jax.data.tokenizers.files import from_json
 from tformer_jax.data.tokenizers.huggingface import BYTE, HFTokenizer

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.packages import import_extra
 from tformer_jax.data.tokenizers.base import FIRST, Tokenizer
 from tformer_jax.special_tokens import UNK
 

@@ -28,7 +28,7 @@ from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_ne
 from tformer_jax.inference.engine.rows import NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import PendingRequest, Vacancy, admit
 from tformer_jax.inference.engine.state import Plan
-from tformer_jax.inference.final_texts import Finisher, Unfinished, is_changed, is_withheld
+from tformer_jax.inference.final_texts import Finisher, Unfinished, is_withheld, needs_finishing
 from tformer_jax.inference.forced import FirstTokens, first_tokens
 from tformer_jax.inference.languages import Languages
 from tformer_jax.inference.layout import decoding_layout
@@ -265,7 +265,7 @@ class Engine:
                 phrases=phrases,
                 masked=masked,
                 unfinished=Unfinished(decode, tokens, prompt[0], text, masked.originals, segment, language)
-                if is_changed(decode)
+                if needs_finishing(decode)
                 else None,
             )
             for sample in range(1 if decode.strategy == "beam" else request.num_outputs)

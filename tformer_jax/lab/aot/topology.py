@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError, first_line
 
 ACCELERATORS = {
@@ -32,7 +32,7 @@ def slice_devices(name: str) -> Sequence[jax.Device]:
         raise UserError(
             f"--topology {name}: write a kind ({', '.join(ACCELERATORS)}) and the sides of the slice, such as v5e:4x4"
         )
-    packages.require("--topology", ("libtpu",), "aot")
+    checks.require("--topology", ("libtpu",), "aot")
     accelerator, cores = ACCELERATORS[kind]
     chips = math.prod(map(int, sides.split("x")))
     os.environ |= {

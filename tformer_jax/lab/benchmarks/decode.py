@@ -14,7 +14,7 @@ from flax import linen as nn
 from rich.console import Console
 
 from tformer_jax import presets
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli.common import add_number
 from tformer_jax.cli.tables import make_table
@@ -85,7 +85,7 @@ def measure_decoding(options: argparse.Namespace) -> dict[str, Any]:
         RunError: the outputs of a system differ from this library's.
     """
     check_options(options)
-    threads = provenance.hardware()["cores"]
+    threads = provenance.describe_hardware()["cores"]
     systems = installed_systems(*random_model(options), options, threads)
     cases = []
     for workload in workloads(options):
@@ -142,7 +142,7 @@ def installed_systems(cfg: ModelConfig, params: Any, options: argparse.Namespace
     model: Any = registry.build(cfg)
     parts = model, params, options.batch, options.length
     systems: dict[str, System] = {OURS: decode_systems.Ours(*parts), LOOP: decode_systems.JittedLoop(*parts)}
-    absent = {name: packages.not_installed(modules) for name, (_, modules) in PEERS.items()}
+    absent = {name: checks.not_installed(modules) for name, (_, modules) in PEERS.items()}
     for name in filter(absent.get, absent):
         print(f'skipping {name}: {", ".join(absent[name])} not installed: pip install -e ".[benchmark]"', flush=True)
     present = [name for name in absent if not absent[name]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import RunError
 from tformer_jax.base.numbers import MIB
 from tformer_jax.cli.tables import make_table
@@ -117,7 +117,7 @@ def first_step(system: Remote) -> tuple[float, dict[str, Any]]:
 
 def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:
     """Returns why PyTorch cannot be compared, or None."""
-    if packages.not_installed(["torch"]):
+    if checks.not_installed(["torch"]):
         return 'it is not installed: pip install -e ".[benchmark]"'
     if backend not in ("cpu", "gpu"):
         return f"the comparison runs on a CPU or a GPU, but JAX uses the {backend}: set JAX_PLATFORMS=cpu"

@@ -70,7 +70,7 @@ class Ours:
 
     def hardware(self) -> dict[str, Any]:
         """Returns the hardware of this process, JAX's backend and the number of its devices."""
-        return provenance.hardware() | {"backend": jax.default_backend(), "device_count": jax.device_count()}
+        return provenance.describe_hardware() | {"backend": jax.default_backend(), "device_count": jax.device_count()}
 
     def facts(self) -> dict[str, Any]:
         """Returns the peak memory, of the device or on a CPU of the process, compilations, attention and versions."""

@@ -104,7 +104,7 @@ def machine_table(gpus: list[machine_checks.Gpu], run: Path) -> Table:
         "devices": f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})",
         "memory of a device": format_size(memory) if memory else "unknown",
         "processes": f"{jax.process_count()}; this is number {jax.process_index()}",
-        "processor": "{processor}; cores: {cores}".format(**provenance.hardware()),
+        "processor": "{processor}; cores: {cores}".format(**provenance.describe_hardware()),
         "memory of this host": format_size(host) if host else "unknown",
         "free disk": f"{format_size(disk.free)} of {format_size(disk.total)}",
         "NVIDIA": "; ".join(dict.fromkeys(f"{gpu.name}, {gpu.memory}, driver {gpu.driver}" for gpu in gpus)),

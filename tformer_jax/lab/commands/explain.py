@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
 from tformer_jax.cli.common import add_path, add_run, check_writable, load_run, new_parser, reporting_writes
@@ -18,7 +18,7 @@ TARGET = "Die Katze saß auf der Matte, weil die Katze müde war"
 def main(argv: Sequence[str] | None = None) -> None:
     """Writes the page and prints its path."""
     options = parser().parse_args(argv)
-    packages.require_pages("this command")
+    checks.require_pages("this command")
     check_writable(options.output, "--output")
     from tformer_jax.lab.explain import page
     from tformer_jax.lab.explain.topic import Example

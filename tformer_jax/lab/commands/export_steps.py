@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.base.checks import require
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.packages import require
 from tformer_jax.cli.common import add_number, check_new_folder, load_run, local_path, run_parser
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

@@ -22,7 +22,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.lab.explain.mathml import Math
 from tformer_jax.nn.attention import Attention
 from tformer_jax.nn.attention_ops import Operands, attention_weights
-from tformer_jax.nn.watch import COLLECTION
+from tformer_jax.nn.module import WATCHED
 
 MIN_TOKENS, MAX_TOKENS = 2, 32
 """Numbers of tokens that a text may have."""
@@ -97,8 +97,8 @@ def random_params(module: nn.Module, *arguments: Any, **options: Any) -> dict[st
 @functools.partial(jax.jit, static_argnums=0)
 def run_attention(module: Attention, params: Any, *inputs: jax.Array) -> tuple[jax.Array, Operands, jax.Array]:
     """Returns the output of an attention module, its operands, and its weights [B, N, T, S]."""
-    (out, _), collected = module.apply({"params": params}, *inputs, mutable=[COLLECTION])
-    (operands,) = collected[COLLECTION]["operands"]
+    (out, _), collected = module.apply({"params": params}, *inputs, mutable=[WATCHED])
+    (operands,) = collected[WATCHED]["operands"]
     return out, operands, attention_weights(operands)
 
 

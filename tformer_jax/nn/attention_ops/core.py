@@ -9,7 +9,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
 from tformer_jax.nn import sharding
@@ -210,6 +210,6 @@ def unsupported_reason(name: str, needs: Needs) -> str | None:
     unsupported = [] if backend.conditions is None else sorted(needs.conditions - backend.conditions)
     if unsupported:
         return f"does not support {', '.join(map(CONDITION_NAMES.__getitem__, unsupported))}"
-    if backend.extra and packages.not_installed([backend.extra]):
+    if backend.extra and checks.not_installed([backend.extra]):
         return f"needs {backend.extra}: pip install -e '.[{backend.extra}]', with Python 3.12 or later"
     return None

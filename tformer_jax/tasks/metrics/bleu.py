@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import sacrebleu
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError, one_line
 from tformer_jax.config import EvalConfig
 from tformer_jax.data.languages import read_language
@@ -80,7 +80,7 @@ class SpBleu(SacreMetric):
             raise section.error("spbleu_model", "must name the file of a SentencePiece model for eval.metrics='spbleu'")
 
     def build_scorer(self) -> sacrebleu.BLEU:
-        packages.require("spbleu", ("sentencepiece",), "tokenizers")
+        checks.require("spbleu", ("sentencepiece",), "tokenizers")
         import sentencepiece
 
         path = Path(self.evaluation.spbleu_model).expanduser()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
-from tformer_jax.base import packages
+from tformer_jax.base import checks
 from tformer_jax.config.metrics import Metric, References
 from tformer_jax.data.languages import read_language
 
@@ -22,7 +22,7 @@ class LanguageIdentifier:
     """
 
     def __init__(self, languages: Iterable[str]):
-        packages.require("off_target", ("lingua",), "languages")
+        checks.require("off_target", ("lingua",), "languages")
         import lingua
 
         spoken = {language_code(language.iso_code_639_1.name): language for language in lingua.Language.all()}

@@ -1,8 +1,10 @@
-"""Types of attributes, and checks of the types of arguments, each reported in a sentence that says what to pass."""
+"""Checks of the types of arguments and of installed packages, each reported in a sentence that says what to do."""
 
 import functools
+import importlib
+import importlib.util
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tformer_jax.base.errors import UserError
@@ -33,3 +35,25 @@ def plain_value_hint(value: Any, choices: Collection[str] | None) -> str:
         return f"; write {name!r}"
     transforms = hasattr(value, "init") and hasattr(value, "update")
     return "; pass a transformation of Optax to tj.train as optimizer=" if transforms else ""
+
+
+def require(what: str, modules: Sequence[str], extra: str) -> None:
+    """Raises `UserError`, which begins with `what`, if a module of an extra is not installed."""
+    if missing := not_installed(modules):
+        raise UserError(f'{what} needs {" and ".join(missing)}: pip install -e ".[{extra}]"')
+
+
+def require_pages(what: str) -> None:
+    """Raises `UserError`, which begins with `what`, if a package for pages of the report is not installed."""
+    require(what, ("jinja2", "plotly"), "report")
+
+
+def import_extra(what: str, module: str, extra: str) -> Any:
+    """Imports a module of an extra; arguments and exceptions are as for `require`."""
+    require(what, (module,), extra)
+    return importlib.import_module(module)
+
+
+def not_installed(modules: Sequence[str]) -> list[str]:
+    """Returns the modules that are not installed."""
+    return [name for name in modules if importlib.util.find_spec(name) is None]
