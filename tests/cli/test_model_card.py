@@ -89,7 +89,7 @@ def test_its_program_names_tokens_that_are_not_special(tmp_path):
         target=types.SimpleNamespace(special=special, vocab_size=target.vocab_size, vocabulary=target.vocabulary)
     )
     own = types.SimpleNamespace(config=run.config, tokenizers=tokenizers)
-    program = model_card._converted_program("out", own, None)
+    program = model_card._converted_program("out", own, model_card.Tags())
     name = next(text for text, i in target.vocabulary()[1].items() if i == token)
     assert f"{name!r}]" in program and f"suppress_sequences=[[{name!r}]]" in program and "None" not in program
 

@@ -7,6 +7,7 @@ with the published files.
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -126,6 +127,31 @@ def test_outputs_of_the_import_and_of_the_export(imported, name, tmp_path):
             assert actual == their_outputs(tokenizer, theirs, name, beams)
     assert len(set(actual)) > 1
     family_table.record(name, outputs="greedy, beams", export="arrays, outputs")
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "ctranslate2"])
+@pytest.mark.parametrize("name", rest_slow([name for name, (_, target) in LANGUAGES.items() if target], 2))
+def test_the_program_of_the_model_card_writes_what_the_run_writes(imported, name, kind, tmp_path, monkeypatch, capsys):
+    """Regression test: sources had two tags, or outputs had no language.
+
+    transformers writes the tags of MADLAD-400 as text, and CTranslate2 the rows of M2M-100 that are no tokens, which
+    only random weights prefer.
+    """
+    pytest.importorskip("transformers" if kind == "huggingface" else "ctranslate2")
+    _, run, _ = imported(name)
+    export_hf.main(["--run", str(run.path), str(tmp_path / "out"), "--format", kind, "--no-check"])
+    program = re.search(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[1]
+    unused = [[f"madeupword{i}"] for i in range(8)] if "m2m100" in name else []
+    program = program.replace("beam_size", f"suppress_sequences={unused}, beam_size")
+    monkeypatch.chdir(tmp_path)
+    told = {"source_language": run.languages.sources[0]} if LANGUAGES[name][0] else {}
+    for text in TEXTS:
+        capsys.readouterr()
+        exec(compile(program.replace("TEXT", text), "README.md", "exec"), {})
+        written = re.sub("<2[a-z]+>", "", capsys.readouterr().out.removesuffix("\n"))
+        assert [written] == run.translate(
+            [text], to=run.languages.targets[1], unknown="omit", strategy="greedy", **told
+        )
 
 
 def test_codes_of_marian_are_tags_if_there_are_several(tmp_path):

@@ -19,7 +19,7 @@ from tformer_jax.cli.common import format_size, load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
-from tformer_jax.data.tokenizers.exported import export_tokenizers, language_options
+from tformer_jax.data.tokenizers.exported import adds_tags, export_tokenizers, language_options
 from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf, sentence_transformers
 from tformer_jax.interop.architecture import label_fields
 from tformer_jax.models import cost, registry
@@ -56,6 +56,7 @@ def save_run(options: argparse.Namespace) -> None:
         model_type, reports, notes = WRITERS[options.format](unfinished, options, run, origin)
         auto, name = export_checks.CLASSES[run.config.model.family], place.name
         given = {"kind": options.format, "license_name": options.license, "base": _base(options, origin)}
+        given["adds_tags"] = adds_tags(run.tokenizers.source, model_type)
         model_card.write(written, name, run, origin, auto=auto, **given)
         written.replace(place)
     except export_checks.Difference as error:

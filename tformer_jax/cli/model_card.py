@@ -5,7 +5,7 @@ https://huggingface.co/docs/hub/model-cards describes the fields before its text
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import jax
 import tformer_jax as tj
 from tformer_jax.config.task import task_of
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT
+from tformer_jax.data.tokenizers.language_tags import tagged_language
 from tformer_jax.inference.languages import own_direction
 from tformer_jax.interop import generation
 from tformer_jax.report import sections
@@ -31,12 +32,16 @@ PIPELINES = {
 """The hub's names of what a model does, by the verb of its task."""
 LIBRARIES = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "peft": "peft"}
 """The hub's names of libraries, by the format of an export."""
+TEXT = "TEXT"
+"""What stands for a text in programs."""
 TRANSFORMERS = """from transformers import {auto}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{base}")
 model = {auto}.from_pretrained("{base}")
 {adapter}"""
-INPUTS = """inputs = tokenizer("TEXT", return_tensors="pt")
+LANGUAGE = """tokenizer.src_lang = {language}
+"""
+INPUTS = """inputs = tokenizer({text}, return_tensors="pt")
 """
 TAGGED_INPUTS = """tags = tokenizer.convert_tokens_to_ids({source})
 inputs = {{"input_ids": torch.tensor([tags + tokenizer("TEXT")["input_ids"]])}}
@@ -44,17 +49,18 @@ inputs = {{"input_ids": torch.tensor([tags + tokenizer("TEXT")["input_ids"]])}}
 TAGGED_OUTPUTS = """start = [model.config.decoder_start_token_id, *tokenizer.convert_tokens_to_ids({target})]
 inputs["decoder_input_ids"] = torch.tensor([start])
 """
+OWN_OUTPUTS = ", {setting}=tokenizer.convert_tokens_to_ids({target})"
 ADAPTER = """model = PeftModel.from_pretrained(model, "{folder}")
 """
-GENERATION = """output = model.generate(**inputs{stops})[0]
+GENERATION = """output = model.generate(**inputs{options})[0]
 print(tokenizer.decode(output, skip_special_tokens=True))
 """
 CTRANSLATE2 = """import ctranslate2
 from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
-model = ctranslate2.{kind}("{folder}")
-tokens = {tags}tokenizer.convert_ids_to_tokens(tokenizer("TEXT")["input_ids"])
+{language}model = ctranslate2.{kind}("{folder}")
+tokens = {tags}tokenizer.convert_ids_to_tokens(tokenizer({text})["input_ids"])
 output = model.{method}([tokens], {options})[0].{field}[0]
 print(tokenizer.decode(tokenizer.convert_tokens_to_ids(output), skip_special_tokens=True))
 """
@@ -70,6 +76,7 @@ def write(
     kind: str,
     base: str = "",
     license_name: str | None = None,
+    adds_tags: bool = False,
 ) -> None:
     """Writes README.md to a folder.
 
@@ -80,6 +87,7 @@ def write(
         kind: format of the export, a key of `LIBRARIES`.
         base: name or folder of the checkpoint that an adapter changes.
         license_name: identifier of the licence on the hub; None: it is not known.
+        adds_tags: whether the tokenizer of transformers adds language tags to texts.
     """
     (loaded,) = load_all([run.path])
     languages, named = _languages(run), base if kind == "peft" else str(origin.get("checkpoint", ""))
@@ -96,7 +104,7 @@ def write(
         f"# {run.config.name}",
         _table(("", ""), _facts(run, loaded, origin, license_name).items()),
         *_scores(loaded),
-        f"## Use\n\n```python\n{_program(name, run, auto, kind, base)}```",
+        f"## Use\n\n```python\n{_program(name, run, auto, kind, base, adds_tags=adds_tags)}```",
         _history(run, loaded, origin),
     ]
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -155,25 +163,33 @@ def _scores(loaded: RunFiles) -> list[str]:
     return ["\n\n".join(("## Scores", _table(("", "validation", "test"), rows), *signatures))]
 
 
-def _program(folder: str, run: tj.Run, auto: str, kind: str, base: str) -> str:
+def _program(folder: str, run: tj.Run, auto: str, kind: str, base: str, *, adds_tags: bool = False) -> str:
     """Returns a Python program that uses the exported folder."""
-    tags = _tags(run)
-    if kind != "ctranslate2":
-        adapter = ADAPTER.format(folder=folder) if kind == "peft" else ""
-        text = TRANSFORMERS.format(base=base if adapter else folder, auto=auto, adapter=adapter)
-        if tags:
-            text = f"import torch\n{text}{TAGGED_INPUTS.format(source=json.dumps(tags.source))}"
-        else:
-            text += INPUTS
-        text += TAGGED_OUTPUTS.format(target=json.dumps(tags.target)) if tags and tags.target else ""
-        stops = ", tokenizer=tokenizer" if run.config.decode.stop else ""
-        decodes = run.config.model.model_class.decodes
-        text += GENERATION.format(stops=stops) if decodes else "print(model(**inputs))\n"
-        return ("from peft import PeftModel\n" if adapter else "") + text
-    return _converted_program(folder, run, tags)
+    tags = _tags(run, adds_tags=adds_tags)
+    if kind == "ctranslate2":
+        return _converted_program(folder, run, tags)
+    adapter = ADAPTER.format(folder=folder) if kind == "peft" else ""
+    text = TRANSFORMERS.format(base=base if adapter else folder, auto=auto, adapter=adapter)
+    inputs, options = _inputs(tags)
+    options += ", tokenizer=tokenizer" if run.config.decode.stop else ""
+    result = GENERATION.format(options=options) if run.config.model.model_class.decodes else "print(model(**inputs))\n"
+    imports = ("import torch\n" if "torch." in inputs else "") + ("from peft import PeftModel\n" if adapter else "")
+    return f"{imports}{text}{inputs}{result}"
 
 
-def _converted_program(folder: str, run: tj.Run, tags: "Tags | None") -> str:
+def _inputs(tags: "Tags") -> tuple[str, str]:
+    """Returns the lines of a program that make its inputs, and the arguments of `generate` that name a language."""
+    if tags.source is not None:
+        lines = TAGGED_INPUTS.format(source=json.dumps(tags.source))
+    else:
+        language = LANGUAGE.format(language=json.dumps(tags.language)) if tags.language else ""
+        lines = language + INPUTS.format(text=json.dumps(tags.text, ensure_ascii=False))
+    if tags.language and len(tags.target) == 1:
+        return lines, OWN_OUTPUTS.format(setting=tags.setting, target=json.dumps(tags.target[0]))
+    return lines + (TAGGED_OUTPUTS.format(target=json.dumps(tags.target)) if tags.target else ""), ""
+
+
+def _converted_program(folder: str, run: tj.Run, tags: "Tags") -> str:
     """Returns a Python program that uses the exported folder in CTranslate2."""
     cfg, target, pair = run.config.decode, run.tokenizers.target, run.config.model.model_class.reads_source
     V = run.config.model.size("vocab_size")
@@ -190,13 +206,15 @@ def _converted_program(folder: str, run: tj.Run, tags: "Tags | None") -> str:
         top = {"sampling_topk": cfg.top_k or 0, "sampling_topp": 1.0 if cfg.top_p is None else cfg.top_p}
         options |= {**top, "sampling_temperature": cfg.temperature}
     options |= {"suppress_sequences": names} if names else {}
-    options |= {"target_prefix": [tags.target]} if tags and tags.target else {}
+    options |= {"target_prefix": [tags.target]} if tags.target else {}
     if not pair:
         ends = [tokens[token] for token in target.special.eos]
         options |= {"include_prompt_in_result": False, "end_token": ends}
     return CTRANSLATE2.format(
         folder=folder,
-        tags=f"{json.dumps(tags.source)} + " if tags and tags.source else "",
+        language=LANGUAGE.format(language=json.dumps(tags.language)) if tags.language else "",
+        tags=f"{json.dumps(tags.source)} + " if tags.source else "",
+        text=json.dumps(tags.text, ensure_ascii=False),
         kind="Translator" if pair else "Generator",
         method="translate_batch" if pair else "generate_batch",
         field="hypotheses" if pair else "sequences",
@@ -205,22 +223,37 @@ def _converted_program(folder: str, run: tj.Run, tags: "Tags | None") -> str:
 
 
 class Tags(NamedTuple):
-    """The names of the tags with which a source and its output start."""
+    """The tags of a direction in a program; by default, there are none."""
 
-    source: list[str]
-    target: list[str]
+    source: list[str] | None = None
+    """Names of the tags that the program puts before the tokens of a source; None: it puts none."""
+    target: Sequence[str] = ()
+    """Names of the tags with which an output starts."""
+    language: str = ""
+    """Language whose tag the tokenizer of transformers adds to a source; "": it adds none."""
+    setting: str = "forced_bos_token_id"
+    """Setting of transformers for the tag of an output, if `language` is not empty."""
+    text: str = TEXT
+    """The source, which may start with tags."""
 
 
-def _tags(run: tj.Run) -> Tags | None:
-    """Returns the tags of the first direction; None if the model reads none, or if its own tokenizer adds them."""
-    if not run.config.data.multilingual or CHECKPOINT in (run.tokenizers.source.kind, run.tokenizers.target.kind):
-        return None
-    source, targets = run.languages.sources[0], run.languages.targets
-    read, written = run.languages.tags(next((name for name in targets if name != source), targets[0]), source)
-    return Tags(
-        [str(run.tokenizers.source.special.name(i)) for i in read],
-        [str(run.tokenizers.target.special.name(i)) for i in written],
+def _tags(run: tj.Run, *, adds_tags: bool) -> Tags:
+    """Returns the tags of the first direction; `adds_tags` is as for `write`."""
+    if not run.config.data.multilingual:
+        return Tags()
+    language, targets = run.languages.sources[0], run.languages.targets
+    ids = run.languages.tags(next((name for name in targets if name != language), targets[0]), language)
+    source, target = run.tokenizers.source, run.tokenizers.target
+    read, written = (
+        [str(side.special.name(i)) for i in tags] for side, tags in zip((source, target), ids, strict=True)
     )
+    if adds_tags and len(read) == 1:
+        setting = "decoder_start_token_id" if target.special.tags_last else Tags().setting
+        return Tags(target=written, language=tagged_language(read[0]) or "", setting=setting)
+    tagged = " ".join((*read, TEXT))
+    if source.kind == CHECKPOINT and source.encode(tagged) == [*ids[0], *source.encode(TEXT)]:
+        return Tags(target=written, text=tagged)
+    return Tags(read, written)
 
 
 def _history(run: tj.Run, loaded: RunFiles, origin: dict[str, Any]) -> str:

@@ -95,11 +95,16 @@ def _is_plain_model(tokenizer: Tokenizer) -> TypeGuard[SentencePieceTokenizer]:
     return isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.keeps_ids and tokenizer.is_plain
 
 
+def _is_m2m_100(tokenizer: Tokenizer) -> bool:
+    """Returns whether a tokenizer is that of M2M-100, whose tags follow the vocabulary of its SentencePiece model."""
+    return _is_plain_model(tokenizer) and tokenizer.vocab is not None and not tokenizer.codes
+
+
 def _save_pieces(
     folder: Path, source: SentencePieceTokenizer, target: SentencePieceTokenizer, model_type: str
 ) -> dict[str, Any]:
     """Writes SentencePiece models, and returns the fields of tokenizer_config.json that they need."""
-    if source.vocab is not None and not source.codes:
+    if _is_m2m_100(source):
         return _save_m2m_100(folder, target)
     if source.vocab is not None:
         (folder / "source.spm").write_bytes(source.model)
@@ -127,8 +132,14 @@ def _save_m2m_100(folder: Path, tokenizer: SentencePieceTokenizer) -> dict[str, 
     return {
         "tokenizer_class": M2M_100,
         "language_codes": codes,
+        "additional_special_tokens": tag_names(tokenizer),
         "added_tokens_decoder": tokenizer.added.tokens,
     }
+
+
+def adds_tags(tokenizer: Tokenizer, model_type: str) -> bool:
+    """Returns whether a class of transformers adds the tag of a language to each text, for an exported tokenizer."""
+    return _is_m2m_100(tokenizer) or bool(language_options(tokenizer, model_type))
 
 
 def language_options(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
