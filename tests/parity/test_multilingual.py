@@ -166,6 +166,27 @@ def test_codes_of_marian_are_tags_if_there_are_several(tmp_path):
     assert source.special.wrap_side(source.encode("a dog"), (tags["fr"],)) == [*source.encode(">>fr<< a dog"), 0]
 
 
+def test_an_export_has_the_language_of_outputs(tmp_path, capsys):
+    """Regression test: `generate` of the export chose a language, unless the run does not translate into that one."""
+    model = multilingual.make(tmp_path / "theirs", "facebook/nllb-200-distilled-600M")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    fields = {"forced_bos_token_id": tokenizer.convert_tokens_to_ids("zho_Hans"), "max_length": 8}
+    fields |= {"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+    (tmp_path / "theirs" / "generation_config.json").write_text(json.dumps(fields))
+    import_hf.main([str(tmp_path / "theirs"), "--run", str(tmp_path / "run")])
+    export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check"])
+    places, ids = (tmp_path / "theirs", tmp_path / "out"), tokenizer("the cat", return_tensors="pt")
+    models = [type(model).from_pretrained(place, dtype=torch.float32).eval() for place in places]
+    expected, actual = (each.generate(**ids)[0].tolist() for each in models)
+    assert actual == expected and expected[1] == fields["forced_bos_token_id"]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["data"] |= {"language_fields": [], "source_tags": ["target"], "target_tags": []}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "other"), "--no-check"])
+    assert "not written: forced_bos_token_id of zho_Hans" in capsys.readouterr().err
+    assert "forced_bos_token_id" not in json.loads((tmp_path / "other" / "generation_config.json").read_text())
+
+
 def test_an_import_says_which_language_outputs_had(tmp_path, capsys):
     """As mbart-large-50-many-to-one-mmt, whose outputs are English."""
     multilingual.make(tmp_path / "theirs", "facebook/mbart-large-50-many-to-many-mmt")

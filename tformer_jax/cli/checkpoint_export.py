@@ -20,6 +20,7 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.data.tokenizers.exported import adds_tags, export_tokenizers, language_options
+from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf, sentence_transformers
 from tformer_jax.interop.architecture import label_fields
 from tformer_jax.models import cost, registry
@@ -198,10 +199,22 @@ def _write_files(
         settings, unwritten = generation.generation_fields(run.config.decode, run.config.model)
         sizes = run.tokenizers.target.vocab_size, run.config.model.size("vocab_size")
         fields |= settings | generation.suppressed_fields(special, *sizes)
+        forced, lost = _forced_language(run, origin)
+        fields, notes = fields | forced, notes + lost
     (folder / "generation_config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     if names := run.tokenizers.placeholders.names:
         notes.append(f"not written: data.placeholders={names!r}; symbols from U+F0000 on stand for them in all texts")
     return model_type, [*notes, *([f"not written: {', '.join(unwritten)}"] if unwritten else [])]
+
+
+def _forced_language(run: tj.Run, origin: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the field of the language that all outputs of the checkpoint have, or a note if the run lacks it."""
+    language = origin.get("companions", {}).get(companions.FORCED_LANGUAGE)
+    if language is None:
+        return {}, []
+    if language in run.languages.targets:
+        return {"forced_bos_token_id": languages_of(run.tokenizers.target)[language]}, []
+    return {}, [f"not written: forced_bos_token_id of {language}, into which the run does not translate"]
 
 
 def _without_other_modules(folder: Path, run: tj.Run, written: dict[str, Any]) -> list[str]:

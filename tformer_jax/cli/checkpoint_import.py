@@ -52,7 +52,7 @@ class Imported(NamedTuple):
     """Messages for the user."""
     embed: EmbedConfig = EmbedConfig()
     companions: Mapping[str, Any] = MappingProxyType({})
-    """What `companions.read` returns."""
+    """What `companions.read` returns, and the language that all outputs have by `FORCED_LANGUAGE` of that module."""
 
 
 def make_run(options: argparse.Namespace) -> None:
@@ -121,7 +121,9 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
     first = tokenizers.target.special.name(generation.forced_first(folder, theirs))
+    beside = companions.read(folder)
     if first and (language := tagged_language(first)):
+        beside[companions.FORCED_LANGUAGE] = language
         notes.append(f"its outputs start with {first} only if it is named: --to {language}")
     if "arrays" not in settings and (images := files.image_arrays(folder)):
         notes.append(f"not read: {len(images)} arrays of images; the run is of texts alone")
@@ -134,7 +136,7 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
         notes.append(f"{sentence_transformers.MODULES} of sentence-transformers: {written}")
     embed = dataclasses.replace(embed, only=only_embeds)
     origin = theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed
-    return Imported(*origin, companions.read(folder))
+    return Imported(*origin, beside)
 
 
 def _cleans_up(folder: Path, cfg: ModelConfig, tokenizer: Tokenizer) -> bool:

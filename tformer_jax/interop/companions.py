@@ -22,6 +22,8 @@ FIELDS = (
     *("model_input_names",),
 )
 """Fields of tokenizer_config.json that are copied."""
+FORCED_LANGUAGE = "forced_language"
+"""Key of the language whose tag `forced_bos_token_id` of a checkpoint is."""
 
 
 def read(folder: Path) -> dict[str, Any]:
