@@ -8,6 +8,7 @@ with the published files.
 import dataclasses
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -185,6 +186,22 @@ def test_an_export_has_the_language_of_outputs(tmp_path, capsys):
     export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "other"), "--no-check"])
     assert "not written: forced_bos_token_id of zho_Hans" in capsys.readouterr().err
     assert "forced_bos_token_id" not in json.loads((tmp_path / "other" / "generation_config.json").read_text())
+
+
+@pytest.mark.parametrize("name", rest_slow([name for name, (source, _) in LANGUAGES.items() if source], 1))
+def test_the_exported_tokenizer_has_the_language_of_sources(imported, name, tmp_path):
+    """Regression test: without `src_lang`, it read texts as of the first language of its class."""
+    folder, path = (
+        shutil.copytree(imported(name)[0], tmp_path / "theirs"),
+        tmp_path / "theirs" / "tokenizer_config.json",
+    )
+    source, target = reversed(LANGUAGES[name])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"src_lang": source, "tgt_lang": target}))
+    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+    export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out")])
+    theirs, ours = (transformers.AutoTokenizer.from_pretrained(place) for place in (folder, tmp_path / "out"))
+    assert ours(TEXTS, text_target=TEXTS) == theirs(TEXTS, text_target=TEXTS)
+    assert ours.src_lang == theirs.src_lang == source
 
 
 def test_an_import_says_which_language_outputs_had(tmp_path, capsys):

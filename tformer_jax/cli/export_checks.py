@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -141,22 +141,30 @@ def _check_ids(folder: Path, run: tj.Run) -> str:
     sides: dict[str, Tokenizer] = {"text": run.tokenizers.source}
     if pair and run.tokenizers.source.to_json() != run.tokenizers.target.to_json():
         sides["text_target"] = run.tokenizers.target
-    tags = []
     if hasattr(type(theirs), "src_lang"):
-        theirs.src_lang, tag = next(iter(languages_of(run.tokenizers.source).items()))
-        tags.append(tag)
-    for side, ours in sides.items():
-        for text in TEXTS:
-            ids = ours.encode(text)
-            expected = ours.special.wrap_side(ids, tags) if pair else ours.special.wrap_text(ids)
-            if (computed := list(theirs(**{side: text})["input_ids"])) != expected:
-                raise Difference(f"AutoTokenizer reads {text!r} as {computed}, the run as {expected}")
+        languages = languages_of(run.tokenizers.source)
+        if theirs.src_lang in languages:
+            _compare_ids(theirs, sides, [languages[theirs.src_lang]], pair=pair)
+        theirs.src_lang, tag = next(iter(languages.items()))
+        _compare_ids(theirs, sides, [tag], pair=pair)
+    else:
+        _compare_ids(theirs, sides, [], pair=pair)
     for text in TEXTS:
         ids = [i for i in run.tokenizers.target.encode(text) if i not in run.tokenizers.target.special.eos]
         written = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if written != (expected_text := run.tokenizers.target.decode(ids)):
             raise Difference(f"AutoTokenizer decodes {ids} to {written!r}, the run to {expected_text!r}")
     return "equal ids, "
+
+
+def _compare_ids(theirs: Any, sides: dict[str, Tokenizer], tags: Sequence[int], *, pair: bool) -> None:
+    """Raises `Difference` if AutoTokenizer reads a text otherwise than the run, whose sources have `tags`."""
+    for side, ours in sides.items():
+        for text in TEXTS:
+            ids = ours.encode(text)
+            expected = ours.special.wrap_side(ids, tags) if pair else ours.special.wrap_text(ids)
+            if (computed := list(theirs(**{side: text})["input_ids"])) != expected:
+                raise Difference(f"AutoTokenizer reads {text!r} as {computed}, the run as {expected}")
 
 
 def _load_theirs(folder: Path, run: tj.Run) -> Any:

@@ -19,7 +19,7 @@ FILES = (
 """Patterns of files that are copied as they are."""
 FIELDS = (
     *("model_max_length", "chat_template", "padding_side", "truncation_side", "cls_token", "sep_token"),
-    *("model_input_names",),
+    *("model_input_names", "src_lang", "tgt_lang"),
 )
 """Fields of tokenizer_config.json that are copied."""
 FORCED_LANGUAGE = "forced_language"
