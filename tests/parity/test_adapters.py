@@ -184,13 +184,16 @@ def tuned(start, folder, **train):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("change", rest_slow(["another vocabulary", "an adapter"], 1))
+@pytest.mark.parametrize("change", rest_slow(["another vocabulary", "an adapter", "trained weights"], 1))
 def test_an_adapter_of_a_changed_base_needs_its_name(change, imported, tmp_path):
     """Regression test: it was written for the checkpoint before the change."""
     folder, start, model = imported("llama")
     if change == "an adapter":
         save_adapter(type(model).from_pretrained(folder), tmp_path / "adapter", target_modules=["q_proj"])
         import_hf.main([str(folder), "--run", str(tmp_path / "base"), "--adapter", str(tmp_path / "adapter")])
+    elif change == "trained weights":
+        (tmp_path / "first").mkdir()
+        tuned(start, tmp_path / "first").rename(tmp_path / "base")
     else:
         vocabulary.main(["extend", str(start), "--symbols", "<br>", "--output", str(tmp_path / "base")])
     run = tuned(tmp_path / "base", tmp_path)

@@ -83,19 +83,46 @@ def test_the_length_of_an_own_run_is_that_of_its_model(name, tmp_path):
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
 
 
+def start_from(start, folder, tokenizers=None):
+    """Makes a run with the weights of the run that it started from."""
+    first = tj.load(start)
+    cfg = dataclasses.replace(first.config, train=dataclasses.replace(first.config.train, start_from=str(start)))
+    run_folder.create(folder, cfg, tokenizers or first.tokenizers, None)
+    weights.save(folder, first.params, "last", [], 0)
+
+
+def imported_chat(imported, tmp_path):
+    """Makes the run of a checkpoint with a chat template, whose texts are padded on the left."""
+    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
+    options = json.loads((folder / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    (folder / "chat_template.jinja").write_text(CHAT)
+    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+
+
+def test_a_run_that_started_from_an_imported_one_through_another(imported, tmp_path, capsys):
+    """Regression test: it lost the fields of the checkpoint, which is right, and said, only if a run is missing."""
+    imported_chat(imported, tmp_path)
+    start_from(tmp_path / "run", tmp_path / "first")
+    start_from(tmp_path / "first", tmp_path / "second")
+
+    def padding_side(name: str) -> str | None:
+        export_hf.main(["--run", str(tmp_path / "second"), "--no-check", str(tmp_path / name)])
+        return json.loads((tmp_path / name / "tokenizer_config.json").read_text()).get("padding_side")
+
+    assert padding_side("out") == "left" and "does not exist" not in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "run")
+    assert padding_side("lost") is None
+    assert f"{tmp_path / 'run'}, from which {tmp_path / 'first'} started, does not exist" in capsys.readouterr().err
+    shutil.copytree(tmp_path / "second", tmp_path / "run")  # from which `first` started, from which this one started
+    assert padding_side("circle") is None and "does not exist" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("same_tokenizer", [True, False])
 def test_a_run_that_started_from_an_imported_one(same_tokenizer, imported, tmp_path):
     """It keeps the files if it keeps the tokenizer."""
-    folder = shutil.copytree(imported("llama")[0], tmp_path / "copy")
-    (folder / "chat_template.jinja").write_text(CHAT)
-    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
-    first = tj.load(tmp_path / "run")
-    cfg = dataclasses.replace(
-        first.config, train=dataclasses.replace(first.config.train, start_from=str(tmp_path / "run"))
-    )
-    tokenizers = first.tokenizers if same_tokenizer else other_tokenizers()
-    run_folder.create(tmp_path / "tuned", cfg, tokenizers, None)
-    weights.save(tmp_path / "tuned", first.params, "last", [], 0)
+    imported_chat(imported, tmp_path)
+    start_from(tmp_path / "run", tmp_path / "tuned", None if same_tokenizer else other_tokenizers())
     export_hf.main(["--run", str(tmp_path / "tuned"), str(tmp_path / "out"), "--no-check"])
     assert (tmp_path / "out" / "chat_template.jinja").exists() is same_tokenizer
 

@@ -47,7 +47,7 @@ def save_run(options: argparse.Namespace) -> None:
     run = load_run(options)
     if weights.are_quantized(run.path):
         raise UserError(f"{run.path} has kernels of int8: export the run from which it was made")
-    origin = _origin(run)
+    origin, missing = _origin(run)
     folder, place = options.folder, resolved(options.folder)
     unfinished = place.with_name(f".{place.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -67,7 +67,7 @@ def save_run(options: argparse.Namespace) -> None:
     print(f"{folder}: {hf.architecture_of(model_type, run.config.model.family).name}")
     for line in reports:
         print(line)
-    for note in notes:
+    for note in (*missing, *notes):
         print(note, file=sys.stderr)
 
 
@@ -137,7 +137,9 @@ def _save_adapter(place: Path, options: argparse.Namespace, run: tj.Run, origin:
 
 
 def _change_since_import(run: Path, origin: dict[str, Any]) -> str:
-    """Returns how an imported run differs from its checkpoint; "" if it does not."""
+    """Returns how the run from which an adapter started differs from its checkpoint; "" if it does not."""
+    if not (as_path(run) / IMPORTED).exists():
+        return "trained weights"
     changes = {"another vocabulary": vocabulary.RECORD, "kernels of int8": run_folder.QUANTIZED}
     records = (change for change, record in changes.items() if (as_path(run) / record).is_file())
     return "an adapter" if "adapter" in origin else next(records, "")
@@ -233,13 +235,25 @@ def _without_other_modules(folder: Path, run: tj.Run, written: dict[str, Any]) -
     return [f"not written: {sentence_transformers.MODULES} of sentence-transformers, because the run has {settings}"]
 
 
-def _origin(run: tj.Run) -> dict[str, Any]:
-    """Returns `imported.json` of an imported run, or of the imported run from which a tuned run started."""
-    start = run.config.train.start_from
-    for folder in (run.path, *([as_path(start)] if start else ())):
-        if (folder / IMPORTED).exists() and (folder == run.path or _has_tokenizers_of(folder, run)):
-            return run_folder.read_json(folder / IMPORTED)
-    return {}
+def _origin(run: tj.Run) -> tuple[dict[str, Any], list[str]]:
+    """Returns `imported.json` of the imported run from which training started, through any number of runs, and a note.
+
+    It is {} for a run with other tokenizers than the imported one. The note says which run is missing.
+    """
+    path, passed = run.path, set()
+    while resolved(path) not in passed:
+        passed.add(resolved(path))
+        if (path / IMPORTED).exists():
+            same = path == run.path or _has_tokenizers_of(path, run)
+            return (run_folder.read_json(path / IMPORTED) if same else {}), []
+        start = run_folder.read_json(path / "config.json")["train"].get("start_from")
+        if start is None:
+            break
+        later, path = path, as_path(start)
+        if not (path / "config.json").exists():
+            lost = "what it may have of an imported checkpoint is not written"
+            return {}, [f"{path}, from which {later} started, does not exist: {lost}"]
+    return {}, []
 
 
 def _has_tokenizers_of(folder: Path, run: tj.Run) -> bool:
