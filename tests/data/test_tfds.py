@@ -19,6 +19,7 @@ from tformer_jax.config import Config, DataConfig, FilterConfig, ModelConfig
 from tformer_jax.data.builders import enwik8, multi30k, rt_polarity, tatoeba_en_zh
 from tformer_jax.data.corpora import DataError, load_corpus, stream_corpus
 from tformer_jax.data.corpora import tfds as source
+from tformer_jax.data.prepare import origin
 from tformer_jax.data.tokenizers.training import train_tokenizers
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three ü", "drei"), ("four", "vier")] * 10
@@ -167,7 +168,11 @@ def test_restored_exactly(data_dir):
         (config("tiny_pairs", train="test"), "tiny_pairs has no split 'test'; it has train"),
         (config("tiny_pairs", source_language="fr"), "tiny_pairs has no field 'fr', only .*: set data.fields"),
         (config("tiny_pairs", "decoder_lm"), "has no field 'text'"),
-        (config("tiny_pairs", "classifier", fields=("en", "de")), "field 'de' of tiny_pairs is not a class label"),
+        (config("tiny_pairs", "classifier", fields=("en", "words")), "field 'words' of tiny_pairs is no label: set"),
+        (config("tiny_pairs", train="train[9:5]"), r"split 'train\[9:5\]' of tiny_pairs has no example: name a larger"),
+        (config("tiny_pairs", train="train[50:]"), r"it has train \(Requested slice \[50:40\] incompatible"),
+        (config("tiny_pairs/other"), "data.dataset='tiny_pairs/other': .*not found.*; .*tiny_pairs has 1.0.0"),
+        (config("tiny_pairs", fields=("en", "pair.fr")), "tiny_pairs has no field 'pair.fr', only"),
         (config("tiny_pairs", fields=("words", "de")), "field 'words' is list, not text: set data.fields"),
         (config("tiny_pairs", "decoder_lm", fields=("number",)), "field 'number' is int, not text: set data.fields"),
         (
@@ -182,6 +187,53 @@ def test_mistakes(cfg, sentence, data_dir):
     with pytest.raises(DataError, match=sentence) as caught:
         load_corpus(cfg, data_dir).train[:1]
     assert "\n" not in str(caught.value)
+
+
+class NestedPairs(tfds.core.GeneratorBasedBuilder):
+    """Pairs within a feature, with labels of two types."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        pair = {name: tfds.features.Text() for name in ("en", "de")}
+        labels = {"named": tfds.features.ClassLabel(names=["even ", "very  odd"]), "number": np.int64}
+        features = tfds.features.FeaturesDict({"pair": pair, **labels})
+        return self.dataset_info_from_configs(features=features, disable_shuffling=True)
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        for number, (en, de) in enumerate(PAIRS):
+            yield number, {"pair": {"en": en, "de": de}, "named": number % 2, "number": number % 3}
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("nested")
+    source.download(config("nested_pairs"), folder)
+    return folder
+
+
+def test_fields_within_others_and_labels_of_all_types(nested):
+    corpus = load_corpus(config("nested_pairs", fields=("pair.en", "pair.de")), nested)
+    assert [(e["source"], e["target"]) for e in (*corpus.train[:], *corpus.validation[:])] == PAIRS
+    expected = {"named": ("even", "very odd"), "number": ("0", "1", "2")}
+    for field, labels in expected.items():
+        corpus = load_corpus(config("nested_pairs", "classifier", fields=("pair.en", field)), nested)
+        assert corpus.labels == labels
+        examples = [*corpus.train[:], *corpus.validation[:]]
+        assert [e["label"] for e in examples] == [labels[number % len(labels)] for number in range(len(PAIRS))]
+
+
+def test_prepared_data_knows_the_files_of_its_dataset(nested):
+    """Regression test: prepare_data.py --resume took changed records for the prepared ones."""
+    cfg = config("nested_pairs", fields=("pair.en", "pair.de"), validation="train[:5]")
+    files = origin(cfg, nested, None, 1)["files"]
+    folder = nested / "nested_pairs/1.0.0"
+    assert {*files} == {
+        f"nested_pairs/1.0.0/{path.name}" for path in folder.iterdir() if "array_record" in path.name
+    } | {"nested_pairs/1.0.0/dataset_info.json"}
 
 
 class HeldOutCodes(tfds.core.GeneratorBasedBuilder):

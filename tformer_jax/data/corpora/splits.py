@@ -117,7 +117,7 @@ def _divide(cfg: Config, read: Mapping[str, Any], bad: BadLines) -> tuple[Any, A
     test = read.get("test", validation)
     if "label" not in task_of(cfg).keys:
         return train, validation, test, None
-    labels = _labels(cfg.data, train, (validation, test))
+    labels = collect_labels(cfg.data, train, (validation, test))
     if not cfg.data.validation and len(labels) > 1:
         check_not_sorted(validation)
     return train, validation, test, labels
@@ -258,7 +258,7 @@ def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
     return boundary
 
 
-def _labels(data: DataConfig, train: Iterable[Example], others: Iterable[Iterable[Example]]) -> tuple[str, ...]:
+def collect_labels(data: DataConfig, train: Iterable[Example], others: Iterable[Iterable[Example]]) -> tuple[str, ...]:
     """Returns the labels of the training split; unless `data.fields` are named, they must not look like texts."""
     counts = collections.Counter(example["label"] for example in train)
     labels = tuple(sorted(counts))

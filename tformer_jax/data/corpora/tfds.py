@@ -6,7 +6,7 @@ import importlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,21 @@ from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data import characters
+from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.corpora import filters as filtering
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part
 from tformer_jax.data.corpora.directions import DirectionFilter, check_held_out, group_by_direction
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import NOT_UTF8
-from tformer_jax.data.corpora.records import field_names, with_direction
-from tformer_jax.data.corpora.splits import NAMES, check_not_sorted, hold_out_from, read_directions
+from tformer_jax.data.corpora.records import field_names, is_integer, read_field, with_direction
+from tformer_jax.data.corpora.splits import NAMES, check_not_sorted, collect_labels, hold_out_from, read_directions
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
 """Modules that register their datasets on import."""
 BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8", "debian_descriptions")
 """Datasets missing from TFDS: modules of `tformer_jax.data.builders`."""
+OTHER_FORMAT = "does not match the file formats"
+"""TFDS's error for data in another format."""
 BLOCK = 1024
 """Number of records to read at once, which is four times as fast as one by one."""
 
@@ -55,13 +58,14 @@ class TfdsRecords(Sequence[Example]):
             return list(map(self._example, indices, self._source.__getitems__(list(indices))))
         return self._example(index, self._source[index])
 
-    def _example(self, index: int, record: Mapping[str, Any]) -> Example:
+    def _example(self, index: int, record: dict[str, Any]) -> Example:
         try:
-            return with_direction({key: self._text(key, field, record[field]) for key, field in self.fields.items()})
+            values = {key: read_field(record, field) for key, field in self.fields.items()}
+            return with_direction({key: self._text(key, value) for key, value in values.items()})
         except UnicodeDecodeError:
             raise DataError(f"example {index} is {NOT_UTF8}") from None
 
-    def _text(self, key: str, field: str, value: Any) -> str:
+    def _text(self, key: str, value: Any) -> str:
         if key == "label" and self._labels is not None:
             if int(value) < 0:
                 raise DataError(
@@ -69,8 +73,10 @@ class TfdsRecords(Sequence[Example]):
                 )
             return self._labels[int(value)]
         value = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
+        if key == "label" and is_integer(value):
+            return str(value)
         if not isinstance(value, bytes | str):
-            raise DataError(f"field {field!r} is {type(value).__name__}, not text: set data.fields")
+            raise DataError(f"field {self.fields[key]!r} is {type(value).__name__}, not text: set data.fields")
         return value.decode() if isinstance(value, bytes) else value
 
 
@@ -104,9 +110,11 @@ def load(cfg: Config, root: Path | None) -> Corpus:
     else:
         boundary = hold_out_from(cfg, len(train))
         train, validation = Part(train, range(boundary)), Part(train, range(boundary, len(train)))
-        if labels is not None and len(labels) > 1:
-            check_not_sorted(validation)
     test = read("test", data.test) if data.test else validation
+    if "label" in fields:
+        labels = labels or collect_labels(data, train, (validation, test))
+        if not data.validation and len(labels) > 1:
+            check_not_sorted(validation)
     return Corpus(train, validation, test, labels, left_out=left_out)
 
 
@@ -117,6 +125,19 @@ def check_present(cfg: Config, root: Path | None) -> None:
         for direction in read_directions(cfg.data, split) if getattr(cfg.data, split) else ():
             fields = _fields(cfg, builder, direction)
             _split(builder, getattr(cfg.data, split), fields, _labels(builder, fields))
+
+
+def files(cfg: Config, root: Path | None) -> list[Path]:
+    """Returns the files of the splits that `cfg` names and of their description; raises `DataError` as `load` does."""
+    check_present(cfg, root)
+    builder = find(cfg, root)
+    names = [name for split in NAMES for name in getattr(cfg.data, split)]
+    return [Path(builder.data_dir) / "dataset_info.json", *map(Path, _paths(builder, names))]
+
+
+def _paths(builder: Any, names: Sequence[str]) -> list[str]:
+    """Returns the files of splits."""
+    return [str(each.filename) for each in builder.info.splits["+".join(names)].file_instructions]
 
 
 def _filter(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters: Filters) -> Sequence[Example]:
@@ -134,8 +155,7 @@ def _filter(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters:
 def _key(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters: Filters) -> dict[str, Any] | None:
     """Returns everything that decides which records are dropped; None if the files are not on this machine."""
     try:
-        paths = [each.filename for each in builder.info.splits["+".join(names)].file_instructions]
-        facts = [[path, os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in paths]
+        facts = [[path, (stat := os.stat(path)).st_size, stat.st_mtime_ns] for path in _paths(builder, names)]
     except (OSError, ValueError, KeyError, AssertionError):
         return None
     code = user_cache.source_digest(sys.modules[__name__], filtering, characters)
@@ -183,6 +203,14 @@ def find(cfg: Config, root: Path | None) -> Any:
         return tfds.builder(cfg.data.dataset, data_dir=root, file_format="array_record")
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
         reason = first_line(error)
+        if OTHER_FORMAT in reason:
+            reason = (
+                "is not stored as array_record, which is read without TensorFlow: build it with `tfds build "
+                "--file_format=array_record`, or convert it with `tfds convert_format`"
+            )
+        elif root is not None and (folder := Path(root) / name).is_dir():
+            versions = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+            reason = f"{reason.removesuffix('.')}; {folder} has {versions}"
         raise DataError(f"data.dataset={cfg.data.dataset!r}: {reason}") from error
 
 
@@ -212,40 +240,60 @@ def _fields(cfg: Config, builder: Any, direction: Direction) -> dict[str, str]:
         texts = [name for name, feature in features.items() if isinstance(feature, tfds.features.Text)]
         fields |= {"text": texts[0]} if len(texts) == 1 else {}
     for field in fields.values():
-        if field not in features:
+        if _feature(features, field) is None:
             raise DataError(f"{builder.name} has no field {field!r}, only {', '.join(features)}: set data.fields")
     return fields
 
 
+def _feature(features: Any, field: str) -> Any:
+    """Returns the feature of a field, which may be within another (`a.b`); None if there is none."""
+    if field in features:
+        return features[field]
+    outer, dot, inner = field.partition(".")
+    nested = dot and outer in features and isinstance(features[outer], tfds.features.FeaturesDict)
+    return _feature(features[outer], inner) if nested else None
+
+
 def _labels(builder: Any, fields: dict[str, str]) -> tuple[str, ...] | None:
+    """Returns the names of the classes; None without labels, or if examples have integers or texts in their place.
+
+    Raises:
+        DataError: the field is none of these, or two names differ only in white space.
+    """
     if "label" not in fields:
         return None
-    feature = builder.info.features[fields["label"]]
-    if not isinstance(feature, tfds.features.ClassLabel):
-        raise DataError(f"field {fields['label']!r} of {builder.name} is not a class label: set data.fields")
-    return tuple(feature.names)
+    feature = _feature(builder.info.features, fields["label"])
+    if isinstance(feature, tfds.features.ClassLabel):
+        names = tuple(map(clean_whitespace, feature.names))
+        if len({*names}) < len(names):
+            raise DataError(
+                f"two labels of {builder.name} differ only in white space: {', '.join(map(repr, feature.names))}"
+            )
+        return names
+    integer = not feature.shape and feature.np_dtype is not None and np.issubdtype(feature.np_dtype, np.integer)
+    if not integer and not isinstance(feature, tfds.features.Text):
+        raise DataError(f"field {fields['label']!r} of {builder.name} is no label: set data.fields")
+    return None
 
 
 def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels: tuple[str, ...] | None) -> TfdsRecords:
     split = "+".join(names)
     try:
-        source = builder.as_data_source(split=split)
+        source = None if _is_empty(builder, split) else builder.as_data_source(split=split)
     except (ValueError, KeyError, AssertionError) as error:
-        if _is_empty(builder, split):
-            raise DataError(f"split {split!r} of {builder.name} has no example: name a larger part of it") from error
         if builder.info.splits:
             splits = ", ".join(builder.info.splits)
-            raise DataError(f"{builder.name} has no split {split!r}; it has {splits}") from error
+            reason = str(error).strip().splitlines()[-1]
+            raise DataError(f"{builder.name} has no split {split!r}; it has {splits} ({reason})") from error
         raise DataError(
             f"{builder.name} is not prepared as array_record in {builder.data_dir}: run python scripts/prepare_data.py "
             "--download with this config, or name the folder that contains it with --data DIR"
         ) from error
+    if source is None:
+        raise DataError(f"split {split!r} of {builder.name} has no example: name a larger part of it")
     return TfdsRecords(source, fields, labels)
 
 
 def _is_empty(builder: Any, split: str) -> bool:
-    try:
-        size: int = builder.info.splits[split].num_examples
-    except (ValueError, KeyError):
-        return False
-    return size == 0
+    size: int = builder.info.splits[split].num_examples if builder.info.splits else 1
+    return size <= 0

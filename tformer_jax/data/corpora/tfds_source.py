@@ -23,6 +23,13 @@ class Tfds(Source):
             raise data.error("fields", f"{problem}, or set data.language_fields")
 
     @classmethod
+    def files(cls, cfg: Config, root: Path | None) -> list[Path]:
+        """Returns the files of the splits."""
+        from tformer_jax.data.corpora import tfds
+
+        return tfds.files(cfg, root)
+
+    @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:
         """Raises `DataError` if data is missing."""
         from tformer_jax.data.corpora import tfds
