@@ -101,6 +101,16 @@ def test_the_server_says_that_a_recurrent_layer_has_no_attention_weights(setting
     assert actual == "layers with attention 'gated_delta' have no attention weights, but a recurrent state"
 
 
+def test_a_translation_that_cannot_be_read_is_named(run, monkeypatch):
+    """Incomplete characters of an output take more tokens when they are read again."""
+    monkeypatch.setattr(type(run), "translate", lambda self, texts: ["\ufffd" * 500 for _ in texts])
+    with pytest.raises(
+        UserError, match="the translation '\ufffd{40}' cannot be read as a target .*: write a target of"
+    ):
+        attention_page.complete_examples(run, ["ab"])
+    assert attention_page.complete_examples(run, ["ab\tc"]) == [("ab", "c")]
+
+
 def test_a_text_of_a_prefix_lm_is_a_prompt():
     prefix_lm = types.SimpleNamespace(config=Config(model=tiny("decoder_lm", prefix_lm=True), data=DATA["decoder_lm"]))
     assert attention_page.complete_examples(prefix_lm, ["ab", "a\tbc"]) == [("ab", ""), ("a", "bc")]

@@ -61,7 +61,7 @@ MISTAKES = [
     ({"messages": PAIR, "tools": "{"}, "field 'tools' is a text that is not JSON"),
     ({"prompt": "a", "response": 3}, "field 'response' is int, not text"),
     ({"instruction": 3, "input": "a", "output": "b"}, "field 'instruction' is int, not text"),
-    ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "field 'input' is dict, not text"),
+    ({"instruction": "a", "input": {"x": 1}, "output": "b"}, "field 'input' is an object, not text"),
 ]
 
 

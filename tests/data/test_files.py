@@ -113,6 +113,13 @@ def test_fields_of_nested_records(tmp_path):
     cfg = config("jsonl", "a.jsonl", validation="a.jsonl", fields=("a.b", "translation.fr"))
     with pytest.raises(DataError, match=r"line 1: has no field 'fr', only 'en', 'de': set data.fields"):
         load_corpus(cfg, tmp_path)
+    records[0]["translation"] = None
+    write(tmp_path, **{"a.jsonl": "\n".join(map(json.dumps, records)).encode()})
+    parquet.write_table(pa.Table.from_pylist(records), tmp_path / "a.pq")
+    for source, name in (("jsonl", "a.jsonl"), ("parquet", "a.pq")):
+        cfg = config(source, name, validation=name, fields=("translation.en", "translation.de"))
+        with pytest.raises(DataError, match="line 1: field 'translation' is null, not an object with the field 'en'"):
+            load_corpus(cfg, tmp_path)
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
@@ -186,7 +193,7 @@ def test_records_with_fields(tmp_path, name):
 def test_a_row_without_text_is_named_by_its_number(tmp_path):
     table = pa.table({"source": ["a", "b", None], "target": ["A", "B", "C"]})
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet, line 3: field 'source' is NoneType, not text"):
+    with pytest.raises(DataError, match=r"a\.parquet, line 3: field 'source' is null, not text"):
         load_corpus(config("parquet", "a.parquet"), tmp_path)
 
 

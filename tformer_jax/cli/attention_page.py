@@ -76,7 +76,7 @@ def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[
     The texts of a prefix LM are prompts, or prompt<tab>continuation. `make_request` adds languages to a source.
 
     Raises:
-        UserError: a pair has more than two columns.
+        UserError: a pair has more than two columns, or a translation has more tokens than the model takes.
     """
     if not (run.config.model.prefix_lm or run.model.reads_source):
         return list(texts)
@@ -88,8 +88,20 @@ def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[
     if run.config.model.prefix_lm:
         return [(prompt, "".join(continuation)) for prompt, *continuation in pairs]
     sources = [make_request(source) for source, *target in pairs if not target]
-    translations = iter(run.translate(sources) if sources else [])
-    return [(make_request(source), target[0] if target else next(translations)) for source, *target in pairs]
+    translated = list(zip(sources, run.translate(sources) if sources else [], strict=True))
+    for example in translated:
+        _check_translation(run, example)
+    rest = iter(translated)
+    return [(make_request(source), target[0]) if target else next(rest) for source, *target in pairs]
+
+
+def _check_translation(run: tj.Run, example: tuple[Any, str]) -> None:
+    """Raises `UserError` if an output is too long to be read: a text of incomplete characters takes more tokens."""
+    try:
+        run.weight_shapes(example)
+    except UserError as error:
+        problem = f"cannot be read as a target ({error}): write a target of your own after a tab"
+        raise UserError(f"the translation {example[1][:40]!r} {problem}") from error
 
 
 def render_example(run: tj.Run, example: Any, *, layer: int | None = None, head: int | None = None) -> str:
@@ -115,7 +127,7 @@ def render_example(run: tj.Run, example: Any, *, layer: int | None = None, head:
     def label(number: int) -> str:
         if run.model.classifies:
             return run.labels[number] if run.labels else str(number)
-        return token_texts(run.tokenizers.target, [number])[0]
+        return attention.visible(token_texts(run.tokenizers.target, [number])[0])
 
     shown = run.path.name, parts, watched, tokens, label
     return attention.render_attention(*shown, layer=layer, head=head, with_heads=with_heads)

@@ -143,7 +143,7 @@ def _lens(watched: Watched, label: Callable[[int], str]) -> list[tuple[str, list
     names = ["embeddings", *(f"layer {number}" for number in range(len(watched.predictions) - 1))]
     columns = [
         [
-            [(visible(label(token)), float(p)) for token, p in zip(ids, values, strict=True)]
+            [(label(token), float(p)) for token, p in zip(ids, values, strict=True)]
             for ids, values in zip(tokens.tolist(), probabilities, strict=True)
         ]
         for tokens, probabilities in zip(watched.predictions, watched.probabilities, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import DataConfig
 from tformer_jax.data.chat.messages import Chat
-from tformer_jax.data.corpora.example import DataError, Example
+from tformer_jax.data.corpora.example import DataError, Example, type_name
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 
 ALPACA = ("instruction", "output")
@@ -71,7 +71,7 @@ def chat_of(record: Any, fields: Sequence[str] = ()) -> Chat:
 
 def _text(record: Mapping[str, Any], name: str) -> str:
     if not isinstance(record[name], str):
-        raise DataError(f"field {name!r} is {type(record[name]).__name__}, not text")
+        raise DataError(f"field {name!r} is {type_name(record[name])}, not text")
     return str(record[name])
 
 
@@ -96,7 +96,7 @@ def _from_pair(layout: Sequence[str], *values: Any) -> list[Any]:
     messages: list[Any] = []
     for name, value, role in zip(layout, values, ("user", "assistant"), strict=True):
         if not isinstance(value, str | list | tuple):
-            raise DataError(f"field {name!r} is {type(value).__name__}, not text or a list of messages")
+            raise DataError(f"field {name!r} is {type_name(value)}, not text or a list of messages")
         messages += [{"role": role, "content": value}] if isinstance(value, str) else _as_openai(name, value)
     return messages
 

@@ -1,4 +1,4 @@
-"""Examples of corpora, and the error for examples that cannot be read."""
+"""Examples of corpora, and the error for examples that cannot be read, and types of fields."""
 
 from collections.abc import Collection, Mapping
 
@@ -16,6 +16,11 @@ NO_TEXT = ("label", "direction", "answers", "links")
 
 class DataError(UserError):
     """A corpus cannot be read; the message names the file and line, and the fix."""
+
+
+def type_name(value: object) -> str:
+    """Returns the type of a field's value, in words of JSON where Python has others."""
+    return "null" if value is None else "an object" if isinstance(value, Mapping) else type(value).__name__
 
 
 def is_cleaned(cfg: DataConfig, keys: Collection[str]) -> bool:

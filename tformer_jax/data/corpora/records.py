@@ -14,6 +14,7 @@ from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, LABELED, PAIRS, DataError, Example
 from tformer_jax.data.corpora.directions import direction_of
+from tformer_jax.data.corpora.example import type_name
 from tformer_jax.data.corpora.files import FileSource
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode, numbered_lines
 
@@ -145,7 +146,7 @@ def as_example(record: Any, fields: dict[str, str]) -> Example:
     for key, value in values.items():
         if not isinstance(value, str) and not (key == "label" and is_integer(value)):
             expected = "text or an integer" if key == "label" else "text"
-            raise DataError(f"field {fields[key]!r} is {type(value).__name__}, not {expected}")
+            raise DataError(f"field {fields[key]!r} is {type_name(value)}, not {expected}")
         if not is_unicode(str(value)):
             raise DataError(f"field {fields[key]!r} {NOT_A_CHARACTER}")
     return with_direction({key: str(value) for key, value in values.items()})
@@ -167,6 +168,8 @@ def read_field(record: dict[str, Any], field: str, *, of_language: bool = False)
     outer, dot, inner = field.partition(".")
     if dot and isinstance(record.get(outer), dict):
         return read_field(record[outer], inner, of_language=of_language)
+    if dot and outer in record:
+        raise DataError(f"field {outer!r} is {type_name(record[outer])}, not an object with the field {inner!r}")
     raise DataError(describe_missing_field(field, record, of_language=of_language))
 
 
