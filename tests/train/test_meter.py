@@ -4,13 +4,16 @@ import json
 import math
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from tformer_jax.runs import progress
-from tformer_jax.runs.progress import Figures, ProgressView, describe_classes, with_prefix
+from tformer_jax.config import Config, EvalConfig, TrainConfig
+from tformer_jax.data.corpora import Corpus
+from tformer_jax.runs import evaluations
+from tformer_jax.runs.progress import Figures, describe_classes, with_prefix
 from tformer_jax.train import meter
 from tformer_jax.train.meter import Meter, compile_seconds
 from tformer_jax.train.step_metrics import StepMetrics, pack
@@ -28,7 +31,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     actual = Clock()
-    for module in (meter, progress):
+    for module in (meter, evaluations):
         monkeypatch.setattr(module, "time", actual)
         monkeypatch.setattr(module, "compile_seconds", lambda: actual.compiled)
     return actual
@@ -74,21 +77,50 @@ def test_time_before_a_restart_does_not_count(clock):
     assert actual.read()["data_wait_percent"] == 25.0
 
 
-def test_the_time_of_compilation_is_in_no_rate_and_no_estimate(clock, capsys):
+def test_the_time_of_compilation_is_in_no_rate_and_no_estimate(clock):
     clock.compiled = 50.0  # before training
-    view, actual = ProgressView(steps=30), Meter()
-    view.begin(0)
+    actual = Meter()
     clock.now, clock.compiled = clock.now + 12, clock.compiled + 10
     actual.add(step(1.0, 1, tokens=10), waited=1)
     actual.fetch_all()
     metrics = actual.read()
     assert (metrics["tokens_per_second"], metrics["data_wait_percent"]) == (5.0, 50.0)
-    view.update(Figures(10, metrics | {"learning_rate": 1.0}, 0, None, None))
-    assert capsys.readouterr().out.endswith("0:00:04 left\n")
+    assert actual.seconds_per_step == 2.0
     clock.now += 3  # of the next interval, without a compilation
     actual.add(step(1.0, 1, tokens=12), waited=0)
     actual.fetch_all()
     assert actual.read()["tokens_per_second"] == 4.0
+    assert actual.seconds_per_step == 2.5
+
+
+def test_a_step_in_which_something_is_compiled_counts_as_the_others(clock):
+    actual = Meter()
+    for seconds, compiled in ((30, 9), (2, 0), (20, 7), (4, 0)):
+        clock.now, clock.compiled = clock.now + seconds, clock.compiled + compiled
+        actual.add(step(1.0, 1, tokens=9), waited=0)
+    actual.fetch_all()
+    assert actual.read()["tokens_per_second"] == 36 / 12
+    assert actual.seconds_per_step == 3.0
+
+
+@pytest.mark.parametrize(("step", "seconds"), [(9, 15.0), (10, 15.0), (11, 12.0), (25, 9.0)])
+def test_the_time_left_includes_evaluations(clock, step, seconds):
+    """Of 25 steps with an evaluation every 10; the last one took 3 s, and the test split has twice as many examples."""
+    train = TrainConfig(steps=25, eval_every=10)
+    corpus = Corpus([], range(100), range(40))
+    experiment = types.SimpleNamespace(cfg=Config(train=train, eval=EvalConfig(examples=20)), corpus=corpus)
+
+    class Timed(evaluations.Evaluations):
+        _validators = ()
+
+        def _evaluate(self, *_):
+            clock.now, clock.compiled = clock.now + 8, clock.compiled + 5
+            return {"loss": 1.0}
+
+    actual = Timed(experiment, None, None, {}, 0, {})
+    assert actual.seconds_left(step) == 0
+    actual.validate(step, None)
+    assert actual.seconds_left(step) == seconds
 
 
 def test_a_compilation_is_timed():
@@ -143,7 +175,7 @@ def shown(**changes: float) -> str:
         "data_wait_percent": 0.0,
         "skipped_steps": 0.0,
     }
-    return str(Figures(1, metrics | changes, 3 * 2**29, 11e12, 2000))
+    return str(Figures(1, metrics | changes, 3 * 2**29, 11e12, 2000, 0.0))
 
 
 def test_a_line_of_progress():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.record import Record
 from tformer_jax.tasks.evaluators.evaluation import Evaluation, Evaluator, Sample, merged
 from tformer_jax.tasks.evaluators.split import described, evaluators_for
+from tformer_jax.train.meter import compile_seconds
 from tformer_jax.train.monitor import BestMetric
 
 
@@ -41,12 +43,22 @@ class Evaluations:
         self.remarks: tuple[str, ...] = ()
         self.last: dict[str, float] = {}
         """Metrics of the last evaluation on the validation split."""
+        self._seconds = 0.0
 
     def validate(self, step: int, params: Any) -> None:
         """Evaluates the parameters of a step on the validation split, for `train.metric`."""
+        started, compiled = time.perf_counter(), compile_seconds()
         self.last = self._evaluate(step, "validation", self._validators, params)
+        self._seconds = time.perf_counter() - started - (compile_seconds() - compiled)
         self.best.update(self.last)
         self.evaluated_at = step
+
+    def seconds_left(self, step: int) -> float:
+        """Estimates the time of the evaluations from a step on by that of the last one; 0 before the first one."""
+        cfg, corpus = self._experiment.cfg, self._experiment.corpus
+        steps, every = cfg.train.steps, cfg.train.eval_every
+        validations = steps // every - (step - 1) // every + (steps % every > 0)
+        return self._seconds * (validations + len(corpus.test) / len(spread(len(corpus.validation), cfg.eval.examples)))
 
     def score(self, step: int) -> float | None:
         """Returns the score of a step by `train.metric`, higher for better ones; None if it was not evaluated."""

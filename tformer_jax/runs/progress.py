@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -13,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tformer_jax.base.numbers import GIB
 from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.tasks.evaluators.split import Sample
-from tformer_jax.train.meter import compile_seconds
 
 SHOWN_WAIT_PERCENT = 5
 """The wait for data is shown if it exceeds this percentage of the time."""
@@ -30,6 +28,8 @@ class Figures:
     peak_flops: float | None
     """Peak FLOP/s of all devices; None if unknown."""
     next_evaluation: int | None
+    seconds_left: float
+    """Estimated time to the end of the run, in seconds."""
 
     def __str__(self) -> str:
         metrics = self.metrics
@@ -82,7 +82,6 @@ class ProgressView:
     def __init__(self, *, steps: int, console: Console | None = None):
         self.console = console or RunConsole(highlight=False)
         self._steps = steps
-        self.begin(0)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -101,13 +100,9 @@ class ProgressView:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, step: int) -> None:
-        """Starts the estimate of the remaining time at `step`."""
-        self._first_step, self._started, self._compiled = step, time.perf_counter(), compile_seconds()
-
     def update(self, figures: Figures) -> None:
         """Updates the bar; without a terminal, prints a line instead."""
-        line = f"{figures}  {self._remaining(figures.step)} left"
+        line = f"{figures}  {datetime.timedelta(seconds=round(figures.seconds_left))} left"
         self._bar.update(self._task, completed=figures.step, figures=line)
         if not self.console.is_terminal:
             self.say(f"step {figures.step}/{self._steps}  {line}")
@@ -128,8 +123,3 @@ class ProgressView:
             for name in ("direction", "source", "reference", "output"):
                 if (text := getattr(sample, name)) is not None:
                     self.say(f"    {name:<9} {text}")
-
-    def _remaining(self, step: int) -> datetime.timedelta:
-        elapsed = time.perf_counter() - self._started - (compile_seconds() - self._compiled)
-        done = max(step - self._first_step, 1)
-        return datetime.timedelta(seconds=round(elapsed / done * (self._steps - step)))

@@ -171,7 +171,6 @@ class Training:
             run_folder.adopt(experiment.folder, self.cfg)
             record.write_json("model.json", announcement.model_facts(experiment, self.trainer.state.params))
             record.write_json("data.json", announcement.data_facts(experiment))
-        record.view.begin(step)
         record.view.say(announcement.opening_line(experiment, self.trainer.state.params, step))
         record.events.write(step, "resume" if step else "start", announcement.devices(experiment))
         if text := "; ".join(self.changes.texts):
@@ -276,7 +275,8 @@ class Training:
         self.record.metrics.write(trainer.step, "train", metrics)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps
         next_evaluation = min(trainer.step + every - trainer.step % every, steps) if trainer.step < steps else None
-        self.record.view.update(Figures(trainer.step, metrics, memory, peak, next_evaluation))
+        left = meter.seconds_per_step * (steps - trainer.step) + self.evaluations.seconds_left(trainer.step)
+        self.record.view.update(Figures(trainer.step, metrics, memory, peak, next_evaluation, left))
 
     @functools.cached_property
     def _schedule(self) -> Any:

@@ -55,12 +55,19 @@ class Meter:
         self._started = time.perf_counter()
         self._computing: list[StepMetrics] = []
         self._done: list[Values] = list(waiting or [])
+        self._read = (0.0, 0)
         self.restart()
 
     @property
     def seconds(self) -> float:
         """Wall time of the run so far, in seconds, evaluations and checkpoints included."""
         return self._seconds + time.perf_counter() - self._started
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean time of the steps of this process that `read` has averaged."""
+        seconds, steps = self._read
+        return seconds / max(steps, 1)
 
     @property
     def unread(self) -> bool:
@@ -90,7 +97,9 @@ class Meter:
         self._computing.append(metrics)
         self.flops += flops
         self._waited += waited
-        return self._fetch(STEPS_AHEAD)
+        values = self._fetch(STEPS_AHEAD)
+        self._count_step()
+        return values
 
     def fetch_all(self) -> list[Values]:
         """Blocks until all steps are done; returns the metrics of the steps that finished since the last call."""
@@ -98,7 +107,10 @@ class Meter:
 
     def restart(self) -> None:
         """Starts a new interval for the rates that `read` returns."""
-        self._since, self._compiled = time.perf_counter(), compile_seconds()
+        self._since = self._last = time.perf_counter()
+        self._compiled_before = self._compiled = compile_seconds()
+        self._steps = self._compiling = 0
+        self._compiling_seconds = 0.0
         self._before = (self.tokens, self.flops, self._waited)
 
     def read(self) -> Values:
@@ -107,7 +119,8 @@ class Meter:
         Rates leave out the time of compilation. Losses are averaged over labels. Skipped steps count only in
         `skipped_steps`.
         """
-        elapsed = time.perf_counter() - self._since - (compile_seconds() - self._compiled)
+        elapsed, (seconds, steps) = self._elapsed(), self._read
+        self._read = seconds + elapsed, steps + self._steps
         tokens, flops, waited = self._before
         values = _averages(self._done) | {
             "tokens_per_second": (self.tokens - tokens) / elapsed,
@@ -117,6 +130,25 @@ class Meter:
         self._done = []
         self.restart()
         return values
+
+    def _count_step(self) -> None:
+        """Counts a step of the interval, and its time if something was compiled in it."""
+        now, compiled = time.perf_counter(), compile_seconds()
+        self._steps += 1
+        if compiled > self._compiled:
+            self._compiling += 1
+            self._compiling_seconds += now - self._last
+        self._last, self._compiled = now, compiled
+
+    def _elapsed(self) -> float:
+        """Returns the seconds of the interval; a step in which something was compiled takes as long as the others.
+
+        Such a step takes more than the time that JAX reports: it also loads the program and writes the cache.
+        """
+        elapsed, others = time.perf_counter() - self._since, self._steps - self._compiling
+        if not others:
+            return elapsed - (compile_seconds() - self._compiled_before)
+        return (elapsed - self._compiling_seconds) * self._steps / others
 
     def _fetch(self, left: int) -> list[Values]:
         ready = self._computing[: len(self._computing) - left]
