@@ -9,6 +9,7 @@ from tests import oracles
 from tests.helpers import apply, assert_close, init_module, normal, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import kinds
+from tformer_jax.config.layers import FUSED
 from tformer_jax.models import conversions
 from tformer_jax.nn.attention import Attention, BasicAttention
 from tformer_jax.nn.attention_ops import Backend
@@ -87,6 +88,23 @@ def test_fused_projections_load_separate_weights_and_back(kv_heads, kind, cross)
     heads = {"query": 4, "key": kv_heads, "value": kv_heads}
     back = conversions.split_projection(converted, name, {part: heads[part] for part in names})
     jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+@pytest.mark.parametrize("settings", [{}, {"initializer": "fan_in", "attention_scale": 1.0}, {"attention_scale": 1.0}])
+@pytest.mark.parametrize(("kind", "kv_heads"), [("fused_qkv", 4), ("fused_qkv", 2), ("fused_kv", 2)])
+def test_fused_projections_start_as_separate_ones(kind, kv_heads, settings):
+    """The standard deviations of the initial kernels, of at least 8,192 elements each."""
+    deviations = {}
+    for projections in ("separate", kind):
+        sizes = {"dim": 128, "num_heads": 4, "num_kv_heads": kv_heads}
+        module = Attention(tiny("decoder_lm", **sizes, attention_projections=projections, **settings))
+        params = init_module(module, jnp.zeros((1, 1, 128)))
+        name = {"fused_qkv": "qkv", "fused_kv": "kv"}.get(projections)
+        heads = {"query": 4, "key": kv_heads, "value": kv_heads}
+        parts = {part: heads[part] for part in FUSED[projections]}
+        separate = params if name is None else conversions.split_projection(params, name, parts)
+        deviations[projections] = [float(separate[part]["kernel"].std()) for part in heads]
+    np.testing.assert_allclose(deviations[kind], deviations["separate"], rtol=0.03)
 
 
 @pytest.mark.parametrize(("kind", "cross"), [("fused_qkv", False), ("fused_qkv", True), ("fused_kv", True)])

@@ -59,14 +59,14 @@ class Attention(Module):
         cfg = self.cfg
         N, K = cfg.num_heads, cfg.kv_heads
         if self._fused("fused_qkv"):
-            self.qkv = self._project("query", axes.HEADS, N + 2 * K)
+            self.qkv = self._project("query", axes.HEADS, (N, query_factor(cfg)), (K, 1.0), (K, 1.0))
         else:
-            self.query = self._project("query", axes.HEADS, N, query_factor(cfg))
+            self.query = self._project("query", axes.HEADS, (N, query_factor(cfg)))
             if self._fused("fused_kv"):
-                self.kv = self._project("key", axes.KV_HEADS, 2 * K)
+                self.kv = self._project("key", axes.KV_HEADS, (K, 1.0), (K, 1.0))
             else:
-                self.key = self._project("key", axes.KV_HEADS, K)
-                self.value = self._project("value", axes.KV_HEADS, K)
+                self.key = self._project("key", axes.KV_HEADS, (K, 1.0))
+                self.value = self._project("value", axes.KV_HEADS, (K, 1.0))
         if cfg.qk_norm:
             self.query_norm = make_norm(cfg, axes.HEAD_DIM)
             self.key_norm = make_norm(cfg, axes.HEAD_DIM)
@@ -74,7 +74,7 @@ class Attention(Module):
             zeros = named(nn.initializers.zeros, axes.HEADS)
             self.sinks = self.param("sinks", zeros, (N,), jnp.dtype(cfg.param_dtype))
         if cfg.attention_gate:
-            self.head_gate = self._project("query", axes.HEADS, N)
+            self.head_gate = self._project("query", axes.HEADS, (N, 1.0))
         heads = ((axes.HEADS, N), (axes.HEAD_DIM, cfg.head_size))
         embed, bias = ((axes.EMBED, cfg.dim),), "output" in cfg.attention_bias
         self.output = Linear(cfg, heads, embed, bias, ends_sublayer=True)
@@ -172,9 +172,10 @@ class Attention(Module):
             x = position.rotation(x)
         return norm(x) if norm is not None and over == "rotated_heads" else x
 
-    def _project(self, role: str, axis: str, heads: int, factor: float = 1.0) -> Linear:
-        outputs = ((axis, heads), (axes.HEAD_DIM, self.cfg.head_size))
-        return Linear(self.cfg, ((axes.EMBED, self.cfg.dim),), outputs, role in self.cfg.attention_bias, factor=factor)
+    def _project(self, role: str, axis: str, *parts: tuple[int, float]) -> Linear:
+        """Returns a projection to the heads of all parts: numbers of heads, and factors of initial values."""
+        outputs = ((axis, sum(heads for heads, _ in parts)), (axes.HEAD_DIM, self.cfg.head_size))
+        return Linear(self.cfg, ((axes.EMBED, self.cfg.dim),), outputs, role in self.cfg.attention_bias, parts=parts)
 
     def _fused(self, kind: str) -> bool:
         """Returns whether this layer's projections are fused as `kind` names."""

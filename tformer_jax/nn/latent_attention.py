@@ -90,7 +90,7 @@ class LatentAttention(Module):
             self.query_latent = linear(model, ((axes.HEAD_DIM, mla.query_latent_dim),))
             self.query_latent_norm = make_norm(cfg)
             queries = ((axes.EMBED, mla.query_latent_dim),)
-        self.query = linear(queries, heads(cfg.score_size), factor=query_factor(cfg))
+        self.query = linear(queries, heads(cfg.score_size), parts=((cfg.num_heads, query_factor(cfg)),))
         self.latent = linear(model, ((axes.HEAD_DIM, mla.latent_dim),))
         self.latent_norm = make_norm(cfg)
         self.rotated = linear(model, ((axes.HEAD_DIM, mla.rotary_dim),))

@@ -65,8 +65,7 @@ def query_factor(cfg: ModelConfig) -> float:
     """Returns `1 / (attention_scale sqrt(cfg.score_size))`, or 1 without `cfg.attention_scale`.
 
     Scales the initial query kernels, as in T5, so that scores start as with the default scale. It is also 1 for
-    `normal` kernels, which start with `cfg.init_std` as in GPT-2. Fused projections do not use it:
-    queries, keys and values start with one distribution.
+    `normal` kernels, which start with `cfg.init_std` as in GPT-2.
     """
     if cfg.attention_scale is None or cfg.initializer == "normal":
         return 1.0
@@ -192,8 +191,8 @@ class Linear(Module):
     outputs: tuple[tuple[str, int], ...]
     use_bias: bool
     ends_sublayer: bool = False
-    factor: float = 1.0
-    """Factor of the kernel's initial values."""
+    parts: tuple[tuple[int, float], ...] = ()
+    """Layers that share the kernel: the size of each on the first output axis, and the factor of its initial values."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -207,11 +206,8 @@ class Linear(Module):
             raise UserError(f"{'/'.join(self.path)}: x has the shape {x.shape}, but its last axes must be {in_shape}")
         fan_in, fan_out = math.prod(in_shape), math.prod(out_shape)
         param_dtype = jnp.dtype(self.cfg.param_dtype)
-        factor = self.factor * hidden_factor(self.cfg)
-        if self.ends_sublayer:
-            factor *= residual_factor(self.cfg, self.path)
-        init = kernel_initializer(self.cfg, fan_in, fan_out, factor)
-        kernel = self.param("kernel", named(init, *in_names, *out_names), (*in_shape, *out_shape), param_dtype)
+        init = named(self._initializer(fan_in, out_shape), *in_names, *out_names)
+        kernel = self.param("kernel", init, (*in_shape, *out_shape), param_dtype)
         lead, names = x.shape[: x.ndim - len(in_shape)], (_merged_name(self.inputs), _merged_name(self.outputs))
         matrix = kernel.astype(self.cfg.gradient_dtype).reshape(fan_in, fan_out)
         x = x.astype(self.cfg.dtype).reshape(*lead, fan_in)
@@ -224,6 +220,21 @@ class Linear(Module):
             zeros = named(nn.initializers.zeros, *out_names)
             y = y + broadcast_like(self.param("bias", zeros, out_shape, param_dtype), y)
         return y
+
+    @nn.nowrap
+    def _initializer(self, fan_in: int, out_shape: tuple[int, ...]) -> nn.initializers.Initializer:
+        scale = hidden_factor(self.cfg) * (residual_factor(self.cfg, self.path) if self.ends_sublayer else 1.0)
+        parts, rest = self.parts or ((out_shape[0], 1.0),), out_shape[1:]
+
+        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            inputs, drawn = shape[: -len(out_shape)], []
+            keys = jax.random.split(key, len(parts)) if len(parts) > 1 else [key]
+            for part_key, (size, factor) in zip(keys, parts, strict=True):
+                draw = kernel_initializer(self.cfg, fan_in, size * math.prod(rest), scale * factor)
+                drawn.append(draw(part_key, (*inputs, size, *rest), dtype))
+            return jnp.concatenate(drawn, axis=len(inputs))
+
+        return init
 
     @nn.nowrap
     def _product(self, x: jax.Array, matrix: Any, names: Names) -> jax.Array:
