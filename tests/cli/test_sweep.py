@@ -13,6 +13,7 @@ from tests.runs.conftest import small_config
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli import sweep
 from tformer_jax.config import Config, save
+from tformer_jax.train import non_finite
 
 CONFIG = """
 from tests.runs.conftest import small_config
@@ -111,7 +112,7 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     assert output.count("training") == 1
     actual = json.loads((folder / "results.json").read_text())
     assert [result["settings"] for result in actual] == [["seed=1"], ["seed=0"]]
-    with pytest.raises(UserError, match=r"is a sweep of another config \(model.dim: 16 -> 32\); choose "):
+    with pytest.raises(UserError, match=r"is a sweep of another config \(model.dim: 16 -> 32\): choose "):
         sweep.main([*arguments, "--sweep", "seed=0", "--config.model.dim=32"])
     saved = json.loads((folder / "sweep.json").read_text())
     del saved["seed=0"]["train"]["report"]  # as of a version without this setting
@@ -119,7 +120,9 @@ def test_runs_are_trained_once_and_compared(corpus_folder, tmp_path, capfd, monk
     sweep.main([*arguments, "--sweep", "seed=0"])
     saved["seed=0"]["train"]["unknown"] = 1
     (folder / "sweep.json").write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=r"is a sweep of another config \(.*unknown.*\); choose another --output"):
+    with pytest.raises(
+        UserError, match=r"is a sweep of another config \(.*unknown.*\): choose another --output, or remove"
+    ):
         sweep.main([*arguments, "--sweep", "seed=0"])
     for seed in (7, 8):  # the config of a run that has not started may be corrected
         sweep.check_same_sweep(folder, [Config(seed=seed)], [("name=x",)])
@@ -151,7 +154,7 @@ def test_runs_of_another_config_are_not_results(corpus_folder, tmp_path, monkeyp
     save(resolved, folder / "seed=0" / "config.json")
     sweep.main(arguments)
     save(dataclasses.replace(resolved, seed=4), folder / "seed=0" / "config.json")
-    with pytest.raises(UserError, match=r"is a sweep of another config \(seed: 4 -> 0\); choose another --output"):
+    with pytest.raises(UserError, match=r"is a sweep of another config \(seed: 4 -> 0\): choose another --output"):
         sweep.main(arguments)
 
 
@@ -315,6 +318,12 @@ def test_a_run_that_fails_does_not_stop_the_others(program, tmp_path, capfd, mon
 )
 def test_the_reason_of_a_failure(status, output, problem):
     assert sweep.describe_failure(status, output) == problem
+
+
+def test_the_advice_to_resume_is_left_out():
+    """The command that it would repeat is not the one that the user typed, and has no such flag."""
+    advice = non_finite.advice(Config())
+    assert sweep.describe_failure(1, f"error: the loss is not finite; {advice}\n") == "error: the loss is not finite"
 
 
 def test_only_the_output_of_the_last_start_is_searched(corpus_folder, tmp_path, monkeypatch):

@@ -84,8 +84,10 @@ def test_batches_and_states_that_do_not_fit():
         step(state, three)
     with pytest.raises(UserError, match="the batch's tokens has no rows"):
         step(state, {name: ids[:0] for name, ids in three.items()})
-    with pytest.raises(UserError, match="the batch's note is a str: pass an integer array"):
-        step(state, BATCH | {"note": "first"})
+    with pytest.raises(UserError, match="the batch's segments is a str: pass an integer array"):
+        step(state, BATCH | {"segments": "first"})
+    with pytest.raises(UserError, match="has 'mask', but a decoder_lm model reads only prefix, segments, targets, tok"):
+        step(state, BATCH | {"mask": BATCH["tokens"]})
     with pytest.raises(UserError, match="the state is of another optimizer or model"):
         step(tj.init_state(CONFIG, optax.adam(0.1)), BATCH)
     with pytest.raises(UserError, match="the state and the batch are on different devices: use jax.device_put"):

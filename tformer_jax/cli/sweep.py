@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.base.errors import RESUME, RunError, UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, add_number, add_path, check_writable, new_parser
@@ -216,7 +216,8 @@ def check_same_sweep(folder: Path, configs: Sequence[Config], combinations: Sequ
     for name, cfg in wanted.items():
         changed = _differences(earlier[name], cfg) if name in earlier and (folder / name).exists() else []
         if changed := changed or _differences_of_run(folder / name, cfg):
-            raise UserError(f"{folder} is a sweep of another config ({changed[0]}); choose another --output")
+            remedy = f"choose another --output, or remove {folder / name}, which the same command then trains again"
+            raise UserError(f"{folder} is a sweep of another config ({changed[0]}): {remedy}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(path, {**earlier, **{name: to_dict(cfg) for name, cfg in wanted.items()}})
@@ -308,7 +309,7 @@ def describe_failure(status: int, output: str) -> str:
     """Returns why a run failed: its error, or else its exit status, or the signal that killed it, and its last line."""
     lines = output.split("\n")
     if errors := [line for line in lines if line.startswith("error: ")]:
-        return errors[-1]
+        return errors[-1].split(f"; {RESUME}")[0]
     ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     return f"{ended} after: {next(filter(None, reversed(lines)), 'no output')}"
 

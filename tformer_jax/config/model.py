@@ -55,7 +55,9 @@ class ModelConfig(Section):
         used_by={"family": ("classifier", "masked_lm")},
     )
     scan_layers: bool = setting(
-        False, "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster"
+        False,
+        "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster; a seed then draws other "
+        "initial parameters",
     )
     remat: str = setting(
         "none",

@@ -199,12 +199,34 @@ def _state_check(build: Callable[[], Callable[[], TrainState]]) -> Callable[[Any
     return check
 
 
+class _Watched(dict[str, Any]):
+    """A batch that remembers which names are read."""
+
+    def __init__(self, batch: Mapping[str, Any]):
+        super().__init__(batch)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the array of a name, or `default`."""
+        self.names.add(name)
+        return super().get(name, default)
+
+
 def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     family = cfg.model.model_class
     needed = (*family.inputs, family.labels, *(("aligned",) if cfg.train.guided_alignment else ()))
     if not isinstance(batch, Mapping) or (missing := [name for name in needed if name not in batch]):
         lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is {type_with_article(batch)}"
         raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")
+    read = _Watched(batch)
+    family.arguments(read)
+    if unread := [name for name in batch if name not in {*needed, *read.names}]:
+        names = ", ".join(sorted({*needed, *read.names}))
+        raise UserError(f"the batch has {unread[0]!r}, but a {cfg.model.family} model reads only {names}: leave it out")
     for name, array in batch.items():
         check_type(f"the batch's {name}", array, (np.ndarray, jax.Array), "an integer array, of NumPy or JAX")
     for name in family.inputs:
