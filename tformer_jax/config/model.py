@@ -56,7 +56,7 @@ class ModelConfig(Section):
     )
     scan_layers: bool = setting(
         False,
-        "scan over repetitions of layer_pattern instead of unrolling the layers; compiles faster, draws other parameters",
+        "scan over repetitions of layer_pattern instead of unrolling layers; compiles faster, draws other parameters",
     )
     remat: str = setting(
         "none",
