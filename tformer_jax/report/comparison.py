@@ -119,7 +119,7 @@ def compare_runs(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Compar
     if split:
         pair = a.outputs[split], b.outputs[split]
         metrics = estimates(pair, a.task, resamples)
-        changes = list(_changes(a, b, split))
+        changes = list(dict.fromkeys(_changes(a, b, split)))  # equal examples once
         examples = len(pair[0].labels)
         if a.task.references and pair[0].texts:
             equal = sum(mine == theirs for mine, theirs in zip(pair[0].texts, pair[1].texts, strict=True))
