@@ -84,6 +84,17 @@ def test_keys_and_booleans_are_restored(tmp_path):
     assert sums[0][".opt_state"] == int((words * (2 * np.arange(words.size, dtype=np.uint64) + 1)).sum() % 2**32)
 
 
+def test_bfloat16_is_restored_as_float32(copied):
+    """As routers of runs from before they were float32."""
+    new = made(3)
+    new = new.replace(params=new.params | {"b": new.params["b"].astype(jnp.float32)})
+    reader = Checkpointer(copied)
+    actual, _ = reader.restore(abstract(new))
+    reader.close()
+    assert actual.params["b"].dtype == jnp.float32
+    assert_is(actual, 3)
+
+
 def test_permanent_checkpoints_stay(tmp_path):
     keeper = Checkpointer(tmp_path / "c", keep=1, permanent_every=3)
     for step in range(1, 9):

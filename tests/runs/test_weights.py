@@ -53,6 +53,15 @@ def test_the_mean_by_hand():
     assert actual["b"].dtype == jnp.bfloat16
 
 
+def test_weights_of_bfloat16_are_loaded_as_float32(tmp_path):
+    """As routers of runs from before they were float32."""
+    weights.save(tmp_path, {"router": jnp.bfloat16([1.5, 2])}, "imported", [], 0)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    actual = weights.load(tmp_path, {"router": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=sharding)}, None)
+    assert actual["router"].dtype == jnp.float32
+    np.testing.assert_array_equal(actual["router"], [1.5, 2])
+
+
 @pytest.mark.slow
 def test_the_last_checkpoints_are_averaged(corpus_folder, tmp_path):
     folder = tmp_path / "run"

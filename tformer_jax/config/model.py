@@ -235,7 +235,12 @@ class ModelConfig(Section):
         low=1,
     )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES, resumable=OTHER_TRAINING)
-    param_dtype: str = setting("float32", "dtype of the parameters, rounded to it after each step", choices=DTYPES)
+    param_dtype: str = setting(
+        "float32",
+        "dtype of the parameters, rounded to it after each step; routers, and A_log and scale of gated_delta, are "
+        "float32",
+        choices=DTYPES,
+    )
     gradient_dtype: str = setting(
         "float32",
         "dtype in which gradients are summed over tokens and devices; errors of bfloat16 grow with the devices",

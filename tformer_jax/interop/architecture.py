@@ -65,6 +65,8 @@ class Architecture:
     """Our `attention_projections` with the same layout."""
     inputs_first: bool = False
     """Whether matrices of the base model are [in, out] (GPT-2), unlike the output head."""
+    float32: tuple[str, ...] = ()
+    """Patterns of names of arrays that are float32 also in checkpoints of another dtype."""
 
     def has_inputs_first(self, module: str) -> bool:
         """Returns whether the weight of one of their linear layers is [in, out]."""

@@ -27,6 +27,7 @@ _LATENTS = {
     "qk_rope_head_dim": "rotary_dim",
     "v_head_dim": "value_dim",
 }
+_BIAS = "mlp.gate.e_score_correction_bias"
 
 
 def _settings(hf: Settings) -> Settings:
@@ -140,7 +141,7 @@ def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
         *((f"self_attention/{ours}", f"self_attn.{theirs}", layout) for ours, theirs, layout in attention),
         *llama.GATED,
         *expert_parts("shared_experts"),
-        ("ffn/router_bias", "mlp.gate.e_score_correction_bias", SAME),
+        ("ffn/router_bias", _BIAS, SAME),
         *llama.PRE_NORMS,
     )
 
@@ -148,6 +149,7 @@ def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
 _NAMES: dict[str, Any] = {
     "fused": _fused,
     "attentions": ("mla",),
+    "float32": (rf".*\.{_BIAS}",),
     "ignored": (*llama.BUFFERS, r"model\.layers\.61\..*"),
 }
 """Layer 61 of DeepSeek-V3 predicts further tokens, in training."""

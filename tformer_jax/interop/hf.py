@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import operator
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -163,12 +164,22 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
         hf[stack] |= {name: hf[name] for name in ids if hf[name] is not None}
     _check_exact(cfg, hf, arrays, architecture)
     arrays = mapping.join_fused(arrays, architecture.fused(cfg))
+    arrays = {name: _stored(array, name, cfg, architecture) for name, array in arrays.items()}
     if hf.get("tie_word_embeddings") is False:  # transformers then reads the copies, too
         copies = {copy: arrays[name] for copy, name in architecture.copies.items() if name in arrays}
         arrays = copies | arrays
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf, indent=2) + "\n", encoding="utf-8")
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _stored(array: np.ndarray, name: str, cfg: ModelConfig, architecture: Architecture) -> np.ndarray:
+    """Returns an array in `cfg.param_dtype`, unless this would round it or the architecture stores it in float32."""
+    if array.dtype == cfg.param_dtype:
+        return array
+    narrow = array.astype(cfg.param_dtype)
+    exact = np.array_equal(narrow.astype(array.dtype), array)
+    return narrow if exact and not any(re.fullmatch(kind, name) for kind in architecture.float32) else array
 
 
 DERIVED = {"kv_heads": "num_kv_heads", "head_size": "head_dim", "rotary_size": "rotary.fraction"}

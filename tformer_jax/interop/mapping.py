@@ -1,6 +1,7 @@
 """Maps our parameters to another library's names and layouts: one rule per parameter, used in both directions."""
 
 import dataclasses
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -115,15 +116,22 @@ def to_ours(rules: Iterable[Rule], arrays: Arrays, shapes: Any, *, ignored: Coll
         parts = [_reshape(rule, name, np.asarray(arrays[name]), shape) for name in names]
         whole = np.stack(parts) if "{e}" in rule.theirs else parts[0]
         aliases = whole.flags.c_contiguous  # JAX would use the pages of the file
-        return jax.device_put(whole.astype(leaf.dtype, copy=aliases), leaf.sharding)
+        stored = whole.astype(leaf.dtype, copy=aliases)
+        if whole.dtype != leaf.dtype and not np.array_equal(stored.astype(whole.dtype), whole):
+            rounded.append(ours)
+        return jax.device_put(stored, leaf.sharding)
 
     named = dict(named_leaves(shapes))
+    rounded: list[str] = []
     by_size = sorted(named, key=lambda ours: -named[ours].size)  # at the end, only small arrays are in memory twice
     loaded = {ours: find(ours, named[ours]) for ours in by_size}
     params = jax.tree_util.tree_map_with_path(lambda path, _: loaded[parameter_name(path)], shapes)
     left = [name for name in arrays if name not in used and not any(re.fullmatch(p, name) for p in ignored)]
     if left:
         raise UserError(f"the checkpoint has arrays that the model does not: {', '.join(sorted(left)[:5])}")
+    if rounded:
+        dtype, names = named[rounded[0]].dtype, ", ".join(sorted(rounded)[:5])
+        logging.getLogger(__name__).warning("%d arrays are rounded to %s: %s", len(rounded), dtype, names)
     return params
 
 

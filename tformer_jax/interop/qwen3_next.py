@@ -132,6 +132,9 @@ QWEN3_NEXT = {
         "Qwen3NextForCausalLM", _next_settings, _next_config, _rules, fused=_next_fused, **_OPTIONS
     ),
     "qwen3_5_text": llama.architecture(
-        "Qwen3_5ForCausalLM", _dense_settings, _dense_config, _rules, fused=_dense_fused, **_OPTIONS
+        *("Qwen3_5ForCausalLM", _dense_settings, _dense_config, _rules),
+        fused=_dense_fused,
+        float32=(r".*linear_attn\.(A_log|norm\.weight)",),
+        **_OPTIONS,
     ),
 }

@@ -110,6 +110,7 @@ class GatedDelta(Module):
     """The gated delta rule with L2-normalized queries and keys, and a gated RMS norm of each head.
 
     A token's decay is `exp(-exp(A_log) softplus(x W_decay + dt_bias))`, and its `beta` is `sigmoid(x W_beta)`.
+    `A_log` and `scale` are float32 with any `cfg.param_dtype`, as Qwen3.5 stores them.
     """
 
     cfg: ModelConfig
@@ -145,9 +146,9 @@ class GatedDelta(Module):
         self.values = ConvolvedHeads(cfg, axes.HEADS, N, P)
         self.decay, self.beta = (Linear(cfg, model, heads[:1], use_bias=False) for _ in range(2))
         self.gate = Linear(cfg, model, heads, use_bias=False)
-        self.A_log = self.param("A_log", named(_a_log, axes.HEADS), (N,), dtype)
+        self.A_log = self.param("A_log", named(_a_log, axes.HEADS), (N,), jnp.float32)
         self.dt_bias = self.param("dt_bias", named(_dt_bias, axes.HEADS), (N,), dtype)
-        self.scale = self.param("scale", named(nn.initializers.ones, axes.HEAD_DIM), (P,), dtype)
+        self.scale = self.param("scale", named(nn.initializers.ones, axes.HEAD_DIM), (P,), jnp.float32)
         self.output = Linear(cfg, heads, model, use_bias=False, ends_sublayer=True)
 
     def __call__(
@@ -197,7 +198,7 @@ class GatedDelta(Module):
         v, values = self.values(x, state.values, count, segments)
         q, k = (jnp.repeat(_unit(part), N // K, axis=2) for part in (q, k))
         softplus = jax.nn.softplus(self.decay(x).astype(jnp.float32) + self.dt_bias.astype(jnp.float32))
-        log_decay = -jnp.exp(self.A_log.astype(jnp.float32)) * softplus
+        log_decay = -jnp.exp(self.A_log) * softplus
         beta = jax.nn.sigmoid(self.beta(x).astype(jnp.float32))
         log_decay, beta = (jnp.where(real[..., None], part, 0) for part in (log_decay, beta))
         tokens = q / math.sqrt(H), k, v.astype(jnp.float32), log_decay, beta

@@ -37,6 +37,8 @@ class MixtureOfExperts(Module):
     See "Outrageously Large Neural Networks" (2017). The load-balance loss of "Switch Transformers" (2021) and the
     router z-loss of "ST-MoE" (2022) are sown, weighted, into the collection "losses". `cfg.moe.expert_capacity`
     drops tokens in training only, as in "DeepSeek-V2" (2024, section 3.1.2).
+
+    The router and its bias are float32 with any `cfg.param_dtype`: rounding them would change the choice of experts.
     """
 
     cfg: ModelConfig
@@ -83,12 +85,12 @@ class MixtureOfExperts(Module):
         if padding_mask is None:
             padding_mask = jnp.ones(x.shape[:2], bool)
         init = named(kernel_initializer(cfg, cfg.dim, cfg.moe.num_experts), axes.EMBED, None)
-        router = self.param("router", init, (cfg.dim, cfg.moe.num_experts), jnp.dtype(cfg.param_dtype))
-        logits = jnp.matmul(x.astype(jnp.float32), router.astype(jnp.float32), precision="highest")
+        router = self.param("router", init, (cfg.dim, cfg.moe.num_experts), jnp.float32)
+        logits = jnp.matmul(x.astype(jnp.float32), router, precision="highest")
         bias = None
         if cfg.moe.router_bias != "none":
             zeros = named(nn.initializers.zeros, None)
-            bias = self.param("router_bias", zeros, (cfg.moe.num_experts,), jnp.dtype(cfg.param_dtype))
+            bias = self.param("router_bias", zeros, (cfg.moe.num_experts,), jnp.float32)
         if bias is not None and cfg.moe.router_bias == "logits":
             logits, bias = logits + bias, None
         limited = train and cfg.moe.expert_capacity is not None
@@ -157,7 +159,7 @@ def route(
     """
     moe = cfg.moe
     scores = jax.nn.sigmoid(logits) if moe.router_scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
-    ranked = scores if bias is None else scores + jax.lax.stop_gradient(bias.astype(jnp.float32))
+    ranked = scores if bias is None else scores + jax.lax.stop_gradient(bias)
     chosen = _top(_in_best_groups(ranked, cfg), moe.experts_per_token)
     weights = jnp.take_along_axis(scores, chosen, axis=-1)
     if moe.router_normalize:

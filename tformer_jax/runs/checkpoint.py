@@ -163,9 +163,8 @@ class Checkpointer:
         """
         path = self.folder / str(step)
         state, sealed = self._group.run(lambda: _read(path, abstract))
-        for name, checksum in _checksums(state).items():
-            if sealed["checksums"].get(name) != checksum:
-                raise UserError(f"{path} is damaged: the checksum of {name} does not match")
+        if changed := _changed(state, sealed["checksums"]):
+            raise UserError(f"{path} is damaged: the checksum of {changed[0]} does not match")
         return state, sealed["host"]
 
     def wait(self) -> None:
@@ -260,6 +259,25 @@ def _is_intact(sealed: Any) -> bool:
 
 def _text_checksum(host: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(host, sort_keys=True).encode())
+
+
+def _changed(state: TrainState, saved: dict[str, int]) -> list[str]:
+    """Returns the names of the arrays with other checksums than those saved, also if they were saved as bfloat16.
+
+    Parameters that are always float32, such as routers, were saved in the dtype of the others before they were so.
+    """
+
+    def differing(state: TrainState) -> list[str]:
+        return [name for name, checksum in _checksums(state).items() if saved.get(name) != checksum]
+
+    if not (changed := differing(state)):
+        return []
+    narrow = differing(jax.tree.map(_as_bfloat16, state))
+    return [name for name in changed if name in narrow]
+
+
+def _as_bfloat16(leaf: Any) -> Any:
+    return leaf.astype(jnp.bfloat16) if leaf is not ocp.PLACEHOLDER and leaf.dtype == jnp.float32 else leaf
 
 
 def _checksums(state: TrainState) -> dict[str, int]:
