@@ -121,7 +121,7 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
     first = tokenizers.target.special.name(generation.forced_first(folder, theirs))
-    beside = companions.read(folder)
+    beside = companions.read(folder, tokenizers.target)
     if first and (language := tagged_language(first)):
         beside[companions.FORCED_LANGUAGE] = language
         notes.append(f"its outputs start with {first} only if it is named: --to {language}")

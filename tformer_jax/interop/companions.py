@@ -10,6 +10,9 @@ from typing import Any
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 from tformer_jax.data.chat.template import TEMPLATE_FILE, ChatTemplate
+from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.tokenizers.classes import class_fields
+from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 
 FILES = (
     *(TEMPLATE_FILE, "modules.json", "config_sentence_transformers.json"),
@@ -19,19 +22,34 @@ FILES = (
 """Patterns of files that are copied as they are."""
 FIELDS = (
     *("model_max_length", "chat_template", "padding_side", "truncation_side", "cls_token", "sep_token"),
-    *("model_input_names", "src_lang", "tgt_lang"),
+    *("model_input_names", "src_lang", "tgt_lang", "do_lower_case"),
 )
 """Fields of tokenizer_config.json that are copied."""
 FORCED_LANGUAGE = "forced_language"
 """Key of the language whose tag `forced_bos_token_id` of a checkpoint is."""
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Returns the text of each file by its relative path under "files", and fields under "tokenizer_config"."""
+def read(folder: Path, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """Returns the text of each file by its relative path under "files", and fields under "tokenizer_config".
+
+    Args:
+        tokenizer: the tokenizer of the folder, whose class decides on fields that no file has.
+    """
     paths = sorted(path for pattern in FILES for path in folder.glob(pattern))
     files = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     options = read_json(folder / "tokenizer_config.json", {})
+    options = _class_fields(folder, tokenizer, options) | options
     return {"files": files, "tokenizer_config": {name: options[name] for name in FIELDS if name in options}}
+
+
+def _class_fields(folder: Path, tokenizer: Tokenizer | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns fields of the class of a tokenizer, with the names of special_tokens_map.json."""
+    if not isinstance(tokenizer, HFTokenizer):
+        return {}
+    model_type = read_json(folder / "config.json").get("model_type", "")
+    fields = class_fields(tokenizer.backend_tokenizer, model_type, options)
+    named = read_json(folder / "special_tokens_map.json", {})
+    return fields | {name: named[name] for name in ("cls_token", "sep_token") if name in named}
 
 
 def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatTemplate | None = None) -> None:

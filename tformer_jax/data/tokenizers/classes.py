@@ -50,6 +50,10 @@ DEFAULT_CLASSES |= {"albert": "AlbertTokenizer"}
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
 LLAMAS = ("LlamaTokenizer", "CodeLlamaTokenizer")
 """Classes that rebuild a BPE of characters alone, as in Llama 2."""
+TYPED = ("AlbertTokenizer", "BertTokenizer")
+"""Classes that give the second text of a pair another type."""
+BERT_FIELDS = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"], "do_lower_case": True}
+"""Fields that BertTokenizer has unless others are given."""
 WITH_LANGUAGES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
 """Classes that add the tag of a language to each text, which is left out here."""
 WITHOUT_CLASS = (
@@ -105,10 +109,14 @@ def complete_tokenizer(
     if own_ends:
         named = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
         surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
-    if kind in ("AlbertTokenizer", "BartTokenizer", "BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"):
-        surround_texts(library, [_name_of(options["cls_token"])], [_name_of(options["sep_token"])])
+    own_template = kind == "AlbertTokenizer" and library.post_processor is not None
+    if kind in (*TYPED, "BartTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer") and not own_template:
+        start, end = _name_of(options["cls_token"]), _name_of(options["sep_token"])
+        second = ["$B:1", f"{end}:1"] if kind in TYPED else [end, "$B:0", end]
+        surround_texts(library, [start], [end], [start, "$A", end, *second])
     if kind == "T5Tokenizer" or kind in WITH_LANGUAGES:
-        surround_texts(library, [], ["</s>"])
+        first = ["$A", "</s>"] if kind == "T5Tokenizer" else ["$A"]
+        surround_texts(library, [], ["</s>"], [*first, "$B:0", "</s>"])
     return library, options
 
 
@@ -118,6 +126,14 @@ def _default_roles(library: hf.Tokenizer, kind: str) -> Settings:
     if kind in ("", *LLAMAS) and library.padding is not None:
         roles = roles | {"pad": library.padding["pad_token"]}
     return {f"{role}_token": name for role, name in roles.items()}
+
+
+def class_fields(library: hf.Tokenizer, model_type: str, options: Settings) -> Settings:
+    """Returns the fields of tokenizer_config.json about pairs and letters that `options` leave to the class."""
+    kind = rebuilding_class(library, model_type, options)
+    roles = CLASS_ROLES.get(kind, {})
+    fields = {f"{role}_token": roles[role] for role in ("cls", "sep") if role in roles}
+    return fields | BERT_FIELDS if kind == "BertTokenizer" else fields
 
 
 def special_names(options: Settings) -> list[str]:
@@ -210,11 +226,14 @@ def rebuilding_class(tokenizer: hf.Tokenizer, model_type: str, options: Settings
     return kind if isinstance(tokenizer.model, MODELS.get(kind, hf.models.BPE)) else ""
 
 
-def surround_texts(library: hf.Tokenizer, before: list[str], after: list[str]) -> None:
-    """Puts special tokens around the texts of a tokenizer."""
+def surround_texts(
+    library: hf.Tokenizer, before: list[str], after: list[str], pair: Sequence[str] = ("$A:0", "$B:1")
+) -> None:
+    """Puts special tokens around the texts of a tokenizer, and joins pairs of texts as the template `pair` says."""
     ids = [(name, library.token_to_id(name)) for name in dict.fromkeys((*before, *after))]
-    template = " ".join((*before, "$A", *after))
-    library.post_processor = hf.processors.TemplateProcessing(single=template, special_tokens=ids)
+    library.post_processor = hf.processors.TemplateProcessing(
+        single=[*before, "$A", *after], pair=list(pair), special_tokens=ids
+    )
 
 
 def _name_of(token: Any) -> str:
