@@ -96,9 +96,9 @@ MAKERS = {
 }
 
 
-def make(folder: Path, name: str, head: str) -> torch.nn.Module:
-    """Saves a model with a head, with its config as published except for sizes, and returns it."""
-    config = PUBLISHED[name] | MAKERS[name](folder)
+def make(folder: Path, name: str, head: str, **fields) -> torch.nn.Module:
+    """Saves a model with a head, with its config as published except for sizes and `fields`, and returns it."""
+    config = PUBLISHED[name] | MAKERS[name](folder) | fields
     if head != "ForMaskedLM":
         kind = config["architectures"][0].removesuffix("ForMaskedLM") + head
         config |= {"architectures": [kind], "id2label": LABELS}
@@ -202,6 +202,19 @@ def test_a_classifier_starts_from_a_masked_language_model(imported, name, tmp_pa
     assert all(key.startswith(("head/", "pooler/")) for key in report.new)
     assert find_mismatches(run.config.train, run.config.model, run.tokenizers, masked.path) == []
     np.testing.assert_array_equal(loaded["embedding"]["embedding"], masked.params["embedding"]["embedding"])
+
+
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
+def test_fields_of_other_heads_are_written_again(head, tmp_path):
+    """Those that transformers reads when it puts another head on the model."""
+    name, dropout = "answerdotai/ModernBERT-base", {"classifier_dropout": 0.3, "decoder_bias": head != "ForMaskedLM"}
+    (folder := tmp_path / "checkpoint").mkdir()
+    make(folder, name, head, classifier_pooling="mean", **dropout)
+    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+    export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check"])
+    theirs, ours = (transformers.AutoConfig.from_pretrained(place) for place in (folder, tmp_path / "out"))
+    for field in ("cls_token_id", "sep_token_id", "classifier_pooling", "decoder_bias", "classifier_dropout"):
+        assert getattr(ours, field) == getattr(theirs, field), field
 
 
 @pytest.mark.parametrize("name", rest_slow(MAKERS.keys(), 1))

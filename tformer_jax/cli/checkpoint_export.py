@@ -270,7 +270,9 @@ def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run, origin: 
     """
     kind = origin.get("model_type")
     given = options.model_type or (kind if kind in hf.ARCHITECTURES else None)
-    theirs = hf.token_ids(run.tokenizers.target.special, run.config.model)
+    special = run.tokenizers.target.special
+    theirs = hf.token_ids(special, run.config.model)
+    heads = companions.head_fields(origin.get("companions", {}), special) if given == kind else {}
     if run.labels is not None:
         theirs |= label_fields(run.labels)
     problems = set()
@@ -278,7 +280,7 @@ def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run, origin: 
         try:
             named = language_options(run.tokenizers.target, model_type)  # CTranslate2 asks config.json for its class
             named = {name: value for name, value in named.items() if name == "tokenizer_class"}
-            hf.save(folder, model_type, run.config.model, run.params, **theirs | named)
+            hf.save(folder, model_type, run.config.model, run.params, heads=heads, **theirs | named)
             return model_type
         except UserError as error:
             if given:

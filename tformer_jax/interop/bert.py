@@ -193,7 +193,7 @@ def _modernbert_config(cfg: ModelConfig) -> Settings:
         "attention_bias": "output" in cfg.attention_bias,
         "classifier_activation": transformers_activation(cfg.head_activation),
         "layer_types": layer_types(cfg, cfg.encoder_layers),
-        "decoder_bias": cfg.output_bias,
+        **({} if cfg.model_class.classifies else {"decoder_bias": cfg.output_bias}),
         "local_attention": 2 * (cfg.window or 1) - 2,
         "global_rope_theta": rotary["rope_theta"],
         "local_rope_theta": rotary["rope_parameters"]["sliding_attention"]["rope_theta"],

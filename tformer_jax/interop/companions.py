@@ -13,6 +13,7 @@ from tformer_jax.data.chat.template import TEMPLATE_FILE, ChatTemplate
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.classes import class_fields
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
+from tformer_jax.special_tokens import SpecialTokens
 
 FILES = (
     *(TEMPLATE_FILE, "modules.json", "config_sentence_transformers.json"),
@@ -27,10 +28,15 @@ FIELDS = (
 """Fields of tokenizer_config.json that are copied."""
 FORCED_LANGUAGE = "forced_language"
 """Key of the language whose tag `forced_bos_token_id` of a checkpoint is."""
+HEAD_FIELDS = (
+    *("cls_token_id", "sep_token_id", "classifier_pooling", "decoder_bias", "qa_dropout", "seq_classif_dropout"),
+    *("classifier_dropout", "classifier_dropout_prob"),
+)
+"""Fields of config.json about heads that a run may lack, and that transformers may add to its export."""
 
 
 def read(folder: Path, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Returns the text of each file by its relative path under "files", and fields under "tokenizer_config".
+    """Returns the text of each file by its relative path under "files", and fields of two files under their names.
 
     Args:
         tokenizer: the tokenizer of the folder, whose class decides on fields that no file has.
@@ -39,7 +45,12 @@ def read(folder: Path, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     files = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     options = read_json(folder / "tokenizer_config.json", {})
     options = _class_fields(folder, tokenizer, options) | options
-    return {"files": files, "tokenizer_config": {name: options[name] for name in FIELDS if name in options}}
+    theirs = read_json(folder / "config.json", {})
+    return {
+        "files": files,
+        "tokenizer_config": {name: options[name] for name in FIELDS if name in options},
+        "config": {name: theirs[name] for name in HEAD_FIELDS if name in theirs},
+    }
 
 
 def _class_fields(folder: Path, tokenizer: Tokenizer | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +61,13 @@ def _class_fields(folder: Path, tokenizer: Tokenizer | None, options: dict[str, 
     fields = class_fields(tokenizer.backend_tokenizer, model_type, options)
     named = read_json(folder / "special_tokens_map.json", {})
     return fields | {name: named[name] for name in ("cls_token", "sep_token") if name in named}
+
+
+def head_fields(companions: dict[str, Any], special: SpecialTokens) -> dict[str, Any]:
+    """Returns the fields of config.json that `read` returned, with the ids of `special`, which may have changed."""
+    fields = companions.get("config", {})
+    around = {"cls_token_id": special.before[:1], "sep_token_id": special.after[-1:]}
+    return fields | {name: ids[0] for name, ids in around.items() if ids and name in fields}
 
 
 def write(folder: Path, companions: dict[str, Any], max_length: int, chat: ChatTemplate | None = None) -> None:

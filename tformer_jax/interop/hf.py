@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -140,10 +141,19 @@ def arrays_writer() -> Callable[..., None]:
     return writer
 
 
-def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs: Any) -> None:
+def save(
+    folder: Path,
+    model_type: str,
+    cfg: ModelConfig,
+    params: Any,
+    *,
+    heads: Mapping[str, Any] = MappingProxyType({}),
+    **theirs: Any,
+) -> None:
     """Saves a checkpoint that transformers loads as `model_type`; creates the folder if it is missing.
 
-    `theirs` adds or overrides settings of config.json, such as `token_ids` for other special tokens.
+    `theirs` adds or overrides settings of config.json, such as `token_ids` for other special tokens; `heads` adds those
+    that the model does not determine.
 
     Raises:
         UserError: the architecture cannot express `cfg` or `params` exactly, or safetensors is not installed.
@@ -158,7 +168,7 @@ def save(folder: Path, model_type: str, cfg: ModelConfig, params: Any, **theirs:
     except UserError as error:
         raise _unfit_error(model_type, str(error)) from error
     hf: dict[str, Any] = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
-    hf |= token_ids(DEFAULT_SPECIAL_TOKENS, cfg) | fields | theirs
+    hf = {**heads, **hf, **token_ids(DEFAULT_SPECIAL_TOKENS, cfg), **fields, **theirs}
     for stack in STACKS.get(model_type, ()):
         ids = (f"{name}_token_id" for name in ("pad", "bos", "eos"))
         hf[stack] |= {name: hf[name] for name in ids if hf[name] is not None}
