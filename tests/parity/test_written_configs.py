@@ -8,6 +8,7 @@ from tests.helpers import build, tiny, with_settings
 from tests.parity import test_huggingface as parity
 from tformer_jax.base.errors import UserError
 from tformer_jax.interop import hf, settings_comparison
+from tformer_jax.interop.encoder_decoders import ENCODER_DECODERS
 
 PLAIN = {
     "llama": {"ffn": "gated", "ffn_bias": False, "attention_bias": (), "norm": "rmsnorm", "position": "rotary"},
@@ -130,3 +131,11 @@ def test_settings_that_only_training_reads_do_not_matter():
     assert settings_comparison.differences(cfg, other) == []
     other = with_settings(cfg, rotary={"base": 5.0})
     assert settings_comparison.differences(cfg, other) == ["model.rotary.base=10000.0"]
+
+
+@pytest.mark.parametrize("model_type", ENCODER_DECODERS)
+def test_no_layers_are_dropped_in_training(model_type):
+    """Regression test: M2M-100 drops layers by default."""
+    written = hf.architecture_of(model_type).config(tiny("seq2seq"))
+    fields = transformers.AutoConfig.for_model(model_type, **written).to_dict()
+    assert not any(value for name, value in fields.items() if name.endswith("layerdrop"))

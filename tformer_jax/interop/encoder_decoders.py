@@ -232,6 +232,11 @@ def _bart_config(cfg: ModelConfig, *, pre_norm: bool = False) -> Settings:
     return _marian_config(cfg) | {"normalize_before": pre_norm}
 
 
+def _m2m_100_config(cfg: ModelConfig) -> Settings:
+    """Returns their settings; without the last two, transformers would skip layers when it trains the model."""
+    return _marian_config(cfg) | {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+
+
 def _marian_config(cfg: ModelConfig) -> Settings:
     return their_fields(_MARIAN_FIELDS, cfg) | {
         "decoder_vocab_size": cfg.vocab_size,
@@ -278,7 +283,7 @@ ENCODER_DECODERS = {
     "m2m_100": _bart_architecture(
         "M2M100ForConditionalGeneration",
         _m2m_100_settings,
-        _marian_config,
+        _m2m_100_config,
         *_MARIAN,
         *_FINAL_NORMS,
         ignored=_POSITIONS,
