@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 from unittest import mock
 
 import jax
@@ -43,13 +44,13 @@ CASES = {
 }
 
 
-def save_adapter(model, folder, **options) -> torch.nn.Module:
+def save_adapter(model, folder, std=0.4, **options) -> torch.nn.Module:
     """Saves a random adapter of a model, and returns the model with it."""
     torch.manual_seed(1)
     adapted = peft.get_peft_model(model, peft.LoraConfig(**LORA | options))
     for name, parameter in adapted.named_parameters():
         if "lora" in name or "modules_to_save" in name:
-            torch.nn.init.normal_(parameter, std=0.4)
+            torch.nn.init.normal_(parameter, std=std)
     adapted.save_pretrained(folder)
     return adapted.eval()
 
@@ -255,6 +256,23 @@ def test_runs_without_an_adapter_are_refused(imported, tmp_path):
     with pytest.raises(UserError, match="--base is for --format peft: add it, or leave --base out"):
         export_hf.main(["--run", str(start), str(tmp_path / "out"), "--base", "x"])
     assert not (tmp_path / "out").exists()
+
+
+def test_small_changes_of_a_base_of_bfloat16(imported, tmp_path, capsys):
+    """Regression test: most of them were lost, because the sum was rounded to bfloat16."""
+    source, _, model = imported("llama")
+    folder = shutil.copytree(source, tmp_path / "base")
+    model = type(model).from_pretrained(source).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    adapted = save_adapter(model.float(), tmp_path / "adapter", std=1e-2, target_modules=["q_proj", "v_proj"])
+    import_hf.main([str(folder), "--run", str(tmp_path / "run"), "--adapter", str(tmp_path / "adapter")])
+    assert "the parameters are float32: in bfloat16" in capsys.readouterr().err
+    run = tj.load(tmp_path / "run")
+    with adapted.disable_adapter():
+        before = adapted(torch.tensor(TOKENS)).logits.detach().numpy()
+    change = adapted(torch.tensor(TOKENS)).logits.detach().numpy() - before
+    actual = np.asarray(run.model.apply({"params": run.params}, jnp.asarray(TOKENS))) - before
+    assert np.abs(actual - change).max() < 0.02 * np.abs(change).max()
 
 
 def test_a_classifier_of_a_base_without_a_head(tmp_path):

@@ -28,6 +28,7 @@ from tformer_jax.runs.guards import locked
 IMPORTED = "imported.json"
 NO_CLASSES = "the checkpoint has no classification head: the run has a random one, to be trained"
 HEADLESS = "the checkpoint has no output head: the run embeds texts, and generates only after training"
+WIDENED = "the parameters are float32: in bfloat16, as in the checkpoint, small changes of the adapter would be lost"
 LANGUAGE_FIELDS = ("source_language", "target_language")
 """Fields of JSONL files for fine-tuning that hold the languages of a pair."""
 TARGET_TAGS = ("<2", ">>")
@@ -120,6 +121,7 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     only_embeds = headless and cfg.model_class.continues
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
+    notes += [WIDENED] if "adapter" in settings and _stored_dtype(theirs) == "bfloat16" else []
     first = tokenizers.target.special.name(generation.forced_first(folder, theirs))
     beside = companions.read(folder, tokenizers.target)
     if first and (language := tagged_language(first)):
@@ -171,13 +173,17 @@ def _read_state_dict(path: Path, options: argparse.Namespace, mesh: Mesh | None)
 
 def _load_model(folder: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> tuple[ModelConfig, Any, bool]:
     """Returns the config, the parameters, and whether the checkpoint has no head."""
-    dtype = theirs.get("dtype") or theirs.get("torch_dtype")
+    dtype = "float32" if "adapter" in settings else _stored_dtype(theirs)
     settings = {"param_dtype": dtype if dtype in PARAM_DTYPES else "float32", **settings}
     try:
         return *hf.load(folder, **settings), False
     except hf.NoHeadError:
         classes = {"num_classes": 2} if theirs["model_type"] in hf.CLASSIFIERS else {"headless": True}
         return *hf.load(folder, **settings, **classes), True
+
+
+def _stored_dtype(theirs: dict[str, Any]) -> Any:
+    return theirs.get("dtype") or theirs.get("torch_dtype")
 
 
 def _fit_tokenizers(path: Path, tokenizers: Tokenizers, cfg: ModelConfig) -> Tokenizers:
