@@ -55,8 +55,7 @@ class ModelConfig(Section):
         used_by={"family": ("classifier", "masked_lm")},
     )
     scan_layers: bool = setting(
-        False,
-        "scan over repetitions of layer_pattern instead of unrolling layers; compiles faster, draws other parameters",
+        False, "scan over repetitions of layer_pattern, not an unrolled stack: compiles faster, draws other parameters"
     )
     remat: str = setting(
         "none",
@@ -236,10 +235,7 @@ class ModelConfig(Section):
     )
     dtype: str = setting("float32", "dtype of the computation", choices=DTYPES, resumable=OTHER_TRAINING)
     param_dtype: str = setting(
-        "float32",
-        "dtype of the parameters, rounded to it after each step; routers, and A_log and scale of gated_delta, are "
-        "float32",
-        choices=DTYPES,
+        "float32", "dtype of the parameters but routers, rounded to it after each step", choices=DTYPES
     )
     gradient_dtype: str = setting(
         "float32",
