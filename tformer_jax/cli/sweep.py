@@ -30,7 +30,7 @@ from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.report import sweep_plot, sweeps
 from tformer_jax.report.sweeps import Combination
 from tformer_jax.runs import provenance
-from tformer_jax.runs.progress import RunConsole
+from tformer_jax.runs.console import RunConsole
 from tformer_jax.runs.run_folder import read_json, write_json
 
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"

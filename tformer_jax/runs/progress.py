@@ -2,8 +2,6 @@
 
 import dataclasses
 import datetime
-import os
-import sys
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -11,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tformer_jax.base.numbers import GIB
 from tformer_jax.config.metrics import group_of_metric
+from tformer_jax.runs.console import RunConsole
 from tformer_jax.tasks.evaluators.split import Sample
 
 SHOWN_WAIT_PERCENT = 5
@@ -65,15 +64,6 @@ def with_prefix(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f} {prefix}"
     return f"{number:.0f} "
-
-
-class RunConsole(Console):
-    """A console whose reader may leave: a run goes on without its output."""
-
-    def on_broken_pipe(self) -> None:
-        """Discards all further output, where rich ends the process."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class ProgressView:
