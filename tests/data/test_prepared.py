@@ -343,14 +343,14 @@ def test_links_are_not_dropped(tmp_path):
 
 
 def test_the_test_split_is_that_of_the_folders_which_have_one(tmp_path, caplog):
-    for name in ("train", "held", "other", "test"):
+    for name in ("train", "held", "hold", "test"):
         (tmp_path / f"{name}.tsv").write_text(f"{name}\tx\n" * 9)
     files = {"train": "train.tsv", "tokenizer": "bytes"}
     prepare(config("seq2seq", **files, validation="held.tsv"), tmp_path, tmp_path / "a")
-    prepare(config("seq2seq", **files, validation="other.tsv", test="test.tsv"), tmp_path, tmp_path / "b")
+    prepare(config("seq2seq", **files, validation="hold.tsv", test="test.tsv"), tmp_path, tmp_path / "b")
     corpus = load_corpus(prepared(config("seq2seq", tokenizer="bytes"), tmp_path / "a", tmp_path / "b"), None)
     sources = [[example["source"] for example in split] for split in (corpus.train, corpus.validation, corpus.test)]
-    assert sources == [["train"] * 18, ["held"] * 9 + ["other"] * 9, ["test"] * 9]
+    assert sources == [["train"] * 18, ["held"] * 9 + ["hold"] * 9, ["test"] * 9]
     assert f"no test split: {tmp_path / 'a'}; the test examples are from the others" in caplog.text
     assert "is read once" not in caplog.text
 

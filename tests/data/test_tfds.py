@@ -86,7 +86,8 @@ def test_named_datasets_on_mock_data(dataset, family, keys, tmp_path, monkeypatc
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tfds")
-    source.download(config("tiny_pairs"), folder)
+    for name in ("tiny_pairs", "nested_pairs"):
+        source.download(config(name), folder)
     return folder
 
 
@@ -208,29 +209,22 @@ class NestedPairs(tfds.core.GeneratorBasedBuilder):
             yield number, {"pair": {"en": en, "de": de}, "named": number % 2, "number": number % 3}
 
 
-@pytest.fixture(scope="module")
-def nested(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("nested")
-    source.download(config("nested_pairs"), folder)
-    return folder
-
-
-def test_fields_within_others_and_labels_of_all_types(nested):
-    corpus = load_corpus(config("nested_pairs", fields=("pair.en", "pair.de")), nested)
+def test_fields_within_others_and_labels_of_all_types(data_dir):
+    corpus = load_corpus(config("nested_pairs", fields=("pair.en", "pair.de")), data_dir)
     assert [(e["source"], e["target"]) for e in (*corpus.train[:], *corpus.validation[:])] == PAIRS
     expected = {"named": ("even", "very odd"), "number": ("0", "1", "2")}
     for field, labels in expected.items():
-        corpus = load_corpus(config("nested_pairs", "classifier", fields=("pair.en", field)), nested)
+        corpus = load_corpus(config("nested_pairs", "classifier", fields=("pair.en", field)), data_dir)
         assert corpus.labels == labels
         examples = [*corpus.train[:], *corpus.validation[:]]
         assert [e["label"] for e in examples] == [labels[number % len(labels)] for number in range(len(PAIRS))]
 
 
-def test_prepared_data_knows_the_files_of_its_dataset(nested):
+def test_prepared_data_knows_the_files_of_its_dataset(data_dir):
     """Regression test: prepare_data.py --resume took changed records for the prepared ones."""
     cfg = config("nested_pairs", fields=("pair.en", "pair.de"), validation="train[:5]")
-    files = origin(cfg, nested, None, 1)["files"]
-    folder = nested / "nested_pairs/1.0.0"
+    files = origin(cfg, data_dir, None, 1)["files"]
+    folder = data_dir / "nested_pairs/1.0.0"
     assert {*files} == {
         f"nested_pairs/1.0.0/{path.name}" for path in folder.iterdir() if "array_record" in path.name
     } | {"nested_pairs/1.0.0/dataset_info.json"}

@@ -199,8 +199,8 @@ def _state_check(build: Callable[[], Callable[[], TrainState]]) -> Callable[[Any
     return check
 
 
-class _Watched(dict[str, Any]):
-    """A batch that remembers which names are read."""
+class _TrackedBatch(dict[str, Any]):
+    """A batch that records which of its arrays are read."""
 
     def __init__(self, batch: Mapping[str, Any]):
         super().__init__(batch)
@@ -222,7 +222,7 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     if not isinstance(batch, Mapping) or (missing := [name for name in needed if name not in batch]):
         lacks = f"lacks {missing[0]!r}" if isinstance(batch, Mapping) else f"is {type_with_article(batch)}"
         raise UserError(f"the batch {lacks}: a {cfg.model.family} model reads a dictionary of {', '.join(needed)}")
-    read = _Watched(batch)
+    read = _TrackedBatch(batch)
     family.arguments(read)
     if unread := [name for name in batch if name not in {*needed, *read.names}]:
         names = ", ".join(sorted({*needed, *read.names}))

@@ -1,4 +1,4 @@
-"""Examples of corpora, and the error for examples that cannot be read, and types of fields."""
+"""Examples of corpora, the types of their fields, and the error for examples that cannot be read."""
 
 from collections.abc import Collection, Mapping
 
