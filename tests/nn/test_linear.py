@@ -14,6 +14,7 @@ from tformer_jax.models import registry
 from tformer_jax.nn import linear
 from tformer_jax.nn.embeddings import TokenEmbedding
 from tformer_jax.nn.linear import Linear, aligned_product, kernel_initializer, product
+from tformer_jax.nn.xla import product_over_rows
 
 D, N, H = 8, 4, 3
 HEADS = ((axes.HEADS, N), (axes.HEAD_DIM, H))
@@ -192,3 +193,30 @@ def test_a_precision_of_bfloat16_rounds_the_factors_on_a_cpu(precision, contract
     assert_close(of_matrix, expected if contracted == 0 else expected.T, 1e-6)
     with jax.default_matmul_precision("highest"):
         assert_close(product(x, stored, names, contracted=contracted), np.float64(x) @ np.float64(matrix), 1e-6)
+
+
+@pytest.mark.parametrize("contracted", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_products_of_bfloat16_stay_in_bfloat16_on_a_cpu(dtype, contracted):
+    """XLA for CPUs converts the factors to float32 if the result is bfloat16, or the first factor strided."""
+    x, matrix = normal(32, 16).astype(dtype), normal(16, 24, seed=1)
+    stored, names = (matrix, NAMES) if contracted == 0 else (matrix.T, NAMES[::-1])
+
+    def train(x, stored):
+        out, pull = jax.vjp(lambda x, stored: product(x, stored, names, contracted=contracted), x, stored)
+        return out, *pull(out)
+
+    with jax.default_matmul_precision("bfloat16"):
+        program = jax.jit(train).lower(x, stored).compile().as_text()
+    factors = re.findall(
+        r"^%\S+ \(param_0\S*: (\w+)\S*, param_1\S*: (\w+)\S*\) -> f32\S+ \{\n(?:.*\n)*?.* dot\(", program, re.M
+    )
+    assert factors == [("bf16", "bf16")] * 3, program
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (24, 8)])
+def test_a_gradient_of_bfloat16_factors_may_be_transposed(inputs, outputs):
+    """Regression test: XLA transposed the product, which it then did not support."""
+    x, g = (normal(32, size, seed=size).astype(jnp.bfloat16) for size in (inputs, outputs))
+    actual = jax.jit(lambda x, g: jnp.exp(product_over_rows(x, g, jnp.float32).T))(x, g)
+    assert_close(actual, np.exp(np.float64(g).T @ np.float64(x)), 1e-4)

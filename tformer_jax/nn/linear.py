@@ -15,7 +15,7 @@ from tformer_jax.nn import quantized
 from tformer_jax.nn.gathered import Names, with_gathered
 from tformer_jax.nn.module import Module
 from tformer_jax.nn.sharding import mesh_axes, named, platform
-from tformer_jax.nn.xla import as_rows, with_transposed_gradient
+from tformer_jax.nn.xla import as_rows, matrix_product, product_over_rows, with_transposed_gradient
 
 ALIGNED, ALIGNED_ROWS = 64, 512
 """On a GPU, columns of a product are padded to a multiple of `ALIGNED` if it has at least `ALIGNED_ROWS` rows.
@@ -82,7 +82,7 @@ def product(x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 
         dtype: dtype of the result; None: the dtype of x.
     """
     multiply = functools.partial(_multiply, contracted, dtype)
-    out = with_gathered(multiply, as_rows(x), with_transposed_gradient(matrix), names, dtype=x.dtype)
+    out = with_gathered(multiply, as_rows(x), matrix, names, dtype=x.dtype)
     return out.reshape(*x.shape[:-1], matrix.shape[1 - contracted])
 
 
@@ -109,8 +109,8 @@ class _Dtypes(NamedTuple):
 
 def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
     dtypes = _Dtypes(_factors_dtype(x), x.dtype if dtype is None else dtype, x.dtype, matrix.dtype)
-    if x.dtype == matrix.dtype == dtypes.factors == dtypes.result:
-        return _dot(contracted, dtypes.result, x, matrix)
+    if x.dtype == matrix.dtype == dtypes.result and dtypes.factors != jnp.bfloat16:
+        return matrix_product(x, with_transposed_gradient(matrix), contracted, dtypes.result)
     return _rounded_product(contracted, dtypes, x, matrix)
 
 
@@ -126,24 +126,20 @@ def _factors_dtype(x: jax.Array) -> Any:
     return jnp.dtype(jnp.bfloat16) if rounds else x.dtype
 
 
-def _dot(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x, matrix, (((x.ndim - 1,), (contracted,)), ((), ())), preferred_element_type=dtype)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _rounded_product(contracted: int, dtypes: _Dtypes, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Computes `_dot` of rounded factors; those of the gradients are rounded, too, and the gradients are not.
+    """Computes `matrix_product` of rounded factors; those of the gradients are rounded, too, and the gradients are not.
 
     Products of a float32 and a bfloat16 factor have the speed of float32.
     """
-    return _dot(contracted, dtypes.result, x.astype(dtypes.factors), matrix.astype(dtypes.factors))
+    return _forward(contracted, dtypes, x, matrix)[0]
 
 
 def _forward(
     contracted: int, dtypes: _Dtypes, x: jax.Array, matrix: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     x, matrix = x.astype(dtypes.factors), matrix.astype(dtypes.factors)
-    return _dot(contracted, dtypes.result, x, matrix), (x, matrix)
+    return matrix_product(x, matrix, contracted, dtypes.result), (x, matrix)
 
 
 def _backward(
@@ -151,10 +147,9 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array]:
     x, matrix = saved
     gradient = gradient.astype(dtypes.factors)
-    rows = tuple(range(x.ndim - 1))
     sides = (x, gradient) if contracted == 0 else (gradient, x)
-    of_matrix = jax.lax.dot_general(*sides, ((rows, rows), ((), ())), preferred_element_type=dtypes.of_matrix)
-    return _dot(1 - contracted, dtypes.of_x, gradient, matrix), of_matrix
+    of_x = matrix_product(gradient, matrix, 1 - contracted, dtypes.of_x)
+    return of_x, product_over_rows(*sides, dtypes.of_matrix)
 
 
 _rounded_product.defvjp(_forward, _backward)
