@@ -109,10 +109,13 @@ def test_settings_that_pytorch_does_not_support(monkeypatch):
     assert train.reason_to_skip(lm_case(), "gpu", 1) is None
 
 
-def test_factors_of_float32_products_are_rounded_on_a_gpu():
-    assert train.product_dtype("float32", "cpu") == "float32"
-    assert train.product_dtype("float32", "gpu") == "tensorfloat32"
-    assert train.product_dtype("bfloat16", "gpu") == "bfloat16"
+def test_the_dtype_of_factors():
+    """It is the dtype of computation, unless a GPU or JAX's matmul precision on a CPU rounds factors of float32."""
+    assert train.product_dtype("float32", "cpu", None) == "float32"
+    assert train.product_dtype("float32", "cpu", "highest") == "float32"
+    assert train.product_dtype("float32", "cpu", "bfloat16") == "bfloat16"
+    assert train.product_dtype("float32", "gpu", None) == "tensorfloat32"
+    assert train.product_dtype("bfloat16", "gpu", None) == "bfloat16"
     assert train.TOLERANCES["tensorfloat32"] * 8 >= train.TOLERANCES["bfloat16"] > train.TOLERANCES["tensorfloat32"]
 
 

@@ -1,6 +1,7 @@
 """PyTorch in `scripts/benchmark.py train`: `torch.compile`, fused AdamW, and `foreach` gradient clipping.
 
 On a GPU, float32 products use TensorFloat-32, as JAX's do there by default, and batches are copied from pinned memory.
+Products of bfloat16 factors are autocast, with which the other operations are bfloat16, too.
 """
 
 import os
@@ -21,8 +22,19 @@ from tformer_jax.lab.benchmarks import torch_models
 class PyTorch:
     """Training on one device with the parameters and batches that `train_systems.Ours.save` writes."""
 
-    def __init__(self, cfg: Config, path: Path, threads: int, compiled: bool, backend: str = "cpu"):
+    def __init__(
+        self,
+        cfg: Config,
+        path: Path,
+        threads: int,
+        compiled: bool,
+        backend: str = "cpu",
+        products: str = "float32",
+    ):
         """Loads the model on the CPU or, if JAX's `backend` is "gpu", on the GPU.
+
+        Args:
+            products: dtype to which factors of products are rounded, as `train.product_dtype` returns it.
 
         Raises:
             UserError: PyTorch does not support the GPU.
@@ -35,7 +47,7 @@ class PyTorch:
             torch.set_float32_matmul_precision("high")
         torch.set_num_threads(threads)
         torch.manual_seed(cfg.seed)
-        self._clip, self._dtype = cfg.optim.clip_norm, getattr(torch, cfg.model.dtype)
+        self._clip, self._dtype = cfg.optim.clip_norm, torch.bfloat16 if products == "bfloat16" else torch.float32
         self._batches: list[dict[str, torch.Tensor]] = []
         model, params = torch_models.build(cfg), {}
         with np.load(path) as arrays:

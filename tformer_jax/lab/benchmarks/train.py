@@ -20,6 +20,7 @@ from tformer_jax.lab.benchmarks import train_cases
 from tformer_jax.lab.benchmarks.processes import Remote
 from tformer_jax.lab.benchmarks.train_cases import Case
 from tformer_jax.lab.benchmarks.turns import alternate_runs
+from tformer_jax.nn.linear import BFLOAT16
 
 OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
 PEERS = (COMPILED, EAGER)
@@ -64,14 +65,15 @@ def measure_case(case: Case, rounds: int, steps: int) -> dict[str, Any]:
         turns = {name: functools.partial(time_steps, system, steps) for name, system in systems.items()}
         seconds = alternate_runs(turns, rounds)
         facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
-        work, backend = systems[OURS].call("work"), systems[OURS].call("hardware")["backend"]
+        work, hardware = systems[OURS].call("work"), systems[OURS].call("hardware")
+        backend, precision = hardware["backend"], hardware["matmul_precision"]
         shapes = [(size, size, size) for size in SQUARES[backend]] + [case.product]
         counts = PRODUCT_GROUPS, PRODUCTS
         rates = {name: system.call("product_rates", shapes, *counts) for name, system in systems.items()}
     if compared != case and len(facts) > 1:
         with start_systems(compared, (EAGER,)) as systems:
             losses = {name: system.call("steps", CHECKED_STEPS)[1] for name, system in systems.items()}
-    products = product_dtype(case.cfg.model.dtype, backend)
+    products = product_dtype(case.cfg.model.dtype, backend, precision)
     return {
         "case": case.name,
         "rows": case.rows,
@@ -97,9 +99,10 @@ def start_systems(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote
             peers = ()
         else:
             ours.call("save", Path(scratch) / "start.npz")
+        products = product_dtype(case.cfg.model.dtype, hardware["backend"], hardware["matmul_precision"])
         for name in peers:
             start = case.cfg, Path(scratch) / "start.npz"
-            how = hardware["cores"], name == COMPILED, hardware["backend"]
+            how = hardware["cores"], name == COMPILED, hardware["backend"], products
             systems[name] = stack.enter_context(
                 Remote("tformer_jax.lab.benchmarks.torch_systems:PyTorch", *start, *how)
             )
@@ -128,11 +131,14 @@ def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:
     return None
 
 
-def product_dtype(dtype: str, backend: str) -> str:
+def product_dtype(dtype: str, backend: str, precision: str | None) -> str:
     """Returns the dtype to which the factors of matrix products are rounded.
 
-    On GPUs that have TensorFloat-32, it is JAX's default for float32 (`jax.lax.Precision`).
+    On GPUs that have TensorFloat-32, it is JAX's default for float32 (`jax.lax.Precision`). On a CPU, JAX's matmul
+    `precision` rounds the factors of products with kernels and embeddings to bfloat16.
     """
+    if dtype == "float32" and backend == "cpu" and precision in BFLOAT16:
+        return "bfloat16"
     return "tensorfloat32" if (dtype, backend) == ("float32", "gpu") else dtype
 
 
@@ -189,6 +195,8 @@ def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance
 def print_speeds(case: Mapping[str, Any]) -> None:
     """Prints a table with one row per system."""
     title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
+    if (products := case["products"]["dtype"]) != case["dtype"]:
+        title += f", products of {products}"
     caption = "of peak: share of the FLOP/s of large square matmuls; first step: from process start, with empty caches"
     headings = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
     rows = [

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from tformer_jax import axes
 from tformer_jax.base.cpu import COMPILATION, keep_memory, peak_bytes, run_in_calling_thread
 from tformer_jax.lab.benchmarks.train_cases import Case
 from tformer_jax.models import conversions, cost, registry
+from tformer_jax.nn.linear import product
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel import placement
 from tformer_jax.parallel.mesh import make_mesh
@@ -69,8 +70,12 @@ class Ours:
         return (time.perf_counter() - start) / count, [step["loss"] for step in metrics]
 
     def hardware(self) -> dict[str, Any]:
-        """Returns the hardware of this process, JAX's backend and the number of its devices."""
-        return provenance.describe_hardware() | {"backend": jax.default_backend(), "device_count": jax.device_count()}
+        """Returns the hardware of this process, JAX's backend, the number of its devices, and the matmul precision."""
+        return provenance.describe_hardware() | {
+            "backend": jax.default_backend(),
+            "device_count": jax.device_count(),
+            "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+        }
 
     def facts(self) -> dict[str, Any]:
         """Returns the peak memory, of the device or on a CPU of the process, compilations, attention and versions."""
@@ -90,11 +95,12 @@ class Ours:
         return {"tokens": registry.count_tokens(model, batch), "flops": flops}
 
     def product_rates(self, shapes: list[tuple[int, int, int]], groups: int, size: int) -> list[float]:
-        """Returns the FLOP/s of products [rows, inner] @ [inner, columns] in the case's dtype.
+        """Returns the FLOP/s of the layers' products [rows, inner] @ [inner, columns] in the case's dtype.
 
         Products run in groups of `size`, with one synchronization each; the fastest of `groups` groups counts.
         """
-        multiply, dtype = jax.jit(jnp.matmul), self._case.cfg.model.dtype
+        multiply = jax.jit(lambda left, right: product(left, right, (axes.EMBED, axes.MLP)))
+        dtype = self._case.cfg.model.dtype
         rates = []
         for rows, inner, columns in shapes:
             left = jax.random.normal(jax.random.key(0), (rows, inner), dtype)
