@@ -10,7 +10,7 @@ Sources: `configs/results/*.json` (`--record` of `train.py`, `sweep.py` and `eva
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ SCORES = "bleu", "chrf"
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
 CPUS = {"zen5": "AMD EPYC, Zen 5", "zen4": "AMD EPYC, Zen 4", "intel": "Intel Xeon"}
 """CPUs of the benchmarks, by the last part of the record's name."""
+CPUS_OF_TRAINING = CPUS | {"intel_bfloat16": "Intel Xeon, bfloat16 products"}
 PROCESSORS = {
     "AMD EPYC (family 25, model 1)": ", AMD Zen 3",
     "AMD EPYC (family 25, model 17)": ", AMD Zen 4",
@@ -108,7 +109,7 @@ def choices_table() -> str:
 
 def train_table() -> str:
     """One row per CPU and case of `benchmark.py train`."""
-    records = _by_cpu("train")
+    records = _by_cpu("train", CPUS_OF_TRAINING)
     rows = []
     for cpu, (_, record) in records.items():
         for case in record["cases"]:
@@ -134,7 +135,7 @@ def train_table() -> str:
 
 def decode_table() -> str:
     """One row per CPU and case of `benchmark.py decode`."""
-    records = _by_cpu("decode")
+    records = _by_cpu("decode", CPUS)
     rows = []
     for cpu, (_, record) in records.items():
         for case in record["cases"]:
@@ -332,9 +333,9 @@ def _times(case: dict[str, Any], peer: str) -> str:
     return f"{case['times_as_fast'][peer]:.2f}" if peer in case["times_as_fast"] else ""
 
 
-def _by_cpu(benchmark: str) -> dict[str, tuple[str, Any]]:
+def _by_cpu(benchmark: str, cpus: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     """Returns names and contents of a benchmark's records, by CPU."""
-    names = {cpu: f"{benchmark}_{part}.json" for part, cpu in CPUS.items()}
+    names = {cpu: f"{benchmark}_{part}.json" for part, cpu in cpus.items()}
     return {cpu: (name, _read(BENCHMARKS / name)) for cpu, name in names.items()}
 
 

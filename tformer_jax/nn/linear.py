@@ -117,9 +117,9 @@ def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> j
 def _factors_dtype(x: jax.Array) -> Any:
     """Returns the dtype of the factors of products with x: its own, or that of JAX's matmul precision on a CPU.
 
-    XLA for CPUs ignores this precision. With AVX512-BF16 (two cores of an AMD EPYC), products are twice as fast, steps
-    of `benchmark.py train` 0.9 (lm_small) to 1.2 times as fast on Zen 5 and 1.15 to 1.3 times on Zen 4, and a beam
-    search 1.2 times on Zen 5.
+    XLA for CPUs ignores this precision. With AMX (two cores of an Intel Xeon), steps of `benchmark.py train` are 1.5
+    to 2 times as fast. With AVX512-BF16 they were, while gradients were still products of float32, 0.9 to 1.2 times as
+    fast on Zen 5 and 1.15 to 1.3 times on Zen 4, and a beam search 1.2 times on Zen 5.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     rounds = x.dtype == jnp.float32 and precision in BFLOAT16 and platform() == "cpu"

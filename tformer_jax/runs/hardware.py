@@ -82,15 +82,15 @@ def host_memory() -> int | None:
 def dtype_warnings(cfg: Config) -> Iterator[str]:
     """Yields a warning for a computation dtype that is slow on the default backend, and for coarse parameters.
 
-    XLA's CPU backend converts bfloat16 around most operations: a step took 1.2 times as long on two AMD EPYC cores
-    (Zen 4). Parameters in bfloat16 have 8 significant bits, so that a norm's scale of 1 may never change. With LoRA,
+    XLA's CPU backend converts bfloat16 around most operations but products with kernels and embeddings; float32 with
+    factors of bfloat16 (`nn.linear`) is faster. Parameters in bfloat16 have 8 significant bits, so that a norm's scale of 1 may never change. With LoRA,
     they are not trained.
     """
     dtype, param_dtype = cfg.model.dtype, cfg.model.param_dtype
     if dtype != "float32" and jax.default_backend() == "cpu":
         yield (
-            f"model.dtype={dtype!r} trains more slowly on a CPU than 'float32' does, which is also more precise; with "
-            "AVX512-BF16 or AMX, 'float32' with JAX_DEFAULT_MATMUL_PRECISION=bfloat16 may be faster than both"
+            f"on a CPU, model.dtype='float32' is more precise than {dtype!r} and trains faster (with AVX512-BF16 or AMX: "
+            "if JAX_DEFAULT_MATMUL_PRECISION=bfloat16 is set, too)"
         )
     if param_dtype != "float32" and not cfg.train.lora_rank:
         yield (
