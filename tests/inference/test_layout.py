@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from tests.helpers import build, tiny
 from tformer_jax.inference import layout
@@ -49,3 +50,21 @@ def test_unchanged_arrays_are_not_cached():
     before = len(layout._converted)
     assert jax.tree.leaves(decoding_layout(model, params)[1])[0] is jax.tree.leaves(params)[0]
     assert len(layout._converted) == before
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "bfloat16"), ("bfloat16", None)])
+def test_kernels_are_rounded_once_with_the_same_logits(dtype, precision):
+    """Norms, biases and embeddings are not rounded; without a precision, kernels of float32 are not either."""
+    model, params = build(tiny("decoder_lm", dtype=dtype, tie_embeddings="output"))
+    params = jax.tree.map(jnp.asarray, params)
+    tokens = jnp.arange(8).reshape(2, 4) + 4
+    with jax.default_matmul_precision(precision):
+        expected = jax.jit(model.apply)({"params": params}, tokens)
+        converted, own = decoding_layout(model, params)
+        actual = jax.jit(converted.apply)({"params": own}, tokens)
+    np.testing.assert_allclose(actual, expected, atol=0 if dtype == "float32" else 0.01)  # one product for q, k and v
+    dtypes = {path: leaf.dtype for path, leaf in flatten_dict(own).items()}
+    assert {path[-1] for path, dtype in dtypes.items() if dtype == jnp.bfloat16} == {"kernel"}
+    assert {dtype for path, dtype in dtypes.items() if path[-1] == "kernel"} == {jnp.dtype(jnp.bfloat16)}
+    if dtype == "float32":
+        assert {leaf.dtype for leaf in jax.tree.leaves(decoding_layout(model, params)[1])} == {jnp.dtype(jnp.float32)}

@@ -5,16 +5,21 @@ import weakref
 from typing import Any
 
 import jax
-from flax.traverse_util import flatten_dict
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax.models import conversions, registry
 from tformer_jax.models.ensemble import Ensemble
+from tformer_jax.nn.linear import factors_dtype
 from tformer_jax.nn.quantized import is_quantized
 from tformer_jax.nn.xla import decodes_with_fused_weights
 
-Key = tuple[Any, tuple[int, ...]]
+Key = tuple[Any, Any, tuple[int, ...]]
 _converted: dict[Key, tuple[Any, Any]] = {}
-"""Converted model and parameters by the model and the ids of its arrays; removed when a replaced array is freed."""
+"""Converted model and parameters by the model, the dtype of factors and the ids of arrays.
+
+They are removed when a replaced array is freed.
+"""
 
 _quantize = jax.jit(registry.quantized, static_argnums=0)
 
@@ -22,8 +27,9 @@ _quantize = jax.jit(registry.quantized, static_argnums=0)
 def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
     """Unrolls scanned layers and stores kernels as `model.cfg.quantization` says.
 
-    On CPUs, it also fuses projections that are not stored as int8 yet, and unties the output head. There, and with
-    int8, calls with the same arrays return the same result without another copy.
+    On CPUs, it also fuses projections that are not stored as int8 yet, unties the output head, and rounds kernels once
+    that each product would round to bfloat16. There, and with int8, calls with the same arrays return the same result
+    without another copy.
     """
     if isinstance(model, Ensemble):
         members, own = zip(*map(decoding_layout, model.members, params), strict=True)
@@ -31,7 +37,7 @@ def decoding_layout(model: Any, params: Any) -> tuple[Any, Any]:
     if not (decodes_with_fused_weights() or model.cfg.quantization):
         return unroll_layers(model, params)
     leaves = jax.tree.leaves(params)
-    key = model, tuple(map(id, leaves))
+    key = model, _factors(model), tuple(map(id, leaves))
     if key not in _converted:
         result = _convert_for_decoding(model, params)
         shared = set(map(id, jax.tree.leaves(result[1])))
@@ -52,9 +58,22 @@ def _convert_for_decoding(model: Any, params: Any) -> tuple[Any, Any]:
         if not stored:
             cfg, params = conversions.fused(cfg, params)
         model = type(model)(cfg)
+        if _factors(model) == jnp.bfloat16 and not (model.cfg.quantization or stored):
+            params = _rounded(model, params)
     if model.cfg.quantization and not stored:
         params = _quantize(model, params)
     return model, params
+
+
+def _factors(model: Any) -> Any:
+    return factors_dtype(jnp.dtype(model.cfg.dtype))
+
+
+def _rounded(model: Any, params: Any) -> Any:
+    """Returns the parameters with the kernels of layers and of the output head in bfloat16."""
+    kernels = {*registry.linear_kernels(model), ("head", "kernel")}
+    leaves = flatten_dict(params).items()
+    return unflatten_dict({path: leaf.astype(jnp.bfloat16) if path in kernels else leaf for path, leaf in leaves})
 
 
 def quantized_layout(model: Any, params: Any, quantization: str) -> tuple[Any, Any]:

@@ -108,22 +108,23 @@ class _Dtypes(NamedTuple):
 
 
 def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    dtypes = _Dtypes(_factors_dtype(x), x.dtype if dtype is None else dtype, x.dtype, matrix.dtype)
+    dtypes = _Dtypes(factors_dtype(x.dtype), x.dtype if dtype is None else dtype, x.dtype, matrix.dtype)
     if x.dtype == matrix.dtype == dtypes.result and dtypes.factors != jnp.bfloat16:
         return matrix_product(x, with_transposed_gradient(matrix), contracted, dtypes.result)
     return _rounded_product(contracted, dtypes, x, matrix)
 
 
-def _factors_dtype(x: jax.Array) -> Any:
-    """Returns the dtype of the factors of products with x: its own, or that of JAX's matmul precision on a CPU.
+def factors_dtype(dtype: Any) -> Any:
+    """Returns the dtype of the factors of products in `dtype`: the same, or that of JAX's matmul precision on a CPU.
 
     XLA for CPUs ignores this precision. With AMX (two cores of an Intel Xeon), steps of `benchmark.py train` are 1.5
-    to 2 times as fast. With AVX512-BF16 they were, while gradients were still products of float32, 0.9 to 1.2 times as
-    fast on Zen 5 and 1.15 to 1.3 times on Zen 4, and a beam search 1.2 times on Zen 5.
+    to 2 times as fast, greedy decoding 1.8 to 2 times, and a beam search 1.4 times. With AVX512-BF16, steps were, while
+    gradients were still products of float32, 0.9 to 1.2 times as fast on Zen 5 and 1.15 to 1.3 times on Zen 4, and a
+    beam search 1.2 times on Zen 5.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    rounds = x.dtype == jnp.float32 and precision in BFLOAT16 and platform() == "cpu"
-    return jnp.dtype(jnp.bfloat16) if rounds else x.dtype
+    rounds = dtype == jnp.float32 and precision in BFLOAT16 and platform() == "cpu"
+    return jnp.dtype(jnp.bfloat16 if rounds else dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -83,14 +83,14 @@ def dtype_warnings(cfg: Config) -> Iterator[str]:
     """Yields a warning for a computation dtype that is slow on the default backend, and for coarse parameters.
 
     XLA's CPU backend converts bfloat16 around most operations but products with kernels and embeddings; float32 with
-    factors of bfloat16 (`nn.linear`) is faster. Parameters in bfloat16 have 8 significant bits, so that a norm's scale of 1 may never change. With LoRA,
-    they are not trained.
+    factors of bfloat16 (`nn.linear`) is faster. Parameters in bfloat16 have 8 significant bits, so that a norm's scale
+    of 1 may never change. With LoRA, they are not trained.
     """
     dtype, param_dtype = cfg.model.dtype, cfg.model.param_dtype
     if dtype != "float32" and jax.default_backend() == "cpu":
         yield (
-            f"on a CPU, model.dtype='float32' is more precise than {dtype!r} and trains faster (with AVX512-BF16 or AMX: "
-            "if JAX_DEFAULT_MATMUL_PRECISION=bfloat16 is set, too)"
+            f"on a CPU, model.dtype='float32' is more precise than {dtype!r} and trains faster; on one with "
+            "AVX512-BF16 or AMX, set JAX_DEFAULT_MATMUL_PRECISION=bfloat16 with it"
         )
     if param_dtype != "float32" and not cfg.train.lora_rank:
         yield (
