@@ -67,10 +67,10 @@ def matrix_product(x: jax.Array, matrix: jax.Array, contracted: int, dtype: Any)
     AVX512-BF16 or AMX, but fails if it transposes the product later ("Unsupported element type for DotThunk", jaxlib
     0.10), which the barrier prevents.
     """
-    axes = ((x.ndim - 1,), (contracted,)), ((), ())
+    dimensions = ((x.ndim - 1,), (contracted,)), ((), ())
     if not _is_bfloat16_on_cpu(x):
-        return jax.lax.dot_general(x, matrix, axes, preferred_element_type=dtype)
-    out = jax.lax.dot_general(x, matrix, axes, preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(x, matrix, dimensions, preferred_element_type=dtype)
+    out = jax.lax.dot_general(x, matrix, dimensions, preferred_element_type=jnp.float32)
     return jax.lax.optimization_barrier(out).astype(dtype)
 
 
