@@ -64,8 +64,12 @@ def test_losses_and_gradients_are_equal(name, tmp_path, monkeypatch):
     ours = Ours(case)
     ours.state = ours.state.replace(params=randomized(ours.state.params))
     ours.save(tmp_path / "start.npz")
-    theirs = PyTorch(case.cfg, tmp_path / "start.npz", threads=1, compiled=False)
+    theirs, autocast = (
+        PyTorch(case.cfg, tmp_path / "start.npz", threads=1, compiled=False, backend="cpu", products=products)
+        for products in ("float32", "bfloat16")
+    )
     actual, expected = ours.steps(1)[1], theirs.steps(1)[1]
+    assert 1e-6 < abs(autocast.steps(1)[1][0] / expected[0] - 1) < 3e-2
     assert_moments_are_equal(ours, theirs, case.cfg)
     actual, expected = actual + ours.steps(STEPS - 1)[1], expected + theirs.steps(STEPS - 1)[1]
     assert len(set(expected)) == STEPS

@@ -117,10 +117,10 @@ def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> j
 def factors_dtype(dtype: Any) -> Any:
     """Returns the dtype of the factors of products in `dtype`: the same, or that of JAX's matmul precision on a CPU.
 
-    XLA for CPUs ignores this precision. With AMX (two cores of an Intel Xeon), steps of `benchmark.py train` are 1.5
-    to 2 times as fast, greedy decoding 1.8 to 2 times, and a beam search 1.4 times. With AVX512-BF16, steps were, while
-    gradients were still products of float32, 0.9 to 1.2 times as fast on Zen 5 and 1.15 to 1.3 times on Zen 4, and a
-    beam search 1.2 times on Zen 5.
+    XLA for CPUs ignores this precision. With AMX (two cores of an Intel Xeon), steps of `benchmark.py train` are 1.4
+    to 2.1 times as fast, greedy decoding 1.8 to 2 times, and a beam search 1.4 to 1.5 times. With AVX512-BF16, steps
+    were, while gradients were still products of float32, 0.9 to 1.2 times as fast on Zen 5 and 1.15 to 1.3 times on
+    Zen 4, and a beam search 1.2 times on Zen 5.
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     rounds = dtype == jnp.float32 and precision in BFLOAT16 and platform() == "cpu"

@@ -78,7 +78,7 @@ def product_over_rows(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
     """Sums the outer products of the rows of x [..., I] and y [..., O] over all leading axes: [I, O] in `dtype`.
 
     XLA for CPUs also converts bfloat16 factors to float32 if it reads the first one in strides; with a transposed copy,
-    the product is 1.3 to 2.7 times as fast (two cores of an Intel Xeon with AMX). The copy has a leading axis of 1,
+    the product is 1.5 to 2.6 times as fast (two cores of an Intel Xeon with AMX). The copy has a leading axis of 1,
     because XLA decides by the layout that the factor has before layouts are assigned.
     """
     if _is_bfloat16_on_cpu(x) and x.ndim == 2 and dtype == jnp.float32:

@@ -111,11 +111,12 @@ def test_settings_that_pytorch_does_not_support(monkeypatch):
 
 def test_the_dtype_of_factors():
     """It is the dtype of computation, unless a GPU or JAX's matmul precision on a CPU rounds factors of float32."""
-    assert train.product_dtype("float32", "cpu", None) == "float32"
-    assert train.product_dtype("float32", "cpu", "highest") == "float32"
-    assert train.product_dtype("float32", "cpu", "bfloat16") == "bfloat16"
-    assert train.product_dtype("float32", "gpu", None) == "tensorfloat32"
-    assert train.product_dtype("bfloat16", "gpu", None) == "bfloat16"
+    cpu, gpu = ({"backend": backend, "matmul_precision": None} for backend in ("cpu", "gpu"))
+    assert train.product_dtype("float32", cpu) == "float32"
+    assert train.product_dtype("float32", cpu | {"matmul_precision": "highest"}) == "float32"
+    assert train.product_dtype("float32", cpu | {"matmul_precision": "bfloat16"}) == "bfloat16"
+    assert train.product_dtype("float32", gpu) == "tensorfloat32"
+    assert train.product_dtype("bfloat16", gpu) == "bfloat16"
     assert train.TOLERANCES["tensorfloat32"] * 8 >= train.TOLERANCES["bfloat16"] > train.TOLERANCES["tensorfloat32"]
 
 

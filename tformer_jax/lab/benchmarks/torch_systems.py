@@ -22,15 +22,7 @@ from tformer_jax.lab.benchmarks import torch_models
 class PyTorch:
     """Training on one device with the parameters and batches that `train_systems.Ours.save` writes."""
 
-    def __init__(
-        self,
-        cfg: Config,
-        path: Path,
-        threads: int,
-        compiled: bool,
-        backend: str = "cpu",
-        products: str = "float32",
-    ):
+    def __init__(self, cfg: Config, path: Path, threads: int, compiled: bool, backend: str, products: str):
         """Loads the model on the CPU or, if JAX's `backend` is "gpu", on the GPU.
 
         Args:

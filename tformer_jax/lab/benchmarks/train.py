@@ -66,14 +66,13 @@ def measure_case(case: Case, rounds: int, steps: int) -> dict[str, Any]:
         seconds = alternate_runs(turns, rounds)
         facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
         work, hardware = systems[OURS].call("work"), systems[OURS].call("hardware")
-        backend, precision = hardware["backend"], hardware["matmul_precision"]
-        shapes = [(size, size, size) for size in SQUARES[backend]] + [case.product]
+        shapes = [(size, size, size) for size in SQUARES[hardware["backend"]]] + [case.product]
         counts = PRODUCT_GROUPS, PRODUCTS
         rates = {name: system.call("product_rates", shapes, *counts) for name, system in systems.items()}
     if compared != case and len(facts) > 1:
         with start_systems(compared, (EAGER,)) as systems:
             losses = {name: system.call("steps", CHECKED_STEPS)[1] for name, system in systems.items()}
-    products = product_dtype(case.cfg.model.dtype, backend, precision)
+    products = product_dtype(case.cfg.model.dtype, hardware)
     return {
         "case": case.name,
         "rows": case.rows,
@@ -99,7 +98,7 @@ def start_systems(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote
             peers = ()
         else:
             ours.call("save", Path(scratch) / "start.npz")
-        products = product_dtype(case.cfg.model.dtype, hardware["backend"], hardware["matmul_precision"])
+        products = product_dtype(case.cfg.model.dtype, hardware)
         for name in peers:
             start = case.cfg, Path(scratch) / "start.npz"
             how = hardware["cores"], name == COMPILED, hardware["backend"], products
@@ -131,15 +130,15 @@ def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:
     return None
 
 
-def product_dtype(dtype: str, backend: str, precision: str | None) -> str:
-    """Returns the dtype to which the factors of matrix products are rounded.
+def product_dtype(dtype: str, hardware: Mapping[str, Any]) -> str:
+    """Returns the dtype to which the factors of matrix products are rounded on what `Ours.hardware` describes.
 
     On GPUs that have TensorFloat-32, it is JAX's default for float32 (`jax.lax.Precision`). On a CPU, JAX's matmul
-    `precision` rounds the factors of products with kernels and embeddings to bfloat16.
+    precision may round the factors of products with kernels and embeddings to bfloat16.
     """
-    if dtype == "float32" and backend == "cpu" and precision in BFLOAT16:
+    if (dtype, hardware["backend"]) == ("float32", "cpu") and hardware["matmul_precision"] in BFLOAT16:
         return "bfloat16"
-    return "tensorfloat32" if (dtype, backend) == ("float32", "gpu") else dtype
+    return "tensorfloat32" if (dtype, hardware["backend"]) == ("float32", "gpu") else dtype
 
 
 def time_steps(system: Remote, steps: int) -> float:
