@@ -57,14 +57,36 @@ def test_kernels_are_rounded_once_with_the_same_logits(dtype, precision):
     """Norms, biases and embeddings are not rounded; without a precision, kernels of float32 are not either."""
     model, params = build(tiny("decoder_lm", dtype=dtype, tie_embeddings="output"))
     params = jax.tree.map(jnp.asarray, params)
-    tokens = jnp.arange(8).reshape(2, 4) + 4
+    tokens = jnp.arange(8).reshape(2, 4) + 3
     with jax.default_matmul_precision(precision):
         expected = jax.jit(model.apply)({"params": params}, tokens)
         converted, own = decoding_layout(model, params)
         actual = jax.jit(converted.apply)({"params": own}, tokens)
+    assert np.isfinite(expected).all()
     np.testing.assert_allclose(actual, expected, atol=0 if dtype == "float32" else 0.01)  # one product for q, k and v
     dtypes = {path: leaf.dtype for path, leaf in flatten_dict(own).items()}
     assert {path[-1] for path, dtype in dtypes.items() if dtype == jnp.bfloat16} == {"kernel"}
     assert {dtype for path, dtype in dtypes.items() if path[-1] == "kernel"} == {jnp.dtype(jnp.bfloat16)}
     if dtype == "float32":
         assert {leaf.dtype for leaf in jax.tree.leaves(decoding_layout(model, params)[1])} == {jnp.dtype(jnp.float32)}
+
+
+def test_kernels_of_latent_attention_that_queries_are_multiplied_by_are_not_rounded():
+    """Regression test: the logits of a decoding step differed by rounding errors of bfloat16."""
+    model, params = build(tiny("decoder_lm", attention="mla", position="rotary", tie_embeddings="none"))
+    params = jax.tree.map(jnp.asarray, params)
+
+    def logits(model, params):
+        cache = model.apply({}, 2, 4, method="init_cache")
+        _, cache = model.apply({"params": params}, jnp.array([[3, 4], [5, 6]]), cache, method="decode_step")
+        return model.apply({"params": params}, jnp.array([[7], [8]]), cache, method="decode_step")[0]
+
+    with jax.default_matmul_precision("bfloat16"):
+        expected, (converted, own) = jax.jit(logits, static_argnums=0)(model, params), decoding_layout(model, params)
+        actual = jax.jit(logits, static_argnums=0)(converted, own)
+    assert np.isfinite(expected).all()
+    np.testing.assert_array_equal(actual, expected)
+    assert {path[-2]: leaf.dtype.name for path, leaf in flatten_dict(own).items() if path[-1] == "kernel"} == {
+        **dict.fromkeys(("query", "latent", "rotated", "output", "expand", "contract", "head"), "bfloat16"),
+        **dict.fromkeys(("key", "value"), "float32"),
+    }

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,6 +88,22 @@ def test_a_teacher_is_not_written(tmp_path):
     with pytest.raises(UserError, match="the step of .* also takes the parameters of train.teacher='runs/other'"):
         export_steps.main(["--run", str(run), str(tmp_path / "out"), "--train", "--length", "8"])
     assert not (tmp_path / "out").exists()
+
+
+def test_scanned_layers_are_unrolled_for_decoding(tmp_path):
+    """Regression test: it was an error, which left half a folder."""
+    run = tj.load(own_runs.make(tmp_path / "run", "llama", scan_layers=True, decoder_layers=2))
+    flags = ("--rows", str(ROWS), "--length", str(LENGTH), "--decode", str(NEW))
+    export_steps.main(["--run", str(run.path), str(tmp_path / "out"), *flags])
+    given, expected = greedy_outputs(run)
+    start, step = (jax.export.deserialize((tmp_path / f"out/{name}.bin").read_bytes()) for name in ("start", "step"))
+    params = load_file(tmp_path / "out/params.safetensors")
+    logits, cache = start.call(params, given)
+    outputs = []
+    for _ in range(NEW):
+        outputs.append(np.argmax(logits, axis=-1).astype(np.int32))
+        logits, cache = step.call(params, outputs[-1], cache)
+    assert [outputs_text(run, row) for row in np.stack(outputs, axis=1)] == expected
 
 
 def greedy_outputs(run: tj.Run) -> tuple[dict[str, np.ndarray], list[str]]:

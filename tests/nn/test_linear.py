@@ -173,7 +173,7 @@ def test_gradients_of_biases_are_summed_in_float32():
 
 @pytest.mark.parametrize("contracted", [0, 1])
 @pytest.mark.parametrize("precision", ["bfloat16", "BF16_BF16_F32"])
-def test_a_precision_of_bfloat16_rounds_the_factors_on_a_cpu(precision, contracted):
+def test_a_precision_of_bfloat16_rounds_the_operands_on_a_cpu(precision, contracted):
     """Their sums, and the gradients, are float32; XLA for CPUs ignores the precision of products."""
     x, matrix, weights = normal(2, 5, 6), normal(6, 4, seed=1), normal(2, 5, 4, seed=2)
     stored = matrix if contracted == 0 else matrix.T
@@ -184,13 +184,13 @@ def test_a_precision_of_bfloat16_rounds_the_factors_on_a_cpu(precision, contract
 
     with jax.default_matmul_precision(precision):
         actual = product(x, stored, names, contracted=contracted)
-        of_x, of_matrix = jax.grad(loss, argnums=(0, 1))(x, stored)
+        dx, d_matrix = jax.grad(loss, argnums=(0, 1))(x, stored)
     rounded = [np.float64(np.asarray(each).astype(jnp.bfloat16)) for each in (x, matrix, weights)]
-    assert actual.dtype == of_x.dtype == of_matrix.dtype == jnp.float32
+    assert actual.dtype == dx.dtype == d_matrix.dtype == jnp.float32
     assert_close(actual, rounded[0] @ rounded[1], 1e-6)
-    assert_close(of_x, rounded[2] @ rounded[1].T, 1e-6)
+    assert_close(dx, rounded[2] @ rounded[1].T, 1e-6)
     expected = np.einsum("BTD,BTF->DF", rounded[0], rounded[2])
-    assert_close(of_matrix, expected if contracted == 0 else expected.T, 1e-6)
+    assert_close(d_matrix, expected if contracted == 0 else expected.T, 1e-6)
     with jax.default_matmul_precision("highest"):
         assert_close(product(x, stored, names, contracted=contracted), np.float64(x) @ np.float64(matrix), 1e-6)
 
@@ -198,24 +198,24 @@ def test_a_precision_of_bfloat16_rounds_the_factors_on_a_cpu(precision, contract
 @pytest.mark.parametrize("contracted", [0, 1])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_products_of_bfloat16_stay_in_bfloat16_on_a_cpu(dtype, contracted):
-    """XLA for CPUs converts the factors to float32 if the result is bfloat16, or the first factor strided."""
+    """XLA for CPUs converts the operands to float32 if the result is bfloat16, or the first operand strided."""
     x, matrix = normal(32, 16).astype(dtype), normal(16, 24, seed=1)
-    stored, names = (matrix, NAMES) if contracted == 0 else (matrix.T, NAMES[::-1])
+    matrix, names = (matrix, NAMES) if contracted == 0 else (matrix.T, NAMES[::-1])
 
-    def train(x, stored):
-        out, pull = jax.vjp(lambda x, stored: product(x, stored, names, contracted=contracted), x, stored)
+    def train(x, matrix):
+        out, pull = jax.vjp(lambda x, matrix: product(x, matrix, names, contracted=contracted), x, matrix)
         return out, *pull(out)
 
     with jax.default_matmul_precision("bfloat16"):
-        program = jax.jit(train).lower(x, stored).compile().as_text()
-    factors = re.findall(
+        program = jax.jit(train).lower(x, matrix).compile().as_text()
+    operands = re.findall(
         r"^%\S+ \(param_0\S*: (\w+)\S*, param_1\S*: (\w+)\S*\) -> f32\S+ \{\n(?:.*\n)*?.* dot\(", program, re.M
     )
-    assert factors == [("bf16", "bf16")] * 3, program
+    assert operands == [("bf16", "bf16")] * 3, program
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (24, 8)])
-def test_a_gradient_of_bfloat16_factors_may_be_transposed(inputs, outputs):
+def test_a_gradient_of_bfloat16_operands_may_be_transposed(inputs, outputs):
     """Regression test: XLA transposed the product, which it then did not support."""
     x, g = (normal(32, size, seed=size).astype(jnp.bfloat16) for size in (inputs, outputs))
     actual = jax.jit(lambda x, g: jnp.exp(product_over_rows(x, g, jnp.float32).T))(x, g)

@@ -11,6 +11,7 @@ import tformer_jax as tj
 from tests.runs.conftest import small_config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, score, translate
+from tformer_jax.lab.commands import export_steps
 from tformer_jax.nn.quantized import is_quantized
 from tformer_jax.runs import experiment
 
@@ -83,6 +84,9 @@ def test_what_is_refused(first, stored, corpus_folder, tmp_path):
             experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)
     with pytest.raises(UserError, match="has kernels of int8: export the run from which it was made"):
         export_hf.main(["--run", str(stored), str(tmp_path / "out")])
+    pytest.importorskip("flatbuffers")
+    with pytest.raises(UserError, match="has kernels of int8: export the run from which it was made"):
+        export_steps.main(["--run", str(stored), str(tmp_path / "out")])
 
 
 def test_flags_that_do_not_fit(tmp_path):

@@ -89,6 +89,22 @@ def test_a_diverged_run_trains_on_as_its_message_advises(corpus_folder, tmp_path
     assert "Changed settings from step 2 on:" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_another_matmul_precision_is_reported(corpus_folder, tmp_path, capsys):
+    """Regression test: on a CPU it changes what a run computes, and nothing said so."""
+    folder = tmp_path / "run"
+    for steps, precision in ((2, None), (4, "bfloat16"), (6, "bfloat16")):
+        with jax.default_matmul_precision(precision):
+            cfg = small_config(steps=steps, checkpoint_every=2)
+            training.run(experiment.build(cfg, folder, data_root=corpus_folder, resume=steps > 2))
+    change = "JAX_DEFAULT_MATMUL_PRECISION: None -> 'bfloat16'"
+    assert capsys.readouterr().out.count(f"; {change}") == 1
+    result = json.loads((folder / "result.json").read_text())
+    of_precision = [change for change in result["changed_settings"] if "PRECISION" in change["setting"]]
+    assert of_precision == [{"from_step": 2, "setting": change}]
+    assert result["matmul_precision"] == "bfloat16"
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -59,6 +59,8 @@ class LatentAttention(Module):
         Limit("model.parameterization", ("standard",), "has no rule for latents"),
         Limit("model.quantization", (None,), "queries are multiplied by kernels in their own dtype"),
     )
+    absorbed: ClassVar[tuple[str, ...]] = ("key", "value")
+    """Layers whose kernels are multiplied by queries and by sums of latents, in `cfg.dtype`."""
 
     @staticmethod
     def rotated_size(cfg: ModelConfig) -> int:

@@ -21,10 +21,10 @@ ALIGNED, ALIGNED_ROWS = 64, 512
 """On a GPU, columns of a product are padded to a multiple of `ALIGNED` if it has at least `ALIGNED_ROWS` rows.
 
 With GPT-2's 50,257 columns, which are odd, a step in bfloat16 took 50.4 ms on an H200, and 36.1 ms with aligned columns
-and bfloat16 factors of the gradients. With fewer rows, reading the matrix determines the time.
+and bfloat16 operands of the gradients. With fewer rows, reading the matrix determines the time.
 """
-BFLOAT16 = ("bfloat16", "BF16_BF16_F32")
-"""JAX's names of the matmul precision with factors of bfloat16, summed in float32."""
+BFLOAT16_PRECISIONS = ("bfloat16", "BF16_BF16_F32")
+"""JAX's names of the matmul precision with operands of bfloat16, summed in float32."""
 LOW_RANK = "low_rank"
 """Collection of updates of kernels: A [*inputs, r] and B [r, *outputs]; the layer uses W + A B as its kernel W."""
 
@@ -75,7 +75,7 @@ def query_factor(cfg: ModelConfig) -> float:
 def product(x: jax.Array, matrix: jax.Array, names: Names, *, contracted: int = 0, dtype: Any = None) -> jax.Array:
     """Computes x [..., I] times a matrix, summed over the matrix's axis `contracted` of size I: [..., O].
 
-    The matrix is rounded to the dtype of x, and its gradient is summed in its own dtype, over devices too.
+    Both are rounded to `operand_dtype(x.dtype)`. The matrix's gradient is summed in its own dtype, over devices too.
 
     Args:
         names: logical names of the matrix's axes; one must be the model width.
@@ -101,37 +101,36 @@ def aligned_product(
 class _Dtypes(NamedTuple):
     """Dtypes of a product and of its gradients."""
 
-    factors: Any
+    operands: Any
     result: Any
-    of_x: Any
-    of_matrix: Any
+    dx: Any
+    d_matrix: Any
 
 
 def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    dtypes = _Dtypes(factors_dtype(x.dtype), x.dtype if dtype is None else dtype, x.dtype, matrix.dtype)
-    if x.dtype == matrix.dtype == dtypes.result and dtypes.factors != jnp.bfloat16:
+    dtypes = _Dtypes(operand_dtype(x.dtype), x.dtype if dtype is None else dtype, x.dtype, matrix.dtype)
+    if x.dtype == matrix.dtype == dtypes.result and dtypes.operands != jnp.bfloat16:
         return matrix_product(x, with_transposed_gradient(matrix), contracted, dtypes.result)
     return _rounded_product(contracted, dtypes, x, matrix)
 
 
-def factors_dtype(dtype: Any) -> Any:
-    """Returns the dtype of the factors of products in `dtype`: the same, or that of JAX's matmul precision on a CPU.
+def operand_dtype(dtype: Any) -> Any:
+    """Returns the dtype of the operands of products in `dtype`: the same, or that of JAX's matmul precision on a CPU.
 
-    XLA for CPUs ignores this precision. With AMX (two cores of an Intel Xeon), steps of `benchmark.py train` are 1.4
-    to 2.1 times as fast, greedy decoding 1.8 to 2 times, and a beam search 1.4 to 1.5 times. With AVX512-BF16, steps
-    were, while gradients were still products of float32, 0.9 to 1.2 times as fast on Zen 5 and 1.15 to 1.3 times on
-    Zen 4, and a beam search 1.2 times on Zen 5.
+    XLA for CPUs ignores this precision. With it, train steps on an Intel Xeon with AMX are 1.5 to 1.9 times as fast
+    (configs/results/benchmarks/train_intel_bfloat16.json).
     """
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    rounds = dtype == jnp.float32 and precision in BFLOAT16 and platform() == "cpu"
+    rounds = dtype == jnp.float32 and precision in BFLOAT16_PRECISIONS and platform() == "cpu"
     return jnp.dtype(jnp.bfloat16 if rounds else dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _rounded_product(contracted: int, dtypes: _Dtypes, x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Computes `matrix_product` of rounded factors; those of the gradients are rounded, too, and the gradients are not.
+    """Computes `matrix_product` of rounded operands.
 
-    Products of a float32 and a bfloat16 factor have the speed of float32.
+    Products of the backward pass also round their operands; their results have the dtypes of x and of the matrix.
+    Products of a float32 and a bfloat16 operand have the speed of float32.
     """
     return _forward(contracted, dtypes, x, matrix)[0]
 
@@ -139,7 +138,7 @@ def _rounded_product(contracted: int, dtypes: _Dtypes, x: jax.Array, matrix: jax
 def _forward(
     contracted: int, dtypes: _Dtypes, x: jax.Array, matrix: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    x, matrix = x.astype(dtypes.factors), matrix.astype(dtypes.factors)
+    x, matrix = x.astype(dtypes.operands), matrix.astype(dtypes.operands)
     return matrix_product(x, matrix, contracted, dtypes.result), (x, matrix)
 
 
@@ -147,10 +146,10 @@ def _backward(
     contracted: int, dtypes: _Dtypes, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, matrix = saved
-    gradient = gradient.astype(dtypes.factors)
+    gradient = gradient.astype(dtypes.operands)
     sides = (x, gradient) if contracted == 0 else (gradient, x)
-    of_x = matrix_product(gradient, matrix, 1 - contracted, dtypes.of_x)
-    return of_x, product_over_rows(*sides, dtypes.of_matrix)
+    dx = matrix_product(gradient, matrix, 1 - contracted, dtypes.dx)
+    return dx, product_over_rows(*sides, dtypes.d_matrix)
 
 
 _rounded_product.defvjp(_forward, _backward)

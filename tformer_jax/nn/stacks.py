@@ -275,5 +275,5 @@ class Decoder(Stack):
     def _check_unrolled(self) -> None:
         if self.repetitions:
             raise UserError(
-                "model.scan_layers=True: decoding needs unrolled layers; convert with `conversions.unrolled` first"
+                "model.scan_layers=True: decoding needs unrolled layers; call `inference.layout.unroll_layers` first"
             )

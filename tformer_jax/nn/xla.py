@@ -1,6 +1,7 @@
 """CPU tuning of computations: forms that XLA compiles to faster programs for CPUs; and workarounds of its faults.
 
-Measured on two AMD EPYC cores. What needs no JAX is in `base.cpu` and `base.workarounds`.
+Measured on two AMD EPYC cores, unless a function says otherwise. What needs no JAX is in `base.cpu` and
+`base.workarounds`.
 """
 
 import math
@@ -21,7 +22,7 @@ MAX_UNBLOCKED = 512
 
 
 def query_chunk(T: int) -> int:
-    """Returns the number of queries that attention processes at once: T, unless chunks may skip keys on a CPU.
+    """Returns the number of queries that attention processes at once: T; on a CPU fewer, so that chunks skip keys.
 
     Forward and backward passes of causal attention take 1.2 times as long in one piece for T = 128, 1.3 times for 256,
     and 1.7 times for 512 (8 heads of 64 features, 2,048 tokens). Other devices are unmeasured.
@@ -40,10 +41,10 @@ def as_rows(x: jax.Array) -> jax.Array:
 
 
 def with_transposed_gradient(matrix: jax.Array) -> jax.Array:
-    """Returns the matrix, with a gradient that is computed with no more rows than columns, on CPUs.
+    """Returns the matrix; on CPUs, the gradient of one with more rows than columns is computed as `(g^T x)^T`.
 
-    The gradient of a kernel W [I, O] is `x^T g`, in which XLA for CPUs reads x in strides. If I > O, the strided factor
-    of its transpose, `g^T x`, is narrower: 15 to 19 % faster for 3072 x 512 x 256 and 2048 x 1536 x 384.
+    The gradient of a kernel W [I, O] is `x^T g`, in which XLA for CPUs reads x in strides. If I > O, the strided
+    operand of its transpose, `g^T x`, is narrower: 15 to 19 % faster for 3072 x 512 x 256 and 2048 x 1536 x 384.
     Without the barrier, XLA would merge the two transpositions. Other devices are unmeasured.
     """
     rows, columns = matrix.shape
@@ -63,7 +64,7 @@ _transposed_gradient.defvjp(
 def matrix_product(x: jax.Array, matrix: jax.Array, contracted: int, dtype: Any) -> jax.Array:
     """Computes x [..., I] times a matrix, summed over the matrix's axis `contracted` of size I: [..., O] in `dtype`.
 
-    XLA for CPUs converts bfloat16 factors to float32, unless the result is float32. With such a result, it uses
+    XLA for CPUs converts bfloat16 operands to float32, unless the result is float32. With such a result, it uses
     AVX512-BF16 or AMX, but fails if it transposes the product later ("Unsupported element type for DotThunk", jaxlib
     0.10), which the barrier prevents.
     """
@@ -77,9 +78,10 @@ def matrix_product(x: jax.Array, matrix: jax.Array, contracted: int, dtype: Any)
 def product_over_rows(x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
     """Sums the outer products of the rows of x [..., I] and y [..., O] over all leading axes: [I, O] in `dtype`.
 
-    XLA for CPUs also converts bfloat16 factors to float32 if it reads the first one in strides; with a transposed copy,
-    the product is 1.5 to 2.6 times as fast (two cores of an Intel Xeon with AMX). The copy has a leading axis of 1,
-    because XLA decides by the layout that the factor has before layouts are assigned.
+    XLA for CPUs also converts bfloat16 operands to float32 if it reads x in strides. With a transposed copy, a product
+    is 1.5 to 2.6 times as fast (two cores of an Intel Xeon with AMX). The copy has a leading axis of 1, because XLA
+    decides by the layout that the operand has before layouts are assigned. Products with results in bfloat16 are left
+    alone: with sums in float32, devices would add float32, too.
     """
     if _is_bfloat16_on_cpu(x) and x.ndim == 2 and dtype == jnp.float32:
         return matrix_product(jax.lax.optimization_barrier(x.T[None])[0], y, 0, dtype)
@@ -91,8 +93,8 @@ def _is_bfloat16_on_cpu(x: jax.Array) -> bool:
     return x.dtype == jnp.bfloat16 and platform() == "cpu"
 
 
-def decodes_with_fused_weights() -> bool:
-    """Returns whether decoding fuses projections and unties the output head, which takes memory for a second copy.
+def decodes_from_copy() -> bool:
+    """Returns whether decoding keeps a second copy of the parameters, with fused projections and an untied output head.
 
     On CPUs, a step of 32 rows is 11 % faster with both, and one row 7 % (6 layers of width 512, vocabulary of 16,000).
     Other devices are unmeasured.

@@ -201,7 +201,8 @@ def _continues(cfg: Config, folder: Path, group: ProcessGroup, *, resume: bool, 
         raise UserError("--resume continues a run and --overwrite replaces it: write one of them")
     flags = {"--run": str(folder), "--resume": resume, "--overwrite": overwrite}
     versions = {f"the version of {name}": version for name, version in provenance.versions().items()}
-    group.check_equal(config.flat(cfg) | flags | versions)
+    precision = {provenance.MATMUL_PRECISION: provenance.matmul_precision()}
+    group.check_equal(config.flat(cfg) | flags | versions | precision)
     exists = group.from_first(lambda: run_folder.holds_run(folder))
     if exists and not (resume or overwrite):
         raise UserError(
@@ -250,7 +251,8 @@ def _check_prefix(cfg: Config, tokenizer: Tokenizer) -> None:
     continues = cfg.model.model_class.continues
     Constraints.from_config(cfg.decode, tokenizer)  # raises
     used = len(first_tokens(cfg.decode, tokenizer, continues=continues).ids)
-    used += tokenizer.special.added if continues else len(cfg.data.target_tags) if cfg.data.multilingual else 0
+    tags = len(cfg.data.target_tags) if cfg.data.multilingual else 0
+    used += tokenizer.special.added if continues else tags
     if used >= cfg.model.max_length:
         other = "a prompt" if continues else "other tokens"
         raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for {other}")
@@ -281,9 +283,8 @@ def _common_tokenizers(group: ProcessGroup, find: Callable[[], Tokenizers]) -> T
 def corpus_facts(cfg: Config, corpus: Corpus) -> dict[str, Any]:
     """Returns facts that identify a corpus: the size of each split, and a checksum of evenly spaced examples.
 
-    At most `CHECKED` examples, and the first and the last of generated data, are in the checksum; all
-    that are given in Python are. Files that transforms
-    read have checksums, too.
+    At most `CHECKED` examples enter the checksum; of generated data the first and the last, of data given in Python
+    all. Files that transforms read have checksums of their own.
     """
     names = dict.fromkeys(name for transform in cfg.data.transforms for name in transform.files)
     files = {name: Path(corpus.root or "") / name for name in names}

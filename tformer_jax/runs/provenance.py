@@ -23,6 +23,8 @@ PACKAGES = (
     "babel",
     "sacrebleu",
 )
+MATMUL_PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
+"""Environment variable of `matmul_precision`."""
 PROGRAM = "tformer"
 """Name of the installed command."""
 
@@ -32,9 +34,7 @@ def collect(used: Sequence[Any] | None = None) -> dict[str, Any]:
 
     Also JAX's matmul precision, if it is set.
     """
-    import jax
-
-    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    precision = matmul_precision()
     return {
         "command": command(),
         "git_revision": _git_revision(),
@@ -43,6 +43,14 @@ def collect(used: Sequence[Any] | None = None) -> dict[str, Any]:
         "hardware": describe_hardware(used),
         **({"matmul_precision": precision} if precision else {}),
     }
+
+
+def matmul_precision() -> str | None:
+    """Returns JAX's matmul precision; None by default."""
+    import jax
+
+    precision: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return precision
 
 
 def command() -> str:

@@ -12,7 +12,7 @@ from tformer_jax.base.errors import first_line
 from tformer_jax.base.paths import append_lines
 from tformer_jax.config import Config
 from tformer_jax.config.fields import OTHER_TRAINING
-from tformer_jax.runs import run_folder
+from tformer_jax.runs import provenance, run_folder
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.metrics import MetricsWriter
 from tformer_jax.runs.progress import ProgressView
@@ -69,9 +69,13 @@ class SettingChanges:
         new = [
             {"from_step": self.from_step, "setting": text}
             for text in self.texts
-            if Config.resume_effect(text.partition(":")[0]) == OTHER_TRAINING
+            if _affects_training(text.partition(":")[0])
         ]
         return [*self.earlier, *(new if step > self.from_step else [])]
+
+
+def _affects_training(name: str) -> bool:
+    return name == provenance.MATMUL_PRECISION or Config.resume_effect(name) == OTHER_TRAINING
 
 
 class Record:

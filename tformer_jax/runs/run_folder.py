@@ -215,8 +215,9 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
 
 
 def resumable_settings(cfg: Config) -> dict[str, Any]:
-    """Returns the settings that a resumed run may change, by full name, ready for JSON."""
-    return {name: value for name, value in config.flat(cfg).items() if Config.resume_effect(name)}
+    """Returns the settings that a resumed run may change, by full name, and JAX's matmul precision, ready for JSON."""
+    settings = {name: value for name, value in config.flat(cfg).items() if Config.resume_effect(name)}
+    return settings | {provenance.MATMUL_PRECISION: provenance.matmul_precision()}
 
 
 def load_settings(run: Path) -> dict[str, Any]:

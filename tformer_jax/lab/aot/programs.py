@@ -120,7 +120,7 @@ def decode_step(cfg: Config, devices: Sequence[jax.Device], batch: int | None, l
     mesh = make_mesh(cfg.parallel, devices)
     rows = checked_rows(cfg, mesh, batch, length, micro_batches=1)
     with rules.use_mesh(mesh):
-        model = registry.build(cfg.model)
+        model = registry.build(dataclasses.replace(cfg.model, scan_layers=False))  # as decoding unrolls layers
     params = registry.sharded_shapes(model, mesh)
     dtype = cfg.decode.cache_dtype
     prompts = jnp.zeros(rows, jnp.int32)

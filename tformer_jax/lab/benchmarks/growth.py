@@ -82,14 +82,13 @@ def measure_case(case: Case, steps: int, peers: Sequence[str] = ()) -> dict[str,
         milliseconds = {name: 1000 * time_step(system, steps) for name, system in systems.items()}
         memory = {name: system.call("facts")["peak_bytes"] for name, system in systems.items()}
         work = systems[OURS].call("work")
-    ours, layers = milliseconds.pop(OURS), case.cfg.model.decoder_layers
+    ours = milliseconds.pop(OURS)
     return {
-        "layers": layers,
+        "layers": case.cfg.model.decoder_layers,
         "rows": case.rows,
         "length": case.length,
         **work,
         "milliseconds": ours,
-        "milliseconds_per_layer": ours / layers,
         "tokens_per_second": 1000 * work["tokens"] / ours,
         "flops_per_second": 1000 * work["flops"] / ours,
         "peak_bytes": memory.pop(OURS),

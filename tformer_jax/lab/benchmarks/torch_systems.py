@@ -1,7 +1,7 @@
 """PyTorch in `scripts/benchmark.py train`: `torch.compile`, fused AdamW, and `foreach` gradient clipping.
 
 On a GPU, float32 products use TensorFloat-32, as JAX's do there by default, and batches are copied from pinned memory.
-Products of bfloat16 factors are autocast, with which the other operations are bfloat16, too.
+Products of bfloat16 operands are autocast, with which the other operations are bfloat16, too.
 """
 
 import os
@@ -26,7 +26,7 @@ class PyTorch:
         """Loads the model on the CPU or, if JAX's `backend` is "gpu", on the GPU.
 
         Args:
-            products: dtype to which factors of products are rounded, as `train.product_dtype` returns it.
+            products: dtype to which operands of products are rounded, as `train.product_dtype` returns it.
 
         Raises:
             UserError: PyTorch does not support the GPU.
@@ -36,7 +36,7 @@ class PyTorch:
         if self._device == "cuda":
             if not torch.cuda.is_available():
                 raise UserError("JAX uses the GPU, but PyTorch cannot: set JAX_PLATFORMS=cpu")
-            torch.set_float32_matmul_precision("high")
+            torch.set_float32_matmul_precision("high" if products == "tensorfloat32" else "highest")
         torch.set_num_threads(threads)
         torch.manual_seed(cfg.seed)
         self._clip, self._dtype = cfg.optim.clip_norm, torch.bfloat16 if products == "bfloat16" else torch.float32
@@ -95,7 +95,7 @@ class PyTorch:
         }
 
     def product_rates(self, shapes: list[tuple[int, int, int]], groups: int, size: int) -> list[float]:
-        """Same as `train_systems.Ours.product_rates`."""
+        """As `train_systems.Ours.product_rates`; operands and results have the dtype of autocast products."""
         rates = []
         for rows, inner, columns in shapes:
             left = torch.randn(rows, inner, dtype=self._dtype, device=self._device)

@@ -20,7 +20,7 @@ from tformer_jax.lab.benchmarks import train_cases
 from tformer_jax.lab.benchmarks.processes import Remote
 from tformer_jax.lab.benchmarks.train_cases import Case
 from tformer_jax.lab.benchmarks.turns import alternate_runs
-from tformer_jax.nn.linear import BFLOAT16
+from tformer_jax.nn.linear import BFLOAT16_PRECISIONS
 
 OURS, COMPILED, EAGER = "tformer_jax", "torch.compile", "PyTorch, eager"
 PEERS = (COMPILED, EAGER)
@@ -53,18 +53,22 @@ def measure_training(cases: Sequence[Case], rounds: int, steps: int) -> dict[str
 
 
 def measure_case(case: Case, rounds: int, steps: int) -> dict[str, Any]:
-    """Compares the losses of the systems on a case and measures their steps alternately."""
+    """Compares the losses of the systems on a case and measures their steps alternately.
+
+    The losses of a case with dropout are compared without it, in new processes.
+    """
     compared = train_cases.without_dropout(case)
     losses: dict[str, list[float]] = {}
     with start_systems(case, PEERS) as systems:
-        first = {name: first_step(system) for name, system in systems.items()}
+        first_steps = {name: first_step(system) for name, system in systems.items()}
         if compared == case:
             losses = {
-                name: [first[name][0], *system.call("steps", CHECKED_STEPS - 1)[1]] for name, system in systems.items()
+                name: [first_steps[name][0], *system.call("steps", CHECKED_STEPS - 1)[1]]
+                for name, system in systems.items()
             }
         turns = {name: functools.partial(time_steps, system, steps) for name, system in systems.items()}
         seconds = alternate_runs(turns, rounds)
-        facts = {name: system.call("facts") | first[name][1] for name, system in systems.items()}
+        facts = {name: system.call("facts") | first_steps[name][1] for name, system in systems.items()}
         work, hardware = systems[OURS].call("work"), systems[OURS].call("hardware")
         shapes = [(size, size, size) for size in SQUARES[hardware["backend"]]] + [case.product]
         counts = PRODUCT_GROUPS, PRODUCTS
@@ -109,7 +113,7 @@ def start_systems(case: Case, peers: Sequence[str]) -> Iterator[dict[str, Remote
 
 
 def first_step(system: Remote) -> tuple[float, dict[str, Any]]:
-    """Runs the first step; returns its loss, the seconds since the process started, and the number of compilations."""
+    """Runs the first step; returns its loss, the seconds with the construction, and the number of compilations."""
     start = time.perf_counter()
     _, (loss,) = system.call("steps", 1)
     seconds = system.seconds + time.perf_counter() - start
@@ -131,14 +135,17 @@ def reason_to_skip(case: Case, backend: str, devices: int) -> str | None:
 
 
 def product_dtype(dtype: str, hardware: Mapping[str, Any]) -> str:
-    """Returns the dtype to which the factors of matrix products are rounded on what `Ours.hardware` describes.
+    """Returns the dtype to which the operands of matrix products are rounded on what `Ours.hardware` describes.
 
-    On GPUs that have TensorFloat-32, it is JAX's default for float32 (`jax.lax.Precision`). On a CPU, JAX's matmul
-    precision may round the factors of products with kernels and embeddings to bfloat16.
+    JAX's matmul precision determines it for float32. By default, it is TensorFloat-32 on GPUs (since Ampere), and
+    bfloat16 on TPUs (`jax.lax.Precision`). On a CPU, only products with kernels and embeddings are rounded.
     """
-    if (dtype, hardware["backend"]) == ("float32", "cpu") and hardware["matmul_precision"] in BFLOAT16:
+    precision = hardware["matmul_precision"]
+    if dtype != "float32" or precision in ("highest", "float32"):
+        return dtype
+    if precision in BFLOAT16_PRECISIONS:
         return "bfloat16"
-    return "tensorfloat32" if (dtype, hardware["backend"]) == ("float32", "gpu") else dtype
+    return {"gpu": "tensorfloat32", "tpu": "bfloat16"}.get(hardware["backend"], dtype)
 
 
 def time_steps(system: Remote, steps: int) -> float:
@@ -156,11 +163,10 @@ def compute_speeds(
     Args:
         work: tokens and FLOPs of a step.
         seconds: mean seconds of the steps of each round, by system.
-        rates: FLOP/s of matrix products of each system. The last product is the model's; the fastest other one of any
-            system is the peak.
+        rates: FLOP/s of matrix products of each system. The fastest product of any system is the peak.
     """
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    peak = max(max(of_system[:-1]) for of_system in rates.values())
+    peak = max(map(max, rates.values()))
     return {
         **work,
         "milliseconds": {name: 1000 * time for name, time in median.items()},
@@ -191,24 +197,24 @@ def loss_differences(case: str, losses: Mapping[str, Sequence[float]], tolerance
     return differences
 
 
-def print_speeds(case: Mapping[str, Any]) -> None:
+def print_speeds(result: Mapping[str, Any]) -> None:
     """Prints a table with one row per system."""
-    title = f"{case['case']}: {case['rows']} x {case['length']} tokens, {case['dtype']}"
-    if (products := case["products"]["dtype"]) != case["dtype"]:
+    title = f"{result['case']}: {result['rows']} x {result['length']} tokens, {result['dtype']}"
+    if (products := result["products"]["dtype"]) != result["dtype"]:
         title += f", products of {products}"
-    caption = "of peak: share of the FLOP/s of large square matmuls; first step: from process start, with empty caches"
+    caption = "of peak: share of the FLOP/s of the fastest matmul; first step: with construction and empty caches"
     headings = ("", "ms/step", "tokens/s", "GFLOP/s", "of peak", "memory", "first step", f"{OURS} is")
     rows = [
         (
             name,
-            f"{case['milliseconds'][name]:.1f}",
-            f"{case['tokens_per_second'][name]:,.0f}",
-            f"{case['flops_per_second'][name] / 1e9:.1f}",
-            f"{case['share_of_product_rate'][name]:.0%}",
+            f"{result['milliseconds'][name]:.1f}",
+            f"{result['tokens_per_second'][name]:,.0f}",
+            f"{result['flops_per_second'][name] / 1e9:.1f}",
+            f"{result['share_of_product_rate'][name]:.0%}",
             f"{facts['peak_bytes'] / MIB:,.0f} MiB",
             f"{facts['first_step_seconds']:.1f} s",
-            f"{case['times_as_fast'][name]:.2f} x" if name in case["times_as_fast"] else "",
+            f"{result['times_as_fast'][name]:.2f} x" if name in result["times_as_fast"] else "",
         )
-        for name, facts in case["systems"].items()
+        for name, facts in result["systems"].items()
     ]
     Console(width=100).print(make_table(headings, rows, title=title, caption=caption))

@@ -95,7 +95,7 @@ class Ours:
         return {"tokens": registry.count_tokens(model, batch), "flops": flops}
 
     def product_rates(self, shapes: list[tuple[int, int, int]], groups: int, size: int) -> list[float]:
-        """Returns the FLOP/s of the layers' products [rows, inner] @ [inner, columns] in the case's dtype.
+        """Returns the FLOP/s of the layers' products [rows, inner] @ [inner, columns], roundings of operands included.
 
         Products run in groups of `size`, with one synchronization each; the fastest of `groups` groups counts.
         """

@@ -20,9 +20,12 @@ from tformer_jax.lab.benchmarks.train import measure_training
 from tformer_jax.lab.benchmarks.train_cases import Case
 from tformer_jax.runs import provenance, run_folder
 
+ROUNDS = 5
+"""Default number of rounds of the comparison with PyTorch."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one benchmark, prints one line per case, and writes all results to `--record`."""
+    """Runs one benchmark, prints its results, and writes them to `--record`."""
     options, overrides = parser().parse_known_args(argv)
     if overrides and not vars(options).get("config"):
         raise UserError(f"unexpected argument {overrides[0]!r}")
@@ -41,12 +44,15 @@ def run_benchmark(options: argparse.Namespace, overrides: Sequence[str]) -> dict
     if options.benchmark == "data":
         return {"cases": data_cases(read_config(options.config, overrides), options)}
     if options.benchmark == "train":
+        instead = "--operations" if options.operations else "--memory" if options.memory else None
+        if instead and options.rounds:
+            raise UserError(f"--rounds is for the comparison with PyTorch: leave it out with {instead}")
         cases = training_cases(options, overrides)
         if options.operations:
             return measure_operations(cases, options.steps)
         if options.memory:
             return measure_memory(cases, options.steps)
-        return measure_training(cases, options.rounds, options.steps)
+        return measure_training(cases, options.rounds or ROUNDS, options.steps)
     if options.benchmark == "paged":
         return paged.measure_paged(options)
     if options.benchmark == "growth":
@@ -132,7 +138,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--memory", action="store_true", help="show what holds the memory, by stage and module, instead"
     )
-    add_number(command, "--rounds", "rounds per system", 5)
+    add_number(command, "--rounds", f"rounds per system (default: {ROUNDS})")
     add_number(command, "--steps", "measured steps per round", 5)
 
 

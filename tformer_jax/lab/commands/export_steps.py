@@ -4,12 +4,15 @@ https://docs.jax.dev/en/latest/export/export.html describes the files, which any
 """
 
 import argparse
+import dataclasses
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tformer_jax.base.checks import require
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import resolved
 from tformer_jax.cli.common import add_number, check_new_folder, load_run, local_path, run_parser
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -60,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder: Path = options.folder
     check_new_folder(folder)
     require("scripts/export_steps.py", ("flatbuffers", "safetensors"), "stablehlo")
+    from tformer_jax.runs import weights
+
     run = load_run(options)
+    if weights.are_quantized(run.path):
+        raise UserError(f"{run.path} has kernels of int8: export the run from which it was made")
     longest = run.config.model.max_length
     if options.length > longest:
         raise UserError(f"--length {options.length}: the model reads {longest} tokens; write at most that")
@@ -71,15 +78,28 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     if options.decode:
         _check_decoding(run, options.decode, 1 if run.model.reads_source else options.length)
+    place = resolved(folder)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as name:
+        unfinished = Path(name) / place.name
+        unfinished.mkdir()
+        _write_folder(unfinished, run, options)
+        unfinished.replace(place)
+    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def _write_folder(folder: Path, run: Any, options: argparse.Namespace) -> None:
+    from tformer_jax.inference.layout import unroll_layers
     from tformer_jax.models import registry
     from tformer_jax.special_tokens import PAD
 
     batch = registry.example_batch(run.config.model, options.rows, options.length)
     inputs = {name: batch[name] for name in run.model.inputs}
-    folder.mkdir(exist_ok=True)
-    _write_forward(folder, run, inputs, options.platforms)
     if options.train:
         _write_train_step(folder, run, batch, options.platforms)
+    if options.decode:
+        model, params = unroll_layers(run.model, run.params)
+        run = dataclasses.replace(run, model=model, params=params)
+    _write_forward(folder, run, inputs, options.platforms)
     given = _write_decoding(folder, run, inputs, options) if options.decode else {}
     sizes = {"rows": options.rows, "length": options.length, "pad": PAD, "platforms": ", ".join(options.platforms)}
     parts = {TRAIN_STEP: ("the train step", options.train), DECODING: ("decoding", options.decode)}
@@ -93,7 +113,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     arrays = {"inputs": _zeros(inputs), "batch": _zeros(batch), "given": _zeros(given)}
     readme = text.format(name=run.config.name, more=more, **sizes, **tokens, **arrays)
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -140,8 +159,8 @@ def _write_train_step(folder: Path, run: Any, batch: dict[str, Any], platforms: 
 
     The state has the run's parameters, and new moments of the optimizer.
     """
-
     from tformer_jax.models import registry
+    from tformer_jax.nn.module import named_leaves
     from tformer_jax.parallel.mesh import first_device_mesh
     from tformer_jax.train import optimizers, state
     from tformer_jax.train.step import make_train_step
@@ -154,24 +173,18 @@ def _write_train_step(folder: Path, run: Any, batch: dict[str, Any], platforms: 
 
     def train_step(arrays: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         new, metrics = step(_restored(arrays, start), batch)
-        return _named(new), metrics
+        return dict(named_leaves(new)), metrics
 
-    _write(folder, "train_step", "state", train_step, _named(start), batch, platforms)
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """Returns the arrays of a tree by name."""
-    import jax
-
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+    _write(folder, "train_step", "state", train_step, dict(named_leaves(start)), batch, platforms)
 
 
 def _restored(arrays: dict[str, Any], tree: Any) -> Any:
-    """Inverts `_named`, for a tree like another one."""
+    """Inverts `named_leaves`, for a tree like another one."""
     import jax
 
-    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in _named(tree)])
+    from tformer_jax.nn.module import named_leaves
+
+    return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name, _ in named_leaves(tree)])
 
 
 def _check_decoding(run: Any, new: int, read: int) -> None:
@@ -217,7 +230,7 @@ def _write_decoding(folder: Path, run: Any, inputs: dict[str, Any], options: arg
 
     def advance(params: dict[str, Any], tokens: jax.Array, cache: Any) -> tuple[jax.Array, dict[str, Any]]:
         logits, cache = step_fn(model, unflatten_dict(params, sep="/"))(tokens, cache)
-        return forbid(logits[:, 0], constraints), _named(cache)
+        return forbid(logits[:, 0], constraints), dict(named_leaves(cache))
 
     def make_cache(params: dict[str, Any], inputs: dict[str, jax.Array]) -> Any:
         variables, tokens = {"params": unflatten_dict(params, sep="/")}, inputs["tokens"]
@@ -241,7 +254,7 @@ def _write_decoding(folder: Path, run: Any, inputs: dict[str, Any], options: arg
     cache = jax.eval_shape(make_cache, params, given)
     tokens = jax.ShapeDtypeStruct((options.rows,), jnp.int32)
     _write_program(folder, "start", start, (params, given), options.platforms)
-    _write_program(folder, "step", step, (params, tokens, _named(cache)), options.platforms)
+    _write_program(folder, "step", step, (params, tokens, dict(named_leaves(cache))), options.platforms)
     return given
 
 
