@@ -136,7 +136,7 @@ def test_a_detector_continues_where_it_stopped():
 
 def not_finite_at_step_six() -> NotFinite:
     """Returns the error of a monitor that has checked four of seven steps that were started."""
-    monitor = StepMonitor(SpikeDetector(), checked=4, skipped=2, report=lambda *_: None)
+    monitor = StepMonitor(SpikeDetector(), checked=4, max_skipped=2, report=lambda *_: None)
     for step in range(1, 8):
         monitor.remember(step, {"step": np.array(step)})
     with pytest.raises(NotFinite) as ended:

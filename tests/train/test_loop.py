@@ -44,7 +44,7 @@ def make_trainer(monkeypatch, broken=(), skipped=2) -> tuple[loop.Trainer, list]
         return types.SimpleNamespace(step=number), pack({name: jnp.float32(value) for name, value in values.items()})
 
     report = lambda *event: reports.append(event)  # noqa: E731
-    monitor = StepMonitor(SpikeDetector(), checked=0, skipped=skipped, report=report)
+    monitor = StepMonitor(SpikeDetector(), checked=0, max_skipped=skipped, report=report)
     start = types.SimpleNamespace(step=0)
     return loop.Trainer(None, train_step, start, Batches(), dict, meter=Meter(), monitor=monitor), reports
 

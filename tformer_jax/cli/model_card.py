@@ -105,7 +105,7 @@ def write(
         _table(("", ""), _facts(run, loaded, origin, license_name).items()),
         *_scores(loaded),
         f"## Use\n\n```python\n{_program(name, run, auto, kind, base, adds_tags=adds_tags)}```",
-        _history(run, loaded, origin),
+        _provenance(run, loaded, origin),
     ]
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -256,8 +256,8 @@ def _tags(run: tj.Run, *, adds_tags: bool) -> Tags:
     return Tags(read, written)
 
 
-def _history(run: tj.Run, loaded: RunFiles, origin: dict[str, Any]) -> str:
-    """Returns the section with the command and the versions of packages that made the run."""
+def _provenance(run: tj.Run, loaded: RunFiles, origin: dict[str, Any]) -> str:
+    """Returns the section with the command, packages and revision that made the run, and checksums of its origin."""
     made = loaded.provenance
     versions = [f"{name} {version}" for name, version in made.get("packages", {}).items()]
     revision = made.get("git_revision")

@@ -42,7 +42,7 @@ def describe_run(run: tj.Run) -> dict[str, Any]:
 
 
 def ensemble_facts(run: tj.Run) -> list[str]:
-    """Returns the size of an ensemble, each as a few words."""
+    """Returns the numbers of models and of parameters, each as a few words."""
     parameters = sections.format_count(optax.tree.size(run.params))
     return [f"ensemble of {1 + len(run.ensemble)} models", f"{parameters} parameters together"]
 

@@ -14,6 +14,7 @@ from tformer_jax.base.paths import is_remote, resolved
 from tformer_jax.cli import compilation_cache
 from tformer_jax.cli.common import INTERRUPTED, add_data, add_path, check_writable, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
+from tformer_jax.config import Config
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -23,20 +24,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = options.run or Path("runs") / cfg.name
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
-    from tformer_jax.runs import experiment, profiler, training
+    from tformer_jax.runs import experiment, training
 
-    if options.profile and cfg.train.steps < profiler.NEEDED:
-        problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
-        raise cfg.train.error("steps", problem)
-    if options.profile and is_remote(folder):
-        raise UserError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
-    if cfg.train.report:
-        checks.require_pages("train.report=True")
+    check_flags(options, cfg, folder)
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
     compilation_cache.disable_if_private(group.count)
     if options.record:
-        if resolved(options.record).is_relative_to(resolved(folder)):
-            raise UserError(f"--record {options.record}: is in the run folder, which this run creates; name another")
         group.run(lambda: check_writable(options.record) if group.first else None)
     built = experiment.build(
         cfg, folder, data_root=options.data, resume=options.resume, overwrite=options.overwrite, group=group
@@ -50,6 +43,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_record(options.record, result, folder)
     if result is None:
         sys.exit(INTERRUPTED)
+
+
+def check_flags(options: argparse.Namespace, cfg: Config, folder: Path) -> None:
+    """Raises `UserError` if flags and settings do not fit the run folder or each other, or need a missing package."""
+    from tformer_jax.runs import profiler
+
+    if options.profile and cfg.train.steps < profiler.NEEDED:
+        problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
+        raise cfg.train.error("steps", problem)
+    if options.profile and is_remote(folder):
+        raise UserError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
+    if options.record and resolved(options.record).is_relative_to(resolved(folder)):
+        raise UserError(f"--record {options.record}: is in the run folder, which this run creates; name another")
+    if cfg.train.report:
+        checks.require_pages("train.report=True")
 
 
 def write_record(path: Path, result: dict[str, Any], folder: Path) -> None:

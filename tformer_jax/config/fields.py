@@ -336,7 +336,7 @@ class Section:
         return users
 
     def values_of(self, switch: str) -> tuple[Any, ...]:
-        """Returns the values of a setting that `used_by` names; a subclass may know several, of parts of a model."""
+        """Returns the values of a switch, a setting that `used_by` names; a subclass may know several, of parts."""
         return (getattr(self, switch),)
 
     def unused(self) -> Iterator[Unused]:

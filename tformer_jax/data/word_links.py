@@ -15,7 +15,7 @@ from tformer_jax.data.tokenizers.tokens import token_ranges
 from tformer_jax.special_tokens import IGNORED
 
 Links = tuple[tuple[int, int], ...]
-"""Pairs of numbers, from 0, of a word of the source and a word of the target, in order."""
+"""Pairs (source word, target word), from 0, in order."""
 WORD = re.compile(r"\S+")
 LINK = re.compile(r"(\d+)([-p?])(\d+)")
 

@@ -45,7 +45,7 @@ class Output(NamedTuple):
     placeholders_kept: bool | None = None
     """Whether it has exactly the placeholders and the markup of its source; None: no setting asks for it."""
     alignment: Links | None = None
-    """Pairs of numbers, from 0, of a word of the source and one of the text; None: without `decode.alignments`."""
+    """Pairs (source word, output word), from 0; None: without `decode.alignments`."""
     constraints_met: bool | None = None
     """Whether it has a phrase of each constraint, as whole words; None: without constraints."""
     sentences: int = 1

@@ -39,7 +39,7 @@ from tformer_jax.interop.rotary import rotary_fields_by_kind, rotary_settings
 
 
 def _layer(attention: Iterable[str], *names: str) -> tuple[Part, ...]:
-    """Returns the parts of a layer of BERT, given the names of projections, and of norm, two kernels, and norm."""
+    """Returns the parts of BERT's layer, given the names of its projections, and of norm, FFN kernels and norm."""
     modules = ("self_attention_residual/norm", "ffn/expand", "ffn/contract", "ffn_residual/norm")
     named = zip(modules, names, (NORM, AFFINE, AFFINE, NORM), strict=True)
     others = (part for ours, theirs, leaves in named for part in parts(ours, theirs, leaves))

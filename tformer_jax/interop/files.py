@@ -145,7 +145,7 @@ def read_arrays(folder: Path) -> StoredArrays:
     others = sorted(folder.glob("*.safetensors"))
     if files := [path for path in others if path.name != ADAPTER_ARRAYS or len(others) == 1]:
         return StoredArrays(_open_all(files, _open))
-    raise UserError(f"{folder} has no .safetensors file; {_describe_pickles(folder)}")
+    raise UserError(f"{folder} has no .safetensors file; {_hint_without_safetensors(folder)}")
 
 
 def _read_shards(folder: Path, index: str, opener: Opener) -> StoredArrays:
@@ -228,7 +228,8 @@ DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
 """Types of numbers by their names in safetensors files, which store them little-endian."""
 
 
-def _describe_pickles(folder: Path) -> str:
+def _hint_without_safetensors(folder: Path) -> str:
+    """Returns what a folder without safetensors files has instead, to end a message with."""
     names = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if not names:
         return "checkpoints in other formats are not read"

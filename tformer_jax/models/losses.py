@@ -153,7 +153,8 @@ def batch_loss(
         chunk: maximum number of positions per row whose logits are in memory at once, also in the backward pass; None:
             all. Results are equal up to the order of summation.
         dropout_key, low_rank: as `registry.forward` takes them.
-        teacher: a model with the same arguments and vocabulary, which is run without dropout; or one without a model.
+        teacher: a model with the same arguments and vocabulary, which is run without dropout. Without a model, its
+            distributions are in the batch.
         guide: the cross-attention that learns links, which are an auxiliary loss.
     """
     method = "__call__" if chunk is None else "features"

@@ -151,7 +151,7 @@ class Attention(Module):
     def keys_values(
         self, key: jax.Array, value: jax.Array | None = None, position: PositionTerms | None = None
     ) -> KeyValues:
-        """Projects `key` and `value` (default: `key`), each [B, S, D]."""
+        """Projects `key` and `value` (default: `key`), each [B, S, D]; also normalizes and rotates the keys."""
         if self._fused("fused_kv"):
             self._check_one_input(value)
             both = self.kv(key)

@@ -59,12 +59,12 @@ def render_attention(
         attentions=list(zip(attentions, masks, strict=True)),
         norms=residuals,
         lens=_lens(watched, label),
-        read=_read(watched, shown),
+        read=_prediction_labels(watched, shown),
         with_heads=with_heads,
     )
 
 
-def _read(watched: Watched, shown: Mapping[str, list[str]]) -> list[str]:
+def _prediction_labels(watched: Watched, shown: Mapping[str, list[str]]) -> list[str]:
     """Returns the texts of the tokens that predictions are read from; for a classifier, one for the whole text."""
     tokens = shown.get("decoder") or shown["encoder"]
     return tokens if watched.predictions.shape[1] == len(tokens) else ["text"]

@@ -262,9 +262,10 @@ def _text_checksum(host: dict[str, Any]) -> int:
 
 
 def _changed(state: TrainState, saved: dict[str, int]) -> list[str]:
-    """Returns the names of the arrays with other checksums than those saved, also if they were saved as bfloat16.
+    """Returns the names of the arrays with other checksums than those saved.
 
-    Parameters that are always float32, such as routers, were saved in the dtype of the others before they were so.
+    Earlier versions saved parameters that are always float32 now, such as routers, in the dtype of the others: an array
+    that has its checksum after rounding to bfloat16 is unchanged.
     """
 
     def differing(state: TrainState) -> list[str]:

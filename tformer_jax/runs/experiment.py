@@ -111,9 +111,9 @@ def build(
     corpus = group.run(lambda: without_refused(cfg, corpus, tokenizers))
     cfg, facts = with_data_sizes(cfg, tokenizers, corpus.labels), corpus_facts(cfg, corpus)
     if cfg.data.weights and (len({*cfg.data.weights}) > 1 or cfg.data.weight_by == "tokens"):
-        facts[run_folder.MIXTURE] = 2
+        facts[run_folder.MIXTURE] = run_folder.MIXTURE_VERSION
     if cfg.data.transforms:
-        facts[run_folder.TRANSFORMS] = 1
+        facts[run_folder.TRANSFORMS] = run_folder.TRANSFORMS_VERSION
     if optimizer is not None:
         shapes = registry.shapes(registry.build(cfg.model))
         facts[run_folder.OPTIMIZER] = optimizers.digest(optimizer, cfg, shapes)
@@ -121,7 +121,7 @@ def build(
     finished = group.from_first(lambda: run_folder.result_of(folder, cfg) if resume else None)
     built = assemble(cfg, folder, mesh, corpus, tokenizers, group=group, finished=finished)
     built = dataclasses.replace(built, optimizer=optimizer)
-    group.run(lambda: _check(built, resume=resume))  # in every process, before process 0 replaces a run
+    group.run(lambda: _check_before_writing(built, resume=resume))  # in every process, before process 0 replaces a run
     lock = group.run(lambda: open_folder(built, facts, resume=resume, overwrite=overwrite) if group.first else None)
     group.check_shared(folder)
     return dataclasses.replace(built, lock=lock)
@@ -212,12 +212,12 @@ def _continues(cfg: Config, folder: Path, group: ProcessGroup, *, resume: bool, 
     return resume and exists
 
 
-def _check(built: Experiment, *, resume: bool) -> None:
+def _check_before_writing(built: Experiment, *, resume: bool) -> None:
     """Checks what needs the data and the model.
 
     Raises:
-        UserError: a glob matches no parameter, the run of `train.start_from` or `train.teacher` does not fit,
-            `decode.prefix` leaves no room for an output, or a package is missing.
+        UserError: a glob matches no parameter, the run of `train.start_from` or `train.teacher` does not fit, or would
+            be replaced, `decode.prefix` leaves no room for an output, or a package is missing.
     """
     cfg, folder, start_from = built.cfg, built.folder, built.start_from
     if built.optimizer is None:

@@ -44,6 +44,7 @@ TEACHER = "teacher.json"
 QUANTIZED = "quantized.json"
 """File of a run with kernels of int8 that names the run from which it was exported."""
 MIXTURE, TRANSFORMS = "the order of the mixture", "the draws of transforms"
+MIXTURE_VERSION, TRANSFORMS_VERSION = 2, 1
 """Names of facts of corpora that are mixed unequally, and of transformed ones."""
 OPTIMIZER = "the digest of the optimizer"
 """Name of a fact of runs with an optimizer of Python."""

@@ -211,10 +211,10 @@ def _shared_rows(
 ) -> dict[str, SharedRows]:
     if tokenizers is None:
         return {}
-    return shared_rows(model, theirs, tokenizers, _tokenizers_of(run), (labels, run_folder.load_labels(run)))
+    return shared_rows(model, theirs, tokenizers, _tokenizer_loader(run), (labels, run_folder.load_labels(run)))
 
 
-def _tokenizers_of(run: Path) -> Callable[[], Tokenizers]:
+def _tokenizer_loader(run: Path) -> Callable[[], Tokenizers]:
     """Returns a function that loads the tokenizers of a run once."""
     return functools.cache(lambda: Tokenizers.load(run / "tokenizers"))
 
@@ -301,7 +301,7 @@ def _of_other_tokens(model: ModelConfig, tokenizers: Tokenizers, run: Path) -> l
 
     If the vocabularies cannot be compared, all their tokens count as unknown.
     """
-    theirs, others = _shapes_in_layout_of(model, run), _tokenizers_of(run)
+    theirs, others = _shapes_in_layout_of(model, run), _tokenizer_loader(run)
     rows = shared_rows(model, theirs, tokenizers, others)
 
     def is_other(name: str) -> bool:

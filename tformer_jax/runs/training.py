@@ -36,12 +36,16 @@ if TYPE_CHECKING:
 
 Callback = Callable[[int, TrainState, Mapping[str, float]], None]
 """Called with the step, the state and the metrics of the step, named as in `curves.history`."""
-Metrics = Mapping[str, Callable[..., float]]
-"""Metrics by name, functions of outputs and references."""
+MetricFunctions = Mapping[str, Callable[..., float]]
+"""MetricFunctions by name, functions of outputs and references."""
 
 
 def run(
-    experiment: Experiment, *, profile: bool = False, callbacks: Sequence[Callback] = (), metrics: Metrics | None = None
+    experiment: Experiment,
+    *,
+    profile: bool = False,
+    callbacks: Sequence[Callback] = (),
+    metrics: MetricFunctions | None = None,
 ) -> dict[str, Any] | None:
     """Trains from the newest checkpoint, or from the start, to the last step; then evaluates on the test split.
 
@@ -109,7 +113,7 @@ class Training:
         *,
         profile: bool = False,
         callbacks: Sequence[Callback] = (),
-        metrics: Metrics | None = None,
+        metrics: MetricFunctions | None = None,
     ):
         cfg, train, folder = experiment.cfg, experiment.cfg.train, experiment.folder
         self.experiment = experiment
@@ -131,7 +135,7 @@ class Training:
         monitor = StepMonitor(
             SpikeDetector(**host["spikes"]),
             checked=step,
-            skipped=train.max_skipped_steps,
+            max_skipped=train.max_skipped_steps,
             report=self.record.report_event,
         )
         place = functools.partial(placement.shard_batch, experiment.mesh, own=experiment.shards.own)
@@ -151,7 +155,7 @@ class Training:
         self.callbacks, self._logged = callbacks, dict[str, float]()
         changed = run_folder.changed_settings(host["settings"], cfg)
         self.changes = SettingChanges(step, changed, host.get("changes", []))
-        self._stages = len(self._stages_begun())
+        self._announced_stages = len(self._stages_begun())
         self.profiler = Profiler(folder / "profile", first_step=step, wanted=profile and experiment.group.first)
 
     @property
@@ -249,10 +253,10 @@ class Training:
     def _announce_stages(self) -> None:
         """Announces the stages of data that have begun, with the last step before."""
         begun, stages = self._stages_begun(), self.cfg.data.stages
-        for number in range(self._stages, len(begun)):
+        for number in range(self._announced_stages, len(begun)):
             message = f"stage {number + 1} of {len(stages)}: {stages[number]}"
             self.record.report_event(begun[number].step, "stage", message)
-        self._stages = len(begun)
+        self._announced_stages = len(begun)
 
     def log(self) -> None:
         """Records and shows the metrics of the steps since the last record."""

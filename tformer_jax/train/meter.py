@@ -23,7 +23,7 @@ jax.monitoring.register_event_duration_secs_listener(_add)
 
 
 def compile_seconds() -> float:
-    """Returns the seconds spent so far."""
+    """Returns the seconds that this process has spent tracing, lowering and compiling."""
     return _durations[0]
 
 

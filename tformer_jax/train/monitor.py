@@ -27,13 +27,15 @@ class StepMonitor:
 
     Args:
         checked: the last step that has been checked.
-        skipped: number of successive steps without a finite loss and gradient that end a run.
+        max_skipped: number of successive steps without a finite loss and gradient that end a run.
         report: is called with a step, the kind of an event, "spike" or "skipped", and a sentence.
     """
 
-    def __init__(self, spikes: "SpikeDetector", *, checked: int, skipped: int, report: Callable[[int, str, str], None]):
+    def __init__(
+        self, spikes: "SpikeDetector", *, checked: int, max_skipped: int, report: Callable[[int, str, str], None]
+    ):
         self.spikes, self.checked = spikes, checked
-        self._skipped, self._report = skipped, report
+        self._max_skipped, self._report = max_skipped, report
         self._batches: collections.deque[tuple[int, Batch]] = collections.deque(maxlen=STEPS_AHEAD + 1)
 
     def remember(self, step: int, batch: Batch) -> None:
@@ -52,7 +54,7 @@ class StepMonitor:
                 self._report(self.checked, "spike", warning)
             if values["skipped"]:
                 self._report(self.checked, "skipped", "skipped, because its loss or gradient is not finite")
-            if values["skipped"] >= self._skipped:
+            if values["skipped"] >= self._max_skipped:
                 raise NotFinite(int(values["skipped"]), self.checked, dict(self._batches)[self.checked])
 
 

@@ -136,7 +136,7 @@ def files(cfg: Config, root: Path | None) -> list[Path]:
 
 
 def _paths(builder: Any, names: Sequence[str]) -> list[str]:
-    """Returns the files of splits."""
+    """Returns the files of all the splits `names`."""
     return [str(each.filename) for each in builder.info.splits["+".join(names)].file_instructions]
 
 

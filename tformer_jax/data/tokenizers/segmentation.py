@@ -59,6 +59,7 @@ class MergedPieces(Pieces):
         return self._merge(word)[0]
 
     def needed(self, piece: str) -> set[str]:
+        """Returns the pieces that merging a piece passes through."""
         pieces, steps = self._merge(piece)
         return steps & self.present.keys() if pieces == [piece] else set()
 

@@ -186,7 +186,7 @@ def read_added(model: Any, names: list[str], declared: Mapping[int, Fields], sen
     """Returns the added tokens of a SentencePiece model by id, with its own special pieces.
 
     Args:
-        names: names of all special tokens; names that neither the model nor `declared` has are appended.
+        names: names of all special tokens; a piece of this name becomes special, and other missing names are appended.
         declared: tokens with their ids.
         sentinels: number of T5's sentinels, which follow the pieces; the first one is the last.
     """

@@ -62,7 +62,7 @@ def collectives_table(program: Program) -> Table:
 
 
 def bound_table(name: str, program: Program, chip: Chip) -> Table:
-    """Returns a table of lower bounds on the time of a step, at peak rates of the chip, and of the MFU they allow."""
+    """Returns a table of lower bounds on a step's time at the chip's peak rates, and the MFU that they allow."""
     parts = {
         f"computation, {program.flops:.4g} FLOPs (estimated by tracing)": program.seconds_computing(chip),
         "arguments, results and temporaries, once through HBM": program.seconds_moving(chip),
