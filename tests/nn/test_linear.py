@@ -220,3 +220,12 @@ def test_a_gradient_of_bfloat16_operands_may_be_transposed(inputs, outputs):
     x, g = (normal(32, size, seed=size).astype(jnp.bfloat16) for size in (inputs, outputs))
     actual = jax.jit(lambda x, g: jnp.exp(product_over_rows(x, g, jnp.float32).T))(x, g)
     assert_close(actual, np.exp(np.float64(g).T @ np.float64(x)), 1e-4)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (24, 8)])
+def test_forward_mode_differentiation(inputs, outputs):
+    """Regression test: kernels with more rows than columns had no tangents on CPUs."""
+    x, dx = normal(5, inputs), normal(5, inputs, seed=1)
+    kernel, d_kernel = normal(inputs, outputs, seed=2), normal(inputs, outputs, seed=3)
+    _, tangent = jax.jvp(lambda x, kernel: product(x, kernel, NAMES), (x, kernel), (dx, d_kernel))
+    assert_close(tangent, np.float64(dx) @ np.float64(kernel) + np.float64(x) @ np.float64(d_kernel), 1e-5)

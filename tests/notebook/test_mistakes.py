@@ -1,6 +1,7 @@
 """Mistakes of callers in Python are named in one sentence."""
 
 import dataclasses
+import signal
 import threading
 from pathlib import Path
 
@@ -216,6 +217,31 @@ def test_a_run_in_another_thread_leaves_the_handlers_of_signals():
     thread.start()
     thread.join()
     assert entered == [False]
+
+
+def test_a_signal_ends_a_training_with_an_exception(tmp_path):
+    """Regression test: it returned the run as if it were finished."""
+
+    def stop(step, state, metrics):
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    data = dataclasses.replace(CONFIG.data, batch_size=8)
+    cfg = dataclasses.replace(CONFIG, data=data, train=tj.TrainConfig(steps=4, log_every=1))
+    data = {"train": ["abcdefg" * 9], "validation": ["abcdefg" * 9]}
+    with pytest.raises(
+        KeyboardInterrupt, match="was stopped by a signal: .* resume=True continues it"
+    ):
+        tj.train(cfg, data, run=tmp_path / "run", callbacks=[stop])
+    assert tj.train(cfg, data, run=tmp_path / "run", resume=True).history["step"].tolist() == [1, 2, 3, 4]
+
+
+def test_updates_of_another_shape_are_refused():
+    """Regression test: they were broadcast."""
+    wrong = optax.stateless(lambda updates, params: jax.tree.map(lambda x: x[..., :1], updates))
+    state = tj.init_state(CONFIG, wrong)
+    with pytest.raises(UserError, match=r"the optimizer updates .*, \[.*\], with an array \[.*1\]: return updates of"):
+        tj.train_step(CONFIG, wrong)(state, BATCH)
 
 
 def test_a_config_is_loaded_by_its_path():

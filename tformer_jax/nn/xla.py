@@ -51,13 +51,13 @@ def with_transposed_gradient(matrix: jax.Array) -> jax.Array:
     return _transposed_gradient(matrix) if rows > columns and platform() == "cpu" else matrix
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _transposed_gradient(matrix: jax.Array) -> jax.Array:
     return matrix
 
 
-_transposed_gradient.defvjp(
-    lambda matrix: (matrix, None), lambda _, gradient: (jax.lax.optimization_barrier(gradient.T).T,)
+_transposed_gradient.defjvp(
+    lambda matrices, tangents: (*matrices, jax.lax.optimization_barrier(tangents[0].T).T),
 )
 
 

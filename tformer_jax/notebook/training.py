@@ -57,6 +57,7 @@ def train(
     Raises:
         UserError: settings, data, optimizer or metrics do not fit each other, or the folder holds another run.
         RunError: the run cannot continue.
+        KeyboardInterrupt: SIGINT or SIGTERM has stopped the run, with a checkpoint.
     """
     check_config(cfg)
     given = None
@@ -77,7 +78,9 @@ def train(
     drawn = [LiveCurves()] if in_notebook() else []
     with _in_one_thread():
         built = experiment.build(cfg, folder, given=given, optimizer=optimizer, **options)
-        training.run(built, callbacks=[*callbacks, *drawn], metrics=metrics or {})
+        result = training.run(built, callbacks=[*callbacks, *drawn], metrics=metrics or {})
+    if result is None:
+        raise KeyboardInterrupt(f"{folder} was stopped by a signal: tformer_jax.train with resume=True continues it")
     return api.load(folder)
 
 

@@ -13,9 +13,11 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer_jax.base.cpu import train_step_options
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, ModelConfig
 from tformer_jax.models import cost, registry
 from tformer_jax.models.losses import Guide, Sums, Teacher, batch_loss, zero_sums
+from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
 from tformer_jax.train import lora, optimizers
@@ -67,6 +69,7 @@ def make_train_step(
         loss = sums.loss / jnp.maximum(sums.labels, 1)
         trainable = lora.trainable(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, trainable)
+        _check_updates(updates, trainable)
         trainable = optax.apply_updates(trainable, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         skipped = jnp.where(finite, 0, state.skipped + 1)
@@ -90,6 +93,16 @@ def make_train_step(
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
     return train_step
+
+
+def _check_updates(updates: Any, params: Any) -> None:
+    """Raises `UserError` if an update has another shape than its parameter; Optax would broadcast it."""
+    for (name, update), param in zip(named_leaves(updates), jax.tree.leaves(params), strict=True):
+        if update.shape != param.shape:
+            raise UserError(
+                f"the optimizer updates {name}, {list(param.shape)}, with an array {list(update.shape)}: return "
+                "updates of the shapes of the parameters"
+            )
 
 
 def jitted(train_step: TrainStep, state: TrainState, mesh: Mesh) -> Any:
