@@ -9,10 +9,15 @@
 # checkpoint, which is renamed when complete.
 set -euo pipefail
 
+if [[ ! "${1:-}" =~ ^(create|install|train|log|delete)$ ]]; then
+  sed -n '2,9s/^# \{0,1\}//p' "$0"
+  exit 2
+fi
 NAME="${NAME:-tformer}"
 PROJECT="${PROJECT:?the Google Cloud project}"
 ZONE="${ZONE:-us-east5-b}"
 ACCELERATOR="${ACCELERATOR:-v6e-16}"
+CHIPS="${ACCELERATOR##*-}" # of v6e and v5litepod; other names count cores, two per chip
 RUNTIME="${RUNTIME:-v2-alpha-tpuv6e}"
 FILES="${FILES:?address and share of a Filestore, such as 10.0.0.2:/share}"
 CONFIG="${CONFIG:-configs/translate_cldr.py}"
@@ -28,7 +33,7 @@ case "${1:-}" in
       --accelerator-type="$ACCELERATOR" --runtime-version="$RUNTIME"
     until state=$(gcloud compute tpus queued-resources describe "$NAME" "${PLACE[@]}" --format="value(state.state)") &&
       [[ "$state" == ACTIVE ]]; do
-      [[ "$state" != FAILED ]] || exit 1
+      [[ "$state" != FAILED && "$state" != SUSPENDED ]] || exit 1
       echo "$state"
       sleep 60
     done
@@ -54,7 +59,7 @@ case "${1:-}" in
       export LIBTPU_INIT_ARGS=\"\$(python scripts/xla_flags.py tpu fsdp)\"
       nohup python scripts/train.py --config $CONFIG --resume \
         --run /mnt/shared/runs/$NAME --data /mnt/shared/data \
-        --config.parallel.preset=fsdp --config.data.batch_multiple=16 \
+        --config.parallel.preset=fsdp --config.data.batch_multiple=$CHIPS \
         --config.data.batch_tokens=8192 --config.model.dtype=bfloat16 \
         >> train.log 2>&1 < /dev/null &"
     ;;
@@ -63,9 +68,5 @@ case "${1:-}" in
     ;;
   delete)
     gcloud compute tpus queued-resources delete "$NAME" "${PLACE[@]}" --force
-    ;;
-  *)
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
-    exit 2
     ;;
 esac

@@ -151,6 +151,9 @@ def test_the_head_that_aligns_best_is_recorded(run, tmp_path, monkeypatch, capsy
     assert path == str(tmp_path / "alignment.json")
     assert {"layer", "head", "query", "error_rate", "pairs", "links"} == {*recorded}
     assert f"{recorded['error_rate']:.3f}" in heads[0]
+    links.write_text("0-1 1-0\n9-9\n")
+    with pytest.raises(UserError, match="links, line 2: link 9-9: .* and its target have . and . words"):
+        attention.main(["--run", "runs/x", "--batch", str(pairs), "--links", str(links)])
     links.write_text("0-1\n")
     with pytest.raises(UserError, match="links has 1 lines for 2 pairs: write one for each"):
         attention.main(["--run", "runs/x", "--batch", str(pairs), "--links", str(links)])

@@ -31,6 +31,24 @@ def test_a_config_is_found_by_name_unless_a_file_has_it(tmp_path, monkeypatch, n
     assert read_config(name).name == "own"
 
 
+def test_the_config_of_an_imported_run_trains_its_parameters(tmp_path):
+    """Regression test: the documented command trained new ones."""
+    save(read_config("lm_tiny_shakespeare:cpu"), tmp_path / "config.json")
+    assert read_config(str(tmp_path)).train.start_from is None
+    (tmp_path / "imported.json").write_text("{}")
+    assert read_config(str(tmp_path)).train.start_from == str(tmp_path)
+    assert read_config(str(tmp_path), ["--config.train.start_from=None"]).train.start_from is None
+
+
+def test_a_function_imports_files_beside_its_config(tmp_path):
+    (tmp_path / "beside_a_config.py").write_text("NAME = 'own'\n")
+    body = "    import beside_a_config\n\n    return to_config_dict(Config(name=beside_a_config.NAME))\n"
+    (tmp_path / "own.py").write_text(
+        f"from tformer_jax.config import Config, to_config_dict\n\n\ndef get_config():\n{body}"
+    )
+    assert read_config(str(tmp_path / "own.py")).name == "own"
+
+
 def test_a_misspelled_name_is_refused():
     sentence = "translate_cdlr does not exist; did you mean 'translate_cldr'.*; `tformer configs` lists"
     with pytest.raises(UserError, match=sentence):

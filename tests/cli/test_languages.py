@@ -139,7 +139,7 @@ def test_outputs_of_other_languages_are_not_resumed(run, tmp_path, capsys, comma
     command.main([*flags, "--to", "de"])
     with pytest.raises(SystemExit):
         command.main([*flags, "--to", "de", "--resume"])
-    assert "is complete: leave out --resume" in capsys.readouterr().err
+    assert "is complete: remove it, or leave out --resume" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"was written by another command \(languages.target_language: 'de' -> 'fr'\)"):
         command.main([*flags, "--to", "fr", "--resume"])
 

@@ -286,7 +286,7 @@ def test_a_complete_output_is_not_computed_again(source, capsys):
     with pytest.raises(SystemExit) as ended:
         echo(source, output, resume=True, sleep=0)
     assert ended.value.code == 0
-    assert f"{output} is complete: leave out --resume to write it again" in capsys.readouterr().err
+    assert f"{output} is complete: remove it, or leave out --resume, to write it again" in capsys.readouterr().err
     assert output.stat().st_mtime_ns == made
     echo(source, output, resume=False, sleep=0)
     assert output.stat().st_mtime_ns > made
@@ -296,11 +296,12 @@ def test_a_complete_output_of_another_command_is_refused(source):
     output, provenance = source.with_name("out.txt"), source.with_name("out.txt.provenance.json")
     echo(source, output, resume=False, sleep=0)
     source.write_text("one\n")
-    with pytest.raises(UserError, match=r"out.txt was written by another command \(input.bytes: .* leave out --resume"):
+    with pytest.raises(UserError, match=r"out.txt was written by another command \(input.bytes: .* remove it, or"):
         echo(source, output, resume=True, sleep=0)
     provenance.unlink()
     with pytest.raises(
-        UserError, match=r"out.txt exists, but out.txt.provenance.json, .* is missing or damaged: leave out --resume"
+        UserError,
+        match=r"out.txt exists, but out.txt.provenance.json, .* is missing or damaged: remove it, or",
     ):
         echo(source, output, resume=True, sleep=0)
 

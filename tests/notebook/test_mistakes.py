@@ -229,9 +229,7 @@ def test_a_signal_ends_a_training_with_an_exception(tmp_path):
     data = dataclasses.replace(CONFIG.data, batch_size=8)
     cfg = dataclasses.replace(CONFIG, data=data, train=tj.TrainConfig(steps=4, log_every=1))
     data = {"train": ["abcdefg" * 9], "validation": ["abcdefg" * 9]}
-    with pytest.raises(
-        KeyboardInterrupt, match="was stopped by a signal: .* resume=True continues it"
-    ):
+    with pytest.raises(KeyboardInterrupt, match="was stopped by a signal: .* resume=True continues it"):
         tj.train(cfg, data, run=tmp_path / "run", callbacks=[stop])
     assert tj.train(cfg, data, run=tmp_path / "run", resume=True).history["step"].tolist() == [1, 2, 3, 4]
 

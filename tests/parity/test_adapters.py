@@ -156,6 +156,7 @@ def test_damaged_adapters_are_refused(name, imported, tmp_path):
         hf.load(imported("llama")[0], adapter=tmp_path)
 
 
+LABELED = {"source": "tsv", "train": "labels.tsv", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
 PAIR = {"source": "tsv", "train": "pairs.tsv", "bucket_lengths": (8,), "batch_tokens": 32, "batch_multiple": 1}
 TEXT = {"source": "text", "train": "text.txt", "batching": "windows", "window": 8, "batch_size": 2}
 
@@ -164,8 +165,9 @@ def tuned(start, folder, **train):
     """Returns the folder of a run with random factors, which starts from the run of an imported checkpoint."""
     (folder / "text.txt").write_text("the cat sat on the mat " * 20)
     (folder / "pairs.tsv").write_text("the cat\tthe dog\na log\ta mat\nthe dog\ta cat\n" * 5)
+    (folder / "labels.tsv").write_text("good\tthe cat\nbad\tthe dog\nneither\ta mat\n" * 5)
     cfg = config.load(start / "config.json")
-    data = TEXT if cfg.model.model_class.continues else PAIR
+    data = TEXT if cfg.model.model_class.continues else LABELED if cfg.model.model_class.classifies else PAIR
     cfg = dataclasses.replace(
         cfg,
         data=config.DataConfig(tokenizer="file", tokenizer_file=str(start), **data),
@@ -212,6 +214,7 @@ WRITTEN = {
     "gpt2": ({"lora_kernels": ("*attention/*",)}, []),
     "marian": ({}, []),
     "t5": ({"lora_kernels": ("decoder/*",)}, []),
+    "bert": ({"lora_kernels": ("encoder/*",)}, []),
 }
 
 

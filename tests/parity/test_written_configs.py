@@ -121,6 +121,16 @@ def test_what_is_written_reads_as_the_same_config_and_parameters(name, tmp_path)
         assert config.layer_types == ["full_attention", "sliding_attention", "full_attention"]
 
 
+def test_t5_with_tied_embeddings_whose_output_is_not_scaled(tmp_path):
+    """Regression test: what transformers writes for T5 1.1 without an output head was imported, but not exported."""
+    tied = {"ffn": "gated", "norm": "rmsnorm", "position": "relative", "activation": "gelu_tanh", "ffn_bias": False}
+    settings = {"attention_bias": (), "scale_embeddings": False, "attention_scale": 1.0, "tie_embeddings": "all"}
+    cfg = tiny("seq2seq", **tied, **settings)
+    _, params = build(cfg)
+    hf.save(tmp_path, "t5", cfg, params)
+    assert settings_comparison.differences(cfg, hf.load(tmp_path)[0]) == []
+
+
 def test_settings_that_only_training_reads_do_not_matter():
     cfg = tiny("decoder_lm", **PLAIN["llama"])
     other = with_settings(

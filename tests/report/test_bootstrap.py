@@ -106,7 +106,13 @@ def test_the_resamples_of_a_loss_by_hand():
     assert (first.score, second.score) == (18 / 8, 10.5 / 8)
     assert (first.mean, 2 * first.half) == pytest.approx((sampled.mean(), sampled[97] - sampled[2]))
     gaps = [sum(better[at] - worse[at] for at in row) / sum(labels[at] for at in row) for row in drawn]
-    assert second.p_value == (sum(abs(gap + 7.5 / 8) >= 7.5 / 8 for gap in gaps) + 1) / 101
+    assert second.p_value == max((sum(abs(gap + 7.5 / 8) >= 7.5 / 8 for gap in gaps) + 1) / 101, 1 / 4)
+
+
+def test_two_examples_prove_nothing():
+    """Regression test: no resample of two equal differences differs, and the p-value was 0.001."""
+    assert ratio([np.zeros(2), np.ones(2)], np.ones(2))[1].p_value == 0.5
+    assert ratio([np.zeros(11), np.ones(11)], np.ones(11))[1].p_value == 1 / 1001
 
 
 def test_losses_that_are_not_finite_prove_nothing():

@@ -17,8 +17,9 @@ from tformer_jax.cli import languages
 from tformer_jax.cli.common import load_run, reporting_writes
 from tformer_jax.cli.inputs import Source
 from tformer_jax.data.characters import is_blank
+from tformer_jax.data.corpora.example import DataError
 from tformer_jax.data.tokenizers import token_texts
-from tformer_jax.data.word_links import read_references
+from tformer_jax.data.word_links import check_words, read_references
 from tformer_jax.inference.alignment import head_error_rates
 from tformer_jax.inference.requests import as_request
 from tformer_jax.inference.watch import Watched
@@ -61,13 +62,19 @@ def choose_head(path: Path, run: tj.Run, lines: Sequence[str], pairs: Sequence[A
     references = read_references(path)
     if len(references) != len(pairs):
         raise UserError(f"{path} has {len(references):,} lines for {len(pairs):,} pairs: write one for each")
+    for number, (reference, pair) in enumerate(zip(references, lines, strict=True), start=1):
+        try:
+            check_words(reference.possible, *pair.split("\t"))
+        except DataError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
     rates = head_error_rates(run.tokenizers, pairs, run.watch(pairs), references, run.config.data.transforms)
     for head, rate in list(rates.items())[:SHOWN]:
         name = "mean of the heads" if head.head is None else f"head {head.head}"
         print(f"alignment error rate {rate:.3f}: layer {head.layer}, {name}, read where it {head.query} a token")
     best, rate = next(iter(rates.items()))
     facts = {"error_rate": rate, "pairs": len(pairs), "links": path.name}
-    print(run_folder.write_chosen_head(run.path, best, facts))
+    with reporting_writes(run.path / run_folder.CHOSEN_HEAD):
+        print(run_folder.write_chosen_head(run.path, best, facts))
 
 
 def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[[str], Any] = str) -> list[Any]:

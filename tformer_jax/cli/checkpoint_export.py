@@ -14,7 +14,6 @@ from tformer_jax import config
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.cli import export_checks, model_card
-from tformer_jax.cli.checkpoint_import import IMPORTED
 from tformer_jax.cli.common import format_size, load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.layers import QUANTIZATIONS
@@ -138,7 +137,7 @@ def _save_adapter(place: Path, options: argparse.Namespace, run: tj.Run, origin:
 
 def _change_since_import(run: Path, origin: dict[str, Any]) -> str:
     """Returns how the run from which an adapter started differs from its checkpoint; "" if it does not."""
-    if not (as_path(run) / IMPORTED).exists():
+    if not (as_path(run) / run_folder.IMPORTED).exists():
         return "trained weights"
     changes = {"another vocabulary": vocabulary.RECORD, "kernels of int8": run_folder.QUANTIZED}
     records = (change for change, record in changes.items() if (as_path(run) / record).is_file())
@@ -243,9 +242,9 @@ def _origin(run: tj.Run) -> tuple[dict[str, Any], list[str]]:
     path, passed = run.path, set()
     while resolved(path) not in passed:
         passed.add(resolved(path))
-        if (path / IMPORTED).exists():
+        if (path / run_folder.IMPORTED).exists():
             same = path == run.path or _has_tokenizers_of(path, run)
-            return (run_folder.read_json(path / IMPORTED) if same else {}), []
+            return (run_folder.read_json(path / run_folder.IMPORTED) if same else {}), []
         start = run_folder.read_json(path / "config.json")["train"].get("start_from")
         if start is None:
             break

@@ -25,7 +25,6 @@ from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.guards import locked
 
-IMPORTED = "imported.json"
 NO_CLASSES = "the checkpoint has no classification head: the run has a random one, to be trained"
 HEADLESS = "the checkpoint has no output head: the run embeds texts, and generates only after training"
 WIDENED = "the parameters are float32: in bfloat16, as in the checkpoint, small changes of the adapter would be lost"
@@ -90,7 +89,7 @@ def make_run(options: argparse.Namespace) -> None:
     if options.adapter is not None:
         origin["adapter"] = str(options.adapter.resolve())
     with locked(run), run_folder.creating(run, cfg, imported.tokenizers, imported.labels) as folder:
-        run_folder.write_json(folder / IMPORTED, origin | {"companions": dict(imported.companions)})
+        run_folder.write_json(folder / run_folder.IMPORTED, origin | {"companions": dict(imported.companions)})
         weights.save(folder, imported.params, "imported", [], 0)
     print(f"{run}: {imported.kind}, {imported.model.family}, vocabulary of {imported.model.vocab_size:,}")
     for note in imported.notes:

@@ -140,7 +140,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with the usage and a message, which names the nearest flag to an unknown one."""
-        flags = {argument.partition("=")[0] for argument in self._given if argument.startswith("--")}
+        flags = {argument.partition("=")[0] for argument in self._given if re.match(r"--(?!config\.)", argument)}
         hints = [f"{flag!r} is unknown{hint}" for flag in sorted(flags) if (hint := self._nearest(flag))]
         super().error("; ".join([message, *hints]))
 

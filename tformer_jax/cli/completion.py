@@ -55,11 +55,19 @@ def _quoted(words: Iterable[str]) -> str:
 
 
 def _flags(command: str) -> list[str]:
-    """Returns the flags that the help of a command lists."""
+    """Returns the flags that the help of a command, and of its subcommands, lists."""
+    text = _help(command)
+    if re.search(r"^usage: .* \.\.\.$", text, re.MULTILINE):
+        text += "".join(_help(command, name) for name in re.findall(r"^    ([a-z]+)\b", text, re.MULTILINE))
+    columns = re.findall(r"^  (-.*?)(?:  |$)", text, re.MULTILINE)
+    return [*dict.fromkeys(flag for column in columns for flag in re.findall(r"--[\w-]+", column))]
+
+
+def _help(*command: str) -> str:
     text = io.StringIO()
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
-        tformer.main([command, "--help"])
-    return re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.getvalue(), re.MULTILINE)
+        tformer.main([*command, "--help"])
+    return text.getvalue()
 
 
 def _settings(section: type[Section], prefix: str = "--config.") -> Iterator[str]:

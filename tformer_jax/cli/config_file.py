@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.machinery
 import inspect
 import operator
@@ -123,7 +124,7 @@ def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
     if path.suffix == ".json":
         if variant:
             raise UserError(f"{path} has no variants: leave out the colon")
-        return config.to_config_dict(config.load(path))
+        return config.to_config_dict(_starting_from_import(config.load(path), path.parent))
     loader = importlib.machinery.SourceFileLoader("config_file", str(path))
     module = types.ModuleType(loader.name)
     module.__file__ = str(path)
@@ -132,6 +133,15 @@ def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
         values = _values_of_file(path, loader, module, variant)
         remaining += values.get("imports") or ()
     return values
+
+
+def _starting_from_import(cfg: Config, run: Path) -> Config:
+    """Returns the config of a run; that of an imported run trains its parameters, not new ones."""
+    from tformer_jax.runs.run_folder import IMPORTED
+
+    if cfg.train.start_from is not None or not (run / IMPORTED).is_file():
+        return cfg
+    return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, start_from=str(run)))
 
 
 def _values_of_file(path: Path, loader: Any, module: types.ModuleType, variant: Sequence[str]) -> ConfigDict:
@@ -146,7 +156,7 @@ def _values_of_file(path: Path, loader: Any, module: types.ModuleType, variant: 
     except TypeError:
         problem = "has no variants: leave out the colon" if variant else "needs a variant after a colon"
         raise UserError(f"{path} {problem}") from None
-    with mistakes_in(path):
+    with mistakes_in(path), _importing_from(path.parent):
         values = get_config(*variant)
     if not isinstance(values, ConfigDict):
         returned = type(values).__name__

@@ -119,7 +119,7 @@ def process_lines(source: Source, work: Work[Result], report: Callable[[int], No
     """
     options, settings = work.options, settings_facts(work)
     if options.resume and outputs.is_complete(options.output, settings, source.identity):
-        print(f"{options.output} is complete: leave out --resume to write it again", file=sys.stderr)
+        print(f"{options.output} is complete: remove it, or leave out --resume, to write it again", file=sys.stderr)
         sys.exit(0)
     as_json = work.as_json or outputs.is_json(options.output)
     lines_per_text = 1 if as_json else work.lines_per_text

@@ -143,7 +143,7 @@ def is_complete(path: Path, settings: Facts, identity: Identity) -> bool:
     if left.pop(COMPLETE, None) is not None:  # killed in `finish`
         write_facts(provenance, left)
         facts_path(partial).unlink()
-    again = "leave out --resume to write it again"
+    again = "remove it, or leave out --resume, to write it again"
     saved = read_facts(provenance)
     if saved is None:
         raise UserError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.base.paths import replacing
 from tformer_jax.cli.children import Children
-from tformer_jax.cli.common import DATA_VARIABLE, add_data, new_parser
+from tformer_jax.cli.common import DATA_VARIABLE, USER_ERROR, add_data, new_parser
 from tformer_jax.config.fields import nearest
 from tformer_jax.data.corpora.lines import BadLines, read_text
 
@@ -45,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print("stopped: the same command continues with this step", file=sys.stderr)
                 sys.exit(128 + children.stopped_by)
             if status:
+                first = "after its correction, " if status == USER_ERROR else ""
                 raise RunError(
-                    f"{name} ended with status {status}: {shlex.join(step)}; the same command continues with it"
+                    f"{name} ended with status {status}: {shlex.join(step)}; {first}the same command continues with it"
                 )
 
 

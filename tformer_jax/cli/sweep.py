@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options, overrides = parser().parse_known_args(argv)
     combinations = expand_settings(options.sweep)
     check_options(options, combinations)
+    check_settings(overrides, combinations)
     configs = [
         read_config(config_location(options.config, combination), [*overrides, *setting_flags(combination)])
         for combination in combinations
@@ -169,6 +170,13 @@ def check_options(options: argparse.Namespace, combinations: Sequence[Combinatio
             f"--sweep: the folder name {longest} has more than {MAX_NAME_BYTES} bytes; pass settings that all runs "
             "share as --config.SECTION.SETTING=VALUE, or long values as variants of the config"
         )
+
+
+def check_settings(overrides: Sequence[str], combinations: Sequence[Combination]) -> None:
+    """Raises `UserError` for a setting that both `--sweep` and the command line set."""
+    given = {override.partition("=")[0].removeprefix("--config.") for override in overrides}
+    if both := sorted(given & {text.partition("=")[0] for combination in combinations for text in combination}):
+        raise UserError(f"--sweep and --config.{both[0]} both set {both[0]}: leave one of them out")
 
 
 def check_files(options: argparse.Namespace, folder: Path) -> None:

@@ -89,8 +89,7 @@ def _trim(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, A
     names = ("target",) if vocabulary.shares_vocabulary(run.config, run.tokenizers) else vocabulary.SIDES
     for side in names:
         print(f"tokens of {usage.texts:,} texts, {side}: {usage.used[side]:,}")
-    if usage.changed:
-        print(f"{usage.changed:,} texts have other tokens than before", file=sys.stderr)
+    print(f"texts with other tokens than before: {usage.changed:,}")
     return sides, {"used": dict(usage.used), "texts": usage.texts, "texts with other tokens": usage.changed}
 
 
@@ -114,7 +113,11 @@ def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str,
         raise UserError(f"{run.path} has two tokenizers with the ids of one vocabulary, which cannot be extended")
     added = {side: sides[side].tokenizer.vocab_size - getattr(run.tokenizers, side).vocab_size for side in sides}
     if not any(added.values()):
-        raise UserError(f"nothing to add: {run.path} has all of these tokens")
+        raise UserError(f"nothing to add: {run.path} has these tokens, or splits texts within them")
+    for side in ["target"] if shared else vocabulary.SIDES:
+        named = len(pieces[side]) + len(symbols) + len(languages)
+        if (parts := added[side] - named) > 0:
+            print(f"{side}: {named:,} words, symbols and tags, and {parts:,} pieces that words are merged from")
     return sides, {"added": added}
 
 

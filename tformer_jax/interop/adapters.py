@@ -25,8 +25,8 @@ from tformer_jax.models import conversions
 from tformer_jax.nn.module import named_leaves
 
 STEM = "base_model.model."
-TASKS = {"seq2seq": "SEQ_2_SEQ_LM", "decoder_lm": "CAUSAL_LM", "classifier": "SEQ_CLS"}
-"""`task_type` by our family."""
+TASKS = {"seq2seq": "SEQ_2_SEQ_LM", "decoder_lm": "CAUSAL_LM"}
+"""`task_type` by our family; with that of classifiers, PEFT would expect the arrays of the head in every adapter."""
 FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 USUAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base as it is."""

@@ -137,7 +137,7 @@ def _t5_config(cfg: ModelConfig) -> Settings:
         "feed_forward_proj": f"gated-{kind}" if gated else kind,
         "relative_attention_num_buckets": cfg.relative.buckets,
         "relative_attention_max_distance": cfg.relative.distance,
-        "tie_word_embeddings": cfg.scale_output,
+        "tie_word_embeddings": cfg.scale_output or cfg.tie_embeddings == "all",
         "scale_decoder_outputs": cfg.scale_output,
         "dropout_rate": cfg.dropout,
         "is_encoder_decoder": True,

@@ -59,8 +59,8 @@ def estimates(systems: Sequence[Outputs], task: Task, resamples: int = RESAMPLES
     must have the same references. The loss needs losses of the same parts in all systems.
 
     The p-value is two-sided: the share of resamples whose difference d satisfies `|d - observed| >= |observed|` (Efron
-    and Tibshirani, 1993, chapter 16). sacreBLEU's test rejects about twice as often, because it takes absolute
-    differences before it centers them.
+    and Tibshirani, 1993, chapter 16), with the minimum of `two_sided`. sacreBLEU's test rejects about twice as often,
+    because it takes absolute differences before it centers them.
     """
     results: dict[str, list[Estimate]] = {}
     labels = systems[0].labels
@@ -98,10 +98,12 @@ class Sampled(NamedTuple):
     """float64 [systems]."""
     samples: np.ndarray
     """float64 [systems, resamples]."""
-    lowest: float = 0.0
+    lowest: float
     """Smallest possible value."""
-    highest: float = PERCENT
+    highest: float
     """Largest possible value."""
+    size: int
+    """Number of examples."""
 
 
 def _of_translations(systems: Sequence[Outputs], direction: str | None, resamples: int) -> dict[str, Sampled]:
@@ -139,14 +141,16 @@ def _recomputed(name: str, signatures: dict[str, str], direction: str | None) ->
 def _mean(parts: Sequence[Sampled]) -> Sampled:
     """Returns the mean over directions."""
     scores = np.mean([part.scores for part in parts], axis=0)
-    return parts[0]._replace(scores=scores, samples=np.mean([part.samples for part in parts], axis=0))
+    samples, size = np.mean([part.samples for part in parts], axis=0), sum(part.size for part in parts)
+    return parts[0]._replace(scores=scores, samples=samples, size=size)
 
 
 def _by_metric(systems: Sequence[np.ndarray], metric: Metric, resamples: int) -> Sampled:
     """Returns the scores of systems, given the statistics of their texts: float64 [N, S] each."""
     drawn = _draws(len(systems[0]), resamples)
     sampled = np.array([[metric.score(rows[places].sum(axis=0)) for rows in systems] for places in drawn])
-    return Sampled(np.array([metric.score(rows.sum(axis=0)) for rows in systems]), sampled.T, *metric.bounds)
+    scores = np.array([metric.score(rows.sum(axis=0)) for rows in systems])
+    return Sampled(scores, sampled.T, *metric.bounds, len(systems[0]))
 
 
 def bleu_of(signatures: dict[str, str], direction: str | None = None) -> Metric | None:
@@ -175,7 +179,8 @@ def ratio(
 def _ratio(systems: Sequence[np.ndarray], counts: np.ndarray, resamples: int, lowest: float, highest: float) -> Sampled:
     drawn = _draws(len(counts), resamples)
     sampled = np.array([[values[row].sum() / counts[row].sum() for values in systems] for row in drawn])
-    return Sampled(np.array([values.sum() / counts.sum() for values in systems]), sampled.T, lowest, highest)
+    scores = np.array([values.sum() / counts.sum() for values in systems])
+    return Sampled(scores, sampled.T, lowest, highest, len(counts))
 
 
 def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
@@ -185,26 +190,30 @@ def _draws(size: int, resamples: int) -> Iterator[np.ndarray]:
         yield rng.choice(size, size=size, replace=True)
 
 
-def _compared(scores: np.ndarray, sampled: np.ndarray, lowest: float, highest: float) -> list[Estimate]:
+def _compared(scores: np.ndarray, sampled: np.ndarray, lowest: float, highest: float, size: int) -> list[Estimate]:
     """Returns the estimate of each system from its score and its resamples' scores, tested against the first.
 
     Args:
         scores: float [systems].
         sampled: float [systems, resamples].
+        size: number of examples.
     """
     result = []
     for number, (score, samples) in enumerate(zip(scores, sampled, strict=True)):
         mean, half = estimate_ci(samples)
-        p_value = two_sided(samples - sampled[0], score - scores[0]) if number else None
+        p_value = two_sided(samples - sampled[0], score - scores[0], size) if number else None
         result.append(Estimate(float(score), float(mean), float(half), p_value, lowest, highest))
     return result
 
 
-def two_sided(differences: np.ndarray, observed: float) -> float:
+def two_sided(differences: np.ndarray, observed: float, size: int) -> float:
     """Returns the p-value of an observed difference; 1 for a difference that is not a number.
+
+    It is at least 2^(1 - size), which the exact test of signs gives if all `size` examples differ in one direction: few
+    resamples of few examples differ.
 
     Args:
         differences: difference of each resample, float [resamples].
     """
     nearer = np.abs(differences - observed) < abs(observed) * (1 - ROUNDING)
-    return float((~nearer).sum() + 1) / (len(differences) + 1)
+    return max(float((~nearer).sum() + 1) / (len(differences) + 1), 2.0 ** (1 - size))

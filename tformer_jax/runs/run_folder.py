@@ -37,7 +37,7 @@ from tformer_jax.runs import provenance
 
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
-CHOSEN_HEAD = "alignment.json"
+CHOSEN_HEAD, IMPORTED = "alignment.json", "imported.json"
 """File with the cross-attention that aligns words, chosen by given links."""
 TEACHER = "teacher.json"
 """File that names the teacher of a run, its weights and their checksum."""

@@ -198,7 +198,6 @@ def parameter_table(estimate: Placement) -> Table:
         rows.append((group.name, str(group.count), shape, axes, where, format_size(group.device_bytes)))
     headings = ("parameter", "count", "shape", "logical axes", "mesh axes", "per device")
     table = make_table(headings, rows, left=5, title="parameters")
-    table.columns[0].min_width = 24
     table.columns[1].justify = "right"
     return table
 
