@@ -96,7 +96,7 @@ def test_tuned_weights_are_stored_and_applied(nbest, tmp_path, capsys):
     [
         (["--feature", "scores", "--feature", "length"], "several features need weights: tune them by --tune FILE"),
         (["--feature", "lm"], "--feature lm: must be forward=RUN, reverse=RUN, lm=RUN, length, risk, or the name"),
-        (["--feature", "absent"], r"a.jsonl, line 1: has no number for each output in the field 'absent'"),
+        (["--feature", "absent"], "--feature absent: no output has this field; correct the name, or leave it out"),
         (["--tune", "w.json"], "--tune FILE and --references FILE belong together"),
         (["--feature", "risk", "--weights", "w.json"], "--weights names the features, too: leave out --feature"),
     ],
@@ -112,6 +112,13 @@ def test_weights_are_numbers_by_feature(nbest, tmp_path, content):
     weights.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"weights.json has no numbers by feature in 'weights': make it by --tune"):
         rerank.main([*nbest, "--weights", str(weights)])
+
+
+def test_a_misspelled_field_of_single_outputs_is_named(tmp_path):
+    """Regression test: it was 0 for each text with one distinct output."""
+    own = write(tmp_path / "own.jsonl", [["a"], ["b"], ["c"]], good=[[1.0], [2.0], [3.0]])
+    with pytest.raises(UserError, match="--feature god: no output has this field"):
+        rerank.main([own, "--feature", "god"])
 
 
 def test_truth_values_are_no_numbers(tmp_path):

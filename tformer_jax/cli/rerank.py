@@ -252,6 +252,9 @@ def compute_feature(pools: Sequence[Pool], name: str, metric: Metric) -> list[Se
         return [[len(pool.written[place]) for place in pool.candidates] for pool in pools]
     if name == "risk":
         return metric.risks(pools)
+    has_outputs = any(text for pool in pools for text in pool.written)
+    if has_outputs and not any(name in numbers for pool in pools for numbers in pool.numbers):
+        raise UserError(f"--feature {name}: no output has this field; correct the name, or leave it out")
     return [pool.column(name) for pool in pools]
 
 
