@@ -1,9 +1,11 @@
 """The destinations of metrics, and the records that a resumed run drops."""
 
+import errno
 import importlib.util
 import json
 import subprocess
 import sys
+import threading
 import types
 from unittest import mock
 
@@ -15,7 +17,7 @@ from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.runs import metrics, run_folder
-from tformer_jax.runs.metrics import MetricsWriter
+from tformer_jax.runs.metrics import MetricsWriter, TensorBoard
 from tformer_jax.runs.record import EventLog
 from tformer_jax.runs.training import Training
 
@@ -71,7 +73,7 @@ def test_tensorboard_does_not_import_pytorch(tmp_path):
 
 
 def test_a_flush_writes_the_records(tmp_path, monkeypatch):
-    """Those of a bucket at once; tensorboardX's flush leaves at most ten in its queue, and one that it writes."""
+    """Those of a bucket at once."""
     monkeypatch.setattr(metrics, "is_remote", lambda path: True)
     writer = MetricsWriter(tmp_path, small_config())
     for step in range(1, 31):
@@ -79,7 +81,23 @@ def test_a_flush_writes_the_records(tmp_path, monkeypatch):
     assert lines(tmp_path) == []
     writer.flush()
     assert [line["step"] for line in lines(tmp_path)] == list(range(1, 31))
-    assert ("train/loss", 30 - 10 - 1) in events(tmp_path)
+    assert [step for tag, step in events(tmp_path) if tag == "train/loss"] == list(range(1, 31))
+
+
+def test_a_full_disk_is_an_error_of_each_write(tmp_path, monkeypatch):
+    """Regression test: a thread of tensorboardX ended with a traceback, and writes waited for it forever."""
+    threads, board = threading.active_count(), TensorBoard(tmp_path, 0)
+    board.write(1, "train", {"loss": 1.0})
+    assert threading.active_count() == threads
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with monkeypatch.context() as patch:
+        patch.setattr(board._writer._py_recordio_writer, "_writer", mock.Mock(write=full))
+        for step in range(2, 20):
+            with pytest.raises(OSError, match="No space left"):
+                board.write(step, "train", {"loss": 1.0})
+    board.write(20, "train", {"loss": 1.0})
+    board.close()
+    assert events(tmp_path)[-1] == ("train/loss", 20)
 
 
 def test_a_save_flushes_the_metrics_first():

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ from tformer_jax.base.workarounds import import_prevented
 from tformer_jax.config import Config, to_dict
 from tformer_jax.runs import run_folder
 
-REMOTE_SECONDS = 60
-"""Minimum interval of writes of `metrics.jsonl` to a bucket between flushes, since each writes the entire object."""
+FLUSH_SECONDS = 60
+"""Minimum interval, between checkpoints, of writes to a bucket, which write entire objects, and of TensorBoard's."""
 
 
 class MetricsWriter:
@@ -85,7 +86,7 @@ class JsonLines:
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         self._waiting += json.dumps(finite({"step": step, "group": group, **values})) + "\n"
-        if not is_remote(self._path) or time.monotonic() - self._written >= REMOTE_SECONDS:
+        if not is_remote(self._path) or time.monotonic() - self._written >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
@@ -98,29 +99,47 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes TensorBoard event files, one per start of the run."""
+    """Writes TensorBoard event files, one per start of the run, in the calling thread.
+
+    `SummaryWriter` of tensorboardX 2.6 writes in another thread, which a full disk ends; later calls wait for it.
+    """
 
     def __init__(self, run: Path, resume_step: int):
-        self._folder, self._purge_step = run / "tensorboard", resume_step + 1
+        self._folder, self._first_step, self._flushed = run / "tensorboard", resume_step + 1, -math.inf
 
     @functools.cached_property
-    def _board(self) -> Any:
-        """Created at the first record."""
+    def _library(self) -> Any:
         with import_prevented("torch"):
-            from tensorboardX import SummaryWriter
+            import tensorboardX
 
-        return SummaryWriter(str(self._folder), purge_step=self._purge_step)
+        return tensorboardX
+
+    @functools.cached_property
+    def _writer(self) -> Any:
+        """Created at the first record; TensorBoard drops earlier events from the step of the start on."""
+        self._library.record_writer.directory_check(str(self._folder))
+        writer, events = self._library.event_file_writer.EventsWriter(f"{self._folder}/events"), self._events
+        start = events.SessionLog(status=events.SessionLog.START)
+        writer.write_event(events.Event(wall_time=time.time(), step=self._first_step, session_log=start))
+        return writer
+
+    @property
+    def _events(self) -> Any:
+        return self._library.proto.event_pb2
 
     def write(self, step: int, group: str, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self._board.add_scalar(f"{group}/{name}", value, step)
+            summary = self._library.summary.scalar(f"{group}/{name}", value)
+            self._writer.write_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
-        """Writes all records but the last ten at most, which tensorboardX leaves in its queue."""
-        self._board.flush()
+        self._writer.flush()
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
-        self._board.close()
+        self._writer.close()
 
 
 class WeightsAndBiases:
