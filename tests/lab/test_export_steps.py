@@ -90,6 +90,7 @@ def test_a_teacher_is_not_written(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_scanned_layers_are_unrolled_for_decoding(tmp_path):
     """Regression test: it was an error, which left half a folder."""
     run = tj.load(own_runs.make(tmp_path / "run", "llama", scan_layers=True, decoder_layers=2))

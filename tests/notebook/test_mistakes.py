@@ -219,6 +219,7 @@ def test_a_run_in_another_thread_leaves_the_handlers_of_signals():
     assert entered == [False]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_training_with_an_exception(tmp_path):
     """Regression test: it returned the run as if it were finished."""
 
