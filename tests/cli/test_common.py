@@ -66,6 +66,15 @@ def test_an_unknown_flag_is_named_where_a_needed_one_is_missing(capsys):
     assert f"{needed}; '--confg' is unknown; did you mean '--config'?" in capsys.readouterr().err
 
 
+def test_settings_are_no_unknown_flags_where_another_flag_is_wrong(capsys):
+    """Regression test: the message said that a setting was unknown."""
+    with pytest.raises(SystemExit):
+        tformer.main(
+            ["sweep", "--config", "classify_cldr", "--config.model.dim=32", "--sweep", "seed=0", "--jobs", "0"]
+        )
+    assert capsys.readouterr().err.endswith("--jobs: 0 is not an integer of at least 1\n")
+
+
 def test_flags_that_may_be_repeated(capsys):
     from tformer_jax.cli import generation
 

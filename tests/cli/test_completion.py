@@ -30,6 +30,9 @@ def script(tmp_path_factory):
         (["train", "--config", "translate_c"], ["translate_cldr"]),
         (["train", "--config.model.moe.num_exp"], ["--config.model.moe.num_experts="]),
         (["train", "runs/"], []),
+        (["serve", "--no-w"], ["--no-warm-up"]),
+        (["vocabulary", "extend", "--tokens"], ["--tokens"]),
+        (["benchmark", "train", "--oper"], ["--operations"]),
     ],
 )
 def test_completions_of_the_last_word(script, words, expected):

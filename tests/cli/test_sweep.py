@@ -56,6 +56,12 @@ losses = 9.0, None if rate == 9 else (rate - 2) ** 2
 """A substitute for the training of a run."""
 
 
+def test_a_setting_that_the_sweep_and_a_flag_set_is_refused(tmp_path, corpus_folder):
+    given = [*flags(tmp_path, corpus_folder, tmp_path / "out"), "--config.seed=3"]
+    with pytest.raises(UserError, match="--sweep and --config.seed both set seed: leave one of them out"):
+        sweep.main([*given, "--sweep", "train.steps=1,2; seed=0"])
+
+
 def test_every_combination_the_last_name_fastest():
     assert sweep.expand_settings("optim.learning_rate=1e-3,3e-3; seed=0,1") == [
         ("optim.learning_rate=1e-3", "seed=0"),
