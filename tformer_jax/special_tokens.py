@@ -75,7 +75,7 @@ class SpecialTokens:
         return () if self.bare_sides else self.before
 
     @property
-    def added(self) -> int:
+    def added_to_text(self) -> int:
         """Number of tokens that `wrap_text` adds."""
         return len(self.before) + len(self.after)
 

@@ -197,7 +197,7 @@ def test_few_evenly_spread_examples_are_read(monkeypatch):
     monkeypatch.setattr(mixtures, "TOKENIZED", 3)
     cfg, *_ = mixed("labeled texts in buckets")
     texts = [{"text": "a" * (1 + number % 2), "label": "x"} for number in range(6)]
-    special = BYTES.target.special.added
+    special = BYTES.target.special.added_to_text
     assert mixtures.mean_sizes(cfg, Corpus(texts, [], [], ("x",)), BYTES).tokens == [1 + special]
     monkeypatch.setattr("tformer_jax.data.corpora.corpus.CHARACTERS", 1)
     assert mixtures.mean_sizes(cfg, Corpus(texts[1:], [], [], ("x",)), BYTES).tokens == [2 + special]

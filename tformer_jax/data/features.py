@@ -229,7 +229,7 @@ class FeatureConverter:
                 "target": self.length - self.target.added_to_side - self._tag_count("target"),
             }
         if "label" in keys:
-            return {"text": self.length - self.target.added}
+            return {"text": self.length - self.target.added_to_text}
         if "messages" in keys:
             return {"messages": self.length + 1}
         return {} if self.split else {"text": self.length}
@@ -288,7 +288,7 @@ def feature_converter(cfg: Config, tokenizers: Tokenizers) -> FeatureConverter:
         _check_room(data, source_name, source_length, source.added_to_side + tags[0])
         _check_room(data, name, length, target.added_to_side + tags[1])
     elif not task.documents:
-        _check_room(data, name, length, target.added)
+        _check_room(data, name, length, target.added_to_text)
     end = document_end(tokenizers.target)
     return FeatureConverter(
         length,

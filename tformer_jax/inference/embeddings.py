@@ -58,7 +58,8 @@ class Embedder(TextProcessor[str, list[int], np.ndarray]):
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
         tokenizer = self.tokenizers.source if self._pair else self.tokenizers.target
         special = tokenizer.special
-        wrap, added = (special.wrap_side, special.added_to_side) if self._pair else (special.wrap_text, special.added)
+        text_rules, side_rules = (special.wrap_text, special.added_to_text), (special.wrap_side, special.added_to_side)
+        wrap, added = side_rules if self._pair else text_rules
         limit = (self.cfg.embed.max_length or self.cfg.model.max_length) - added
         names = self.tokenizers.placeholders if self._pair else NO_PLACEHOLDERS
         read = mask(names, self._before + text).text

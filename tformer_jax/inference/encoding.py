@@ -181,7 +181,7 @@ def text_inputs(model: ModelConfig, tokenizer: Tokenizer, number: int, example: 
     0 for a text.
     """
     encode = encode_with_masks if model.model_class.fills_masks else Tokenizer.encode
-    limit, name = model.max_length - tokenizer.special.added, f"text {number + 1}"
+    limit, name = model.max_length - tokenizer.special.added_to_text, f"text {number + 1}"
     text = check_length(encode(tokenizer, "".join(example)), limit, name)
     ids = tokenizer.special.wrap_text(text)
     if not model.prefix_lm:

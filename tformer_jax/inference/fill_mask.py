@@ -57,7 +57,7 @@ class MaskFiller(TextProcessor[str, list[int], list[Fill]]):
 
     def _encode(self, long_texts: LongTexts, index: int, text: str) -> list[int]:
         special = self._tokenizer.special
-        limit = self.cfg.model.max_length - special.added
+        limit = self.cfg.model.max_length - special.added_to_text
         ids = encode_with_masks(self._tokenizer, text) if not is_blank(text) else []
         fitting = long_texts.fit(index, ids, limit, "text") or []
         if fitting and self._mask not in fitting:

@@ -271,7 +271,7 @@ class TextGenerator(_Generator):
         wrap: Callable[[list[int]], list[int]] = list
         if chat is None:
             wrap = functools.partial(wrap_prompt, tokenizer, request.text, start=self._start)
-        max_length = self.cfg.model.max_length - (tokenizer.special.added if chat is None else 0)
+        max_length = self.cfg.model.max_length - (tokenizer.special.added_to_text if chat is None else 0)
         ids = tokenizer.encode(request.text) if chat is None else self._prompt(index, chat)
         if not wrap(ids):
             raise TextError(index, no_tokens("the prompt", tokenizer.normalize(request.text), NO_START))
@@ -327,7 +327,7 @@ class LabelClassifier(TextProcessor[str, list[int], tuple[str, float]]):
         if is_blank(text):
             return []
         tokenizer = self.tokenizers.target
-        limit = self.cfg.model.max_length - tokenizer.special.added
+        limit = self.cfg.model.max_length - tokenizer.special.added_to_text
         return tokenizer.special.wrap_text(long_texts.fit(index, tokenizer.encode(text), limit, "text") or [])
 
     def _compute(self, params: Any, rows: list[list[int]]) -> Iterator[tuple[str, float]]:

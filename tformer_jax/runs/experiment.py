@@ -252,7 +252,7 @@ def _check_prefix(cfg: Config, tokenizer: Tokenizer) -> None:
     Constraints.from_config(cfg.decode, tokenizer)  # raises
     used = len(first_tokens(cfg.decode, tokenizer, continues=continues).ids)
     tags = len(cfg.data.target_tags) if cfg.data.multilingual else 0
-    used += tokenizer.special.added if continues else tags
+    used += tokenizer.special.added_to_text if continues else tags
     if used >= cfg.model.max_length:
         other = "a prompt" if continues else "other tokens"
         raise cfg.decode.error("prefix", f"leaves no token of model.max_length={cfg.model.max_length} for {other}")

@@ -163,10 +163,10 @@ class Worker:
             self._send([(job, call_safely(function))])
 
     def _arrive(self, job: Job) -> None:
-        """Accepts the requests of a job."""
+        """Accepts the requests of a job, for an engine; other workers only compute functions."""
 
     def _drop(self, job: Job) -> None:
-        """Cancels the requests of a job."""
+        """Cancels the requests of a job, for an engine."""
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -45,7 +45,7 @@ class ContinuationEvaluator:
         special, encode = self._tokenizers.target.special, self._tokenizers.target.encode
         decode = functools.partial(self._tokenizers.target.decode, unknown=special.unknown_name)
         documents = (encode(example["text"][: 8 * max_length])[:max_length] for example in examples)
-        room = max_length - special.added - forced
+        room = max_length - special.added_to_text - forced
         length = max(min(max_length // PROMPT_DIVISOR, room), 1)
         for ids in documents:
             if prompt := ids[: min(length, -(-len(ids) // 2))]:
