@@ -124,6 +124,8 @@ def test_slurm(shell):
     options, cfg = trained(calls)
     assert status == 0 and options.resume and cfg.train.steps == 3
     check_fits(cfg, 16, "XLA_FLAGS", environment)
+    _, four, environment = shell(command, **job | {"SLURM_NNODES": "4"})
+    check_fits(trained(four)[1], 32, "XLA_FLAGS", environment)
     assert (options.coordinator, options.processes, options.process) == ("node7:23456", 2, 1)
     assert not [call for call in calls if call[0].endswith("scontrol")]
     for ended, restarts, again in ((130, 0, True), (3, 19, True), (1, 20, False), (2, 0, False)):
@@ -159,7 +161,8 @@ def test_cloud_tpu(shell, tmp_path):
     options, cfg = trained(calls)
     assert options.resume and options.run == Path("/mnt/shared/runs/tformer")
     check_fits(cfg, 16, "LIBTPU_INIT_ARGS", environment)
-    assert shell(["scripts/launch/cloud_tpu.sh", "creat"], **place)[0] == 2
+    for arguments in (["creat"], []):
+        assert shell(["scripts/launch/cloud_tpu.sh", *arguments])[0] == 2
 
 
 def jobset() -> dict[str, Any]:

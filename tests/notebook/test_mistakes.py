@@ -241,6 +241,9 @@ def test_updates_of_another_shape_are_refused():
     state = tj.init_state(CONFIG, wrong)
     with pytest.raises(UserError, match=r"the optimizer updates .*, \[.*\], with an array \[.*1\]: return updates of"):
         tj.train_step(CONFIG, wrong)(state, BATCH)
+    partial = optax.stateless(lambda updates, params: {"head": updates})
+    with pytest.raises(UserError, match="the optimizer's updates have another structure than the parameters"):
+        tj.train_step(CONFIG, partial)(tj.init_state(CONFIG, partial), BATCH)
 
 
 def test_a_config_is_loaded_by_its_path():

@@ -5,12 +5,14 @@ import platform
 import types
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import jax
 import pytest
 
+from tests.runs.conftest import small_config
 from tformer_jax.config import Config, ModelConfig, TrainConfig
-from tformer_jax.runs import hardware, provenance
+from tformer_jax.runs import experiment, hardware, provenance
 from tformer_jax.runs.hardware import CHIPS
 
 
@@ -20,6 +22,14 @@ from tformer_jax.runs.hardware import CHIPS
 def test_bfloat16_is_slow_on_a_cpu_only(monkeypatch, device, dtype, warns):
     monkeypatch.setattr(jax, "default_backend", lambda: device)
     assert bool([*hardware.dtype_warnings(Config(model=ModelConfig(dtype=dtype)))]) == warns
+
+
+def test_processes_must_have_the_same_matmul_precision(tmp_path):
+    group = mock.Mock(from_first=lambda get: get())
+    with jax.default_matmul_precision("bfloat16"):
+        experiment._continues(small_config(), tmp_path, group, resume=False, overwrite=False)
+    (facts,) = group.check_equal.call_args.args
+    assert facts["JAX_DEFAULT_MATMUL_PRECISION"] == "bfloat16"
 
 
 def test_a_matmul_precision_is_recorded():

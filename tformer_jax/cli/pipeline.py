@@ -45,10 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print("stopped: the same command continues with this step", file=sys.stderr)
                 sys.exit(128 + children.stopped_by)
             if status:
-                first = "after its correction, " if status == USER_ERROR else ""
-                raise RunError(
-                    f"{name} ended with status {status}: {shlex.join(step)}; {first}the same command continues with it"
-                )
+                condition = "after its correction, " if status == USER_ERROR else ""
+                advice = f"{condition}the same command continues with it"
+                raise RunError(f"{name} ended with status {status}: {shlex.join(step)}; {advice}")
 
 
 def parser() -> argparse.ArgumentParser:

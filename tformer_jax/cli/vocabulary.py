@@ -115,9 +115,8 @@ def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str,
     if not any(added.values()):
         raise UserError(f"nothing to add: {run.path} has these tokens, or splits texts within them")
     for side in ["target"] if shared else vocabulary.SIDES:
-        named = len(pieces[side]) + len(symbols) + len(languages)
-        if (parts := added[side] - named) > 0:
-            print(f"{side}: {named:,} words, symbols and tags, and {parts:,} pieces that words are merged from")
+        words, others = len(pieces[side]), "symbols, tags and the pieces that words are merged from"
+        print(f"{side}: {added[side]:,} new tokens: {words:,} words, {others}")
     return sides, {"added": added}
 
 

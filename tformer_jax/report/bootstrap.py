@@ -209,8 +209,8 @@ def _compared(scores: np.ndarray, sampled: np.ndarray, lowest: float, highest: f
 def two_sided(differences: np.ndarray, observed: float, size: int) -> float:
     """Returns the p-value of an observed difference; 1 for a difference that is not a number.
 
-    It is at least 2^(1 - size), which the exact test of signs gives if all `size` examples differ in one direction: few
-    resamples of few examples differ.
+    It is at least 2^(1 - size), the p-value of the exact sign test if all `size` examples differ in one direction: few
+    examples have few different resamples.
 
     Args:
         differences: difference of each resample, float [resamples].

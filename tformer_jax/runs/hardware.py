@@ -83,7 +83,7 @@ def dtype_warnings(cfg: Config) -> Iterator[str]:
     """Yields a warning for a computation dtype that is slow on the default backend, and for coarse parameters.
 
     XLA's CPU backend converts bfloat16 around most operations but products with kernels and embeddings; float32 with
-    factors of bfloat16 (`nn.linear`) is faster. Parameters in bfloat16 have 8 significant bits, so that a norm's scale
+    operands of bfloat16 (`nn.linear`) is faster. Parameters in bfloat16 have 8 significant bits, so that a norm's scale
     of 1 may never change. With LoRA, they are not trained.
     """
     dtype, param_dtype = cfg.model.dtype, cfg.model.param_dtype

@@ -101,7 +101,7 @@ class JsonLines:
 class TensorBoard:
     """Writes TensorBoard event files, one per start of the run, in the calling thread.
 
-    `SummaryWriter` of tensorboardX 2.6 writes in another thread, which a full disk ends; later calls wait for it.
+    `SummaryWriter` of tensorboardX 2.6 writes in another thread, which a full disk ends; later calls then block.
     """
 
     def __init__(self, run: Path, resume_step: int):

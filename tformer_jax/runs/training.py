@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Callback = Callable[[int, TrainState, Mapping[str, float]], None]
 """Called with the step, the state and the metrics of the step, named as in `curves.history`."""
 MetricFunctions = Mapping[str, Callable[..., float]]
-"""MetricFunctions by name, functions of outputs and references."""
+"""Metrics by name, functions of outputs and references."""
 
 
 def run(

@@ -96,11 +96,13 @@ def make_train_step(
 
 
 def _check_updates(updates: Any, params: Any) -> None:
-    """Raises `UserError` if an update has another shape than its parameter; Optax would broadcast it."""
-    for (name, update), param in zip(named_leaves(updates), jax.tree.leaves(params), strict=True):
-        if update.shape != param.shape:
+    """Raises `UserError` if an update is missing, or has another shape than its parameter; Optax would broadcast it."""
+    if jax.tree.structure(updates) != jax.tree.structure(params):
+        raise UserError("the optimizer's updates have another structure than the parameters: return one for each")
+    for (name, param), update in zip(named_leaves(params), jax.tree.leaves(updates), strict=True):
+        if jnp.shape(update) != param.shape:
             raise UserError(
-                f"the optimizer updates {name}, {list(param.shape)}, with an array {list(update.shape)}: return "
+                f"the optimizer updates {name}, {list(param.shape)}, with an array {list(jnp.shape(update))}: return "
                 "updates of the shapes of the parameters"
             )
 

@@ -86,6 +86,16 @@ def test_a_decoding_step_holds_its_cache():
     assert actual.useful_flops == actual.flops == row  # of four rows on four devices
 
 
+@pytest.mark.slow
+def test_scanned_layers_are_unrolled_for_decoding():
+    """Regression test: it was an error."""
+    scanned, unrolled = (
+        programs.decode_step(config("tp", decoder_layers=2, scan_layers=scan), jax.devices()[:4], 4, T)[0]
+        for scan in (True, False)
+    )
+    assert scanned == unrolled
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_bound_on_utilization(overlap):
     chip = dataclasses.replace(CHIPS["v5e"], flops=100.0, hbm=50.0, ici=10.0)

@@ -77,6 +77,15 @@ def test_reported_bytes_equal_those_of_the_state(preset):
     assert actual.checkpoint == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
+def test_all_columns_fit_80_characters(capsys, monkeypatch):
+    """Regression test: the last one was cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = [*FSDP, "--config.data.batch_multiple=16", "--config.parallel.data=2"]
+    main([*CLDR, "--devices", "16", "--memory", "80", *settings])
+    out = capsys.readouterr().out
+    assert "per device" in out and "62.50 KiB" in out
+
+
 def test_no_problems_are_found(capsys, monkeypatch):
     main([*CLDR, "--devices", "16", "--config.data.batch_multiple=16", "--config.parallel.data=2", *FSDP])
     out = capsys.readouterr().out
