@@ -97,13 +97,14 @@ def make_train_step(
 
 def _check_updates(updates: Any, params: Any) -> None:
     """Raises `UserError` if an update is missing, or has another shape than its parameter; Optax would broadcast it."""
-    if jax.tree.structure(updates) != jax.tree.structure(params):
+    shapes, expected = ({name: jnp.shape(leaf) for name, leaf in named_leaves(tree)} for tree in (updates, params))
+    if shapes.keys() != expected.keys():
         raise UserError("the optimizer's updates have another structure than the parameters: return one for each")
-    for (name, param), update in zip(named_leaves(params), jax.tree.leaves(updates), strict=True):
-        if jnp.shape(update) != param.shape:
+    for name, shape in expected.items():
+        if shapes[name] != shape:
             raise UserError(
-                f"the optimizer updates {name}, {list(param.shape)}, with an array {list(jnp.shape(update))}: return "
-                "updates of the shapes of the parameters"
+                f"the optimizer updates {name}, {list(shape)}, with an array {list(shapes[name])}: return updates of "
+                "the shapes of the parameters"
             )
 
 
