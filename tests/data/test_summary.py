@@ -227,6 +227,22 @@ def test_texts_of_training_with_other_labels():
     assert "2 of 4 examples of validation have the text of another one, or of a training example, with another" in told
 
 
+def test_few_training_examples_show_that_many_held_out_ones_are_among_all(monkeypatch):
+    """Regression test: a test split of training examples was told to be new if few of these were compared."""
+    monkeypatch.setattr(summary, "COMPARED", 200)
+    train = [pair(f"a {number}", f"b {number}") for number in range(40_000)]
+    held_out = [train[number] for number in range(0, 40_000, 201)]
+    assert len(held_out) == 200
+    corpus = Corpus(train, held_out, held_out)
+    actual = summarize(CFG, corpus, TOKENIZERS)
+    assert actual["validation"].share_of_training == 0.005
+    assert actual["validation"].in_training == 1 < 2  # 1 % of them
+    told = " | ".join(warnings(CFG, corpus, actual))
+    assert "1 of 200 examples of validation are in the training split (0.5 % of it was compared), too" in told
+    others = Corpus(train, [pair("c", "d")] * 200, [])
+    assert "in the training split" not in " | ".join(warnings(CFG, others, summarize(CFG, others, TOKENIZERS)))
+
+
 def test_sources_of_training_with_other_targets():
     held_out = [pair("abc", "e"), pair("h ", "g"), pair("abc", "de"), pair("d", "d")]
     corpus = Corpus(TRAIN, held_out, held_out)

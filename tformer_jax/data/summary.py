@@ -13,7 +13,7 @@ from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, affordable, spread
 from tformer_jax.data.corpora.example import NO_TEXT, cleaned
-from tformer_jax.data.corpora.filters import digest_of, is_blank_side, length_ratio
+from tformer_jax.data.corpora.filters import is_blank_side, length_ratio
 from tformer_jax.data.features import IdReader, evaluation_converter, feature_converter
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers
@@ -75,7 +75,7 @@ def language_lines(summaries: dict[str, LanguageSummary]) -> Iterator[str]:
 SPLITS = ("train", "validation", "test")
 TOKENIZED = 10_000
 """Maximum number of examples of a split whose tokens are counted."""
-COMPARED = 500_000
+COMPARED = 200_000
 """Maximum number of training examples among which duplicates and held-out examples are looked for."""
 GENERATED = 1_000
 """Number of examples of an endless split that are read."""
@@ -117,13 +117,15 @@ class SplitSummary:
     long: int = 0
     """Number of examples with a side that is too long."""
     compared: int = 0
-    """Number of examples that were compared with each other and with the training split."""
+    """Number of examples that were compared with each other and with training examples."""
+    share_of_training: float = 1.0
+    """Share of the training examples that held-out ones were compared with."""
     duplicates: int = 0
     """Number of examples that occurred before."""
     in_training: int = 0
-    """Number of held-out examples that are in the training split, too."""
+    """Number of held-out examples that are among these training examples, too."""
     known_sources: int = 0
-    """Number of other held-out pairs whose source is in the training split."""
+    """Number of other held-out pairs whose source is among them."""
     contradictory: int = 0
     """Number of examples whose text occurred before, or in the training split, with another label."""
     identical_sides: int = 0
@@ -236,8 +238,10 @@ def _of_tokens(
 class SeenExamples:
     """The examples of a split that were compared."""
 
-    examples: set[bytes] = dataclasses.field(default_factory=set)
-    """Their digests."""
+    examples: set[int] = dataclasses.field(default_factory=set)
+    """Their hashes."""
+    share: float = 1.0
+    """Share of the examples of the split."""
     inputs: dict[int, str] = dataclasses.field(default_factory=dict)
     """By the hash of the input: the first label of a text; "" for a source of a direction."""
 
@@ -250,14 +254,15 @@ def _compare(
         return
     seen = trained if training else SeenExamples()
     chosen = spread(len(examples), COMPARED)
-    summary.compared = len(chosen)
+    summary.compared, seen.share = len(chosen), len(chosen) / max(len(examples), 1)
+    summary.share_of_training = trained.share
     for index in chosen:
         example = examples[index]
         read = cleaned(cfg.data, example)
-        digest = digest_of(read)
-        summary.duplicates += digest in seen.examples
-        summary.in_training += not training and digest in trained.examples
-        seen.examples.add(digest)
+        whole = hash(tuple(item for item in read.items() if item[0] != "links"))
+        summary.duplicates += whole in seen.examples
+        summary.in_training += not training and whole in trained.examples
+        seen.examples.add(whole)
         summary.quoted += _is_quoted([text for key, text in example.items() if key not in NO_TEXT])
         for key, side in summary.sides.items():
             side.blank += is_blank_side(key, example[key])
@@ -268,7 +273,7 @@ def _compare(
         if "source" in example:
             text = hash((read["source"], read.get("direction")))
             known = not training and text in trained.inputs
-            summary.known_sources += known and digest not in trained.examples
+            summary.known_sources += known and whole not in trained.examples
             seen.inputs[text] = ""
             summary.identical_sides += read["source"] == read["target"]
             summary.large_ratio += length_ratio(read) > LARGE_RATIO
@@ -286,8 +291,8 @@ def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: "Trans
 
 def _is_quoted(texts: Sequence[str]) -> bool:
     """Returns whether all texts stand in double quotes, or one of them with doubled quotes inside."""
-    insides = [text[1:-1] for text in texts if len(text) > 1 and text[0] == text[-1] == '"']
-    return len(insides) == len(texts) or any('""' in inside for inside in insides)
+    insides = [text[1:-1] for text in texts if text[:1] == '"' and len(text) > 1 and text[-1] == '"']
+    return bool(insides) and (len(insides) == len(texts) or any('""' in inside for inside in insides))
 
 
 def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:

@@ -88,17 +88,17 @@ def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     if split == "train" and share >= 10:
         remedy = "; entries share them" if cfg.data.filters.duplicates else _filter_hint(cfg, "duplicates")
         yield f"{two_digits(share)} % of the training examples occurred before{remedy}"
-    share = _share(summary.in_training, summary.compared)
-    if share >= 1:
+    least = summary.share_of_training  # percent of the held-out examples: 1, if all are compared
+    among = f" ({two_digits(100 * least)} % of it was compared)" if least < 1 else ""
+    if _share(summary.in_training, summary.compared) >= least:
         yield (
-            f"{summary.in_training:,} of {summary.compared:,} examples of {split} are in the training split, too: "
-            "their scores say nothing about new texts; remove them from one of the two"
+            f"{summary.in_training:,} of {summary.compared:,} examples of {split} are in the training split{among}, "
+            "too: their scores say nothing about new texts; remove them from one of the two"
         )
-    share = _share(summary.known_sources, summary.compared)
-    if share >= 1:
+    if _share(summary.known_sources, summary.compared) >= least:
         yield (
-            f"{summary.known_sources:,} of {summary.compared:,} sources of {split} are in the training split with "
-            "another target: their scores say little about new texts; remove them from one of the two"
+            f"{summary.known_sources:,} of {summary.compared:,} sources of {split} are in the training split{among} "
+            "with another target: their scores say little about new texts; remove them from one of the two"
         )
 
 

@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -199,3 +200,24 @@ def affordable(examples: Sequence[Example], limit: int) -> Sequence[int]:
     texts = (text for index in probe for key, text in examples[index].items() if key not in NO_TEXT)
     characters = sum(map(len, texts)) / max(len(probe), 1)
     return spread(len(examples), max(1, min(limit, int(CHARACTERS / max(characters, 1)))))
+
+
+def origin_of(examples: Iterable[Example]) -> Any | None:
+    """Returns what determines examples, ready for JSON; None if only a slow reading of all of them would tell."""
+    match examples:
+        case list():
+            return _digest(itertools.chain.from_iterable(example.items() for example in examples))
+        case Joined():
+            origins = [origin_of(part) for part in examples.parts]
+            return None if None in origins else origins
+        case Part():
+            origin, indices = origin_of(examples.parent), examples.indices
+            return origin and [origin, str(indices) if isinstance(indices, range) else _digest(indices)]
+    return examples.origin() if hasattr(examples, "origin") else None
+
+
+def _digest(values: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(repr(value).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

@@ -38,9 +38,18 @@ class Filters:
         self._rules, self._once = rules, training and once and cfg.duplicates
         self._compares = self._once or rules.keys() - {"blank texts", "blank labels"}
 
+    @property
+    def only_blank(self) -> bool:
+        """Whether only examples with a blank text or label are dropped, if any."""
+        return not self._compares
+
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields the examples that no filter drops; a new pass counts from zero."""
         self.dropped.clear()
+        yield from self.select(examples)
+
+    def select(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yields the examples that no filter drops, of a part of a pass; duplicates are those within the part."""
         for example, reason in self._with_reasons(examples):
             if reason is None:
                 yield example

@@ -1,10 +1,11 @@
 """Records with named fields or columns: TSV and JSON lines, compressed or not."""
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,14 +16,17 @@ from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, LABELED, PAIRS, DataError, Example
 from tformer_jax.data.corpora.directions import direction_of
 from tformer_jax.data.corpora.example import type_name
-from tformer_jax.data.corpora.files import FileSource
-from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode, numbered_lines
+from tformer_jax.data.corpora.files import FileSource, LineSource
+from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, BadLines, is_unicode, numbered_lines
+
+if TYPE_CHECKING:
+    from tformer_jax.data.corpora.blocks import Block
 
 LANGUAGES = ("source_language", "target_language")
 """Keys of the languages of a pair, until it has its direction."""
 
 
-class Tsv(FileSource):
+class Tsv(LineSource):
     """Tab-separated columns, without quotes: source and target, or label and text; blank lines are no examples.
 
     With `data.fields`, all lines of a file have as many columns as its first one: a tab within a text cuts none.
@@ -32,13 +36,23 @@ class Tsv(FileSource):
     examples = (PAIRS, LABELED)
     entry = "'train.tsv'"
 
-    def read_file(self, path: Path) -> Iterator[Example]:
-        """Yields the examples of a file."""
+    def read_file_blocks(self, path: Path) -> Iterator["Block"]:
+        """Yields the examples of a file, in blocks."""
+        from tformer_jax.data.corpora.blocks import as_block, split_columns, split_lines
+
         columns = self._columns(path)
-        width = 0 if self.cfg.fields else len(columns)
-        for number, line in self.filled_lines(path):
+        width = self._width(path, columns) if self.cfg.fields else len(columns)
+
+        are_pairs = (*columns,) == PAIRS
+        for first, block in self.line_blocks(path):
+            texts = split_columns(split_lines(block), width, columns.values()) if are_pairs else [None]
+            yield as_block(PAIRS, texts) or self._examples(path, first, block, width, columns)
+
+    def _examples(
+        self, path: Path, first: int, block: Sequence[bytes], width: int, columns: dict[str, int]
+    ) -> Iterator[Example]:
+        for number, line in self.filled(self.decode(path, first, block)):
             cells = line.split("\t")
-            width = width or max(len(cells), *(column + 1 for column in columns.values()))
             if len(cells) != width:
                 named = f"{width} columns are" if self.cfg.fields else f"{'<tab>'.join(columns)} is"
                 self.bad.reject(
@@ -49,6 +63,13 @@ class Tsv(FileSource):
                 yield with_direction({key: cells[column] for key, column in columns.items()})
             except DataError as error:
                 self.bad.reject(path, number, str(error))
+
+    def _width(self, path: Path, columns: dict[str, int]) -> int:
+        """Returns the number of columns of the first line, and at least as many as are read."""
+        lines = numbered_lines(path, BadLines(skip=True))
+        lines = itertools.islice(lines, int(self.cfg.header), None)
+        first = next((line for _, line in lines if line and line.strip()), "")
+        return max(first.count("\t") + 1, *(column + 1 for column in columns.values()))
 
     def _columns(self, path: Path) -> dict[str, int]:
         """Maps keys to columns, from 0, which settings name by numbers or by the names in a header."""
@@ -89,7 +110,7 @@ class Jsonl(FileSource):
     def read_file(self, path: Path) -> Iterator[Example]:
         """Yields the examples of a file."""
         read = record_reader(self.cfg, self.keys)
-        for number, line in self.filled_lines(path):
+        for number, line in self.filled(numbered_lines(path, self.bad)):
             try:
                 yield read(json.loads(line))
             except DataError as error:

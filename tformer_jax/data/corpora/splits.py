@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tformer_jax.base import user_cache
 from tformer_jax.config import Config, DataConfig, kinds
@@ -21,6 +21,9 @@ from tformer_jax.data.corpora.directions import DirectionFilter, check_held_out,
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.corpora.locations import locate
+
+if TYPE_CHECKING:
+    from tformer_jax.data.corpora.blocks import Block
 
 NAMES = ("train", "validation", "test")
 SKIP = "data.on_bad_line='skip'"
@@ -44,6 +47,10 @@ class Reader(Protocol):
         """Yields the examples of the files that `name` names."""
         ...
 
+    def read_blocks(self, name: str) -> Iterator["Block"]:
+        """Yields the same examples in blocks."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
@@ -59,6 +66,15 @@ class Stream:
     def __iter__(self) -> Iterator[Example]:
         examples = self.filters(itertools.chain.from_iterable(map(self.reader.read_entry, self.names)))
         return itertools.islice(self.by_direction(examples), self.start, self.stop)
+
+    def blocks(self) -> Iterator["Block"]:
+        """Yields all examples in blocks, as they are read if no more than blank texts is dropped."""
+        if not self.filters.only_blank or self.filters.data.multilingual:
+            yield self
+            return
+        self.filters.dropped.clear()
+        for block in itertools.chain.from_iterable(map(self.reader.read_blocks, self.names)):
+            yield self.filters.select(block) if isinstance(block, Iterable) else block  # columns are no iterable
 
     def facts(self) -> dict[str, Any]:
         """Returns what the last pass has counted, ready for JSON."""
@@ -212,7 +228,7 @@ def _load_split(source: type[Any], cfg: Config, root: Path | None, examples: Str
         return [code, values, examples.names, task_of(cfg).keys, training]
 
     files = files_of(cfg.data, root, examples.names, "train" if training else name)
-    return hold(examples, files, key, examples.facts, examples.restore)
+    return hold(examples, examples.blocks, files, key, examples.facts, examples.restore)
 
 
 def no_example(split: str, examples: Iterable[Example]) -> DataError:

@@ -17,6 +17,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 from tformer_jax.base.user_cache import VARIABLE
+from tformer_jax.data.corpora.blocks import Block
 from tformer_jax.data.corpora.example import Example
 
 LARGE = 2**26
@@ -53,6 +54,10 @@ class Stored(Sequence[Example]):
     def __iter__(self) -> Iterator[Example]:
         return itertools.chain.from_iterable(batch.to_pylist() for batch in self._batches)
 
+    def origin(self) -> str:
+        """Returns the hash of what the examples were read from."""
+        return self._path.parent.name
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_path": self._path}
 
@@ -69,6 +74,7 @@ class Stored(Sequence[Example]):
 
 def hold(
     examples: Iterable[Example],
+    blocks: Callable[[], Iterator[Block]],
     files: Sequence[Path],
     key: Callable[[], Any],
     facts: Callable[[], Any],
@@ -80,6 +86,7 @@ def hold(
 
     Args:
         examples: are read once, or not at all if an earlier run has stored them.
+        blocks: returns the examples in blocks, to be stored.
         files: files of the examples; another size or modification time means other examples.
         key: returns everything else that the examples depend on, ready for JSON; raises an error if this is unknown,
             as for code in a notebook.
@@ -98,7 +105,7 @@ def hold(
             return stored
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        return _store(folder, examples, facts)
+        return _store(folder, blocks(), facts)
     except OSError as error:
         logging.getLogger(__name__).warning(
             "%s cannot be written (%s): the examples are held in memory", folder, error.strerror or error
@@ -118,13 +125,13 @@ def _folder(files: Sequence[Path], key: Callable[[], Any]) -> Path | None:
     return None
 
 
-def _store(folder: Path, examples: Iterable[Example], facts: Callable[[], Any]) -> Stored:
+def _store(folder: Path, blocks: Iterable[Block], facts: Callable[[], Any]) -> Stored:
     """Writes a folder, which appears when it is complete."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="new-", ignore_cleanup_errors=True) as name:
         new = Path(name) / folder.name
         new.mkdir()
-        size = _write(new / EXAMPLES, examples)
+        size = _write(new / EXAMPLES, blocks)
         (new / FACTS).write_text(json.dumps([size, facts()]), encoding="utf-8")
         if not folder.exists():  # another process may have been faster
             new.rename(folder)
@@ -141,16 +148,39 @@ def _last_use(folder: Path) -> float:
     return folder.stat().st_mtime
 
 
-def _write(path: Path, examples: Iterable[Example]) -> int:
+def _write(path: Path, blocks: Iterable[Block]) -> int:
     """Writes examples and returns their number."""
-    size, iterator = 0, iter(examples)
-    first = list(itertools.islice(iterator, ROWS))
-    schema = pa.schema([(name, pa.large_utf8()) for name in (first[0] if first else ())])
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        rows = first
-        while rows:
-            columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-            size += len(rows)
-            rows = list(itertools.islice(iterator, ROWS))
+    batches = _of_equal_sizes(itertools.chain.from_iterable(map(_as_batches, blocks)))
+    first, size = next(batches, pa.RecordBatch.from_pylist([])), 0
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
+        for batch in itertools.chain([first], batches):
+            writer.write_batch(batch)
+            size += batch.num_rows
     return size
+
+
+def _as_batches(block: Block) -> Iterator[pa.RecordBatch]:
+    """Yields the examples of a block in columns."""
+    if isinstance(block, pa.RecordBatch):
+        yield block
+        return
+    examples = iter(block)
+    while rows := list(itertools.islice(examples, ROWS)):
+        yield pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.large_utf8()) for name in rows[0]]))
+
+
+def _of_equal_sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of record batches in batches of `ROWS`, and the rest."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each.num_rows for each in waiting) > ROWS:
+            *full, last = _joined(waiting)
+            yield from full
+            waiting = [last]
+    yield from _joined(waiting) if waiting else ()
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=ROWS)
+    return joined

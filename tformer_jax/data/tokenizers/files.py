@@ -73,7 +73,8 @@ class Tokenizers:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Tokenizers":
         """Restores the tokenizers from `to_json`."""
-        return cls(from_json(values["source"]), from_json(values["target"]))
+        source = from_json(values["source"])
+        return cls(source, source if values["target"] == values["source"] else from_json(values["target"]))
 
 
 def from_json(values: dict[str, Any]) -> Tokenizer:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import tokenizers as hf
 from rich.console import Console
@@ -19,7 +20,7 @@ from tformer_jax.base.paths import as_path
 from tformer_jax.config import DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.data import characters
-from tformer_jax.data.corpora.corpus import Endless
+from tformer_jax.data.corpora.corpus import Endless, origin_of
 from tformer_jax.data.corpora.example import NO_TEXT, Example
 from tformer_jax.data.tokenizers import base, normalization
 from tformer_jax.data.tokenizers.base import TAG, Tokenizer
@@ -36,14 +37,14 @@ LONG_WORD = 1000
 """Maximum number of characters of a word that a tokenizer is trained on."""
 LONG_WORDS = re.compile(rf"\S{{{LONG_WORD}}}(?=\S)")
 CODE = (characters, base, normalization)
-"""Modules that also determine a trained tokenizer, besides the modules of its class and of placeholders."""
+"""Modules that determine every trained tokenizer."""
 
 
 def train_tokenizers(cfg: DataConfig, train: Iterable[Example], root: Path | None = None) -> Tokenizers:
     """Trains tokenizers on at most `cfg.tokenizer_examples` examples, or loads `cfg.tokenizer_file`.
 
     The special tokens that `cfg.objective` needs are appended to the vocabulary; if examples have directions, so are
-    the tags of their languages. Tokenizers of generated corpora are cached in the user's cache folder.
+    the tags of their languages. They are cached in the user's cache folder, unless reading all examples is slow.
 
     Args:
         train: the training split: a sequence, or an iterable for repeated passes.
@@ -80,21 +81,35 @@ def _add_chat(cfg: DataConfig, tokenizers: Tokenizers, root: Path | None) -> Tok
 def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
     if cfg.tokenizer_file is not None and (folder := tokenizer_path(cfg, root)).is_dir():
         return _load_folder(cfg, folder)
-    if not isinstance(train, Endless) or any(map(_is_read_or_outside, cfg.tokenizer_kinds)):
-        return _train_sides(cfg, train, root)
-    modules = dict.fromkeys(sys.modules[find_class(kind).__module__] for kind in cfg.tokenizer_kinds)
+    origin = None if any(map(_is_read_or_outside, cfg.tokenizer_kinds)) else origin_of(train)
+    if origin is None:
+        made = _train_sides(cfg, train, root)
+    else:
+        key = {
+            "examples": origin,
+            "settings": {name: getattr(cfg, name) for name in SETTINGS},
+            "tokenizers": hf.__version__,
+            "normalization": normalization.signature(cfg.normalize),
+            "code": user_cache.source_digest(sys.modules[__name__], *_code(cfg, train)),
+        }
+        values = user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json())
+        made = Tokenizers.from_json(values)
+    return _extend(cfg, made.source, made.target)
+
+
+def _code(cfg: DataConfig, train: Iterable[Example]) -> list[ModuleType]:
+    """Returns the modules that determine trained tokenizers."""
+    classes = dict.fromkeys(sys.modules[find_class(kind).__module__] for kind in cfg.tokenizer_kinds)
+    modules = [*CODE, *classes]
     if cfg.placeholders:
         from tformer_jax.data import placeholders
 
-        modules[placeholders] = None
-    key = {
-        "examples": train.origin(),
-        "settings": {name: getattr(cfg, name) for name in SETTINGS},
-        "tokenizers": hf.__version__,
-        "normalization": normalization.signature(cfg.normalize),
-        "code": user_cache.source_digest(sys.modules[__name__], *CODE, *modules),
-    }
-    return Tokenizers.from_json(user_cache.cached("tokenizers", key, lambda: _train_sides(cfg, train, root).to_json()))
+        modules.append(placeholders)
+    if "messages" in next(iter(train), {}):
+        from tformer_jax.data.chat import messages
+
+        modules.append(messages)
+    return modules
 
 
 def _is_read_or_outside(kind: str) -> bool:
@@ -178,7 +193,7 @@ def _train_sides(cfg: DataConfig, train: Iterable[Example], root: Path | None) -
         steps = cfg.normalize
     source, target = (_normalize(cfg, steps, made[n], languages[sides[n]]) for n in (0, -1))
     shared = made[0] is made[-1] and len({*languages.values()}) == 1
-    return _extend(cfg, source, source if shared else target)
+    return Tokenizers(source, source if shared else target)
 
 
 def _train_kind(

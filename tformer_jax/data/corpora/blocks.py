@@ -1,0 +1,87 @@
+"""Blocks of lines of text files as Arrow arrays: a quarter of the time of a loop over lines.
+
+A block is regular if it is valid UTF-8, has the expected columns and no blank text, so that no line is skipped and no
+example dropped. The lines of other blocks are read in a loop.
+"""
+
+import codecs
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tformer_jax.data.characters import is_blank
+from tformer_jax.data.corpora.example import Example
+from tformer_jax.data.corpora.lines import BadLines, open_binary, raw_lines
+
+Block: TypeAlias = pa.RecordBatch | Iterable[Example]
+"""Examples as columns, or as dictionaries that filters have yet to see."""
+LINES = 1_000
+"""Number of lines in a block."""
+
+
+def line_blocks(path: Path, bad: BadLines) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields the lines of a file with their ends, in blocks, each with the number of its first line, from 1.
+
+    Raises:
+        DataError: as `lines.numbered_lines`, except for lines that are not UTF-8.
+    """
+    first, is_filled = 1, False
+    with contextlib.closing(open_binary(path)) as file:
+        lines = raw_lines(file, path, bad)
+        while block := list(itertools.islice(lines, LINES)):
+            is_filled = is_filled or any(line.decode("utf-8-sig", "replace").strip() for line in block)
+            yield first, block
+            first += len(block)
+    if not is_filled:
+        bad.reject_empty(path)
+
+
+def split_lines(block: Sequence[bytes]) -> pa.Array | None:
+    """Returns lines without their ends; None if they are not UTF-8 or begin with a byte order mark."""
+    text = b"".join(block)
+    if b"\r\n" in text:
+        text = text.replace(b"\r\n", b"\n")
+    text = text.removesuffix(b"\n" if text.endswith(b"\n") else b"\r")
+    if text.startswith(codecs.BOM_UTF8):
+        return None
+    ends = pa.py_buffer(np.array([0, len(text)], np.int64))
+    whole = pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(text))
+    try:
+        whole.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    return pc.split_pattern(whole, "\n").flatten()
+
+
+def split_columns(lines: pa.Array | None, width: int, columns: Iterable[int]) -> list[pa.Array | None]:
+    """Returns some columns, from 0, of tab-separated lines; None if there are none, or have not `width` columns."""
+    cells = None if lines is None else pc.split_pattern(lines, "\t")
+    if cells is None or not pc.all(pc.equal(pc.list_value_length(cells), width)).as_py():
+        return [None]
+    return [pc.list_element(cells, column) for column in columns]
+
+
+def as_block(names: Sequence[str], columns: Iterable[pa.Array | None]) -> pa.RecordBatch | None:
+    """Returns columns by name; None if one is missing, or has a blank text."""
+    columns = list(columns)
+    if any(column is None or _has_blank(column) for column in columns):
+        return None
+    return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def examples_of(block: Block) -> Iterable[Example]:
+    """Returns the examples of a block."""
+    return block.to_pylist() if isinstance(block, pa.RecordBatch) else block
+
+
+def _has_blank(texts: pa.Array) -> bool:
+    others = pc.or_(
+        pc.less(texts, "!"), pc.greater_equal(texts, "\x7f")
+    )  # that do not begin with a visible ASCII character
+    return any(map(is_blank, texts.filter(others).to_pylist()))
