@@ -45,7 +45,7 @@ def line_blocks(path: Path, bad: BadLines) -> Iterator[tuple[int, list[bytes]]]:
 def split_lines(block: Sequence[bytes]) -> pa.Array | None:
     """Returns lines without their ends; None if they are not UTF-8 or begin with a byte order mark."""
     text = b"".join(block)
-    if b"\r\n" in text:
+    if b"\r" in text:
         text = text.replace(b"\r\n", b"\n")
     text = text.removesuffix(b"\n" if text.endswith(b"\n") else b"\r")
     if text.startswith(codecs.BOM_UTF8):

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import logging
+import mmap
 import os
 import shutil
 import tempfile
@@ -24,6 +25,8 @@ LARGE = 2**26
 """Size of files, in bytes, from which on their examples are stored; smaller files are held in memory."""
 ROWS = 2**14
 """Number of examples in a record batch."""
+MAPPED_READS = 1000
+"""Number of examples to read before their pages, of up to 64 KiB each, leave the process's memory."""
 MAX_FOLDERS = 8
 """Maximum number of stored sequences; the least recently used ones are removed, unless a run may still read them."""
 IN_USE = 24 * 3600
@@ -34,6 +37,8 @@ EXAMPLES, FACTS = "examples.arrow", "facts.json"
 
 class Stored(Sequence[Example]):
     """Examples in a memory-mapped Arrow file, all with equal keys; a pickled copy maps the file again."""
+
+    _reads = 0
 
     def __init__(self, path: Path):
         self._path = path
@@ -49,10 +54,20 @@ class Stored(Sequence[Example]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number, row = divmod(range(len(self))[index], ROWS)
+        self._reads += 1
+        if self._reads % MAPPED_READS == 0:
+            self._unload()
         return {name: column[row].as_py() for name, column in self._columns[number].items()}
 
     def __iter__(self) -> Iterator[Example]:
-        return itertools.chain.from_iterable(batch.to_pylist() for batch in self._batches)
+        for batch in self._batches:
+            yield from batch.to_pylist()
+            self._unload()
+
+    def _unload(self) -> None:
+        """Takes the pages that were read out of the process's memory, as which the system counts them."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._file.madvise(mmap.MADV_DONTNEED)
 
     def origin(self) -> str:
         """Returns the hash of what the examples were read from."""
@@ -62,8 +77,13 @@ class Stored(Sequence[Example]):
         return {"_path": self._path}
 
     @functools.cached_property
+    def _file(self) -> mmap.mmap:
+        with self._path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @functools.cached_property
     def _batches(self) -> list[pa.RecordBatch]:
-        reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._file)))
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
     @functools.cached_property
