@@ -13,7 +13,7 @@ import pytest
 from tformer_jax.config import Config, EvalConfig, TrainConfig
 from tformer_jax.data.corpora import Corpus
 from tformer_jax.runs import evaluations
-from tformer_jax.runs.progress import Figures, describe_classes, with_prefix
+from tformer_jax.runs.progress import Figures, TimeLeft, describe_classes, with_prefix
 from tformer_jax.train import meter
 from tformer_jax.train.meter import Meter, compile_seconds
 from tformer_jax.train.step_metrics import StepMetrics, pack
@@ -118,7 +118,7 @@ def test_the_time_left_includes_evaluations(clock, step, seconds):
             return {"loss": 1.0}
 
     actual = Timed(experiment, None, None, {}, 0, {})
-    assert actual.seconds_left(step) == 0
+    assert actual.seconds_left(step) is None
     actual.validate(step, None)
     assert actual.seconds_left(step) == seconds
 
@@ -175,7 +175,7 @@ def shown(**changes: float) -> str:
         "data_wait_percent": 0.0,
         "skipped_steps": 0.0,
     }
-    return str(Figures(1, metrics | changes, 3 * 2**29, 11e12, 2000, 0.0))
+    return str(Figures(1, metrics | changes, 3 * 2**29, 11e12, 2000, TimeLeft(0.0, is_whole=True)))
 
 
 def test_a_line_of_progress():
@@ -183,6 +183,13 @@ def test_a_line_of_progress():
     assert shown() == expected
     assert "3 steps skipped" in shown(skipped_steps=3.0)
     assert "1 step skipped" in shown(skipped_steps=1.0)
+
+
+def test_the_time_left_says_whether_it_includes_evaluations():
+    assert [str(TimeLeft(90.4, is_whole=whole)) for whole in (True, False)] == [
+        "0:01:30 left",
+        "more than 0:01:30 left",
+    ]
 
 
 def test_waiting_is_shown_from_five_percent_on():

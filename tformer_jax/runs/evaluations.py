@@ -43,7 +43,7 @@ class Evaluations:
         self.remarks: tuple[str, ...] = ()
         self.last: dict[str, float] = {}
         """Metrics of the last evaluation on the validation split."""
-        self._seconds = 0.0
+        self._seconds: float | None = None
 
     def validate(self, step: int, params: Any) -> None:
         """Evaluates the parameters of a step on the validation split, for `train.metric`."""
@@ -53,8 +53,10 @@ class Evaluations:
         self.best.update(self.last)
         self.evaluated_at = step
 
-    def seconds_left(self, step: int) -> float:
-        """Estimates the time of the evaluations from a step on by that of the last one; 0 before the first one."""
+    def seconds_left(self, step: int) -> float | None:
+        """Estimates the time of the evaluations from a step on by that of the last one; None before the first one."""
+        if self._seconds is None:
+            return None
         cfg, corpus = self._experiment.cfg, self._experiment.corpus
         steps, every = cfg.train.steps, cfg.train.eval_every
         validations = steps // every - (step - 1) // every + (steps % every > 0)

@@ -18,6 +18,18 @@ SHOWN_CLASSES = 5
 
 
 @dataclasses.dataclass(frozen=True)
+class TimeLeft:
+    """Estimated time to the end of the run."""
+
+    seconds: float
+    is_whole: bool
+    """Whether evaluations are included, which is so after the first one."""
+
+    def __str__(self) -> str:
+        return f"{'' if self.is_whole else 'more than '}{datetime.timedelta(seconds=round(self.seconds))} left"
+
+
+@dataclasses.dataclass(frozen=True)
 class Figures:
     """The figures of a run at one step, as shown to the user."""
 
@@ -27,8 +39,7 @@ class Figures:
     peak_flops: float | None
     """Peak FLOP/s of all devices; None if unknown."""
     next_evaluation: int | None
-    seconds_left: float
-    """Estimated time to the end of the run, in seconds."""
+    time_left: TimeLeft
 
     def __str__(self) -> str:
         metrics = self.metrics
@@ -92,7 +103,7 @@ class ProgressView:
 
     def update(self, figures: Figures) -> None:
         """Updates the bar; without a terminal, prints a line instead."""
-        line = f"{figures}  {datetime.timedelta(seconds=round(figures.seconds_left))} left"
+        line = f"{figures}  {figures.time_left}"
         self._bar.update(self._task, completed=figures.step, figures=line)
         if not self.console.is_terminal:
             self.say(f"step {figures.step}/{self._steps}  {line}")

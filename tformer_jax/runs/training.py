@@ -23,7 +23,7 @@ from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.initial_state import start_or_restore
 from tformer_jax.runs.profiler import Profiler
-from tformer_jax.runs.progress import Figures, ProgressView
+from tformer_jax.runs.progress import Figures, ProgressView, TimeLeft
 from tformer_jax.runs.record import Record, SettingChanges
 from tformer_jax.train import lora, schedules
 from tformer_jax.train.loop import Action, Trainer
@@ -279,8 +279,9 @@ class Training:
         self.record.metrics.write(trainer.step, "train", metrics)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps
         next_evaluation = min(trainer.step + every - trainer.step % every, steps) if trainer.step < steps else None
-        left = meter.seconds_per_step * (steps - trainer.step) + self.evaluations.seconds_left(trainer.step)
-        self.record.view.update(Figures(trainer.step, metrics, memory, peak, next_evaluation, left))
+        left, evaluating = meter.seconds_per_step * (steps - trainer.step), self.evaluations.seconds_left(trainer.step)
+        time_left = TimeLeft(left + (evaluating or 0), is_whole=evaluating is not None)
+        self.record.view.update(Figures(trainer.step, metrics, memory, peak, next_evaluation, time_left))
 
     @functools.cached_property
     def _schedule(self) -> Any:
