@@ -28,7 +28,7 @@ import tformer_jax as tj
 from tests import commands
 from tests.helpers import build, tiny
 from tests.parity.own_runs import MODELS
-from tests.programs.fuzz_findings import Findings, as_words, jsonl, read_lines, write_lines
+from tests.programs.fuzz_findings import Findings, as_words, jsonl, read_file, read_lines, write_lines
 from tests.random_texts import Texts, one_line, with_surrogate
 from tests.serving.live import around
 from tformer_jax.base.errors import UserError
@@ -37,8 +37,6 @@ from tformer_jax.config import Config, DataConfig, DecodeConfig, EvalConfig, Mod
 from tformer_jax.data import pipeline
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora import load_corpus
-from tformer_jax.data.corpora.files import file_reader
-from tformer_jax.data.corpora.lines import BadLines
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.data.tokenizers.training import train_tokenizers
@@ -130,7 +128,7 @@ class Fuzz:
         names = {"parallel_lines": "fuzz.{lang}"}
         for source, expected in files.items():
             cfg = config(DataConfig(source=source, train=(name := names.get(source, f"fuzz.{source}"),)))
-            examples = list(file_reader(cfg, self.folder, BadLines()).read_entry(name))
+            examples = list(read_file(cfg, self.folder, name))
             if source == "parallel_lines":  # as written by other systems, a line may end in \r\n
                 expected = [text.removesuffix("\r") for text in expected]
             if source != "tsv" or len(examples) != len(expected):
@@ -289,7 +287,7 @@ class Fuzz:
             path = self.folder / "surrogate.jsonl"
             path.write_text(json.dumps({"source": text, "target": "a"}) + "\n")
             cfg = config(DataConfig(source="jsonl", train=(path.name,)))
-            examples = file_reader(cfg, self.folder, BadLines()).read_entry(path.name)
+            examples = read_file(cfg, self.folder, path.name)
             self.findings.refused("surrogate: jsonl", text, lambda rows=examples: list(rows), UserError)
             (self.folder / "surrogate.txt").write_bytes(text.encode("utf-8", "surrogatepass"))
             flags = ["--run", str(run.path), "--input", str(self.folder / "surrogate.txt")]

@@ -5,6 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.config import Config, kinds
+from tformer_jax.config.task import task_of
+from tformer_jax.data.corpora import Example
+from tformer_jax.data.corpora.files import FileSource
+from tformer_jax.data.corpora.lines import BadLines
+from tformer_jax.data.corpora.splits import read_directions
+
 
 class Findings:
     """How many texts each path saw, and what was wrong."""
@@ -53,6 +60,14 @@ def jsonl(texts: Iterable[str]) -> Iterator[str]:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes lines that end in \\n and nothing else."""
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+
+
+def read_file(cfg: Config, root: Path, name: str) -> Iterator[Example]:
+    """Yields the examples of a file in the format that `cfg.data.source` names."""
+    source = kinds.load(kinds.CORPORA, cfg.data.source)
+    directions = read_directions(cfg.data, "test")
+    reader: FileSource = source(cfg.data, root, task_of(cfg).keys, BadLines(), directions=directions)
+    return reader.read_entry(name)
 
 
 def read_lines(path: Path) -> list[str]:

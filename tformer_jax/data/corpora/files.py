@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.config.directions import Direction
-from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import splits
 from tformer_jax.data.corpora.corpus import (
     DIRECTIONS,
@@ -123,14 +122,6 @@ class FileSource(Source):
                 yield number, line
             else:
                 self.dropped[BLANK_LINE] += 1
-
-
-def file_reader(cfg: Config, root: Path | None, bad: BadLines) -> FileSource:
-    """Returns the reader of the format that `cfg.data.source` names."""
-    source = kinds.load(kinds.CORPORA, cfg.data.source)
-    directions = splits.read_directions(cfg.data, "test")
-    reader: FileSource = source(cfg.data, root, task_of(cfg).keys, bad, directions=directions)
-    return reader
 
 
 class Text(FileSource):
