@@ -3,13 +3,14 @@
 import logging
 import os
 import pickle
+import time
 
 import pytest
 
 from tformer_jax.base.user_cache import VARIABLE
 from tformer_jax.config import Config, DataConfig, ModelConfig, kinds
 from tformer_jax.config.examples import FilterConfig
-from tformer_jax.data.corpora import load_corpus, stored
+from tformer_jax.data.corpora import DataError, blocks, load_corpus, stored
 from tformer_jax.data.corpora.files import FileSource
 
 FILES = {
@@ -148,3 +149,60 @@ def test_examples_of_other_code_are_not_stored(root, monkeypatch):
     for text in ("first", "second"):
         changed = {"text": text}
         assert load_corpus(cfg, root).train == [{"source": text, "target": "b"}]
+
+
+def stored_files(root):
+    return sorted(root.parent.glob("cache/examples/*/examples.arrow"))
+
+
+def test_batches_end_by_size(root, monkeypatch):
+    """Regression test: 16,384 long texts, or the lines of a block, were held at once."""
+    monkeypatch.setattr(stored, "LARGE", 1)
+    monkeypatch.setattr(stored, "BYTES", 100)
+    monkeypatch.setattr(blocks, "BYTES", 100)
+    text = "".join(f"{'a' * (40 + n)}\t{'b' * n}c\n" for n in range(30))
+    (root / "pairs.tsv").write_text(text, encoding="utf-8")
+    train = load("pairs", root).train
+    sizes = [batch.num_rows for batch in train._batches]
+    assert sum(sizes) == 30
+    assert max(sizes) <= 3
+    assert "".join(f"{pair['source']}\t{pair['target']}\n" for pair in train) == text
+    assert [train[index] for index in range(30)] == list(train)
+
+
+def test_files_that_change_while_they_are_read_are_not_stored(root, monkeypatch):
+    """Regression test: the new examples were stored as those of the file before."""
+    monkeypatch.setattr(stored, "LARGE", 1)
+    write = stored._write
+
+    def write_and_change(path, examples):
+        os.utime(root / "pairs.tsv", ns=(0, 0))
+        return write(path, examples)
+
+    monkeypatch.setattr(stored, "_write", write_and_change)
+    with pytest.raises(DataError, match="changed while it was read"):
+        load("pairs", root)
+    assert not stored_files(root)
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(root, monkeypatch):
+    monkeypatch.setattr(stored, "LARGE", 1)
+    cache = root.parent / "cache" / "examples"
+    for name, age in (("new-a", 25 * 3600), ("new-b", 3600)):
+        (cache / name / "half").mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age,) * 2)
+    load("pairs", root)
+    assert [path.name for path in sorted(cache.glob("new-*"))] == ["new-b"]
+
+
+def test_examples_that_are_read_stay_in_use(root, monkeypatch):
+    """Regression test: those of a run of more than a day were removed, and its later loader processes failed."""
+    monkeypatch.setattr(stored, "LARGE", 1)
+    monkeypatch.setattr(stored, "MAPPED_READS", 5)
+    train = load("pairs", root).train
+    (folder,) = {path.parent for path in stored_files(root) if path.parent.name == train.origin()}
+    os.utime(folder, (0, 0))
+    assert [train[index] for index in range(4)]
+    assert folder.stat().st_mtime == 0
+    assert train[4]
+    assert folder.stat().st_mtime > time.time() - 60

@@ -21,29 +21,57 @@ from tformer_jax.data.corpora.lines import BadLines, open_binary, raw_lines
 
 Block: TypeAlias = pa.RecordBatch | Iterable[Example]
 """Examples as columns, or as dictionaries that filters have yet to see."""
-LINES = 1_000
-"""Number of lines in a block."""
+LINES, BYTES = 1_000, 2**20
+"""Number of lines with which a block ends, or their size if this is reached before."""
+FEW = 16
+"""Smaller blocks take less time in a loop."""
 
 
-def line_blocks(path: Path, bad: BadLines) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the lines of a file with their ends, in blocks, each with the number of its first line, from 1.
+def line_blocks(paths: Sequence[Path], bad: BadLines) -> Iterator[tuple[int, list[list[bytes]]]]:
+    """Yields the lines of aligned files with their ends, in blocks, each with the number of its first line, from 1.
+
+    The blocks of a file that is shorter than the first end sooner, and those of a longer one go on.
 
     Raises:
         DataError: as `lines.numbered_lines`, except for lines that are not UTF-8.
     """
-    first, is_filled = 1, False
-    with contextlib.closing(open_binary(path)) as file:
-        lines = raw_lines(file, path, bad)
-        while block := list(itertools.islice(lines, LINES)):
-            is_filled = is_filled or any(line.decode("utf-8-sig", "replace").strip() for line in block)
-            yield first, block
-            first += len(block)
-    if not is_filled:
-        bad.reject_empty(path)
+    with contextlib.ExitStack() as files:
+        leading, *others = (raw_lines(files.enter_context(open_binary(path)), path, bad) for path in paths)
+        blocks, first, filled = _of_bounded_size(leading), 1, [False for _ in paths]
+        while any(aligned := [block := next(blocks, []), *(_take(lines, len(block) or LINES) for lines in others)]):
+            filled = [known or any(map(_is_filled, lines)) for known, lines in zip(filled, aligned, strict=True)]
+            yield first, aligned
+            first += max(map(len, aligned))
+    for path, known in zip(paths, filled, strict=True):
+        if not known:
+            bad.reject_empty(path)
+
+
+def _of_bounded_size(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= BYTES or len(block) == LINES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _take(lines: Iterator[bytes], count: int) -> list[bytes]:
+    return list(itertools.islice(lines, count))
+
+
+def _is_filled(line: bytes) -> bool:
+    return bool(line.decode("utf-8-sig", "replace").strip())
 
 
 def split_lines(block: Sequence[bytes]) -> pa.Array | None:
-    """Returns lines without their ends; None if they are not UTF-8 or begin with a byte order mark."""
+    """Returns lines without their ends; None if they are few, not UTF-8 or begin with a byte order mark."""
+    if len(block) < FEW:
+        return None
     text = b"".join(block)
     if b"\r" in text:
         text = text.replace(b"\r\n", b"\n")

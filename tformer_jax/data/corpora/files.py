@@ -159,16 +159,17 @@ class LineSource(FileSource):
         """Yields the examples of a file, in blocks."""
         raise NotImplementedError
 
-    def line_blocks(self, path: Path) -> Iterator[tuple[int, list[bytes]]]:
-        """Yields the lines of a file after its header, in blocks, each with the number of its first line."""
+    def line_blocks(self, *paths: Path) -> Iterator[tuple[int, list[list[bytes]]]]:
+        """Yields the lines of aligned files after their headers, in blocks with the number of their first line."""
         from tformer_jax.data.corpora.blocks import line_blocks  # loads pyarrow, a fifth of the time of --help
 
-        for first, block in line_blocks(path, self.bad):
+        for first, blocks in line_blocks(paths, self.bad):
             if first > 1 or not self.cfg.header:
-                yield first, block
+                yield first, blocks
                 continue
-            self.dropped[HEADER] += len([*self.decode(path, first, block[:1])])
-            yield first + 1, block[1:]
+            headers = (self.decode(path, 1, block[:1]) for path, block in zip(paths, blocks, strict=True))
+            self.dropped[HEADER] += sum(line is not None for _, line in itertools.chain.from_iterable(headers))
+            yield 2, [block[1:] for block in blocks]
 
     def decode(self, path: Path, first: int, block: Sequence[bytes]) -> Iterator[tuple[int, str | None]]:
         """Yields the numbered lines of a block."""
@@ -186,7 +187,7 @@ class Lines(LineSource):
         """Yields the documents, in blocks."""
         from tformer_jax.data.corpora.blocks import as_block, split_lines
 
-        for first, block in self.line_blocks(path):
+        for first, (block,) in self.line_blocks(path):
             lines = self.decode(path, first, block)
             yield as_block(TEXTS, [split_lines(block)]) or ({"text": line} for _, line in lines if line is not None)
 
@@ -235,9 +236,7 @@ class ParallelLines(LineSource):
         """Yields the pairs of two files in blocks, with their links if there is a third."""
         from tformer_jax.data.corpora.blocks import as_block, split_lines
 
-        for numbered in itertools.zip_longest(*map(self.line_blocks, paths)):
-            first = next(block[0] for block in numbered if block)
-            blocks = [block[1] if block else [] for block in numbered]
+        for first, blocks in self.line_blocks(*paths):
             regular = len(paths) == 2 and len(blocks[0]) == len(blocks[1])
             pairs = as_block(PAIRS, map(split_lines, blocks)) if regular else None
             yield pairs or self._pairs(paths, first, blocks)

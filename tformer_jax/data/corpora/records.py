@@ -44,7 +44,7 @@ class Tsv(LineSource):
         width = self._width(path, columns) if self.cfg.fields else len(columns)
 
         are_pairs = (*columns,) == PAIRS
-        for first, block in self.line_blocks(path):
+        for first, (block,) in self.line_blocks(path):
             texts = split_columns(split_lines(block), width, columns.values()) if are_pairs else [None]
             yield as_block(PAIRS, texts) or self._examples(path, first, block, width, columns)
 

@@ -1,5 +1,6 @@
 """Examples of large files: stored once in the user's cache folder, and memory-mapped by this and later runs."""
 
+import bisect
 import contextlib
 import functools
 import hashlib
@@ -19,19 +20,19 @@ import pyarrow as pa
 
 from tformer_jax.base.user_cache import VARIABLE
 from tformer_jax.data.corpora.blocks import Block
-from tformer_jax.data.corpora.example import Example
+from tformer_jax.data.corpora.example import DataError, Example
 
 LARGE = 2**26
 """Size of files, in bytes, from which on their examples are stored; smaller files are held in memory."""
-ROWS = 2**14
-"""Number of examples in a record batch."""
+ROWS, BYTES = 2**14, 2**24
+"""Number of examples with which a record batch ends, or their size if this is reached before."""
 MAPPED_READS = 1000
 """Number of examples to read before their pages, of up to 64 KiB each, leave the process's memory."""
 MAX_FOLDERS = 8
 """Maximum number of stored sequences; the least recently used ones are removed, unless a run may still read them."""
 IN_USE = 24 * 3600
 """Seconds from the last use on in which a run may still read a sequence, as its workers do."""
-FORMAT = 1
+FORMAT = 2
 EXAMPLES, FACTS = "examples.arrow", "facts.json"
 
 
@@ -44,7 +45,7 @@ class Stored(Sequence[Example]):
         self._path = path
 
     def __len__(self) -> int:
-        return (len(self._batches) - 1) * ROWS + self._batches[-1].num_rows if self._batches else 0
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, index: int) -> Example: ...
@@ -53,7 +54,9 @@ class Stored(Sequence[Example]):
     def __getitem__(self, index):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        number, row = divmod(range(len(self))[index], ROWS)
+        index = range(len(self))[index]
+        number = bisect.bisect_right(self._ends, index)
+        row = index - self._ends[number] + self._batches[number].num_rows
         self._reads += 1
         if self._reads % MAPPED_READS == 0:
             self._unload()
@@ -65,7 +68,9 @@ class Stored(Sequence[Example]):
             self._unload()
 
     def _unload(self) -> None:
-        """Takes the pages that were read out of the process's memory, as which the system counts them."""
+        """Takes the pages that were read out of the process's memory, and says that the file is in use."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path.parent)
         if hasattr(mmap, "MADV_DONTNEED"):
             self._file.madvise(mmap.MADV_DONTNEED)
 
@@ -85,6 +90,11 @@ class Stored(Sequence[Example]):
     def _batches(self) -> list[pa.RecordBatch]:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._file)))
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """The index after the last example of each batch."""
+        return list(itertools.accumulate(batch.num_rows for batch in self._batches))
 
     @functools.cached_property
     def _columns(self) -> list[dict[str, pa.Array]]:
@@ -125,7 +135,7 @@ def hold(
             return stored
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        return _store(folder, blocks(), facts)
+        return _store(folder, blocks(), facts, lambda: _folder(files, key) == folder)
     except OSError as error:
         logging.getLogger(__name__).warning(
             "%s cannot be written (%s): the examples are held in memory", folder, error.strerror or error
@@ -145,19 +155,29 @@ def _folder(files: Sequence[Path], key: Callable[[], Any]) -> Path | None:
     return None
 
 
-def _store(folder: Path, blocks: Iterable[Block], facts: Callable[[], Any]) -> Stored:
-    """Writes a folder, which appears when it is complete."""
+def _store(folder: Path, blocks: Iterable[Block], facts: Callable[[], Any], are_same: Callable[[], bool]) -> Stored:
+    """Writes a folder, which appears when it is complete.
+
+    Args:
+        are_same: returns whether the files still are those that `folder` stands for.
+
+    Raises:
+        DataError: they are not.
+    """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="new-", ignore_cleanup_errors=True) as name:
         new = Path(name) / folder.name
         new.mkdir()
         size = _write(new / EXAMPLES, blocks)
         (new / FACTS).write_text(json.dumps([size, facts()]), encoding="utf-8")
+        if not are_same():
+            raise DataError("a file of the training or held-out data changed while it was read: start again")
         if not folder.exists():  # another process may have been faster
             new.rename(folder)
     logging.getLogger(__name__).warning("%s examples are stored in %s, for this and later runs", f"{size:,}", folder)
     complete = [path for path in folder.parent.iterdir() if (path / FACTS).exists()]
-    for old in sorted(complete, key=_last_use)[:-MAX_FOLDERS]:
+    abandoned = [path for path in folder.parent.glob("new-*") if path.is_dir()]
+    for old in [*abandoned, *sorted(complete, key=_last_use)[:-MAX_FOLDERS]]:
         if _last_use(old) < time.time() - IN_USE:
             shutil.rmtree(old, ignore_errors=True)
     return Stored(folder / EXAMPLES)
@@ -170,7 +190,7 @@ def _last_use(folder: Path) -> float:
 
 def _write(path: Path, blocks: Iterable[Block]) -> int:
     """Writes examples and returns their number."""
-    batches = _of_equal_sizes(itertools.chain.from_iterable(map(_as_batches, blocks)))
+    batches = _merged(_as_batches(blocks))
     first, size = next(batches, pa.RecordBatch.from_pylist([])), 0
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
         for batch in itertools.chain([first], batches):
@@ -179,28 +199,46 @@ def _write(path: Path, blocks: Iterable[Block]) -> int:
     return size
 
 
-def _as_batches(block: Block) -> Iterator[pa.RecordBatch]:
-    """Yields the examples of a block in columns."""
-    if isinstance(block, pa.RecordBatch):
-        yield block
-        return
-    examples = iter(block)
-    while rows := list(itertools.islice(examples, ROWS)):
-        yield pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.large_utf8()) for name in rows[0]]))
+def _as_batches(blocks: Iterable[Block]) -> Iterator[pa.RecordBatch]:
+    """Yields the examples of blocks as columns."""
+    for are_columns, group in itertools.groupby(blocks, lambda block: isinstance(block, pa.RecordBatch)):
+        if are_columns:
+            yield from group
+        else:
+            yield from map(_as_columns, _divided(itertools.chain.from_iterable(group)))
 
 
-def _of_equal_sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of record batches in batches of `ROWS`, and the rest."""
+def _divided(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    rows: list[Example] = []
+    characters = 0
+    for example in examples:
+        rows.append(example)
+        characters += sum(map(len, example.values()))
+        if len(rows) == ROWS or characters >= BYTES:
+            yield rows
+            rows, characters = [], 0
+    if rows:
+        yield rows
+
+
+def _as_columns(rows: Sequence[Example]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.large_utf8()) for name in rows[0]]))
+
+
+def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Joins small record batches to larger ones."""
     waiting: list[pa.RecordBatch] = []
+    rows = size = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(each.num_rows for each in waiting) > ROWS:
-            *full, last = _joined(waiting)
-            yield from full
-            waiting = [last]
-    yield from _joined(waiting) if waiting else ()
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= ROWS or size >= BYTES:
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _joined(waiting)
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    joined: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=ROWS)
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     return joined
