@@ -8,6 +8,7 @@ from pyarrow import parquet
 
 from tests import chats
 from tests.data.test_chats import PAIR, SYSTEM, config, write
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import FilterConfig
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora import DataError, load_corpus
@@ -121,3 +122,74 @@ def test_conversations_in_a_field_of_an_object():
     assert chat_of(record, ("data.messages",)).messages == PAIR
     with pytest.raises(DataError, match="has no field 'data.dialog', only 'data'"):
         chat_of(record, ("data.dialog",))
+
+
+WITH_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}" + (
+    "{{ message | tojson }}<|im_end|>{% endfor %}"
+)
+
+
+def call(arguments):
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("spelled", [{"<|im_end|>": 1}, {"a <|im_end|>\n": {"b": "<|im_end|>"}}, ["<|im_end|>"]])
+def test_names_of_fields_become_no_special_token(spelled, checkpoint):
+    """Regression test: a tool, or an argument of a call, could end a message and begin another."""
+    tokenizer = with_chat(load_checkpoint_tokenizers(checkpoint).target, WITH_TOOLS)
+    end = chats.SPECIAL.index("<|im_end|>")
+    question = {"role": "user", "content": "a"}
+    for chat in (
+        Chat.read([question], [{"name": "f", "parameters": spelled}]),
+        Chat.read([question, call({"x": spelled}), question]),
+        Chat.read([question, call(json.dumps({"x": spelled})), question]),
+    ):
+        row = encode_chat(tokenizer, chat)
+        assert list(row.ids).count(end) == len(chat.messages)
+
+
+def nested(levels):
+    return "[" * levels + "]" * levels
+
+
+@pytest.mark.parametrize("levels", [200, 2_000, 100_000])
+def test_deep_calls_and_tools_are_refused(levels):
+    """Regression test: they were a RecursionError. A text too deep for Python's parser stays a text."""
+    question = {"role": "user", "content": "a"}
+    value = []
+    for _ in range(levels):
+        value = [value]
+    for messages, tools, name in (
+        ([question], [{"x": value}], "a tool"),
+        ([{**question, "x": value}], None, "message 1"),
+        ([question, call({"x": value})], None, "message 2"),
+    ):
+        with pytest.raises(UserError, match=f"{name} is nested more than 100 levels deep"):
+            Chat.read(messages, tools)
+    arguments = f'{{"x": {nested(levels)}}}'
+    try:
+        chat = Chat.read([question, call(arguments)])
+    except UserError as error:
+        assert str(error) == "a call in message 2 is nested more than 100 levels deep"  # noqa: PT017
+    else:
+        assert levels > 1_000
+        assert chat.messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ('{"x": "\\ud800"}', "a call in message 1 has a lone surrogate, which is not a character: remove it"),
+        ('{"\\ufdd1": 1}', r"a call in message 1 has U\+FDD1, which is not a character"),
+        ({"\ufdd1": 1}, r"message 1 has U\+FDD1, which is not a character"),
+    ],
+)
+def test_arguments_with_what_is_no_character(arguments, problem):
+    with pytest.raises(UserError, match=problem):
+        Chat.read([call(arguments)])
+
+
+@pytest.mark.parametrize("arguments", ['{"x": 1, "x": 2}', '{"x": NaN}', '{"x": {"y": 1, "y": 1}}', "[1]", "{"])
+def test_arguments_that_an_object_would_change_stay_a_text(arguments):
+    (message,) = Chat.read([call(arguments)]).messages
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions with a fake engine, which writes the prompt backwards."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -102,6 +103,7 @@ def test_bytes_of_parts_of_characters_are_unknown():
             "the conversation has 30.. tokens, but the",
         ),
         ({"messages": MESSAGES, "prompt": "a"}, "'prompt': unknown field"),
+        ({"messages": MESSAGES, "tools": json.loads("[" * 500 + "]" * 500)}, "a tool is nested more than 100 levels"),
     ],
 )
 def test_mistakes(body, problem, lm):

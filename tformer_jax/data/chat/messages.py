@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.characters import is_blank
@@ -14,6 +14,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ASSISTANT = "assistant"
 MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 """Noncharacters of Unicode, which are used inside of this package and must not occur in messages."""
+MAX_DEPTH = 100
+"""Maximum number of objects and lists within each other in a message or a tool."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Chat:
             raise UserError("must be a list of messages, such as [{'role': 'user', 'content': 'Hello'}]")
         if not isinstance(tools, list | None):
             raise UserError(f"has tools that are {type(tools).__name__}, not a list of descriptions of functions")
-        _check_marks(tools, "a tool")
+        _check_value(tools, "a tool")
         read = [_read_message(message, number) for number, message in enumerate(messages, start=1)]
         weights = tuple(bool(message.pop("weight", 1)) for message in read)
         return cls(read, tools or None, () if all(weights) else weights)
@@ -105,6 +107,7 @@ def _read_message(message: Any, number: int) -> Message:
     if not isinstance(message, Mapping):
         raise UserError(f"message {number} must be an object with role and content")
     values = {name: value for name, value in message.items() if value is not None}  # templates would write "None"
+    _check_value(values, f"message {number}")
     role = values.get("role")
     if role not in ROLES:
         raise UserError(f"message {number} has the role {role!r}: write one of {', '.join(ROLES)}")
@@ -118,7 +121,7 @@ def _read_message(message: Any, number: int) -> Message:
         raise UserError(f"message {number} has the weight {values['weight']!r}: write 0 or 1")
     if values.get("tool_calls"):  # templates read objects, and OpenAI's API has them as JSON
         values["tool_calls"] = _rewritten(values["tool_calls"], _read_arguments)
-    _check_marks(values, f"message {number}")
+        _check_value(values["tool_calls"], f"a call in message {number}")
     return values
 
 
@@ -133,12 +136,24 @@ def _rewritten(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _read_arguments(arguments: Any) -> Any:
-    """Returns the object that a JSON text has; another value as it is."""
+    """Returns the object that a JSON text has; another value, and a text that an object cannot hold, as it is."""
     try:
-        read = json.loads(arguments) if isinstance(arguments, str) else None
-    except ValueError:
+        options: dict[str, Any] = {"object_pairs_hook": _unique_fields, "parse_constant": _reject_number}
+        read = json.loads(arguments, **options) if isinstance(arguments, str) else None
+    except (ValueError, RecursionError):
         return arguments
     return read if isinstance(read, dict) else arguments
+
+
+def _unique_fields(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return values
+
+
+def _reject_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _write_arguments(arguments: Any) -> Any:
@@ -146,10 +161,27 @@ def _write_arguments(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
-def _check_marks(value: Any, name: str) -> None:
-    """Raises `UserError` if a text in a JSON value has one of `MARKS`."""
-    if mark := next((mark for text in _texts(value) for mark in MARKS if mark in text), None):
-        raise UserError(f"{name} has U+{ord(mark):04X}, which is not a character: remove it")
+def _check_value(value: Any, name: str) -> None:
+    """Raises `UserError` for a JSON value that is nested too deeply, or with texts that no message may have."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        for text in (part for part in level if isinstance(part, str)):
+            if mark := next((mark for mark in MARKS if mark in text), None):
+                raise UserError(f"{name} has U+{ord(mark):04X}, which is not a character: remove it")
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise UserError(f"{name} has a lone surrogate, which is not a character: remove it") from None
+        level = [part for outer in level for part in _parts(outer)]
+    if level:
+        raise UserError(f"{name} is nested more than {MAX_DEPTH} levels deep")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Returns the names and values of an object, or the elements of a list."""
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    return value if isinstance(value, list) else ()
 
 
 def _text_of(part: Any, number: int) -> str:
@@ -158,12 +190,3 @@ def _text_of(part: Any, number: int) -> str:
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise UserError(f"message {number} has a part of the type {kind!r}: only texts are read")
-
-
-def _texts(value: Any) -> Iterable[str]:
-    """Yields all texts in a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(part)

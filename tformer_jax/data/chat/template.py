@@ -142,11 +142,15 @@ def default_template(value: Any) -> str | None:
 
 
 def _mark(value: Any, spelled: re.Pattern[str]) -> Any:
-    """Returns a JSON value whose texts have `SPELLED` within the special tokens that they spell."""
+    """Returns a JSON value whose texts have `SPELLED` within the special tokens that they spell.
+
+    Names of fields are such texts, too, unless they are identifiers, by which templates read fields.
+    """
     if isinstance(value, str):
         return spelled.sub(lambda match: match[0][0] + SPELLED + match[0][1:], value)
     if isinstance(value, Mapping):
-        return {name: _mark(part, spelled) for name, part in value.items()}
+        names = (name if str(name).isidentifier() else _mark(name, spelled) for name in value)
+        return dict(zip(names, (_mark(part, spelled) for part in value.values()), strict=True))
     return [_mark(part, spelled) for part in value] if isinstance(value, list) else value
 
 
