@@ -137,3 +137,28 @@ def test_ctrl_c_at_any_moment_of_a_translation(runs, tmp_path):
             assert process.returncode == 130
     assert translating("out.txt", "--resume").wait(300) == 0
     assert (tmp_path / "out.txt").read_bytes() == (tmp_path / "expected.txt").read_bytes()
+
+
+PARENT = """
+import sys
+from tformer_jax.cli.children import Children
+
+child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+with Children() as children:
+    children.run([sys.executable, "-c", child])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent was killed")
+def test_children_end_with_a_parent_that_is_killed():
+    """Regression test: a killed sweep left its training running, and the next one found the run in use."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+        assert parent.wait() == -signal.SIGKILL
+        for _ in range(100):
+            if not Path(f"/proc/{child}").exists() or " Z " in Path(f"/proc/{child}/stat").read_text():
+                return
+            time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the child still runs")

@@ -170,7 +170,7 @@ def test_deep_calls_and_tools_are_refused(levels):
     try:
         chat = Chat.read([question, call(arguments)])
     except UserError as error:
-        assert str(error) == "a call in message 2 is nested more than 100 levels deep"  # noqa: PT017
+        assert str(error) == "a call in message 2 is nested more than 100 levels deep"
     else:
         assert levels > 1_000
         assert chat.messages[1]["tool_calls"][0]["function"]["arguments"] == arguments

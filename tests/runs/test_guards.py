@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -144,13 +145,13 @@ def not_finite_at_step_six() -> NotFinite:
     return ended.value
 
 
-def explained(error: NotFinite) -> str:
+def explained(error: NotFinite, saved: Sequence[int] = (3, 2)) -> str:
     """Returns the message of a run that ends with this error."""
     run = mock.MagicMock(spec=Training, cfg=Config(seed=3))
     for name in ("experiment", "trainer", "checkpointer", "watchdog"):
         setattr(run, name, mock.MagicMock())
     run.trainer.state.params, run.watchdog.paused, run.teacher = {}, contextlib.nullcontext, None
-    run.checkpointer.latest_step.return_value = 4
+    run.checkpointer.steps.return_value, run.checkpointer.folder = saved, "RUN/checkpoints"
     return str(Training._explained(run, error))
 
 
@@ -159,12 +160,28 @@ def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(mon
     looked_at = mock.Mock(return_value="output of decoder/norm")
     monkeypatch.setattr(non_finite, "first_non_finite", looked_at)
     sentence = (
-        "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 4"
+        "2 consecutive steps up to step 6 .*first non-finite value: the output of decoder/norm; last checkpoint: step 3"
     )
     assert re.match(sentence, explained(not_finite_at_step_six()))
     (_, _, batch, key, *_), _ = looked_at.call_args
     assert batch == {"step": 6}
     assert key == jax.random.fold_in(jax.random.key(3), 5)  # of the state before the step
+
+
+@pytest.mark.parametrize(
+    ("saved", "moved"),
+    [
+        ((3, 2), ""),
+        ((), ""),
+        ((4, 2), "move 4 out of RUN/checkpoints"),
+        ((5, 4, 3), "move 5 and 4 out of RUN/checkpoints"),
+    ],
+)
+def test_checkpoints_without_an_update_after_them_are_to_be_moved(saved, moved, monkeypatch):
+    """Regression test: steps 5 and 6 were skipped, so that each resume from step 4 or 5 ends in the same way."""
+    monkeypatch.setattr(non_finite, "first_non_finite", mock.Mock(return_value="loss"))
+    advice = explained(not_finite_at_step_six(), saved).partition("); ")[2]
+    assert advice.startswith(f"{moved}, with these parameters, and repeat" if moved else "repeat the command")
 
 
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9\nof 8 GiB")
@@ -174,7 +191,7 @@ def test_a_search_that_does_not_fit_in_memory_is_left_out(monkeypatch):
     monkeypatch.setattr(non_finite, "first_non_finite", mock.Mock(side_effect=FULL))
     actual = explained(not_finite_at_step_six())
     assert (
-        "(the search for the first non-finite value failed: RESOURCE_EXHAUSTED: 9 of 8 GiB; last checkpoint: step 4"
+        "(the search for the first non-finite value failed: RESOURCE_EXHAUSTED: 9 of 8 GiB; last checkpoint: step 3"
         in actual
     )
 

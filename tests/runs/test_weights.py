@@ -92,6 +92,31 @@ def test_averaging_depends_only_on_the_schedule(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "6", "7", "8", "9"]
 
 
+@pytest.mark.parametrize(("kind", "used"), [("best", [4]), ("average_best", [4, 2]), ("average_last", [8, 4, 2])])
+def test_damaged_checkpoints_are_left_out_of_the_final_weights(kind, used, tmp_path, caplog):
+    """Regression test: each resume of such a run ended with an error. Step 6 is damaged, and the best one."""
+    cfg = small_config(checkpoint_every=2, eval_every=2, keep_checkpoints=4, keep_best=3, weights=kind, average=3)
+    states = {step: made(step) for step in (2, 4, 6, 8)}
+    scores = {2: 1.0, 4: 2.0, 6: 3.0, 8: None}
+    keeper = Checkpointer(tmp_path, keep=4, every=2, keep_best=3)
+    for step, saved in states.items():
+        keeper.save(step, saved, {}, score=scores[step])
+    keeper.wait()
+    for path in (path for path in (tmp_path / "6" / "state").rglob("*") if path.parent.name == "d"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    params, steps = weights.final_params(cfg, states[8], keeper)
+    assert steps == used
+    assert "6 is damaged, or not of this config's model" in caplog.text
+    assert "the final weights leave it out" in caplog.text
+    hand = jax.tree.map(lambda *leaves: np.mean(np.float64(leaves), axis=0), *(states[step].params for step in used))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-2), params, hand)
+    for step in (2, 4, 8):
+        shutil.rmtree(tmp_path / str(step) / "state")
+    with pytest.raises(UserError, match="is damaged, or not of this config's model"):
+        weights.final_params(cfg, states[8], keeper)
+    keeper.close()
+
+
 def bytes_read() -> int:
     """Returns the bytes that this process has read so far, by Linux's counter."""
     return int(Path("/proc/self/io").read_text(encoding="utf-8").split()[1])

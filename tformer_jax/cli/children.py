@@ -1,10 +1,15 @@
 """Child processes that stop with the command that started them."""
 
+import ctypes
 import signal
 import subprocess
+import sys
 from types import FrameType
 from typing import Any
 
+LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
+PARENT_DEATH_SIGNAL = 1
+"""Option of Linux's `prctl` for the signal that a process gets when its parent ends."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -12,7 +17,7 @@ class Children:
     """Context that runs child processes; a signal to this process sends SIGTERM to them, and no more are started.
 
     Each has its own process group. Otherwise, it would also receive the terminal's Ctrl-C, and a second signal ends a
-    training run without a checkpoint.
+    training run without a checkpoint. On Linux, they also stop if this process is killed.
     """
 
     def __init__(self) -> None:
@@ -32,7 +37,7 @@ class Children:
 
     def run(self, command: list[str], **options: Any) -> int:
         """Runs a command to its end, in any thread, and returns its status."""
-        with subprocess.Popen(command, process_group=0, **options) as process:
+        with subprocess.Popen(command, process_group=0, preexec_fn=_stop_with_parent, **options) as process:
             self._running.append(process)
             if self.stopped_by is not None:  # the signal came while the process was started
                 process.terminate()
@@ -44,3 +49,8 @@ class Children:
         self.stopped_by = number
         for process in [*self._running]:
             process.terminate()
+
+
+def _stop_with_parent() -> None:
+    if LIBRARY is not None:
+        LIBRARY.prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)

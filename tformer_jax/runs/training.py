@@ -366,9 +366,12 @@ class Training:
         taught = self.teacher and self.teacher._replace(params=placement.to_host(self.teacher.params))
         with self.watchdog.paused():
             first = non_finite.origin(self.experiment.model, params, batch, key, self.cfg, taught)
-        saved = self.checkpointer.latest_step()
-        last = f"last checkpoint: {f'step {saved}' if saved else 'none'}"
-        return RunError(f"{error} ({first}; {last}); {non_finite.advice(self.cfg)}")
+        saved = self.checkpointer.steps()
+        last = f"last checkpoint: {f'step {saved[0]}' if saved else 'none'}"
+        ruined = [str(step) for step in saved if step >= error.step - error.steps]  # no update came after them
+        folder = self.checkpointer.folder
+        first_of_all = f"move {' and '.join(ruined)} out of {folder}, with these parameters, and " if ruined else ""
+        return RunError(f"{error} ({first}; {last}); {first_of_all}{non_finite.advice(self.cfg)}")
 
     def close(self) -> None:
         """Stops the watchdog and the profiler, and waits for pending writes."""

@@ -2,7 +2,9 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,8 +54,10 @@ def adapted_to_evaluate(cfg: Config, state: TrainState) -> Any:
 def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:
     """Returns the final weights that `train.weights` selects, and the steps that they come from.
 
+    A damaged checkpoint is logged and replaced by the next one.
+
     Raises:
-        UserError: one of their checkpoints is damaged, or no checkpoint has a finite score.
+        UserError: all of their checkpoints are damaged, or no checkpoint has a finite score.
     """
     train = cfg.train
     if train.weights in LAST_STEP:
@@ -69,9 +73,23 @@ def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> 
                 "weights",
                 f"no checkpoint of this run has a finite validation {train.metric} with these settings; write 'last'",
             )
-    steps = steps[: 1 if train.weights == "best" else train.average]
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
-    return mean(restored(cfg, checkpointer, abstract, step) for step in steps), steps
+    used: list[int] = []
+
+    def undamaged() -> Iterator[Any]:
+        for place, step in enumerate(steps, start=1):
+            try:
+                params = restored(cfg, checkpointer, abstract, step)
+            except UserError as error:
+                if place == len(steps) and not used:
+                    raise
+                logging.getLogger(__name__).warning("%s; the final weights leave it out", error)
+                continue
+            used.append(step)
+            yield params
+
+    count = 1 if train.weights == "best" else train.average
+    return mean(itertools.islice(undamaged(), count)), used
 
 
 def shortage(train: TrainConfig, steps: list[int]) -> str | None:
