@@ -109,7 +109,6 @@ def examples_of(block: Block) -> Iterable[Example]:
 
 
 def _has_blank(texts: pa.Array) -> bool:
-    others = pc.or_(
-        pc.less(texts, "!"), pc.greater_equal(texts, "\x7f")
-    )  # that do not begin with a visible ASCII character
+    """Returns whether a text is blank; most texts begin with a visible ASCII character."""
+    others = pc.or_(pc.less(texts, "!"), pc.greater_equal(texts, "\x7f"))
     return any(map(is_blank, texts.filter(others).to_pylist()))

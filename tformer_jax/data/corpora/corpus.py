@@ -22,6 +22,8 @@ FILE_SETTINGS = ("train", "validation", "test", "weights", "weight_by", "stages"
 """Settings of sources that read files."""
 CHARACTERS = 4_000_000
 """Approximate maximum number of characters to tokenize for a count."""
+DIGESTED = 1_000_000
+"""Maximum number of examples in memory to read for their digest."""
 DIRECTIONS = ("directions", "both_directions", "zero_shot")
 """Settings of sources that have pairs of many languages."""
 
@@ -205,7 +207,7 @@ def affordable(examples: Sequence[Example], limit: int) -> Sequence[int]:
 def origin_of(examples: Iterable[Example]) -> Any | None:
     """Returns what determines examples, ready for JSON; None if only a slow reading of all of them would tell."""
     match examples:
-        case list():
+        case list() if len(examples) <= DIGESTED:
             return _digest(itertools.chain.from_iterable(example.items() for example in examples))
         case Joined():
             origins = [origin_of(part) for part in examples.parts]
