@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tformer_jax.base.user_cache import VARIABLE
-from tformer_jax.config import DataConfig
+from tformer_jax.config import DataConfig, kinds
 from tformer_jax.data.corpora import corpus
 from tformer_jax.data.corpora.corpus import Joined, Part, origin_of
 from tformer_jax.data.tokenizers import training
@@ -73,8 +73,12 @@ def test_other_settings_train_again(name, trained, monkeypatch):
 def test_the_tokens_of_an_objective_are_added_to_a_cached_tokenizer(objective, trained, monkeypatch):
     train_tokenizers(CFG, TEXTS)
     cfg = dataclasses.replace(CFG, objective=objective)
-    assert train_tokenizers(cfg, TEXTS).to_json() == uncached(cfg, TEXTS, monkeypatch)
+    actual = train_tokenizers(cfg, TEXTS)
+    assert actual.to_json() == uncached(cfg, TEXTS, monkeypatch)
     assert len(trained) == 2
+    added = kinds.load(kinds.OBJECTIVES, objective).added if objective else ()
+    size = actual.target.vocab_size
+    assert [actual.target.special.name(i) for i in range(size - len(added), size)] == [*added]
 
 
 def test_order_and_parts_of_examples_count():
@@ -85,6 +89,7 @@ def test_order_and_parts_of_examples_count():
             PAIRS[::-1],
             Joined([PAIRS[:4], PAIRS[4:]]),
             Joined([PAIRS[:5], PAIRS[5:]]),
+            Joined([PAIRS[:5], PAIRS[6:]]),
             *(Part(PAIRS, indices) for indices in (range(4), range(5), [0, 1], [1, 0])),
         )
     ]
@@ -93,7 +98,7 @@ def test_order_and_parts_of_examples_count():
 
 def test_examples_that_are_slow_to_read_are_not_cached(trained, monkeypatch):
     monkeypatch.setattr(corpus, "DIGESTED", 29)
-    for examples in (PAIRS, Joined([PAIRS, PAIRS[:2]]), Part(PAIRS, range(2)), tuple(PAIRS)):
+    for examples in (PAIRS, Joined([PAIRS[:2], PAIRS]), Part(PAIRS, range(2)), tuple(PAIRS)):
         assert origin_of(examples) is None
     for _ in range(2):
         train_tokenizers(CFG, PAIRS)
